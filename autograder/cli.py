@@ -1,0 +1,285 @@
+"""The `autograder` command. `autograder COMMAND --help` tells what each one does."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autograder.sandbox import NoSandbox, Sandbox, find_sandbox
+
+if TYPE_CHECKING:
+    from autograder.batch import Run
+    from autograder.course import Course
+
+unsafe_option = click.option(
+    "--unsafe-no-sandbox", "unsafe", is_flag=True, help="Run submissions unconfined. Every grade is marked."
+)
+course_option = click.option(
+    "--course", default=".", type=click.Path(file_okay=False, path_type=Path), help="The course's folder."
+)
+
+
+@click.group()
+def main() -> None:
+    """Grade the workbook's lessons, with nbgrader's gradebook and a sandbox for what students wrote."""
+    # nbgrader's own use of its database, told once a submission; nothing to be done about it here.
+    warnings.filterwarnings("ignore", message="Object of type .* not in session")
+
+
+@main.command()
+@click.argument("notebook", type=click.Path(exists=True, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--seed", type=int, help="Draw the cases from this seed; from a fresh one without it.")
+@click.option(
+    "--lesson", default="", help="The lesson, where the file's name does not begin with its number."
+)
+@unsafe_option
+def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe: bool) -> None:
+    """Grade one notebook, visible and unseen cases, and print the points. Writes nothing."""
+    from autograder.grading import Conditions, grade_notebook
+
+    name = _lesson(lesson or _lesson_of(notebook))
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    show = (lambda graded: None) if as_json else (lambda graded: click.echo(repr(graded.report)))
+    record = grade_notebook(notebook, "", Conditions(name, seed, _sandbox(unsafe)), on_graded=show)
+    if record.problem:
+        click.echo(record.problem, err=True)
+    if as_json:
+        click.echo(json.dumps(record.verify_json(), indent=1))
+    else:
+        for exercise, flag in record.flags:
+            click.echo(f"to be looked at: {exercise}: {flag}")
+        click.echo(
+            f"{record.points:g} of {record.max_points:g} points (seed {seed}, sandbox: {record.sandbox})"
+        )
+    sys.exit(2 if record.ungraded else 0)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def init(folder: Path) -> None:
+    """Make FOLDER a course: nbgrader's configuration with the steps of this grader."""
+    from autograder.course import init_course
+
+    click.echo(f"wrote {init_course(folder)}")
+
+
+@main.command()
+@click.argument("lesson")
+@course_option
+def add(lesson: str, course: Path) -> None:
+    """Put a lesson into the course: source/, release/ (what to hand out) and the gradebook."""
+    from autograder.course import Course
+
+    name = _lesson(lesson)
+    Course(course).add_lesson(name)
+    click.echo(f"release/{name} is what students get; {name} is in the gradebook")
+
+
+@main.command()
+@click.argument("lesson")
+@course_option
+@click.option("--jobs", default="auto", help="Submissions at once, or `auto`.")
+@click.option("--seed", type=int, help="Draw the cases from this seed, and keep it for the lesson.")
+@click.option("--student", "students", multiple=True, help="Only this student; can be given several times.")
+@click.option("--force", is_flag=True, help="Grade again what is graded.")
+@click.option("--no-feedback", is_flag=True, help="Do not make the feedback pages.")
+@click.option(
+    "--executor", type=click.Choice(["local", "slurm"]), default="local", help="Where the sandboxes run."
+)
+@unsafe_option
+def grade(
+    lesson: str, course: Path, jobs: str, seed: int | None, students: tuple[str, ...], force: bool,
+    no_feedback: bool, executor: str, unsafe: bool,
+) -> None:  # fmt: skip
+    """Grade everything under submitted/ for LESSON: gradebook, feedback pages and
+    records/LESSON/grades.csv.
+    """
+    from autograder.run import grade_course
+
+    run = grade_course(
+        _course(course), _lesson(lesson), _jobs(jobs), seed, unsafe, _sandbox,
+        students=students, force=force, feedback=not no_feedback, executor=executor,
+    )  # fmt: skip
+    _tell(run)
+
+
+@main.command()
+@click.argument("lesson")
+@course_option
+@click.option("--explain", metavar="STUDENT", help="Everything about one submission, flags included.")
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the table as CSV.")
+@click.option("--figure", type=click.Path(path_type=Path), help="Draw where points are lost (png, pdf, svg).")
+def report(
+    lesson: str, course: Path, explain: str | None, csv_file: Path | None, figure: Path | None
+) -> None:
+    """What was graded: one line a student, and where points are lost."""
+    from autograder import report as reports
+    from autograder.records import load, load_all
+
+    name = _lesson(lesson)
+    if explain is not None:
+        record = load(course.resolve(), name, explain)
+        if record is None:
+            raise click.ClickException(f"no record of {explain!r} for {name}")
+        click.echo(reports.explain(record))
+        return
+    records = load_all(course.resolve(), name)
+    if csv_file:
+        csv_file.write_text(reports.as_csv(records, name), encoding="utf-8")
+    if figure:
+        reports.histogram(records, figure)
+    click.echo(reports.table(records))
+
+
+@main.command()
+@click.argument("lesson")
+@course_option
+@click.option("--student", "students", multiple=True, help="Only this student; can be given several times.")
+@click.option(
+    "--exercise", "exercises", multiple=True, help="Only this exercise; can be given several times."
+)
+@unsafe_option
+def regrade(
+    lesson: str, course: Path, students: tuple[str, ...], exercises: tuple[str, ...], unsafe: bool
+) -> None:
+    """Grade students or exercises again, and leave everything else as it is."""
+    from autograder.run import regrade_course
+    from labkit.checks.registry import UnknownExercise, exercise
+
+    try:
+        for name in exercises:
+            exercise(name)
+    except UnknownExercise as problem:
+        raise click.ClickException(str(problem)) from None
+    _tell(regrade_course(_course(course), _lesson(lesson), students, exercises, unsafe, _sandbox))
+
+
+@main.command()
+@click.argument("lesson")
+@course_option
+@click.option("--to", "form", type=click.Choice(["moodle", "canvas"]), required=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here, instead of to the screen.")
+def export(lesson: str, course: Path, form: str, output: Path | None) -> None:
+    """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
+    from autograder import report as reports
+
+    write = reports.moodle_csv if form == "moodle" else reports.canvas_csv
+    text = write(_course(course).scores(_lesson(lesson)), _lesson(lesson))
+    if output:
+        output.write_text(text, encoding="utf-8")
+    else:
+        click.echo(text, nl=False)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def release(folder: Path) -> None:
+    """Write the students' bundle to FOLDER: notebooks and labkit, no solutions, no references, no
+    autograder.
+    """
+    from autograder.release import write_bundle
+
+    for path in write_bundle(folder):
+        click.echo(path)
+
+
+@main.command()
+@click.option("--lesson", "lessons", multiple=True, help="Only this lesson; can be given several times.")
+@click.option("--jobs", default="auto", help="Trials at once, or `auto`.")
+@click.option("--seeds", default=1, help="How many seeds the reference solutions are tried with.")
+def selftest(lessons: tuple[str, ...], jobs: str, seeds: int) -> None:
+    """Grade the references, stubs and mutants of the lessons; print the kill table; fail if one survives."""
+    from autograder.reference import graded_lessons
+    from autograder.selftest import NoMutants, kill_table, run_trials, trials
+
+    names = [_lesson(name) for name in lessons] or graded_lessons()
+    try:
+        wanted = [trial for name in names for trial in trials(name, range(1, seeds + 1))]
+    except NoMutants as problem:
+        raise click.ClickException(str(problem)) from None
+    with click.progressbar(
+        run_trials(wanted, _sandbox(False), _jobs(jobs)), len(wanted), file=sys.stderr
+    ) as rows:
+        done = list(rows)
+    sys.exit(0 if kill_table(done, click.echo) else 1)
+
+
+@main.command(hidden=True)
+@click.argument("lesson")
+@course_option
+@click.option("--part", type=int, required=True)
+@click.option("--parts", type=int, required=True)
+@click.option("--jobs", default="auto")
+def work(lesson: str, course: Path, part: int, parts: int, jobs: str) -> None:
+    """One task of a job array: write the records of every PARTS-th submission that has none."""
+    from autograder.run import work_on_part
+
+    work_on_part(_course(course), _lesson(lesson), part, parts, _jobs(jobs), _sandbox)
+
+
+def _tell(run: Run) -> None:
+    """What a run did, and an exit status that says whether everything was graded."""
+    click.echo(
+        f"graded {len(run.graded)}, kept {len(run.kept)} graded before, {len(run.failed)} with a problem"
+    )
+    for student, problem in run.failed.items():
+        click.echo(f"  {student}: {problem}", err=True)
+    for student in run.ungraded:
+        click.echo(f"  {student}: could not be graded in full; run the command again", err=True)
+    sys.exit(1 if run.failed or run.ungraded else 0)
+
+
+def _course(folder: Path) -> Course:
+    from autograder.course import CONFIG_FILE, Course
+
+    if not (folder / CONFIG_FILE).is_file():
+        raise click.ClickException(
+            f"{folder.resolve()} is not a course: no {CONFIG_FILE}; `autograder init {folder}`"
+        )
+    return Course(folder)
+
+
+def _lesson(name: str) -> str:
+    """The full name of a lesson given by its number or name."""
+    from autograder.reference import lesson_source
+
+    try:
+        return lesson_source(name).name
+    except LookupError as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+def _jobs(text: str) -> int:
+    from autograder.batch import auto_jobs
+
+    if text == "auto":
+        return auto_jobs()
+    if not text.isdigit() or int(text) < 1:
+        raise click.ClickException(f"--jobs: expected a number from 1, or auto, found {text!r}")
+    return int(text)
+
+
+def _lesson_of(notebook: Path) -> str:
+    for part in (notebook.stem, notebook.resolve().parent.name):
+        if part[:2].isdigit():
+            return part[:2]
+    raise click.ClickException(
+        f"{notebook.name}: expected a name that begins with a lesson's number, or --lesson NN"
+    )
+
+
+def _sandbox(unsafe: bool) -> Sandbox:
+    if unsafe:
+        click.echo("WARNING: student code runs unconfined on this machine.", err=True)
+        return Sandbox("")
+    try:
+        return find_sandbox()
+    except NoSandbox as problem:
+        raise click.ClickException(str(problem)) from None

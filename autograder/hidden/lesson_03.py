@@ -1,0 +1,125 @@
+"""Unseen cases of lesson 03: other sizes and groups, three ranks, other epochs, buckets and token counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from labkit.checks.exercise import Case
+from labkit.checks.lesson_03 import (
+    STATE,
+    TIMED,
+    TRAINED,
+    WRAPPED,
+    buckets_case,
+    indices_case,
+    net_case,
+    tokens_case,
+)
+
+PAIR_AND_ONE = [[1, 2], [0]]
+NEIGHBOURS = [[2, 3], [0, 1]]
+
+
+def _indices_cases(seed: int) -> list[Case]:
+    draw = Random(f"03/indices/{seed}")
+    return [
+        indices_case("unseen: many", draw.randint(90, 140), draw.randint(5, 9), seed),
+        indices_case("unseen: one short", 8 * 6 - 1, 8, seed),
+        indices_case("unseen: fewer than ranks", 2, draw.randint(5, 9), seed),
+        indices_case("unseen: nothing", 0, 3, seed),
+        indices_case("unseen: refused", draw.randint(5, 9), draw.randint(2, 6), seed, refused=True),
+    ]
+
+
+def _sizes(seed: int, name: str) -> dict[str, Any]:
+    draw = Random(f"03/{name}/{seed}")
+    sizes = {"rows": draw.randint(2, 6), "width": draw.randint(2, 5), "inner": draw.randint(3, 9)}
+    return sizes | {"bucket_bytes": draw.choice([64, 200, 333, 10_000])}
+
+
+def _broadcast_cases(seed: int) -> list[Case]:
+    sizes = _sizes(seed, "broadcast")
+    return [
+        net_case("unseen: three ranks", "values", 3, seed, STATE, **sizes),
+        net_case("unseen: pair", "subgroup", 3, seed, ("subgroup",), groups=PAIR_AND_ONE, **sizes),
+        net_case("unseen: neighbours", "subgroup", 4, seed, ("subgroup",), groups=NEIGHBOURS, **sizes),
+    ]
+
+
+def _average_cases(seed: int) -> list[Case]:
+    sizes = _sizes(seed, "average")
+    unused = ("unused-parameter",)
+    return [
+        net_case("unseen: three ranks", "values", 3, seed, TRAINED, **sizes),
+        net_case("unseen: first unused", "unused", 3, seed, unused, aside=[1, 2], **sizes),
+        net_case("unseen: last unused", "unused", 4, seed, unused, aside=[0], **sizes),
+        net_case("unseen: pair", "subgroup", 3, seed, ("subgroup",), groups=PAIR_AND_ONE, **sizes),
+    ]
+
+
+def _buckets_cases(seed: int) -> list[Case]:
+    draw = Random(f"03/buckets/{seed}")
+    kinds = ["float64", "float32", "bfloat16"]
+
+    def some(count: int, dtypes: list[str], frozen: float) -> list[tuple[list[int], str, bool]]:
+        shapes = [[draw.randint(1, 9) for _ in range(draw.randint(1, 3))] for _ in range(count)]
+        return [(shape, draw.choice(dtypes), draw.random() >= frozen) for shape in shapes]
+
+    return [
+        buckets_case("unseen: many", some(12, ["float32"], 0), draw.randint(100, 600), seed),
+        buckets_case("unseen: frozen", some(9, ["float64"], 0.4), draw.randint(100, 600), seed),
+        buckets_case("unseen: dtypes", some(12, kinds, 0.2), draw.randint(100, 900), seed),
+        buckets_case("unseen: exactly full", [([8], "float32", True)] * 6, 64, seed),
+        buckets_case("unseen: tiny", some(5, ["bfloat16"], 0), 1, seed),
+    ]
+
+
+def _overlap_cases(seed: int) -> list[Case]:
+    sizes = _sizes(seed, "overlap")
+    large = {"rows": 96, "width": 16, "inner": 48, "bucket_bytes": 8000}
+    unused = ("unused-parameter",)
+    return [
+        net_case("unseen: three ranks", "values", 3, seed, WRAPPED, **sizes),
+        net_case("unseen: timed", "many", 2, seed, TIMED, **large),
+        net_case("unseen: accumulating", "no-sync", 3, seed, ("no-sync",), **sizes),
+        net_case("unseen: first unused", "unused", 3, seed, unused, aside=[1, 2], **sizes),
+        net_case("unseen: unused everywhere", "unused", 2, seed, unused, aside=[], **sizes),
+        net_case("unseen: pair", "subgroup", 3, seed, ("subgroup",), groups=PAIR_AND_ONE, **sizes),
+        net_case("unseen: neighbours", "subgroup", 4, seed, ("subgroup",), groups=NEIGHBOURS, **sizes),
+    ]
+
+
+def _tokens_cases(seed: int) -> list[Case]:
+    draw = Random(f"03/tokens/{seed}")
+    counts = [draw.randint(1, 12) for _ in range(4)]
+    return [
+        tokens_case("unseen: three ranks", "values", counts[:3], seed),
+        tokens_case("unseen: four ranks", "values", counts, seed),
+        tokens_case("unseen: empty", "empty", [counts[0], 0, counts[1]], seed),
+        tokens_case("unseen: pair", "subgroup", counts[:3], seed, groups=PAIR_AND_ONE),
+    ]
+
+
+def _accumulate_cases(seed: int) -> list[Case]:
+    sizes = _sizes(seed, "accumulate")
+    shown = ("gradients", "loss", "communication")
+    uneven = ("uneven-micro-batches",)
+    rows = sizes.pop("rows")
+    return [
+        net_case("unseen: three ranks", "values", 3, seed, shown, rows=rows, **sizes),
+        net_case("unseen: uneven", "uneven", 2, seed, uneven, sizes=[1, 6], rows=6, **sizes),
+        net_case("unseen: own", "own-parts", 3, seed, ("own-parts",), rows=rows, **sizes),
+    ]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "03.shard-indices": _indices_cases,
+    "03.broadcast-module": _broadcast_cases,
+    "03.average-gradients": _average_cases,
+    "03.assign-buckets": _buckets_cases,
+    "03.overlapped-data-parallel": _overlap_cases,
+    "03.token-weighted-loss": _tokens_cases,
+    "03.accumulate-gradients": _accumulate_cases,
+}

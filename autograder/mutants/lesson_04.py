@@ -1,0 +1,117 @@
+"""Mistakes in lesson 04's schedules and formulas; those in its executor are in lesson_04_executor."""
+
+from __future__ import annotations
+
+from autograder.mutants import Mutant
+from autograder.mutants.lesson_04_executor import EXECUTOR_MUTANTS
+
+SPLIT, GPIPE, BUBBLE = "04.split-micro-batches", "04.gpipe-schedule", "04.bubble-fraction"
+ONE_F_ONE_B, INTERLEAVED, PEAK = "04.one-f-one-b-schedule", "04.interleaved-schedule", "04.peak-in-flight"
+
+CUT = "list(torch.tensor_split(batch, num_micro_batches))"
+REFUSAL = "if not 1 <= num_micro_batches <= len(batch):"
+BACKWARDS = 'Action("backward", stage, i) for i in reversed(range(num_micro_batches))'
+RATIO = "return (num_ranks - 1) / (num_chunks * num_micro_batches)"
+WARM_UP = "warm_up = min(num_stages - stage - 1, num_micro_batches)"
+CHUNK_WARM_UP = "warm_up = 2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks"
+
+MUTANTS = [
+    Mutant("split-with-chunk", SPLIT, ("even-sizes",), CUT, "list(batch.chunk(num_micro_batches))",
+           "torch.chunk: nine samples become three micro-batches of three, not four"),
+    Mutant("split-drops-remainder", SPLIT, ("keeps-samples", "even-sizes"), CUT,
+           "list(batch[: len(batch) // num_micro_batches * num_micro_batches].chunk(num_micro_batches))",
+           "the samples that are left over are never trained on"),
+    Mutant("split-copies", SPLIT, ("no-copy",), CUT,
+           "[part.clone() for part in torch.tensor_split(batch, num_micro_batches)]", "a copy of the batch"),
+    Mutant("split-strided", SPLIT, ("keeps-samples",), CUT,
+           "[batch[i::num_micro_batches] for i in range(num_micro_batches)]", "every m-th sample"),
+    Mutant("split-accepts-anything", SPLIT, ("refuses",), REFUSAL, "if num_micro_batches < 0:",
+           "empty micro-batches, whose mean loss is NaN"),
+    Mutant("gpipe-empty", GPIPE, ("every-action-once", "forwards-first", "makespan", "no-deadlock"),
+           "return forwards + backwards", "return []", "an empty schedule"),
+    Mutant("gpipe-naive", GPIPE, ("forwards-first", "makespan"), "return forwards + backwards",
+           "return [a for pair in zip(forwards, reversed(backwards)) for a in pair]",
+           "each micro-batch goes forward and back before the next: no pipeline"),
+    Mutant("gpipe-reversed-on-some", GPIPE, ("makespan",), BACKWARDS,
+           'Action("backward", stage, i) for i in (range(num_micro_batches) if stage % 2 '
+           "else reversed(range(num_micro_batches)))",
+           "the order of the backwards is reversed on every other stage only"),
+    Mutant("gpipe-backwards-before", GPIPE, ("no-deadlock", "forwards-first"), "return forwards + backwards",
+           "return backwards + forwards", "backwards first"),
+    Mutant("gpipe-last-left-out", GPIPE, ("every-action-once",), BACKWARDS,
+           'Action("backward", stage, i) for i in reversed(range(num_micro_batches - 1))',
+           "the last micro-batch has no backward"),
+    Mutant("gpipe-wrong-stage", GPIPE, ("every-action-once",), BACKWARDS,
+           'Action("backward", num_stages - 1 - stage, i) for i in reversed(range(num_micro_batches))',
+           "backwards are numbered from the other end"),
+    Mutant("P13-ratio-as-fraction", BUBBLE, ("of-total",), "return ratio / (1 + ratio)", "return ratio",
+           "(p-1)/m handed in as the fraction of all time: 0.75 and not 0.43 for p = m = 4"),
+    Mutant("P14-backward-twice-forward", BUBBLE, ("batch-seconds",), "(forward + backward)", "(3 * forward)",
+           "a backward is taken to cost two forwards"),
+    Mutant("P14-backward-like-forward", BUBBLE, ("batch-seconds",), "(forward + backward)", "(2 * forward)",
+           "a backward is taken to cost one forward"),
+    Mutant("P16-smaller-bubble", BUBBLE, ("over-ideal", "of-total"), RATIO,
+           "return (num_ranks - 1) / (num_chunks * num_micro_batches) / (2 if schedule == '1f1b' else 1)",
+           "1F1B is believed to have a smaller bubble than GPipe"),
+    Mutant("bubble-of-p", BUBBLE, ("over-ideal",), RATIO,
+           "return num_ranks / (num_chunks * num_micro_batches)", "p and not p-1 idle slots"),
+    Mutant("bubble-chunks-ignored", BUBBLE, ("over-ideal", "batch-seconds"), RATIO,
+           "return (num_ranks - 1) / num_micro_batches", "interleaving is believed to change nothing"),
+    Mutant("fewest-any-remainder", BUBBLE, ("fewest-micro-batches",),
+           'step = num_ranks if schedule == "interleaved" else 1', "step = 1",
+           "a number of micro-batches that interleaved stages refuse"),
+    Mutant("fewest-one-more", BUBBLE, ("fewest-micro-batches",), "> most_idle + 1e-12",
+           ">= most_idle - 1e-12",
+           "the number at which the limit is met exactly is passed over"),
+    Mutant("1f1b-is-gpipe", ONE_F_ONE_B, ("in-flight",), WARM_UP, "warm_up = num_micro_batches",
+           "all forwards are warm-up: GPipe"),
+    Mutant("1f1b-one-too-many", ONE_F_ONE_B, ("in-flight",), WARM_UP,
+           "warm_up = min(num_stages - stage, num_micro_batches)", "one warm-up forward too many"),
+    Mutant("1f1b-one-too-few", ONE_F_ONE_B, ("makespan",), WARM_UP,
+           "warm_up = max(0, min(num_stages - stage - 2, num_micro_batches))", "one warm-up forward too few"),
+    Mutant("1f1b-no-warm-up", ONE_F_ONE_B, ("makespan",), WARM_UP, "warm_up = 0",
+           "no warm-up: forward and backward in turn from the start, as with no pipeline"),
+    Mutant("1f1b-wrong-end", ONE_F_ONE_B, ("in-flight",), WARM_UP,
+           "warm_up = min(stage, num_micro_batches)", "the last stage warms up longest"),
+    Mutant("1f1b-last-left-out", ONE_F_ONE_B, ("every-action-once",),
+           "actions + backwards[len(forwards) - warm_up :]",
+           "actions + backwards[len(forwards) - warm_up : -1]", "the last backward is left out"),
+    Mutant("1f1b-backward-before-forward", ONE_F_ONE_B, ("no-deadlock",), "actions += [forward, backward]",
+           "actions += [backward, forward]", "on the last stage a backward comes before its own forward"),
+    Mutant("1f1b-no-cool-down", ONE_F_ONE_B, ("every-action-once", "no-deadlock"),
+           "return actions + backwards[len(forwards) - warm_up :]", "return actions",
+           "the backwards of the warm-up micro-batches are never done"),
+    Mutant("M6-exchanged", PEAK, ("gpipe", "1f1b"),
+           'if schedule == "gpipe":\n        return total\n    if schedule == "1f1b":',
+           'if schedule == "1f1b":\n        return total\n    if schedule == "gpipe":',
+           "GPipe holds p and 1F1B m"),
+    Mutant("peak-p-on-every-stage", PEAK, ("1f1b",), "min(num_ranks - rank, total)", "min(num_ranks, total)",
+           "p on every stage: that is the first one's"),
+    Mutant("peak-without-m", PEAK, ("few-micro-batches",), "min(num_ranks - rank, total)", "num_ranks - rank",
+           "more micro-batches in flight than there are"),
+    Mutant("peak-half-when-backward-is-double", PEAK, ("1f1b",), "min(num_ranks - rank, total)",
+           "min((num_ranks - rank + 1) // 2, total)",
+           "the slides' (assuming 1B=2F) taken to mean that the ratio changes the number"),
+    Mutant("peak-chunks-as-micro-batches", PEAK, ("interleaved",),
+           "return min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks + 1, total)",
+           "return min(num_ranks - rank, total)", "interleaved taken to hold what 1F1B does"),
+    Mutant("P18-remainder-allowed", INTERLEAVED, ("refuses-remainder",), "if num_micro_batches % num_ranks:",
+           "if False:", "m that is not a multiple of p is accepted"),
+    Mutant("interleaved-plain-warm-up", INTERLEAVED, ("no-deadlock", "makespan"), CHUNK_WARM_UP,
+           "warm_up = num_ranks - rank - 1", "the warm-up of 1F1B"),
+    Mutant("interleaved-long-warm-up", INTERLEAVED, ("in-flight",), CHUNK_WARM_UP,
+           "warm_up = num_chunks * num_micro_batches", "all forwards are warm-up"),
+    Mutant("interleaved-chunk-by-chunk", INTERLEAVED, ("makespan",),
+           'for group in groups for s in stages for i in group]\n    backwards = [Action("backward", s, i) '
+           "for group in groups for s in reversed(stages) for i in group]",
+           'for s in stages for i in range(num_micro_batches)]\n    backwards = [Action("backward", s, i) '
+           "for s in reversed(stages) for i in range(num_micro_batches)]",
+           "all micro-batches through the first chunk, and then through the second"),
+    Mutant("interleaved-chunks-not-reversed", INTERLEAVED, ("no-deadlock",), "for s in reversed(stages)",
+           "for s in stages", "the backward starts with the first chunk"),
+    Mutant("interleaved-neighbours", INTERLEAVED, ("every-action-once",),
+           "stages = range(rank, num_chunks * num_ranks, num_ranks)",
+           "stages = range(rank * num_chunks, (rank + 1) * num_chunks)",
+           "a rank's chunks are neighbours: that is a plain pipeline of thicker stages"),
+    *EXECUTOR_MUTANTS,
+]  # fmt: skip

@@ -1,0 +1,155 @@
+"""Grades what must pass and what must not: the references, the stubs, an empty notebook, and every mutant."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+from autograder.harness import Graded, Harness, hidden_files
+from autograder.mutants import Mutant, mutants
+from autograder.reference import all_cases, solved_cells, stub_cells
+from autograder.sandbox import Sandbox
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.submission import Cell
+
+NOT_REACHED = "not reached: no case gave evidence"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing to grade. must_fail: properties it must lose; None when it must earn all points.
+
+    verdict: what the verdict must be, where that is part of the trial. says: the mistake, for a mutant,
+    which is graded on the cases that give evidence for what it breaks, and on no others.
+    """
+
+    name: str
+    exercise: Exercise
+    cells: tuple[Cell, ...]
+    seed: int
+    must_fail: tuple[str, ...] | None
+    verdict: str = ""
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial and what came of it."""
+
+    trial: Trial
+    graded: Graded
+
+    @property
+    def lost(self) -> list[str]:
+        return [row.name for row in self.graded.report.rows if not row.passed]
+
+    @property
+    def told(self) -> str:
+        """What was lost, without what no case of the trial was about."""
+        rows = [row.name for row in self.graded.report.rows if not row.passed and NOT_REACHED not in row.seen]
+        return f"lost {', '.join(rows)}" if rows else "lost nothing"
+
+    @property
+    def ok(self) -> bool:
+        report, trial = self.graded.report, self.trial
+        if report.verdict == "could_not_be_graded" or (trial.verdict and report.verdict != trial.verdict):
+            return False
+        if trial.must_fail is None:
+            return report.points == report.max_points and not self.graded.flags
+        return set(trial.must_fail) <= set(self.lost)
+
+    def __str__(self) -> str:
+        report = self.graded.report
+        mark = "ok  " if self.ok else "FAIL"
+        flags = "".join(f"; flagged: {flag}" for flag in self.graded.flags) if not self.ok else ""
+        points = f"{report.points:g}/{report.max_points:g}"
+        about = f"{report.exercise:<32} {self.trial.name:<30} {points:>6}"
+        return f"{mark} {about} {report.verdict}: {self.told}{flags}"
+
+
+class NoMutants(ValueError):
+    """An exercise without mutants is an exercise whose check nobody has tried to fool."""
+
+
+def trials(lesson: str, seeds: Sequence[int]) -> list[Trial]:
+    """Everything a lesson is tried with. NoMutants when an exercise has none."""
+    exercises = registry.exercises(lesson)
+    found = mutants(lesson)
+    without = [e.id for e in exercises if e.id not in {m.exercise for m in found}]
+    if without:
+        file = f"autograder/mutants/lesson_{lesson[:2]}.py"
+        raise NoMutants(f"no mutants for {', '.join(without)}: add some to {file}")
+    return [*_honest(lesson, exercises, seeds), *(_mutated(lesson, mutant, seeds[0]) for mutant in found)]
+
+
+def run_trials(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
+    """Grade each trial, `jobs` at a time; yields rows as they are done. Sandboxes are kept from trial to
+    trial.
+    """
+    free: queue.SimpleQueue[Harness] = queue.SimpleQueue()
+    hide = hidden_files([trial.exercise for trial in wanted])
+    harnesses = [Harness(sandbox, hide) for _ in range(jobs)]
+    for harness in harnesses:
+        free.put(harness)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for future in as_completed([pool.submit(_grade, trial, free) for trial in wanted]):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for harness in harnesses:
+                harness.__exit__()
+
+
+def kill_table(rows: Sequence[Row], show: Callable[[str], None]) -> bool:
+    """Show every row, those that went wrong last. Whether all are as they must be."""
+    for row in sorted(
+        rows, key=lambda row: (not row.ok, row.trial.exercise.id, row.trial.name), reverse=False
+    ):
+        show(str(row))
+    wrong = [row for row in rows if not row.ok]
+    of_mutants = [row for row in rows if row.trial.says]
+    show(
+        f"{sum(row.ok for row in of_mutants)} of {len(of_mutants)} mutants lost what they break; "
+        f"{len(rows) - len(wrong)} of {len(rows)} trials as they must be"
+    )
+    return not wrong
+
+
+def _grade(trial: Trial, free: queue.SimpleQueue[Harness]) -> Row:
+    harness = free.get()
+    try:
+        return Row(trial, harness.grade(trial.exercise, trial.cells, trial.seed, _cases(trial)))
+    finally:
+        free.put(harness)
+
+
+def _cases(trial: Trial) -> list[Case]:
+    cases = all_cases(trial.exercise, trial.seed)
+    if not trial.says or trial.must_fail is None:
+        return cases
+    return [case for case in cases if not case.properties or set(case.properties) & set(trial.must_fail)]
+
+
+def _honest(lesson: str, exercises: Sequence[Exercise], seeds: Sequence[int]) -> Iterator[Trial]:
+    reference, stubs = solved_cells(lesson), stub_cells(lesson)
+    for exercise in exercises:
+        everything = tuple(p.name for p in exercise.properties)
+        for seed in seeds:
+            yield Trial(f"reference, seed {seed}", exercise, reference, seed, None, "passed")
+        yield Trial("stub", exercise, stubs, seeds[0], everything, "not_attempted")
+        yield Trial("empty notebook", exercise, (), seeds[0], everything, "not_attempted")
+
+
+def _mutated(lesson: str, mutant: Mutant, seed: int) -> Trial:
+    exercise = registry.exercise(mutant.exercise)
+    for name in mutant.breaks:
+        exercise.property(name)
+    cells = tuple(
+        replace(c, source=mutant.apply(c.source)) if c.exercise == mutant.exercise else c
+        for c in solved_cells(lesson)
+    )
+    return Trial(mutant.id, exercise, cells, seed, mutant.breaks, says=mutant.says)

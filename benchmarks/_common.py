@@ -1,0 +1,92 @@
+"""What every benchmark shares: rows, a table, and the last recorded run under results/."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. ratio: how many times better ours is; target: the least one wanted, None: only told."""
+
+    name: str
+    ours: float
+    peer: float | None
+    unit: str
+    ratio: float | None
+    target: float | None
+    peer_name: str = ""
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.target is None or self.ratio is None else self.ratio >= self.target
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """'10% to 90% of runs: 0.11 to 0.16', for how noisy the machine was."""
+    ordered = sorted(values)
+    low, high = ordered[len(ordered) // 10], ordered[(9 * len(ordered)) // 10]
+    return f"{low:.4g} to {high:.4g}"
+
+
+def report(name: str, rows: Sequence[Row], description: str) -> None:
+    """Print the rows as a table, or with --json as one object, and record them under results/NAME.json."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true")
+    options, _ = parser.parse_known_args()
+    result = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": host(),
+        "rows": [{**asdict(row), "met": row.met} for row in rows],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result) if options.json else table(rows))
+
+
+def host() -> dict[str, Any]:
+    import torch
+
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in columns."""
+    head = ("what", "ours", "peer", "unit", "ratio", "target", "met", "peer is", "note")
+    lines = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    met = {None: "-", True: "yes", False: "NO"}[row.met]
+    numbers = number(row.ours), number(row.peer), row.unit, number(row.ratio), number(row.target)
+    return row.name, *numbers, met, row.peer_name, row.note

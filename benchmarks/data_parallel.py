@@ -1,0 +1,100 @@
+"""Lesson 03's OverlappedDataParallel against PyTorch's DistributedDataParallel: the time of a training step.
+
+    python benchmarks/data_parallel.py [--json] [--rounds 30]
+
+Same model, data, bucket size and ranks, in one job; the two take turns, and a step lasts from a barrier to a
+barrier. ratio: how many times faster ours is; no slower than 1.05 times means a ratio of at least 0.952.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from _common import Row, median, report, spread
+from torch import Tensor, nn
+
+import labkit
+from autograder.reference import reference_cells
+from labkit.checks.submission import Submission, collect
+
+WIDTH, LAYERS, ROWS = 512, 6, 64
+BUCKET_BYTES = 2 * 2**20
+TARGET = 1 / 1.05
+
+
+def solution() -> Submission:
+    """The lesson's reference solution, to be loaded on the ranks."""
+    return collect(reference_cells("03"), "03.overlapped-data-parallel", ["OverlappedDataParallel"])
+
+
+def make_model() -> nn.Module:
+    """The same weights on every rank and each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+
+def step_of(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def race(
+    submission: Submission, rounds: int, group: dist.ProcessGroup
+) -> tuple[list[float], list[float], float]:
+    """Seconds of each round of ours and of theirs, and the largest difference of a weight at the end."""
+    ours = submission.load().OverlappedDataParallel(make_model(), group, BUCKET_BYTES)
+    theirs = nn.parallel.DistributedDataParallel(
+        make_model(), process_group=group, bucket_cap_mb=BUCKET_BYTES / 2**20
+    )
+    torch.manual_seed(1 + dist.get_rank(group))
+    x = torch.randn(ROWS, WIDTH)
+    steps, seconds = [step_of(ours, x), step_of(theirs, x)], ([], [])
+    for number in range(rounds + 3):
+        for step, found in zip(steps, seconds, strict=True):
+            dist.barrier(group)
+            start = time.perf_counter()
+            step()
+            dist.barrier(group)
+            if number >= 3:
+                found.append(time.perf_counter() - start)
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    return seconds[0], seconds[1], max((a - b).abs().max().item() for a, b in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", add_help=False)
+    parser.add_argument("--rounds", type=int, default=30)
+    rounds = parser.parse_known_args()[0].rounds
+    rows = []
+    for ranks in (2, 4):
+        ours, theirs, difference = labkit.launch(race, solution(), rounds, ranks=ranks, record=False).results[
+            0
+        ]
+        note = f"ours {spread([s * 1e3 for s in ours])}, theirs {spread([s * 1e3 for s in theirs])}"
+        rows.append(
+            Row(
+                f"training step, {ranks} ranks",
+                median(ours) * 1e3,
+                median(theirs) * 1e3,
+                "ms",
+                median(theirs) / median(ours),
+                TARGET,
+                "torch DistributedDataParallel",
+                f"{note}; weights differ by {difference:.1g}",
+            )
+        )
+    report("data_parallel", rows, __doc__ or "")
+
+
+if __name__ == "__main__":
+    main()

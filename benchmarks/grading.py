@@ -1,0 +1,196 @@
+"""Submissions graded in a minute, against stock `nbgrader autograde` of a notebook that runs the same cases
+by torchrun.
+
+    python benchmarks/grading.py [--json] [--submissions 20] [--stock 1] [--large 0]
+
+Both grade lesson 06, solved, with the same visible and unseen cases. Stock nbgrader grades one after the
+other and each costs the same, so a few stand for many; ours are really graded, and with `--large 200` also
+that many, to see growth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from _common import Row, report
+from nbformat.v4 import new_code_cell
+
+from autograder.course import Course, init_course
+from autograder.reference import lesson_source
+from autograder.run import grade_course
+from autograder.sandbox import find_sandbox
+from labkit.build.course import instructor_notebook
+from labkit.checks import registry
+
+LESSON = "06_tensor_parallel_ffn"
+SEED = 11
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# What a stock course would have beside its notebooks: run the cases with torchrun, compare, raise.
+STOCK_CHECK = '''
+import subprocess, sys
+from pathlib import Path
+from autograder.reference import all_cases
+from labkit.checks import registry
+from labkit.checks.judge import JobFailure, judge_exercise
+from labkit.checks.notebook import cells_of_history, collect_exercise
+
+RANK = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from labkit.checks.execute import run_rank
+from labkit.record.current import use_recorder
+from labkit.record.recorder import Recorder, install
+from labkit.record.state import StatePage
+dist.init_process_group("gloo")
+recorder = Recorder(dist.get_rank(), StatePage(Path(sys.argv[1]) / f"state{dist.get_rank()}", create=True))
+use_recorder(recorder)
+install(recorder)
+run_rank(sys.argv[1])
+dist.destroy_process_group()
+"""
+
+def run_job(directory, request):
+    script = Path(directory) / "rank.py"
+    script.write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, f"--nproc-per-node={request.ranks}", str(script), str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return None if done.returncode == 0 else JobFailure("error", done.stderr[-2000:])
+
+def check(exercise_id, history):
+    exercise = registry.exercise(exercise_id)
+    submission = collect_exercise(cells_of_history(list(history)), exercise)
+    report = judge_exercise(exercise, all_cases(exercise, SEED), submission, submission, run_job)
+    assert report.passed, report
+'''
+
+
+def main() -> None:
+    options = _options()
+    with tempfile.TemporaryDirectory(prefix="bench-grading-") as name:
+        stock_seconds = _stock(Path(name) / "stock", options.stock)
+        ours_seconds, memory = _ours(Path(name) / "ours", options.submissions)
+        rows = [
+            _rate("submissions a minute", options.submissions / ours_seconds, options.stock / stock_seconds)
+        ]
+        each, theirs = ours_seconds / options.submissions, stock_seconds / options.stock
+        rows.append(Row("one submission, five exercises", each, theirs, "s", theirs / each, None, "nbgrader"))
+        rows.append(Row("memory of the grading process", memory, None, "MiB", None, None))
+        if options.large:
+            seconds, memory = _ours(Path(name) / "large", options.large)
+            each = seconds / options.large
+            note = f"{each * options.submissions / ours_seconds:.2f} times one of {options.submissions}"
+            rows.append(Row(f"one of {options.large} submissions", each, None, "s", None, None, note=note))
+            rows.append(Row(f"memory after {options.large}", memory, None, "MiB", None, None))
+    report("grading", rows, (__doc__ or "").splitlines()[0])
+
+
+def _rate(name: str, ours: float, peer: float) -> Row:
+    return Row(name, 60 * ours, 60 * peer, "1/min", ours / peer, 10.0, "nbgrader")
+
+
+def _ours(root: Path, count: int) -> tuple[float, float]:
+    """Seconds for `autograder grade` of `count` solved notebooks, everything included; MiB at the end."""
+    init_course(root)
+    solved = instructor_notebook(lesson_source("06"))
+    for number in range(count):
+        path = root / "submitted" / f"student{number:03d}" / LESSON / f"{LESSON}.ipynb"
+        path.parent.mkdir(parents=True)
+        nbformat.write(solved, path)
+    started = time.perf_counter()
+    run = grade_course(Course(root), LESSON, _jobs(), SEED, False, lambda unsafe: find_sandbox())
+    seconds = time.perf_counter() - started
+    assert len(run.graded) == count, run
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _jobs() -> int:
+    from autograder.batch import auto_jobs
+
+    return auto_jobs()
+
+
+def _stock(root: Path, count: int) -> float:
+    """Seconds for stock `nbgrader autograde` of `count` solved notebooks with a test cell an exercise."""
+    source = root / "source" / LESSON
+    source.mkdir(parents=True)
+    (root / "nbgrader_config.py").write_text("c = get_config()\nc.Execute.timeout = 3000\n")
+    notebook = instructor_notebook(lesson_source("06"))
+    notebook.cells = [
+        c for c in notebook.cells if c.metadata.get("labkit", {}).get("exercise") or _imports(c)
+    ]
+    notebook.cells += [_test_cell(exercise.id) for exercise in registry.exercises("06")]
+    nbformat.write(notebook, source / f"{LESSON}.ipynb")
+    (source / "stock_check.py").write_text(f"SEED = {SEED}\n{STOCK_CHECK}")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "PATH": _path(),
+        "JUPYTER_PREFER_ENV_PATH": "1",
+    }
+
+    def nbgrader(*words: str) -> None:
+        subprocess.run(["nbgrader", *words], cwd=root, env=environment, check=True, capture_output=True)
+
+    nbgrader("generate_assignment", LESSON)
+    for number in range(count):
+        submitted = root / "submitted" / f"student{number}" / LESSON
+        submitted.mkdir(parents=True)
+        nbformat.write(notebook, submitted / f"{LESSON}.ipynb")
+    started = time.perf_counter()
+    nbgrader("autograde", LESSON)
+    nbgrader("generate_feedback", LESSON)
+    seconds = time.perf_counter() - started
+    _assert_full_points(root, count)
+    return seconds
+
+
+def _assert_full_points(root: Path, count: int) -> None:
+    """A peer that graded nothing would be quick too."""
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{root}/gradebook.db") as gradebook:
+        for number in range(count):
+            submission = gradebook.find_submission(LESSON, f"student{number}")
+            assert submission.score == submission.max_score == len(registry.exercises("06")), submission.score
+
+
+def _test_cell(exercise_id: str) -> nbformat.NotebookNode:
+    cell = new_code_cell(f'from stock_check import check\n\ncheck("{exercise_id}", In)')
+    name = "test_" + exercise_id.replace(".", "_")
+    cell.metadata.nbgrader = {
+        "grade": True, "grade_id": name, "locked": True, "schema_version": 3, "points": 1,
+        "solution": False, "task": False,
+    }  # fmt: skip
+    return cell
+
+
+def _imports(cell: nbformat.NotebookNode) -> bool:
+    return cell.cell_type == "code" and cell.source.lstrip().startswith("import") and "labkit" in cell.source
+
+
+def _path() -> str:
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--submissions", type=int, default=20)
+    parser.add_argument("--stock", type=int, default=1)
+    parser.add_argument("--large", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Lesson 04's executor against torch.distributed.pipelining, and its measured bubble against theory.
+
+    python benchmarks/pipeline.py [--json] [--rounds 20] [--repeats 3]
+
+Step time: the same stages, batch and ranks in one job; ours and theirs take turns, and a step lasts from a
+barrier to a barrier. Bubble: stages of fixed duration (a sleep stands for a kernel), so that four of them can
+work at once on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _common import Row, median, report, spread
+from torch import Tensor, nn
+
+import labkit
+from autograder.reference import reference_cells
+from labkit.checks.submission import Submission, collect
+from labkit.pipeline import PipelinePart, TimedStage, measured_bubble
+from labkit.theory.pipeline import bubble_of_total
+
+WIDTH, SAMPLES, MICRO_BATCHES = 256, 128, 8
+SCHEDULES = ("gpipe", "1f1b")
+FORWARD_MS, BACKWARD_MS = 20, 40
+POINTS = 5.0  # how far the measured bubble may be from theory, in percentage points
+
+
+def solution() -> Submission:
+    """The lesson's reference solution, to be loaded on the ranks."""
+    names = ("run_schedule", "gpipe_schedule", "one_f_one_b_schedule")
+    return collect(reference_cells("04"), "04.run-schedule", names)
+
+
+def make_stages(num_stages: int, width: int) -> list[nn.Module]:
+    """The same on every rank: two linear layers a stage."""
+    torch.manual_seed(0)
+    return [
+        nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(num_stages)
+    ]
+
+
+def part_of(
+    group: dist.ProcessGroup, stage: nn.Module, x: Tensor, y: Tensor, num_micro_batches: int
+) -> PipelinePart:
+    batches = list(zip(x.tensor_split(num_micro_batches), y.tensor_split(num_micro_batches), strict=True))
+    size = dist.get_world_size(group)
+    return PipelinePart(
+        {dist.get_rank(group): stage},
+        size,
+        batches,
+        nn.functional.mse_loss,
+        lambda _, i: torch.empty_like(batches[i][0]),
+    )
+
+
+def actions_for(schedule: str, lesson: ModuleType, rank: int, size: int, m: int) -> list[Any]:
+    """The student's list for this rank."""
+    return {"gpipe": lesson.gpipe_schedule, "1f1b": lesson.one_f_one_b_schedule}[schedule](rank, size, m)
+
+
+# ---- step time
+
+
+def step_times(submission: Submission, rounds: int, group: dist.ProcessGroup) -> dict[str, list[float]]:
+    """Seconds of every step, in turn, by contender and schedule."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    torch.set_num_threads(1)
+    rank, size, lesson = dist.get_rank(group), dist.get_world_size(group), submission.load()
+    stage = make_stages(size, WIDTH)[rank]
+    x, y = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, WIDTH)
+    part = part_of(group, stage, x, y, MICRO_BATCHES)
+
+    def ours(schedule: str) -> Callable[[], object]:
+        actions = actions_for(schedule, lesson, rank, size, MICRO_BATCHES)
+        return lambda: lesson.run_schedule(part, actions, group)
+
+    def theirs(schedule: str) -> Callable[[], object]:
+        kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule]
+        wrapped = PipelineStage(stage, rank, size, torch.device("cpu"), group=group)
+        runner = kind(wrapped, n_microbatches=MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
+        inputs, target = ((x,) if rank == 0 else ()), (y if rank == size - 1 else None)
+        return lambda: runner.step(*inputs, target=target)
+
+    contenders = {f"{who.__name__} {s}": who(s) for s in SCHEDULES for who in (ours, theirs)}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 3):
+        for name, step in contenders.items():
+            stage.zero_grad()
+            dist.barrier(group=group)
+            start = time.perf_counter()
+            step()
+            dist.barrier(group=group)
+            if number >= 3:  # the first rounds make connections and infer shapes
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def step_rows(submission: Submission, rounds: int) -> list[Row]:
+    rows = []
+    for size in (2, 4):
+        job = labkit.launch(
+            step_times, submission, rounds, ranks=size, backend="gloo", timeout=300, record=False
+        )
+        times = job.results[0]
+        for schedule in SCHEDULES:
+            ours, theirs = times[f"ours {schedule}"], times[f"theirs {schedule}"]
+            note = f"{spread(ours)} against {spread(theirs)}"
+            ratio = median(theirs) / median(ours)
+            name = f"step time, {schedule}, p={size}, m={MICRO_BATCHES}"
+            peer = "torch.distributed.pipelining"
+            rows.append(Row(name, median(ours), median(theirs), "s", ratio, 1.0, peer, note))
+    return rows
+
+
+# ---- bubble
+
+
+def timed_batch(
+    submission: Submission, schedule: str, num_micro_batches: int, group: dist.ProcessGroup
+) -> None:
+    """One batch through stages of fixed duration."""
+    torch.set_num_threads(1)
+    rank, size, lesson = dist.get_rank(group), dist.get_world_size(group), submission.load()
+    stage = TimedStage(make_stages(size, 8)[rank], FORWARD_MS, BACKWARD_MS)
+    x, y = torch.randn(2 * num_micro_batches, 8), torch.randn(2 * num_micro_batches, 8)
+    part = part_of(group, stage, x, y, num_micro_batches)
+    dist.barrier(group=group)
+    lesson.run_schedule(part, actions_for(schedule, lesson, rank, size, num_micro_batches), group)
+
+
+def bubble_rows(submission: Submission, repeats: int) -> list[Row]:
+    """One row a size: ratio is the allowed distance over the measured one."""
+    rows = []
+    for schedule in SCHEDULES:
+        for size in (2, 4):
+            for m in (2, 4, 8, 16):
+                jobs = [
+                    labkit.launch(timed_batch, submission, schedule, m, ranks=size, backend="gloo")
+                    for _ in range(repeats)
+                ]
+                found = [100 * measured_bubble(job) for job in jobs]
+                theory = 100 * bubble_of_total(size, m)
+                distance = abs(median(found) - theory)
+                name, note = f"bubble, {schedule}, p={size}, m={m}", f"{distance:.1f} points; {spread(found)}"
+                ratio = min(100.0, POINTS / max(distance, 1e-9))
+                rows.append(Row(name, median(found), theory, "% idle", ratio, 1.0, "theory", note))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    options, _ = parser.parse_known_args()
+    submission = solution()
+    rows = step_rows(submission, options.rounds) + bubble_rows(submission, options.repeats)
+    report("pipeline", rows, "lesson 04's executor against torch's, and its bubble against theory")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Runs a request's cases on one rank of a job, and writes what the rank reports. The rank's side of a
+check.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise, Inputs, StudentError
+from labkit.checks.files import REQUEST, RunRequest, read_request, reported_ranks, write_answer
+from labkit.checks.forbidden import forbidding
+from labkit.checks.rank import Rank, StudentLoadError, load_student, student_error
+from labkit.record.current import current_recorder
+
+# After an error, how long to wait for the other ranks to report the same case before giving the job up.
+SECONDS_FOR_OTHERS = 1.0
+
+
+class CaseFailed(Exception):
+    """The student's code raised on this rank and the other ranks are still busy: the job cannot go on."""
+
+
+def run_rank(directory: str) -> None:
+    """Run every case of the request in `directory` on this rank, in order, answering each as it ends.
+
+    Called on all ranks of a job whose world size is the request's. Raises CaseFailed when a case ended here
+    with an error while other ranks are still in it; the cases that were not reached have no answer.
+    """
+    path = Path(directory)
+    request, inputs = read_request(path)
+    exercise = registry.exercise(request.exercise)
+    for index, case in enumerate(request.cases):
+        error = _run_case(path, index, case, exercise, request, inputs[case.name])
+        if error is not None and not _others_reported(path, index, request.ranks):
+            raise CaseFailed(f"{exercise.id}, case {case.name}: {error}")
+        dist.barrier()
+
+
+def _run_case(
+    path: Path, index: int, case: Case, exercise: Exercise, request: RunRequest, inputs: Inputs
+) -> StudentError | None:
+    recorder = current_recorder()
+    assert recorder is not None, f"{path / REQUEST} needs a job that records"
+    group = dist.new_group(list(range(request.ranks)))
+    torch.manual_seed(case.seed * 1009 + dist.get_rank())
+    rank = Rank(case, inputs, ModuleType("nothing"), group, recorder)
+    submission = request.own_parts if case.own_parts else request.submission
+    error = None
+    try:
+        with forbidding(exercise.forbids):
+            rank.left_out = submission.left_out
+            rank.student = load_student(submission)
+            exercise.on_rank(rank)
+    except StudentLoadError as failed:
+        error = failed.error
+    except Exception as failed:
+        error = student_error(failed, submission.left_out)
+    write_answer(path, index, dist.get_rank(), rank.result, error)
+    return error
+
+
+def _others_reported(path: Path, case_index: int, ranks: int) -> bool:
+    deadline = time.monotonic() + SECONDS_FOR_OTHERS
+    while time.monotonic() < deadline:
+        if len(reported_ranks(path, case_index, ranks)) == ranks:
+            return True
+        time.sleep(0.005)
+    return False

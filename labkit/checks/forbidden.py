@@ -1,0 +1,79 @@
+"""Names an exercise forbids: calling one raises, whether its module is loaded already or only later.
+
+A module that nobody has imported is not imported for this: some cost seconds on every rank. It is watched
+for instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+
+class ForbiddenCall(Exception):
+    """The student's code called what the exercise asks them to build."""
+
+
+@contextlib.contextmanager
+def forbidding(names: Sequence[str]) -> Iterator[None]:
+    """Calling one of these dotted names inside the block raises ForbiddenCall."""
+    finder = _Finder({})
+    for dotted in names:
+        module, name = dotted.rsplit(".", 1)
+        finder.names.setdefault(module, []).append(name)
+    for module in finder.names:
+        if module in sys.modules:
+            finder.forbid(sys.modules[module])
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        finder.allow()
+
+
+class _Finder(MetaPathFinder):
+    """Replaces names in the modules it is asked about, as soon as they have been loaded."""
+
+    def __init__(self, names: dict[str, list[str]]):
+        self.names = names
+        self._originals: list[tuple[ModuleType, str, Any]] = []
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname in self.names else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_forbid(module: ModuleType) -> None:
+            load(module)
+            self.forbid(module)
+
+        spec.loader.exec_module = load_and_forbid  # type: ignore[method-assign]
+        return spec
+
+    def forbid(self, module: ModuleType) -> None:
+        """Put a refusal in place of each forbidden name the module has; where it is graded, some are taken
+        away.
+        """
+        for name in self.names[module.__name__]:
+            if hasattr(module, name):
+                self._originals.append((module, name, getattr(module, name)))
+                setattr(module, name, _refusal(f"{module.__name__}.{name}"))
+
+    def allow(self) -> None:
+        """Put everything back."""
+        for module, name, original in reversed(self._originals):
+            setattr(module, name, original)
+
+
+def _refusal(dotted: str) -> Any:
+    def refuse(*_: object, **__: object) -> None:
+        raise ForbiddenCall(f"this exercise is about building what {dotted} does; it may not be called here")
+
+    return refuse

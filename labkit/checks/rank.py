@@ -1,0 +1,142 @@
+"""What a check sees on one rank: the student's names, the inputs, and where to put answers."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from types import ModuleType, TracebackType
+
+import torch
+import torch.distributed as dist
+
+from labkit.checks.exercise import JSON, Case, Inputs, RankAnswer, StudentError
+from labkit.checks.files import LONGEST_MESSAGE
+from labkit.checks.forbidden import ForbiddenCall
+from labkit.checks.submission import Submission
+from labkit.checks.traffic import traffic_of_block
+from labkit.record.recorder import Recorder
+
+
+class Rank:
+    """Handed to an exercise's `on_rank`, once a case, on every rank of the job.
+
+    inputs: the case's tensors, on this rank's device; the same on every rank.
+    student: the module of the student's definitions (with reference versions of earlier exercises when
+        grading).
+    group: made for this case and no other, so that what an earlier case left behind cannot match a call of
+        this one.
+    """
+
+    def __init__(
+        self, case: Case, inputs: Inputs, student: ModuleType, group: dist.ProcessGroup, recorder: Recorder
+    ):
+        self.case = case
+        self.params = case.params
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if uses_gpu(group) else torch.device("cpu")
+        )
+        self.inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        self.student = student
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self.left_out: dict[str, str] = {}  # names that were not collected -> where they stand
+        self._recorder = recorder
+        self._answer = RankAnswer(self.rank, {}, {}, {}, {})
+
+    @property
+    def result(self) -> RankAnswer:
+        """All that this rank has reported so far."""
+        return self._answer
+
+    def answer(self, name: str, tensor: torch.Tensor | None) -> None:
+        """Send a tensor back. None (a missing gradient, say) is not sent, and the judge finds no answer."""
+        if tensor is None:
+            return
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"expected a tensor for {name}, found {type(tensor).__name__}")
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.full_tensor()
+        self._answer.tensors[name] = tensor.detach().to("cpu").contiguous().clone()
+
+    def fact(self, name: str, value: JSON) -> None:
+        """Send a number, a text, or lists and dicts of these."""
+        self._answer.facts[name] = value
+
+    @contextlib.contextmanager
+    def recording(self, name: str) -> Iterator[None]:
+        """Send back, under `name`, the collectives and messages this rank took part in inside the block."""
+        with traffic_of_block(self._recorder) as calls:
+            self._answer.collectives[name] = calls
+            yield
+
+    @contextlib.contextmanager
+    def expect_error(self, name: str) -> Iterator[None]:
+        """Send back, as the fact `name`, which error the block raised: {"raised": type or None, "message":
+        text}.
+        """
+        fact: dict[str, JSON] = {"raised": None, "message": ""}
+        try:
+            yield
+        except ForbiddenCall:
+            raise
+        except Exception as error:
+            kinds = [k.__name__ for k in type(error).__mro__ if k not in (object, BaseException)]
+            fact = {"raised": type(error).__name__, "kinds": kinds, "message": str(error)[:LONGEST_MESSAGE]}
+        self._answer.facts[name] = fact
+
+    @contextlib.contextmanager
+    def attempt(self, property_name: str) -> Iterator[None]:
+        """An error inside fails that property and the case goes on.
+
+        Only for code that does not communicate, or fails on every rank alike: otherwise the other ranks
+        would wait.
+        """
+        try:
+            yield
+        except ForbiddenCall:
+            raise
+        except Exception as error:
+            self._answer.errors[property_name] = student_error(error, self.left_out)
+
+
+def uses_gpu(group: dist.ProcessGroup) -> bool:
+    """Whether the group's tensors live on a GPU (NCCL)."""
+    return dist.get_backend(group) == "nccl"
+
+
+def student_error(error: BaseException, left_out: dict[str, str] | None = None) -> StudentError:
+    """An exception in the student's terms: their line, and for a missing name where it was left."""
+    message = str(error)[:LONGEST_MESSAGE]
+    where = (left_out or {}).get(str(error.name)) if isinstance(error, NameError) else None
+    if where:
+        message += (
+            f". It is set in {where} by code that is not a definition; only imports, functions, classes and "
+            "plain assignments are collected: move it into the exercise's cell"
+        )
+    return StudentError(type(error).__name__, message, _students_line(error.__traceback__))
+
+
+def _students_line(trace: TracebackType | None) -> str:
+    """The innermost line of the traceback that stands in a cell of the notebook."""
+    frames = [
+        f for f in traceback.extract_tb(trace) if not f.filename.endswith(".py") and f.filename[:1] != "<"
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def load_student(submission: Submission) -> ModuleType:
+    """The student's definitions as a module. StudentLoadError says which cell failed, and how."""
+    try:
+        return submission.load()
+    except Exception as error:
+        raise StudentLoadError(student_error(error, submission.left_out)) from error
+
+
+class StudentLoadError(Exception):
+    """The student's cells raised while being defined."""
+
+    def __init__(self, error: StudentError):
+        super().__init__(str(error))
+        self.error = error

@@ -1,0 +1,28 @@
+"""What this rank communicated inside a stretch of a check, from Python and from C++ alike."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from labkit.checks.exercise import JSON
+from labkit.record.events import as_json
+from labkit.record.native import with_native
+from labkit.record.recorder import Recorder
+from labkit.record.versions import flight_recorder_entries
+
+
+@contextlib.contextmanager
+def traffic_of_block(recorder: Recorder) -> Iterator[list[dict[str, JSON]]]:
+    """A list that, once the block has ended, holds the calls started in it (see labkit.record.Collective)."""
+    found: list[dict[str, JSON]] = []
+    start = time.monotonic()
+    try:
+        yield found
+    finally:
+        end = time.monotonic()
+        calls = recorder.collectives(start)
+        everything = with_native(recorder.rank, calls, recorder.entries, flight_recorder_entries(), start)
+        inside = [call for call in everything if 0 <= call.start <= end - start]
+        found.extend(as_json(inside))

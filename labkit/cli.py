@@ -1,0 +1,150 @@
+"""The `labkit` command. Subcommands import what they need when they run, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+# Exit statuses, the same for every subcommand (click itself exits 2 on wrong usage).
+FAILED = 1  # the command ran, and what it looked at is not right
+UNUSABLE = 2  # what was given cannot be used
+
+HOUSE = Path(__file__).resolve().parent.parent
+existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="labkit", message="labkit %(version)s")
+def main() -> None:
+    """A workbook on training models too large for one GPU.
+
+    Students need `labkit lab` and `labkit validate`; authors `labkit build`; operators `labkit doctor`.
+    """
+
+
+def _unusable(problem: object) -> NoReturn:
+    """Say what is wrong with what was given, and exit 2."""
+    click.echo(f"labkit: {problem}", err=True)
+    sys.exit(UNUSABLE)
+
+
+@main.command()
+@click.argument("lessons", nargs=-1, metavar="[LESSON]...")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Write nothing; exit 1 and say what differs if a notebook is not up to date.",
+)
+@click.option(
+    "--solutions", type=existing_directory, default=HOUSE / "solutions", help="Where the sources are."
+)
+@click.option(
+    "--notebooks", type=click.Path(path_type=Path), default=HOUSE / "notebooks", help="Where to write."
+)
+def build(lessons: tuple[str, ...], check: bool, solutions: Path, notebooks: Path) -> None:
+    """Make the students' notebooks from solutions/.
+
+    LESSON is `06`, `06_tensor_parallel_ffn` or a path; all lessons when none is given.
+    """
+    from labkit.build import LessonError, compare, find_lessons
+    from labkit.build import build as build_lesson
+    from labkit.build.release import BuildError
+
+    try:
+        sources = find_lessons(lessons, solutions)
+        if check:
+            differences = [found for source in sources if (found := compare(source, notebooks))]
+        else:
+            for source in sources:
+                click.echo(f"built {_shown(build_lesson(source, notebooks))}")
+            differences = []
+    except (LessonError, LookupError, BuildError, OSError) as error:
+        _unusable(error)
+    for difference in differences:
+        click.echo(
+            f"{_shown(difference.path)} is not what its source makes:\n{difference.summary}\n", err=True
+        )
+    if differences:
+        names = " ".join(difference.path.stem for difference in differences)
+        click.echo(f"Edit solutions/, never notebooks/, then run: labkit build {names}", err=True)
+        sys.exit(FAILED)
+    if check:
+        click.echo(f"{len(sources)} of {len(sources)} notebooks are what their sources make")
+
+
+def _shown(path: Path) -> Path:
+    """`path` from here when it lies below, for messages."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+@main.command()
+@click.argument("notebook", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def validate(notebook: Path, as_json: bool) -> None:
+    """Check a saved NOTEBOOK on the visible cases, collecting its source as the grader will.
+
+    Exits 0 when every exercise passed, 1 when one did not, and 2 when the notebook cannot be used.
+    """
+    from labkit.checks.notebook import BadNotebook
+    from labkit.checks.practice import validate as validate_notebook
+    from labkit.checks.registry import UnknownExercise
+
+    try:
+        reports = validate_notebook(notebook, lambda report: None if as_json else click.echo(f"{report!r}\n"))
+    except (BadNotebook, UnknownExercise) as error:
+        _unusable(error)
+    if as_json:
+        click.echo(
+            json.dumps({"exercises": {report.exercise: report.to_json() for report in reports}}, indent=1)
+        )
+    else:
+        points, most = sum(r.points for r in reports), sum(r.max_points for r in reports)
+        click.echo(f"{points:g} of {most:g} points on the visible cases")
+    sys.exit(0 if all(report.passed for report in reports) else FAILED)
+
+
+@main.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8888,
+    show_default=True,
+    help="The next free one is taken.",
+)
+@click.option(
+    "--root", type=click.Path(path_type=Path), default=HOUSE / "notebooks", help="The folder to open."
+)
+@click.option("--ip", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--browser/--no-browser", default=None, help="Open a browser; the default is to, where there is a screen."
+)
+def lab(port: int, root: Path, ip: str, browser: bool | None) -> None:
+    """Open JupyterLab on the lessons, and print where it is."""
+    from labkit.lab import CannotStart, run
+
+    try:
+        sys.exit(run(port=port, root=root, ip=ip, browser=browser))
+    except CannotStart as error:
+        _unusable(error)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def doctor(as_json: bool) -> None:
+    """Say what this host can do for the course, what is missing, and what installs it.
+
+    Exits 1 when something the course cannot do without is missing.
+    """
+    from labkit.doctor import examine, to_json, to_table
+
+    findings = examine()
+    click.echo(json.dumps(to_json(findings), indent=1) if as_json else to_table(findings))
+    sys.exit(FAILED if any(finding.state == "failed" for finding in findings) else 0)
+
+
+if __name__ == "__main__":
+    main()

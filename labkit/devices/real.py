@@ -1,0 +1,107 @@
+"""Real GPUs, looked at through the same window as stand-in devices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit.devices.ledger import readable
+from labkit.devices.session import Transfer, traffic
+
+
+class RealDevices:
+    """The first `count` GPUs of this host. Nothing in torch is replaced; transfers are counted in passing."""
+
+    stand_in = False
+
+    def __init__(self, count: int) -> None:
+        self.devices = [torch.device("cuda", index) for index in range(count)]
+        self.transfers: list[Transfer] = []
+        self._mode = _TransferCounter(self.transfers)
+
+    def open(self) -> RealDevices:
+        """Count transfers from now on."""
+        self._mode.__enter__()
+        self.reset_peaks()
+        return self
+
+    def close(self) -> None:
+        """Count no more."""
+        self._mode.__exit__(None, None, None)
+
+    def __enter__(self) -> RealDevices:
+        return self.open()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def allocated(self, index: int) -> int:
+        """Bytes torch holds on GPU `index` now."""
+        return torch.cuda.memory_allocated(index)
+
+    def peak(self, index: int) -> int:
+        """The most bytes torch has held on GPU `index` since the last `reset_peaks`."""
+        return torch.cuda.max_memory_allocated(index)
+
+    def reset_peaks(self) -> None:
+        """Measure peaks from now on."""
+        for device in self.devices:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[Transfer]]:
+        """A list that holds, when the block has ended, the transfers made inside it."""
+        found: list[Transfer] = []
+        start = len(self.transfers)
+        try:
+            yield found
+        finally:
+            found.extend(self.transfers[start:])
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on every GPU is done."""
+        for device in self.devices:
+            torch.cuda.synchronize(device)
+
+    def __repr__(self) -> str:
+        lines = [f"{len(self.devices)} GPUs ({torch.cuda.get_device_name(0)})"]
+        for index, device in enumerate(self.devices):
+            lines.append(
+                f"  {device}: {readable(self.allocated(index))} in use, at most {readable(self.peak(index))}"
+            )
+        return "\n".join([*lines, *(f"  {row}" for row in traffic(self.transfers))])
+
+
+class _TransferCounter(TorchDispatchMode):
+    """Writes down every operation that copies a tensor from one device to another."""
+
+    COPIES = ("aten::_to_copy", "aten::copy_")
+
+    def __init__(self, transfers: list[Transfer]) -> None:
+        super().__init__()
+        self.transfers = transfers
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func._schema.name
+        if name in self.COPIES:
+            source = args[0] if name == "aten::_to_copy" else args[1]
+            if source.device != out.device:
+                self._note(source, out, bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
+        return out
+
+    def _note(self, source: torch.Tensor, out: torch.Tensor, non_blocking: bool) -> None:
+        device = out.device if out.is_cuda else source.device
+        stream = torch.cuda.current_stream(device)
+        number = 0 if stream == torch.cuda.default_stream(device) else stream.stream_id
+        size = source.numel() * source.element_size()
+        ends = str(source.device), str(out.device)
+        self.transfers.append(Transfer(*ends, size, tuple(source.shape), number, non_blocking))

@@ -1,0 +1,280 @@
+"""What stand-in devices replace in torch while they are open: the ways to name, make and move a tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
+
+from labkit.devices.messages import not_for_numpy
+from labkit.devices.placement import HOST, Home
+from labkit.devices.session import StandIns
+
+Base: Any = torch._C.TensorBase
+LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "new_tensor")
+
+
+def replace_torch(session: StandIns, stack: contextlib.ExitStack) -> None:
+    """Put the replacements in place; closing `stack` takes them out again."""
+    from labkit.devices.cuda_surface import replace_cuda
+
+    _replace_tensor_methods(session, stack)
+    _replace_constructors(session, stack)
+    replace_cuda(session, stack)
+
+
+def replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute until `stack` closes."""
+    own = vars(owner)
+    stack.callback(setattr, owner, name, own[name]) if name in own else stack.callback(delattr, owner, name)
+    setattr(owner, name, value)
+
+
+class ToCopy(torch.autograd.Function):
+    """A copy to another device whose gradient is copied back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, session: StandIns, home: Home, non_blocking: bool, how: Any) -> Tensor:
+        ctx.session, ctx.source = session, session.placement.home(x)
+        return session.move(x, home, non_blocking, **how)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _moved(ctx.session, grad, ctx.source, False, {}), None, None, None, None
+
+
+def _moved(session: StandIns, x: Tensor, home: Home, non_blocking: bool, how: Any) -> Tensor:
+    if session.placement.home(x) == home:
+        return x
+    if x.requires_grad and torch.is_grad_enabled():
+        moved: Tensor = ToCopy.apply(x, session, home, non_blocking, how)
+        return moved
+    return session.move(x, home, non_blocking, **how)
+
+
+def _replace_tensor_methods(session: StandIns, stack: contextlib.ExitStack) -> None:
+    for name, value in (_moving(session) | _telling(session) | _reading(session)).items():
+        replace(stack, Tensor, name, value)
+    _replace_storage_methods(session, stack)
+
+
+def _moving(session: StandIns) -> dict[str, Any]:
+    """The methods that copy a tensor to another device."""
+
+    def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        copy = kwargs.pop("copy", False)
+        device, dtype, non_blocking, memory_format = _read_to(session, args, kwargs)
+        how = {} if memory_format is None else {"memory_format": memory_format}
+        if _is_elsewhere(device):
+            return Base.to(x, device, dtype or x.dtype, non_blocking, copy, **how)
+        home = session.placement.home(x) if device is None else session.home_of(device)
+        stays = home == session.placement.home(x)
+        y = Base.to(x, dtype or x.dtype, False, copy and stays, **(how if stays else {}))
+        return _moved(session, y, home, non_blocking, how)
+
+    def cuda(x: Tensor, device: Any = None, non_blocking: bool = False, **how: Any) -> Tensor:
+        return _moved(session, x, session.index_of(device), non_blocking, how)
+
+    def cpu(x: Tensor, **how: Any) -> Tensor:
+        return _moved(session, x, HOST, False, how)
+
+    def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if isinstance(source, Tensor) and source.requires_grad and torch.is_grad_enabled():
+            source = _moved(session, source, session.placement.home(x), non_blocking, {})
+        return Base.copy_(x, source, non_blocking)
+
+    return {"to": to, "cuda": cuda, "cpu": cpu, "copy_": copy_, "record_stream": lambda x, stream: None}
+
+
+def _telling(session: StandIns) -> dict[str, Any]:
+    """The attributes that tell where a tensor is, and the rule that its gradient is there too."""
+    home = session.placement.home
+
+    def device(x: Tensor) -> Any:
+        index = home(x)
+        return Base.device.__get__(x) if index is HOST else session.devices[index]
+
+    def set_grad(x: Tensor, grad: Tensor | None) -> None:
+        if grad is not None and home(grad) != home(x):
+            raise RuntimeError("assigned grad has data located on a different device")
+        Base.grad.__set__(x, grad)
+
+    return {
+        "device": property(device),
+        "is_cuda": property(lambda x: home(x) is not HOST or Base.is_cuda.__get__(x)),
+        "is_cpu": property(lambda x: home(x) is HOST and Base.is_cpu.__get__(x)),
+        "get_device": lambda x: -1 if home(x) is HOST else home(x),
+        "grad": property(lambda x: Base.grad.__get__(x), set_grad, lambda x: Base.grad.__delete__(x)),
+    }
+
+
+def _reading(session: StandIns) -> dict[str, Any]:
+    """What only a tensor on the host can do: be a NumPy array, be pinned."""
+    placement, array_before = session.placement, Tensor.__array__
+
+    def numpy(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if placement.home(x) is not HOST:
+            raise not_for_numpy(x.device)
+        return Base.numpy(x, *args, **kwargs)
+
+    def as_array(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if placement.home(x) is not HOST:
+            raise not_for_numpy(x.device)
+        return array_before(x, *args, **kwargs)
+
+    def pin_memory(x: Tensor, *_: Any) -> Tensor:
+        if placement.home(x) is not HOST:
+            kind = x.type().split(".")[-1]
+            raise RuntimeError(f"cannot pin 'torch.cuda.{kind}' only dense CPU tensors can be pinned")
+        return x if placement.is_pinned(x) else placement.pin(x.clone())
+
+    return {
+        "numpy": numpy,
+        "__array__": as_array,
+        "pin_memory": pin_memory,
+        "is_pinned": lambda x, *_: placement.is_pinned(x),
+    }
+
+
+def _read_to(session: StandIns, args: Any, kwargs: Any) -> tuple[Any, Any, bool, Any]:
+    """(device, dtype, non_blocking, memory_format) of the arguments of `Tensor.to`, in any of its forms."""
+    first = args[0] if args else kwargs.get("other", kwargs.get("device"))
+    if isinstance(first, Tensor):
+        rest = [torch.uint8, *args[1:]]  # the dtype only holds the place
+        kwargs = {k: v for k, v in kwargs.items() if k != "other"}
+        _, _, non_blocking, memory_format = torch._C._nn._parse_to(*rest, **kwargs)
+        return first.device, first.dtype, non_blocking, memory_format
+    if isinstance(first, int) and not isinstance(first, bool):
+        named = torch.device("cuda", first)
+        args, kwargs = (named, *args[1:]) if args else args, {**kwargs, **({} if args else {"device": named})}
+    return torch._C._nn._parse_to(*args[:3], **kwargs)
+
+
+def _replace_storage_methods(session: StandIns, stack: contextlib.ExitStack) -> None:
+    """Storages are copied by deepcopy and emptied by hand; both must stay in the ledger."""
+    Storage = torch.UntypedStorage
+    resize_before, clone_before = Storage.resize_, Storage.clone
+
+    def seen(storage: Any) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+    def resize_(storage: Any, size: int) -> Any:
+        with session.watcher.pause():
+            view = seen(storage)
+        resize_before(storage, size)
+        session.placement.put(view, session.placement.home(view))
+        return storage
+
+    def clone(storage: Any) -> Any:
+        copied = clone_before(storage)
+        with session.watcher.pause():
+            session.placement.put(seen(copied), session.placement.home(seen(storage)))
+        return copied
+
+    replace(stack, Storage, "resize_", resize_)
+    replace(stack, Storage, "clone", clone)
+
+
+def _replace_constructors(session: StandIns, stack: contextlib.ExitStack) -> None:
+    for function in _device_constructors():
+        name = getattr(function, "__name__", "")
+        if getattr(torch, name, None) is function:
+            replace(stack, torch, name, _constructor(session, getattr(torch, name)))
+    for name in ("as_tensor", "asarray"):
+        replace(stack, torch, name, _converter(session, getattr(torch, name)))
+    replace(stack, torch, "tensor", _copier(session, torch.tensor))
+    for name in LIKE:
+        replace(stack, torch, name, _from_a_tensor(session, getattr(torch, name), inherits=True))
+    for name in NEW:
+        inherits = name != "new_tensor"  # values from Python: torch makes them without telling the watcher
+        replace(stack, Tensor, name, _from_a_tensor(session, getattr(Base, name), inherits))
+
+
+def _constructor(session: StandIns, function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.zeros and its kind: from sizes or values, on a named or the default device."""
+
+    @functools.wraps(function)
+    def make(*args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> Any:
+        device = _default_device() if device is None else device
+        if _is_elsewhere(device):
+            return function(*args, device=device, **kwargs)
+        home = HOST if device is None else session.home_of(device)
+        return _place(session, lambda: function(*args, device="cpu", **kwargs), home, pin_memory)
+
+    return make
+
+
+def _converter(session: StandIns, make: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.as_tensor: a tensor stays where it is, unless a device is named."""
+
+    @functools.wraps(make)
+    def convert(data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+        if not isinstance(data, Tensor):
+            return make(data, dtype=dtype, device=device, **kwargs)
+        return data.to(data.device if device is None else device, dtype or data.dtype)
+
+    return convert
+
+
+def _copier(session: StandIns, make: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.tensor: always a copy; of a tensor, where that is unless a device is named."""
+
+    @functools.wraps(make)
+    def copy(
+        data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **kwargs: Any
+    ) -> Any:
+        if not isinstance(data, Tensor):
+            return make(data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
+        where = data.device if device is None else device
+        return data.detach().to(where, dtype or data.dtype, copy=True).requires_grad_(requires_grad)
+
+    return copy
+
+
+def _from_a_tensor(session: StandIns, function: Callable[..., Any], inherits: bool) -> Callable[..., Any]:
+    """torch.zeros_like, Tensor.new_zeros: where the given tensor is, unless a device is named."""
+
+    @functools.wraps(function)
+    def make(x: Tensor, *args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> Any:
+        if device is None and inherits and not pin_memory:
+            return function(x, *args, **kwargs)
+        if _is_elsewhere(device):
+            return function(x, *args, device=device, **kwargs)
+        home = session.placement.home(x) if device is None else session.home_of(device)
+        with session.watcher.pause():
+            return _place(session, lambda: function(x, *args, **kwargs), home, pin_memory)
+
+    return make
+
+
+def _place(session: StandIns, make: Callable[[], Any], home: Home, pin_memory: bool) -> Any:
+    """Make a tensor and write down where it is."""
+    session.watcher.making.append(home)
+    try:
+        made = make()
+    finally:
+        session.watcher.making.pop()
+    if isinstance(made, Tensor):
+        session.placement.put(made, home)
+    if pin_memory and home is HOST:
+        session.placement.pin(made)
+    return made
+
+
+def _default_device() -> Any:
+    """The device of the innermost `with torch.device(...)`, or of torch.set_default_device; None without."""
+    stack = _get_current_function_mode_stack()
+    return next((mode.device for mode in reversed(stack) if isinstance(mode, DeviceContext)), None)
+
+
+def _is_elsewhere(device: Any) -> bool:
+    """Whether a device is named that is neither the host nor a stand-in, such as "meta"."""
+    known = ("cuda", "cpu")
+    return device is not None and not isinstance(device, int) and torch.device(device).type not in known

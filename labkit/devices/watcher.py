@@ -1,0 +1,151 @@
+"""Sees every operation torch carries out: refuses those a GPU would refuse, and places what they make."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit.devices.messages import mixed_devices, wrong_index_device
+from labkit.devices.placement import HOST, Home
+
+if TYPE_CHECKING:
+    from labkit.devices.session import StandIns
+
+aten = torch.ops.aten
+INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+READS_A_VALUE = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}
+
+
+class Watcher(TorchDispatchMode):
+    """Holds every operation to the rule that its tensors are on one device.
+
+    CUDA's exceptions are kept: a CPU tensor of no dimensions may join any operation, a copy may cross, and a
+    device's tensor may be indexed with indices on the CPU. Lists (foreach, fused optimizers) are held to it
+    position by position.
+    """
+
+    def __init__(self, session: StandIns) -> None:
+        super().__init__()
+        self.session = session
+        self.placement = session.placement
+        self.paused = False
+        self.making: list[Home] = []  # set while Python asks torch for a new tensor on a known device
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Operations inside are the stand-ins' own work: not checked, not placed."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        name = func._schema.name
+        if name == "aten::copy_" and self._crosses(args):
+            return self.session.copy_into(args[0], args[1], *args[2:3], **kwargs)
+        if "_foreach_" in name or "_fused_" in name:
+            return self._on_lists(func, args, kwargs)
+        tensors = list(tensors_of(args, kwargs))
+        if not tensors:
+            return self._new(func, args, kwargs)
+        checked = [args[0], *tensors_of(args[2:], kwargs)] if name in INDEXING else tensors
+        home = self._common_home(func, checked, args, kwargs)
+        if name in INDEXING:
+            self._check_indices(home, args)
+        if home is not HOST:
+            queue = self.session.queue(home)
+            queue.finish() if name in READS_A_VALUE else queue.reach()
+        out = func(*args, **kwargs)
+        self._settle(out, home, open_inputs=home is HOST and any(map(self.placement.is_open, tensors)))
+        return out
+
+    def _crosses(self, args: Sequence[Any]) -> bool:
+        return self.placement.home(args[0]) != self.placement.home(args[1])
+
+    def _common_home(self, func: Any, tensors: Sequence[Tensor], args: Any, kwargs: Any) -> Home:
+        homes = {self.placement.home(t) for t in tensors}
+        if len(homes) == 1:
+            return homes.pop()
+        on_devices = homes - {HOST}
+        strangers = [t for t in tensors if self.placement.home(t) is HOST]
+        changed = args[0] if func._schema.is_mutable and args else None
+        refused = [t for t in strangers if t.dim() or t is changed]
+        refused = [t for t in refused if not self.placement.is_open(t)]
+        if len(on_devices) > 1 or refused:
+            raise mixed_devices(func, self._named_devices(func, args, kwargs))
+        home = on_devices.pop()
+        for tensor in strangers:
+            if self.placement.is_open(tensor):
+                self.placement.put(tensor, home)
+        return home
+
+    def _named_devices(self, func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.device]]:
+        """(argument, device) of every tensor that counts, in the order of the operation's arguments."""
+        names = [argument.name for argument in func._schema.arguments]
+        named = [*zip(names, args, strict=False), *kwargs.items()]
+        found = [(name, t) for name, value in named for t in tensors_of((value,), {})]
+        return [(n, t.device) for n, t in found if t.dim() or self.placement.home(t) is not HOST]
+
+    def _check_indices(self, home: Home, args: Sequence[Any]) -> None:
+        for index in tensors_of(args[1:2], {}):
+            if self.placement.home(index) not in (HOST, home):
+                raise wrong_index_device(args[0].device)
+
+    def _new(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation without tensors among its arguments makes a new one, or does nothing with tensors."""
+        if self.making and self.making[-1] is not HOST and "device" in kwargs:
+            size = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
+            self.session.ledgers[self.making[-1]].require(size.numel() * size.element_size())
+        out = func(*args, **kwargs)
+        if not self.making:
+            for tensor in tensors_of((out,), {}):
+                self.placement.leave_open(tensor)
+        return out
+
+    def _on_lists(self, func: Any, args: Any, kwargs: Any) -> Any:
+        lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and a]
+        lists = [a for a in lists if isinstance(a[0], Tensor)]
+        homes: list[Home] = []
+        for position in range(max(map(len, lists), default=0)):
+            row = [a[position] for a in lists if position < len(a)]
+            homes.append(self._common_home(func, row, (row,), {}))
+        for index in {h for h in homes if h is not HOST}:
+            self.session.queue(index).reach()
+        if func._schema.name.endswith("_foreach_copy_"):
+            for destination, source in zip(*lists, strict=True):
+                destination.copy_(source)
+            return None
+        out = func(*args, **kwargs)
+        if isinstance(out, (list, tuple)):
+            for tensor, position_home in zip(out, homes, strict=False):
+                self._settle(tensor, position_home, open_inputs=False)
+        return out
+
+    def _settle(self, out: Any, home: Home, open_inputs: bool) -> None:
+        if home is HOST and not open_inputs:
+            return
+        for tensor in tensors_of((out,), {}):
+            if home is HOST:
+                self.placement.leave_open(tensor)
+            else:
+                self.placement.put(tensor, home)
+
+
+def tensors_of(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Every tensor among the arguments, inside lists too."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_of(value, {})

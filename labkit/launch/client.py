@@ -1,0 +1,193 @@
+"""The notebook's side of the engine: start it, hand it jobs, hear how they end, notice when it is gone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import labkit
+from labkit.launch import directory, processes
+
+_MESSAGE_BYTES = 65536
+_START = "import sys; sys.path[:0] = [{root!r}]; from labkit.launch.engine import main; main()"
+
+
+class EngineGone(ConnectionError):
+    """The engine ended without being asked to."""
+
+
+class EngineProcess:
+    """One engine and the private directory that its jobs live in."""
+
+    def __init__(self) -> None:
+        self.directory = directory.create()
+        self.owner = os.getpid()
+        self._ended: dict[str, int] = {}
+        self._count = 0
+        self._lock = threading.RLock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = self._start(theirs.fileno())
+        atexit.register(self.close)
+
+    def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
+        assert labkit.__file__ is not None
+        root = str(Path(labkit.__file__).resolve().parents[1])
+        command = [sys.executable, "-P", "-c", _START.format(root=root)]
+        with open(self.directory / "engine.log", "wb") as log:
+            return subprocess.Popen(
+                [*command, str(descriptor), str(self.directory), str(self.owner)],
+                pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=_environment(self.directory), start_new_session=True,  # the kernel's SIGINT is not for it
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def new_job(self) -> Path:
+        """A fresh directory for one job."""
+        with self._lock:
+            self._count += 1
+            path = self.directory / f"job{self._count}"
+        path.mkdir(mode=0o700)
+        return path
+
+    def run(self, job: Path) -> None:
+        """Start the job whose request is in the directory. EngineGone when there is no engine any more."""
+        self._send({"do": "run", "job": job.name})
+
+    def kill(self, job: Path) -> None:
+        """End a job the hard way."""
+        self._send({"do": "kill", "job": job.name})
+
+    def ended(self, job: Path, timeout: float) -> int | None:
+        """The exit code of the job's agent, waiting `timeout` seconds at most; None while it runs."""
+        with self._lock:
+            until = time.monotonic() + timeout
+            while job.name not in self._ended:
+                if not select.select([self._control], [], [], max(0.0, until - time.monotonic()))[0]:
+                    return None
+                self._hear()
+            return self._ended[job.name]
+
+    def alive(self) -> bool:
+        """Whether the engine runs and this process is the one that started it."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def last_words(self) -> str:
+        """The end of what the engine and its agents wrote to stderr."""
+        with contextlib.suppress(OSError):
+            return (self.directory / "engine.log").read_text(errors="replace")[-2000:].strip()
+        return ""
+
+    def close(self) -> None:
+        """Ask the engine to end everything, and make sure."""
+        if self.owner != os.getpid():
+            return
+        atexit.unregister(self.close)
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._remove()
+
+    def bury(self) -> None:
+        """The engine died: end what it left."""
+        atexit.unregister(self.close)
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+        processes.sweep(str(self.directory))
+        self._remove()
+
+    def _remove(self) -> None:
+        directory.remove(self.directory)
+
+    def _send(self, message: dict[str, str]) -> None:
+        try:
+            self._control.send(json.dumps(message).encode())
+        except OSError as error:
+            raise EngineGone(str(error)) from error
+
+    def _hear(self) -> None:
+        try:
+            raw = self._control.recv(_MESSAGE_BYTES)
+        except OSError as error:
+            raise EngineGone(str(error)) from error
+        if not raw:
+            raise EngineGone("the engine closed the connection")
+        message = json.loads(raw)
+        if message["event"] == "ended":
+            self._ended[message["job"]] = message["code"]
+
+
+def _environment(path: Path) -> dict[str, str]:
+    """The notebook's environment with the engine's mark, and what keeps CUDA and OpenMP threads asleep."""
+    return {
+        **os.environ,
+        **_cheap_forks(),
+        processes.ENGINE_MARK: str(path),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _cheap_forks() -> dict[str, str]:
+    """Have the engine's memory in huge pages, where there are any: a fork then takes a third of the time.
+
+    It copies the tables of pages, of which there are 512 times fewer. glibc takes the hint since 2.35;
+    Python's own allocator does not, so the engine and its ranks use glibc's.
+    """
+    with contextlib.suppress(OSError):
+        if "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+            return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+    return {}
+
+
+# The engine serves the whole process, however many notebook cells and threads launch jobs.
+_engine_of_this_process: list[EngineProcess] = []
+_starting = threading.Lock()
+
+
+def engine() -> EngineProcess:
+    """The engine of this process, started if there is none that runs. It takes a second or two to import
+    torch, during which jobs may already be handed over."""
+    with _starting:
+        if _engine_of_this_process:
+            held = _engine_of_this_process[0]
+            if held.alive():
+                return held
+            if held.owner == os.getpid():
+                held.bury()
+        _engine_of_this_process[:] = [EngineProcess()]
+        return _engine_of_this_process[0]
+
+
+def running_engine() -> EngineProcess | None:
+    """The engine if one runs."""
+    return (
+        _engine_of_this_process[0] if _engine_of_this_process and _engine_of_this_process[0].alive() else None
+    )
+
+
+def shut_down() -> None:
+    """End the engine and every job of this process, if any; the next launch starts a new one."""
+    with _starting:
+        while _engine_of_this_process:
+            _engine_of_this_process.pop().close()
+
+
+__all__ = ["EngineGone", "EngineProcess", "engine", "running_engine", "shut_down"]

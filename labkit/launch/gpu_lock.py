@@ -1,0 +1,84 @@
+"""Keeps two notebooks from taking the same GPUs of a machine. Nothing on disk: the system drops a lock with
+its owner.
+
+A lock is a name in the machine's abstract socket namespace, which one process at a time can listen on. Who
+connects to it is told by the system which process and user that is.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def device_names(devices: Sequence[int], environment: Mapping[str, str]) -> list[str]:
+    """Names of GPUs that all processes here share: with CUDA_VISIBLE_DEVICES=2,3 index 1 is "3"."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    known = [part.strip() for part in visible.split(",")] if visible is not None else None
+    return sorted({known[index] if known is not None else str(index) for index in devices})
+
+
+class GpuLocks:
+    """The GPUs that one engine has taken. Its jobs may share a GPU; those of other engines may not."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+        self._jobs: Counter[str] = Counter()
+
+    def take(self, names: Sequence[str]) -> str:
+        """Take GPUs for a job. "" when that worked; otherwise who holds one of them, and none is taken."""
+        for name in names:
+            if name not in self._sockets:
+                listener = socket.socket(socket.AF_UNIX)
+                try:
+                    listener.bind(_address(name))
+                    listener.listen(8)
+                except OSError:
+                    listener.close()
+                    self._drop_unused()
+                    return f"GPU {name} is in use by {holder(name)}"
+                self._sockets[name] = listener
+        self._jobs.update(names)
+        return ""
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """The job that took them has ended."""
+        self._jobs.subtract(names)
+        self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        for name in [name for name in self._sockets if self._jobs[name] <= 0]:
+            self._sockets.pop(name).close()
+
+
+def _address(name: str) -> str:
+    return f"\0labkit/gpu/{name}"
+
+
+def holder(name: str) -> str:
+    """Who holds a GPU: 'alice (process 123: python ...)'."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(_address(name))
+        except OSError:
+            return "another notebook"
+        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = f"user {uid}"
+    return f"{user} (process {pid}{_notebook(pid)})"
+
+
+def _notebook(engine: int) -> str:
+    """The directory of the notebook whose engine this is, as far as this user may see it."""
+    try:
+        return f", in {os.readlink(Path('/proc', str(engine), 'cwd'))}"
+    except OSError:
+        return ""

@@ -1,0 +1,59 @@
+"""What this machine has for ranks: cores and GPUs, found without waking CUDA in this process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_RANKS_WITHOUT_GPU = 4
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ranks of a job go. devices: GPU index of each rank, empty on CPU. notes: for the user."""
+
+    ranks: int
+    backend: str
+    devices: tuple[int, ...]
+    threads: int
+    notes: tuple[str, ...] = ()
+
+
+def place(ranks: int | None, backend: str | None) -> Placement:
+    """Choose ranks, backend and devices for what was asked and what there is.
+
+    One rank a GPU with NCCL when the GPUs suffice; more ranks than GPUs share them and talk over gloo.
+    ValueError for a backend that cannot work here.
+    """
+    gpus = gpu_count()
+    ranks = ranks or gpus or _RANKS_WITHOUT_GPU
+    if backend not in (None, "gloo", "nccl"):
+        raise ValueError(f"backend must be 'gloo' or 'nccl', found {backend!r}")
+    if backend == "nccl" and gpus < ranks:
+        raise ValueError(
+            f"backend='nccl' needs one GPU a rank: {ranks} ranks, {gpus} GPUs here; use backend='gloo'"
+        )
+    threads = max(1, int(os.environ.get("OMP_NUM_THREADS", cores() // ranks)))
+    chosen = backend or ("nccl" if 0 < ranks <= gpus else "gloo")
+    notes: tuple[str, ...] = ()
+    if backend is None and 0 < gpus < ranks:
+        plural = "s" if gpus > 1 else ""
+        notes = (f"{ranks} ranks share {gpus} GPU{plural}, so they communicate over gloo, not NCCL: slower",)
+    return Placement(
+        ranks, chosen, tuple(rank % gpus for rank in range(ranks)) if gpus else (), threads, notes
+    )
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def gpu_count() -> int:
+    """GPUs that ranks of this process would see, respecting CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
+    driver = Path("/proc/driver/nvidia/gpus")
+    return len(list(driver.iterdir())) if driver.is_dir() else 0

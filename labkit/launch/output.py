@@ -1,0 +1,99 @@
+"""What ranks print, read from their logs as it comes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from labkit.launch.request import log_path
+
+_KEEP = 512 << 10  # bytes kept of the beginning, and again of the end, of each rank's output
+_MOST_AT_ONCE = 4 << 20
+
+
+class Outputs:
+    """The output of all ranks of a job. Keeps the first and the last half mebibyte of each."""
+
+    def __init__(self, directory: Path, ranks: int) -> None:
+        self._logs = [_Log(log_path(directory, rank)) for rank in range(ranks)]
+        self.version = 0  # grows whenever there is something new
+
+    def read(self) -> None:
+        """Take in what the ranks have printed since the last time."""
+        news = sum(log.read() for log in self._logs)
+        self.version += bool(news)
+
+    def texts(self) -> list[str]:
+        """The output of each rank so far."""
+        return [log.text() for log in self._logs]
+
+    def since(self, positions: list[int]) -> list[str]:
+        """What each rank has printed after the byte positions, which are moved forward."""
+        found = []
+        for index, log in enumerate(self._logs):
+            found.append(log.text(positions[index]))
+            positions[index] = log.size
+        return found
+
+    def positions(self) -> list[int]:
+        """How many bytes each rank has printed so far."""
+        return [log.size for log in self._logs]
+
+    def close(self) -> None:
+        for log in self._logs:
+            log.close()
+
+
+class _Log:
+    """One rank's log. Only its first and last `_KEEP` bytes are held, however much there is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._tail_start = 0
+        self.size = 0
+
+    def read(self) -> bool:
+        if self._descriptor is None:
+            try:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return False
+        available = os.fstat(self._descriptor).st_size
+        if available <= self.size:
+            return False
+        begin = max(self.size, available - _MOST_AT_ONCE) if len(self._head) >= _KEEP else self.size
+        self._add(begin, os.pread(self._descriptor, _MOST_AT_ONCE, begin))
+        return True
+
+    def _add(self, begin: int, data: bytes) -> None:
+        taken = min(len(data), _KEEP - len(self._head)) if begin == len(self._head) else 0
+        self._head += data[:taken]
+        rest = data[taken:]
+        if rest:
+            if begin + taken != self._tail_start + len(self._tail):
+                self._tail.clear()
+            if not self._tail:
+                self._tail_start = begin + taken
+            self._tail += rest
+            surplus = max(0, len(self._tail) - _KEEP)
+            del self._tail[:surplus]
+            self._tail_start += surplus
+        self.size = begin + len(data)
+
+    def text(self, start: int = 0) -> str:
+        """What was printed from byte `start` on; what is not held any more is said to be left out."""
+        head = bytes(self._head[start:])
+        tail = bytes(self._tail[max(0, start - self._tail_start) :])
+        gap = self._tail_start - max(start, len(self._head)) if self._tail else 0
+        if gap > 0:
+            note = f"\n[... {gap} bytes of output left out: print less, or write to a file ...]\n"
+            return head.decode(errors="replace") + note + tail.decode(errors="replace")
+        return (head + tail).decode(errors="replace")
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

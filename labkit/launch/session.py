@@ -1,0 +1,328 @@
+"""A session: ranks that stay alive between cells, with their variables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import linecache
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from labkit.launch import api, hosts
+from labkit.launch.diagnose import RankFacts, diagnose
+from labkit.launch.errors import Diagnosis, InfrastructureError, error_for
+from labkit.launch.job import Job
+from labkit.launch.names import readable
+from labkit.launch.notebook_names import Sender
+from labkit.launch.request import Request, records_path, result_path, state_path
+from labkit.launch.session_wire import SOCKET, listen_at
+from labkit.record.events import Collective, Span
+from labkit.record.files import read_records
+from labkit.record.state import StatePage
+
+_LOOK_EVERY = 0.05
+_STARTUP = 60.0  # seconds for the engine to import torch and the ranks to meet
+_SETTLE = 0.5  # seconds the other ranks get to finish a cell after one failed in it
+_INTERRUPT = 1.0  # seconds ranks get to stop by themselves when the user interrupts
+
+
+@dataclass
+class CellResult:
+    """What a cell did on the ranks it ran on.
+
+    values, html: the last expression of each rank, as text and (when it has one) as HTML; "" where there was
+    none. output: what each rank printed. Keys are ranks.
+    """
+
+    ranks: tuple[int, ...]
+    output: dict[int, str] = field(default_factory=dict)
+    values: dict[int, str] = field(default_factory=dict)
+    html: dict[int, str] = field(default_factory=dict)
+    wall_seconds: float = 0.0
+
+    def _repr_html_(self) -> str:
+        from labkit.launch.render import cell_html
+
+        return cell_html(self)
+
+    def __repr__(self) -> str:
+        from labkit.launch.render import cell_text
+
+        return cell_text(self)
+
+
+CellWatcher = Callable[[CellResult], None]
+
+
+class Session:
+    """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones."""
+
+    def __init__(
+        self, ranks: int | None = None, backend: str | None = None, env: dict[str, str] | None = None
+    ) -> None:
+        self._placement = hosts.place(ranks, backend)
+        self._env = env or {}
+        self.ranks = self._placement.ranks
+        self.notes = list(self._placement.notes)
+        self._connections: dict[int, Connection] = {}
+        self._pids: dict[int, int] = {}
+        self._positions: list[int] = []  # of the output, when the current cell began
+        self._job: Job | None = None
+        self.start()
+
+    # -- life
+
+    def start(self) -> None:
+        """Start the ranks, if they do not run. Returns at once; the first cell waits for them."""
+        if self._job is not None and not self._job.poll():
+            return
+        self._hang_up()
+        placement = self._placement
+        request = Request(
+            ranks=placement.ranks, backend=placement.backend, timeout=0, env=self._env, cwd=os.getcwd(),
+            sys_path=api.import_path(), target="labkit.launch.session_rank:serve",
+            devices=list(placement.devices), threads=placement.threads,
+        )  # fmt: skip
+        self._sender = Sender()
+        self._job = api.submit(request, b"", self._listen)
+
+    def _listen(self, directory: Path) -> None:
+        self._listener = listen_at(directory / SOCKET)
+
+    def stop(self) -> None:
+        """End the ranks; their variables are gone."""
+        self._hang_up()
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
+
+    def restart(self) -> None:
+        """Fresh ranks, without the variables."""
+        self.stop()
+        self.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the ranks run."""
+        return self._job is not None and not self._job.poll()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "alive" if self.alive else "stopped"
+        return f"Session of {self.ranks} ranks ({self._placement.backend}), {state}"
+
+    def status(self) -> list[str]:
+        """One line a rank: what it does now."""
+        if not self.alive or self._job is None:
+            return ["the session is not running"]
+        lines = []
+        for rank in range(self.ranks):
+            page = StatePage(state_path(self._job._directory, rank))
+            state = page.read()
+            page.close()
+            lines.append(f"rank {rank}: {state.phase}, process {self._pids.get(rank, '?')}")
+        return lines
+
+    def progress(self) -> list[tuple[float, float, str]]:
+        """(done, total, label) of each rank, as `labkit.progress` set it; zeros where it did not."""
+        return self._job.progress() if self._job is not None else []
+
+    # -- work
+
+    def run(
+        self,
+        source: str,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout: float = 60,
+        names: Mapping[str, Any] | None = None,
+        file: str = "<cell>",
+        watch: CellWatcher | None = None,
+    ) -> CellResult:
+        """Execute a cell's source on every rank (or on those of `ranks`), and wait for them.
+
+        names: a namespace, such as the notebook's, from which functions, classes and values that the source
+        uses are sent along. watch: called every 50 ms with the result so far.
+
+        Raises a LaunchError when a rank fails. If the other ranks cannot finish then, or the timeout passes,
+        the session is replaced by a fresh one.
+        """
+        chosen = self._chosen(ranks)
+        self._connect()
+        packed = self._sender.pack(source, names, file) if names is not None else None
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for tracebacks
+        message = {"do": "cell", "source": source, "file": file, "names": packed}
+        return self._round(message, chosen, timeout, watch)
+
+    def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
+        """`function(*args, **kwargs)` on every rank; what each returned."""
+        self._connect()
+        payload = api.pickle_call(function, args, kwargs)
+        limit = self._running_job()._request.max_result_bytes
+        self._round({"do": "call", "payload": payload, "limit": limit}, range(self.ranks), timeout, None)
+        directory = self._running_job()._directory
+        return [pickle.loads(result_path(directory, rank).read_bytes()) for rank in range(self.ranks)]
+
+    def records(self) -> tuple[list[Collective], list[Span]]:
+        """What the ranks communicated in the last cell or call, and their spans; times from its start."""
+        self._round({"do": "records"}, range(self.ranks), 60, None)
+        directory = self._running_job()._directory
+        calls, spans, _ = read_records([records_path(directory, rank) for rank in range(self.ranks)])
+        return calls, spans
+
+    def _chosen(self, ranks: Sequence[int] | None) -> Sequence[int]:
+        wrong = [rank for rank in ranks or () if not 0 <= rank < self.ranks]
+        if wrong:
+            raise ValueError(f"there is no rank {wrong[0]}: the session has ranks 0 to {self.ranks - 1}")
+        return range(self.ranks) if ranks is None else sorted(set(ranks))
+
+    def _running_job(self) -> Job:
+        assert self._job is not None
+        return self._job
+
+    def _connect(self) -> None:
+        self.start()
+        until = time.monotonic() + _STARTUP
+        while len(self._connections) < self.ranks:
+            if self._running_job().poll() or time.monotonic() > until:
+                self._died()
+            self._accept()
+
+    def _accept(self) -> None:
+        self._listener.settimeout(_LOOK_EVERY)
+        with contextlib.suppress(TimeoutError):
+            accepted, _ = self._listener.accept()
+            accepted.setblocking(True)
+            connection = Connection(accepted.detach())
+            hello = json.loads(connection.recv_bytes())
+            self._connections[hello["rank"]] = connection
+            self._pids[hello["rank"]] = hello["pid"]
+
+    def _round(
+        self, message: dict[str, Any], ranks: Sequence[int], timeout: float, watch: CellWatcher | None
+    ) -> CellResult:
+        """Send a message to ranks and collect their answers."""
+        job = self._running_job()
+        assert job._control is not None
+        positions = self._positions = job._outputs.positions()
+        started = time.monotonic()
+        job._control.set_deadline(started + timeout, timeout)
+        data = pickle.dumps(message)
+        try:
+            for rank in ranks:
+                self._connections[rank].send_bytes(data)
+            answers = self._answers(ranks, positions, watch)
+        except (OSError, EOFError):
+            self._died()
+        if not job.done:
+            job._control.set_deadline(0.0, 0.0)
+        result = self._result(ranks, answers, positions)
+        result.wall_seconds = time.monotonic() - started
+        self._raise_errors(answers, result)
+        return result
+
+    def _answers(
+        self, ranks: Sequence[int], positions: list[int], watch: CellWatcher | None
+    ) -> dict[int, dict[str, Any]]:
+        answers: dict[int, dict[str, Any]] = {}
+        failed_at = float("inf")
+        next_look = time.monotonic() + _LOOK_EVERY
+        while len(answers) < len(ranks):
+            try:
+                missing = {self._connections[rank]: rank for rank in ranks if rank not in answers}
+                for connection in wait(list(missing), _LOOK_EVERY):
+                    assert isinstance(connection, Connection)
+                    answer = json.loads(connection.recv_bytes())
+                    answers[missing[connection]] = answer
+                    if not answer["ok"]:
+                        failed_at = min(failed_at, time.monotonic())
+                if watch is not None and len(answers) < len(ranks) and time.monotonic() > next_look:
+                    next_look = time.monotonic() + _LOOK_EVERY
+                    watch(self._result(ranks, answers, positions))
+            except KeyboardInterrupt:
+                self._interrupt(ranks)
+                failed_at = time.monotonic() + _INTERRUPT - _SETTLE
+            if time.monotonic() > failed_at + _SETTLE:
+                self._stop_job("failed" if any(not a["ok"] for a in answers.values()) else "interrupted")
+            elif self._running_job().poll():
+                self._died()
+        return answers
+
+    def _interrupt(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pids[rank], signal.SIGINT)
+
+    def _stop_job(self, reason: str) -> None:
+        """The other ranks are stuck: have the agent look at them and end them, then say why."""
+        self._running_job()._stop(reason)
+        self._died()
+
+    def _died(self) -> None:
+        """Raise what the ranks died of, with their replacements already starting."""
+        job = self._running_job()
+        until = time.monotonic() + 2
+        while not job.poll(0.02) and time.monotonic() < until:
+            pass
+        if not job.done:
+            job.cancel()
+        error = job.error or InfrastructureError(
+            Diagnosis("infrastructure", "the session's ranks ended", hint="run the cell again")
+        )
+        error.output = job.new_output(self._positions or [0] * self.ranks)
+        error.add_note("The session was replaced: its ranks are fresh, and their variables are gone.")
+        self._hang_up()
+        self._job = None
+        self.start()
+        raise error
+
+    def _result(
+        self, ranks: Sequence[int], answers: Mapping[int, dict[str, Any]], positions: list[int]
+    ) -> CellResult:
+        outputs = self._running_job()._outputs
+        outputs.read()
+        texts = outputs.since(list(positions))
+        return CellResult(
+            ranks=tuple(ranks),
+            output={rank: texts[rank] for rank in ranks},
+            values={rank: answers.get(rank, {}).get("value", "") for rank in ranks},
+            html={rank: answers.get(rank, {}).get("html", "") for rank in ranks},
+        )
+
+    def _raise_errors(self, answers: Mapping[int, dict[str, Any]], result: CellResult) -> None:
+        if all(answer["ok"] for answer in answers.values()):
+            return
+        facts = []
+        for rank in sorted(answers):
+            page = StatePage(state_path(self._running_job()._directory, rank))
+            facts.append(RankFacts(rank, page.read(), answers[rank].get("error"), None))
+            page.close()
+        diagnosis = diagnose("failed", facts, self._running_job()._request)
+        raise error_for(readable(diagnosis), [result.output.get(rank, "") for rank in range(self.ranks)])
+
+    def _hang_up(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._pids.clear()
+        if hasattr(self, "_listener"):
+            self._listener.close()
+
+
+def session(
+    ranks: int | None = None, backend: str | None = None, env: dict[str, str] | None = None
+) -> Session:
+    """Ranks that stay alive: `session.run("x = 1")`, `session.run("x")`, `session.call(fn, 2)`."""
+    return Session(ranks, backend, env)

@@ -1,0 +1,124 @@
+"""Jobs without a notebook: from a shell, or inside a sandbox. Everything a job leaves is a file in its
+directory.
+
+    python -m labkit.launch.standalone DIRECTORY --ranks 4 --timeout 20 -- module:function
+    python -m labkit.launch.standalone --serve      (requests on stdin, one JSON object a line; see `serve`)
+
+Every rank calls `function(DIRECTORY)`. Afterwards DIRECTORY holds, besides what the function wrote there:
+job.json (the verdict), and for each rank rankN.log, rankN.status.json and rankN.records.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from labkit.launch import processes
+from labkit.launch.engine import import_the_rest, warm_up
+from labkit.launch.hosts import place
+from labkit.launch.request import CONTROL, VERDICT, Request
+from labkit.launch.reserved import read_reserved, reserve
+from labkit.record.state import ControlPage
+
+_PATIENCE = 10.0  # seconds after the deadline until the agent is ended with its job
+
+
+def run(
+    directory: Path, target: str, ranks: int, timeout: float, backend: str | None = None, record: bool = True
+) -> dict[str, Any]:
+    """Run one job in a fork of this process, which must be warm and single-threaded, and wait for its end.
+
+    Returns {"directory", "verdict", "seconds"}; the verdict is "finished", one of `LaunchError.verdict`, and
+    "infrastructure" when the job left no report. FileExistsError when the directory has had a job.
+    """
+    from labkit.launch.agent import fork_job
+
+    if (directory / VERDICT).exists():
+        raise FileExistsError(f"{directory} has had a job already: give each job a directory of its own")
+    placement = place(ranks, backend)
+    started = time.monotonic()
+    request = Request(
+        ranks=ranks, backend=placement.backend, timeout=timeout, target=target, record=record,
+        cwd=os.getcwd(), sys_path=sys.path, devices=list(placement.devices), threads=placement.threads,
+    )  # fmt: skip
+    request.write(directory)
+    reserve(directory / VERDICT)
+    control = ControlPage(directory / CONTROL)
+    control.set_deadline(started + timeout, timeout)
+    _wait(fork_job(directory), started + timeout + _PATIENCE)
+    control.close()
+    found = read_reserved(directory / VERDICT)
+    verdict = found["verdict"] if found else "infrastructure"
+    return {"directory": str(directory), "verdict": verdict, "seconds": time.monotonic() - started}
+
+
+def _wait(agent: int, deadline: float) -> None:
+    while os.waitpid(agent, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            processes.send(agent, signal.SIGKILL)
+        time.sleep(0.003)
+    processes.end_children()
+
+
+def serve(requests: Iterable[str], answers: TextIO) -> None:
+    """Run jobs one after the other, all from one import of torch.
+
+    requests: lines of JSON with the arguments of `run` ("directory", "target", "ranks", "timeout", and if
+    wanted "backend", "record"). answers: gets one line of JSON for each, what `run` returns or {"error":
+    TEXT}.
+    """
+    for line in requests:
+        if not line.strip():
+            continue
+        try:
+            order = json.loads(line)
+            answer = run(**{**order, "directory": Path(order["directory"])})
+        except (OSError, TypeError, KeyError, ValueError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+@click.command(help=__doc__.splitlines()[0] if __doc__ else None)
+@click.argument("directory", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("target", required=False)
+@click.option("--ranks", default=2, show_default=True)
+@click.option("--timeout", default=60.0, show_default=True, help="seconds until the job is ended")
+@click.option(
+    "--backend", type=click.Choice(["gloo", "nccl"]), help="default: nccl with enough GPUs, else gloo"
+)
+@click.option("--record/--no-record", default=True, show_default=True)
+@click.option("--serve", "serving", is_flag=True, help="read requests from stdin")
+def main(
+    directory: Path | None, target: str | None, ranks: int, timeout: float, backend: str | None, record: bool,
+    serving: bool,
+) -> None:  # fmt: skip
+    """Exit status 0 when every rank finished, 3 when the job failed."""
+    if serving == (directory is not None):
+        raise click.UsageError("give either DIRECTORY and TARGET, or --serve")
+    processes.adopt_orphans()
+    sys.path[:] = [os.path.abspath(entry or ".") for entry in sys.path]
+    warm_up()
+    if serving:
+        import_the_rest()
+        with contextlib.suppress(BrokenPipeError):
+            serve(sys.stdin, sys.stdout)
+        return
+    if directory is None or target is None:
+        raise click.UsageError("a TARGET is needed: module:function")
+    answer = run(directory.resolve(), target, ranks, timeout, backend, record)
+    print(json.dumps(answer))
+    sys.exit(0 if answer["verdict"] == "finished" else 3)
+
+
+if __name__ == "__main__":
+    main()

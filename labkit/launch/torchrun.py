@@ -1,0 +1,88 @@
+"""`%%torchrun`: a cell as a script under the stock torchrun command, which is shown for use in a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from labkit.launch import client, processes
+from labkit.launch.errors import Diagnosis, JobTimeout, RankError
+
+_GRACE = 1.0
+_INHERITED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def command(script: Path, ranks: int) -> list[str]:
+    """The command that runs a script on `ranks` ranks of this machine, with this Python and a free port."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*run, str(script)]
+
+
+def run_script(script: Path, ranks: int, timeout: float, write: Callable[[str], object]) -> None:
+    """Run the command and hand on what it prints, until it ends. RankError or JobTimeout when it fails.
+
+    An interrupt ends it. So does the end of the notebook: its processes carry the engine's mark.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _INHERITED}
+    environment |= {processes.ENGINE_MARK: str(client.engine().directory), "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    line = command(script, ranks)
+    write(f"$ {shlex.join(line)}\n")
+    process = subprocess.Popen(
+        line, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    before = set(processes.marked(environment[processes.ENGINE_MARK]))
+    try:
+        in_time = _copy(process, time.monotonic() + timeout, write)
+    finally:
+        _end(process, before)
+    if not in_time:
+        raise JobTimeout(Diagnosis("timeout", f"torchrun did not finish within {timeout:g} s and was ended"))
+    if process.returncode:
+        summary = f"torchrun ended with exit code {process.returncode}; what the ranks printed is above"
+        raise RankError(Diagnosis("error", summary))
+
+
+def _copy(process: subprocess.Popen[bytes], deadline: float, write: Callable[[str], object]) -> bool:
+    assert process.stdout is not None
+    while time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], 0.1)[0]:
+            data = os.read(process.stdout.fileno(), 65536)
+            if not data:
+                process.wait()
+                return True
+            write(data.decode(errors="replace"))
+    return False
+
+
+def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:
+    """End torchrun and its workers, which it starts in sessions of their own."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+        process.kill()
+    process.wait()
+    if process.returncode:
+        mark = str(client.engine().directory)
+        processes.end([pid for pid in processes.marked(mark) if pid not in before], 0.0)
+    assert process.stdout is not None
+    process.stdout.close()

@@ -1,0 +1,157 @@
+"""`%load_ext labkit`: the cell magics `%%ranks` and `%%torchrun`, and `%ranks`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from labkit import unfinished
+from labkit.launch import client
+from labkit.launch.errors import LaunchError
+from labkit.launch.live import Screen, shell
+from labkit.launch.names import current_cell
+from labkit.launch.render import cell_html, cell_text, progress_html
+from labkit.launch.session import CellResult, Session
+from labkit.launch.torchrun import run_script
+
+
+def _rank_list(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"expected ranks such as 0,2 and found {text!r}") from None
+
+
+@magics_class
+class RanksMagics(Magics):
+    """The magics of one notebook, and its session of ranks."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.session: Session | None = None
+
+    @magic_arguments()
+    @argument("what", nargs="?", help="how many ranks; without a cell: status, stop or restart")
+    @argument("--rank", type=_rank_list, default=None, help="only these ranks, such as 0,2")
+    @argument("--fresh", action="store_true", help="start new ranks first, without the variables")
+    @argument("--timeout", type=float, default=60.0, help="seconds until the cell is ended")
+    @line_cell_magic
+    def ranks(self, line: str, cell: str | None = None) -> None:
+        """Run a cell on every rank of a session that stays alive between cells.
+
+        %%ranks 4        run the cell on 4 ranks; `rank` and `world_size` are defined, variables persist
+        %ranks           what each rank does now
+        %ranks stop      end the ranks      %ranks restart    fresh ranks
+        """
+        options = parse_argstring(self.ranks, line)
+        if cell is None:
+            self._manage(options.what or "status")
+        else:
+            self._run(cell, _count(options.what), options)
+
+    def _manage(self, what: str) -> None:
+        if what not in ("status", "stop", "restart"):
+            raise UsageError(f"%ranks {what}: expected status, stop or restart (a cell is run by %%ranks)")
+        if self.session is None:
+            print("no ranks are running: a cell that starts with %%ranks 4 starts four")
+            return
+        if what == "status":
+            print("\n".join([repr(self.session), *self.session.status()]))
+        elif what == "stop":
+            self.session.stop()
+            self.session = None
+        else:
+            self.session.restart()
+
+    def _run(self, cell: str, ranks: int | None, options: Any) -> None:
+        session = self._session(ranks, options.fresh)
+        assert self.shell is not None
+        file = current_cell() or f"In[{self.shell.execution_count}]"
+        screen = _CellScreen(session)
+        try:
+            result = session.run(  # the first line of the cell is the magic's own
+                "\n" + cell, ranks=options.rank, timeout=options.timeout, names=self.shell.user_ns, file=file,
+                watch=screen.watch,
+            )  # fmt: skip
+        except LaunchError as error:
+            screen.finish(CellResult(tuple(range(len(error.output))), dict(enumerate(error.output))))
+            raise
+        screen.finish(result)
+
+    def _session(self, ranks: int | None, fresh: bool) -> Session:
+        if self.session is not None and ranks not in (None, self.session.ranks):
+            self.session.stop()
+            self.session = None
+        if self.session is None:
+            self.session = Session(ranks)
+            for note in self.session.notes:
+                print(note)
+        elif fresh:
+            self.session.restart()
+        return self.session
+
+    @magic_arguments()
+    @argument("--nproc-per-node", "--nproc_per_node", type=int, default=2, help="how many ranks")
+    @argument("--timeout", type=float, default=120.0, help="seconds until it is ended")
+    @argument("--script", default="torchrun_cell.py", help="where the cell is written")
+    @cell_magic
+    def torchrun(self, line: str, cell: str) -> None:
+        """Write the cell to a script and run it with torch's own torchrun command, which is shown."""
+        options = parse_argstring(self.torchrun, line)
+        script = Path(options.script)
+        script.write_text(cell)
+        run_script(script, options.nproc_per_node, options.timeout, sys.stdout.write)
+
+
+class _CellScreen:
+    """Shows a cell's result as it grows: as tabs in a notebook, as text elsewhere when it is complete."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._screen = Screen()
+
+    def watch(self, result: CellResult) -> None:
+        """The cell is running."""
+        if shell() is None:
+            return
+        html = progress_html(self._session.progress()) + cell_html(result)
+        if html:
+            self._screen.draw(html, cell_text(result))
+
+    def finish(self, result: CellResult) -> None:
+        """The cell is done."""
+        text = cell_text(result)
+        if shell() is None:
+            print(text, end="\n" if text else "")
+            return
+        html = cell_html(result)
+        if html or self._screen.used:
+            self._screen.draw(html, text, final=True)
+
+
+def _count(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"%%ranks {text}: expected how many ranks, such as %%ranks 4")
+    return int(text)
+
+
+def load_ipython_extension(ipython: InteractiveShell) -> None:
+    """Called by `%load_ext labkit`. Starts the engine, which imports torch while the notebook goes on."""
+    ipython.register_magics(RanksMagics(ipython))
+    unfinished.install(ipython)
+    client.engine()
+
+
+def unload_ipython_extension(ipython: InteractiveShell) -> None:
+    """Called by `%unload_ext labkit`: ends the engine and every rank."""
+    unfinished.uninstall(ipython)
+    client.shut_down()

@@ -1,0 +1,79 @@
+"""What a rank did, as plain data: communication calls, named stretches of time, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One communication call of one rank.
+
+    num_bytes: bytes of this rank's input tensors (all_gather: the local shard; recv: the received tensor).
+    shape, dtype: of the first input tensor; `()` and `""` for a barrier.
+    group: global ranks taking part. peer: global rank at the other end of a send or recv.
+    order: 0, 1, 2, ... over this rank's calls, in start order.
+    start, end: seconds since the first rank entered the job's function. `end` is when the rank had finished
+        waiting for the call, and None when nobody waited for it in Python.
+    source: "python" when the call came through torch.distributed's Python interface, "native" when C++ made
+        it (DistributedDataParallel's reducer, functional collectives, DTensor).
+    line: the caller's own line, as "file:number".
+    """
+
+    rank: int
+    op: str
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    group: tuple[int, ...]
+    peer: int | None
+    order: int
+    start: float
+    end: float | None
+    source: str
+    line: str
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Collective:
+        """The inverse of `as_json`, for data that went through JSON."""
+        return Collective(**{**data, "shape": tuple(data["shape"]), "group": tuple(data["group"])})
+
+
+@dataclass(frozen=True)
+class Span:
+    """A named stretch of time on one rank; start and end in seconds since the job's start."""
+
+    rank: int
+    name: str
+    kind: str
+    start: float
+    end: float
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Span:
+        """The inverse of `as_json`."""
+        return Span(**data)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The most memory one rank held at once, in bytes; `device_bytes` is None where there is no GPU.
+
+    host_bytes is the process's resident set, which includes the Python interpreter and torch itself.
+    """
+
+    rank: int
+    host_bytes: int
+    device_bytes: int | None
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> MemoryUse:
+        """The inverse of `as_json`."""
+        return MemoryUse(**data)
+
+
+def as_json(events: list[Any]) -> list[dict[str, Any]]:
+    """Each event as a dict of plain values."""
+    return [dict(vars(event)) for event in events]

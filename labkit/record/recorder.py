@@ -1,0 +1,251 @@
+"""Watches one rank: what it communicates, what it waits in, how long its named stretches take."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from labkit.record.events import Collective, MemoryUse, Span
+from labkit.record.lines import LineFinder
+from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, pack_wait
+from labkit.record.versions import CALLS, Call
+
+_MANY_PENDING = 1000
+_MANY_KINDS = 1000
+_MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps its first ones
+
+
+class Entry:
+    """One call, while and after it happens. Times are of the machine's monotonic clock."""
+
+    __slots__ = ("dtype", "end", "file", "function", "group", "line", "members", "num_bytes", "number", "op",
+                 "peer", "posted", "shape", "start", "tag")  # fmt: skip
+
+    op: str
+    group: str
+    members: tuple[int, ...]
+    number: int
+    peer: int
+    tag: int
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+    line: int
+    function: str
+    start: float
+    posted: float
+    end: float | None
+
+    def kind(self) -> tuple[Any, ...]:
+        """What calls of a loop have in common: everything but their number and their time."""
+        return (self.op, self.group, self.peer, self.tag, self.num_bytes, self.shape, self.dtype, self.file,
+                self.line, self.function)  # fmt: skip
+
+    def packed(self) -> bytes:
+        """As the state page holds it, with number 0."""
+        return pack_wait(
+            Wait(self.op, self.group, 0, self.peer, self.tag, self.num_bytes, self.shape,
+                 self.dtype, self.members, self.file, self.line, self.function)
+        )  # fmt: skip
+
+
+class Recorder:
+    """Records this rank's communication and spans, and keeps its state page true."""
+
+    def __init__(self, rank: int, page: StatePage) -> None:
+        self.rank = rank
+        self.page = page
+        self.entries: list[Entry] = []
+        self.spans: list[tuple[str, str, float, float]] = []
+        self._find_line = LineFinder()
+        self._groups: dict[Any, tuple[str, int, tuple[int, ...]]] = {}
+        self._counts: dict[Any, int] = {}
+        self._pending: dict[int, tuple[Any, Entry]] = {}
+        self._dtypes: dict[torch.dtype, str] = {}
+        self._last: Entry | None = None
+        self._packed: dict[tuple[Any, ...], bytes] = {}
+
+    def add_span(self, name: str, kind: str, start: float, end: float) -> None:
+        self.spans.append((name, kind, start, end))
+
+    def restart(self) -> None:
+        """Forget what was recorded; what is still in flight is kept."""
+        self.entries, self.spans = [], []
+
+    def enter(self, phase: int) -> None:
+        """Tell the state page what the rank does now."""
+        self.page.enter(phase)
+
+    def _show(self, entry: Entry) -> None:
+        """Put a call on the state page; packing is dear, and a loop makes the same calls again and again."""
+        kind = entry.kind()
+        packed = self._packed.get(kind)
+        if packed is None:
+            if len(self._packed) > _MANY_KINDS:
+                self._packed.clear()
+            packed = self._packed[kind] = entry.packed()
+        self.page.set_call(packed, entry.number)
+        self._last = entry
+
+    # -- called by the patched methods
+
+    def begin(self, call: Call, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """Note that a call starts, before torch sees it."""
+        entry = Entry()
+        name, key, members = self._group(group)
+        entry.op, entry.group, entry.members = call.op, name, members
+        _measure(entry, _argument(args, kwargs, call.input, call.name), self._dtypes)
+        entry.peer, entry.tag = -1, 0
+        if call.peer is not None:
+            entry.peer = members[
+                _argument(args, kwargs, call.peer, "dstRank" if call.op == "send" else "srcRank")
+            ]
+            entry.tag = _argument(args, kwargs, 2, "tag") or 0
+        entry.number = self._count(entry, key)
+        entry.file, entry.line, entry.function = self._find_line(2)
+        entry.end = None
+        if len(self.entries) < _MOST_ENTRIES:
+            self.entries.append(entry)
+        # said before torch sees the call: gloo ends the process at once when data of another size arrives
+        self._show(entry)
+        entry.start = time.monotonic()
+        return entry
+
+    def posted(self, entry: Entry, work: Any) -> None:
+        """torch has taken the call; `work` is what the rank may wait for."""
+        entry.posted = time.monotonic()
+        if work is not None:
+            self._pending[id(work)] = (work, entry)
+            if len(self._pending) > _MANY_PENDING:
+                self._forget_completed()
+
+    def _forget_completed(self) -> None:
+        """Works that nobody waits for would pile up, and keep their tensors."""
+        for key in [key for key, (work, _) in self._pending.items() if work.is_completed()]:
+            del self._pending[key]
+
+    def wait(
+        self, work: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Wait for `work` as torch does, with the state page saying so meanwhile."""
+        known = self._pending.pop(id(work), None)
+        if known is None:
+            return original(work, *args, **kwargs)
+        entry = known[1]
+        if entry is not self._last:
+            self._show(entry)
+        self.page.enter(WAITING)
+        result = original(work, *args, **kwargs)  # a wait that fails stays on the page: it says what in
+        entry.end = time.monotonic()
+        self.page.enter(RUNNING)
+        return result
+
+    # -- results
+
+    def memory(self) -> MemoryUse:
+        """The peak so far."""
+        device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return MemoryUse(self.rank, host, device)
+
+    def collectives(self, zero: float) -> list[Collective]:
+        """The calls that came through Python, with times relative to `zero` (monotonic seconds)."""
+        return [self._collective(order, entry, zero) for order, entry in enumerate(self.entries)]
+
+    def timeline(self, zero: float) -> list[Span]:
+        """The spans, with times relative to `zero` (monotonic seconds)."""
+        return [
+            Span(self.rank, name, kind, start - zero, end - zero) for name, kind, start, end in self.spans
+        ]
+
+    def _collective(self, order: int, entry: Entry, zero: float) -> Collective:
+        return Collective(
+            rank=self.rank, op=entry.op, num_bytes=entry.num_bytes, shape=entry.shape, dtype=entry.dtype,
+            group=entry.members, peer=None if entry.peer < 0 else entry.peer, order=order,
+            start=entry.start - zero,
+            end=None if entry.end is None else entry.end - zero, source="python",
+            line=f"{entry.file}:{entry.line}" if entry.file else "",
+        )  # fmt: skip
+
+    # -- details
+
+    def _group(self, group: Any) -> tuple[str, int, tuple[int, ...]]:
+        known = self._groups.get(group)
+        if known is None:
+            name = group.group_name
+            known = self._groups[group] = (name, group_key(name), tuple(dist.get_process_group_ranks(group)))
+        return known
+
+    def _count(self, entry: Entry, key: int) -> int:
+        counts = self._counts
+        where: Any = key if entry.op not in ("send", "recv") else (entry.op, entry.peer)
+        number = counts[where] = counts.get(where, 0) + 1
+        if entry.op == "send":
+            self.page.count_send(entry.peer, number)
+        elif entry.op == "recv":
+            self.page.count_receive(entry.peer, number)
+        else:
+            self.page.count_call(key, number)
+        return number
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if position < len(args) else kwargs.get(name)
+
+
+def _measure(entry: Entry, value: Any, dtypes: dict[torch.dtype, str]) -> None:
+    """Fill in bytes, and the first tensor's shape and dtype. `value`: a tensor, or lists of them."""
+    while isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    tensors = list(_flatten(value)) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    entry.num_bytes, entry.shape, entry.dtype = 0, (), ""
+    for tensor in tensors:
+        entry.num_bytes += tensor.nbytes
+    if tensors:
+        entry.shape = tuple(tensors[0].shape)
+        dtype = tensors[0].dtype
+        entry.dtype = dtypes.get(dtype) or dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
+
+
+def _flatten(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for part in value for tensor in _flatten(part)]
+
+
+def install(recorder: Recorder) -> None:
+    """Make every communication call of this process pass through `recorder`.
+
+    The methods of torch's ProcessGroup class are replaced, so a call is seen however its function was
+    imported. Meant for a rank's process, which ends with its job: nothing is put back.
+    """
+    for name, call in CALLS.items():
+        original = getattr(c10d.ProcessGroup, name, None)
+        if original is not None:
+            setattr(c10d.ProcessGroup, name, _recorded(recorder, original, call))
+    original_wait = c10d.Work.wait
+
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder.wait(work, original_wait, args, kwargs)
+
+    c10d.Work.wait = wait  # type: ignore[assignment, method-assign]
+
+
+def _recorded(recorder: Recorder, original: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    def method(group: Any, *args: Any, **kwargs: Any) -> Any:
+        entry = recorder.begin(call, group, args, kwargs)
+        work = original(group, *args, **kwargs)
+        recorder.posted(entry, work)
+        return work
+
+    return method
+
+
+__all__ = ["Entry", "Recorder", "install"]

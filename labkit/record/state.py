@@ -1,0 +1,251 @@
+"""A page of memory that each rank keeps about itself, readable while it runs and after it died.
+
+The rank writes, the watchdog and the notebook read. Writes are a few microseconds and need no lock: a reader
+that catches a half-written page sees an odd `writes` counter and reads again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_RANKS = 512
+MAX_GROUPS = 64
+STARTING, RUNNING, WAITING, FINISHED, FAILED, IDLE = range(6)
+PHASES = ("starting", "running", "waiting", "finished", "failed", "idle")
+
+_HEAD = struct.Struct("<QQId")  # writes, events, phase, since
+_WRITES = struct.Struct("<Q")
+_WAIT = struct.Struct("<32s64sIiiQ64s24s512s256sI64s")
+_PROGRESS = struct.Struct("<dd80s")
+_COUNT = struct.Struct("<I")
+_GROUP = struct.Struct("<II")
+_WAIT_AT = 64
+_NUMBER_AT = _WAIT_AT + 96  # after op and group
+_PROGRESS_AT = _WAIT_AT + _WAIT.size
+_SENDS_AT = 2048
+_RECEIVES_AT = _SENDS_AT + MAX_RANKS * _COUNT.size
+_GROUPS_AT = _RECEIVES_AT + MAX_RANKS * _COUNT.size
+PAGE_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One communication call that a rank waits in.
+
+    number: counts this rank's calls on the group (collectives) or with the peer in this direction (send,
+    recv), from 1. group is the group's name in torch, members its global ranks; peer a global rank, -1 for
+    none or any.
+    """
+
+    op: str
+    group: str
+    number: int
+    peer: int
+    tag: int
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    members: tuple[int, ...]
+    file: str
+    line: int
+    function: str
+
+    @property
+    def point_to_point(self) -> bool:
+        return self.op in ("send", "recv")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a rank's page said. `since` is in seconds of the machine's monotonic clock.
+
+    wait: the call it waits in, while `phase` is "waiting"; otherwise the last call it made.
+    """
+
+    phase: str
+    since: float
+    events: int
+    wait: Wait | None
+    sends: dict[int, int]
+    receives: dict[int, int]
+    calls: dict[int, int]  # key: `group_key` of a group's name
+
+    def to_json(self) -> dict[str, Any]:
+        wait = None if self.wait is None else vars(self.wait)
+        return {**vars(self), "wait": wait}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> State:
+        """The inverse of `to_json`, for data that went through JSON (where keys are text)."""
+        counts = {name: {int(k): v for k, v in data[name].items()} for name in ("sends", "receives", "calls")}
+        wait = data["wait"]
+        if wait is not None:
+            wait = Wait(**{**wait, "shape": tuple(wait["shape"]), "members": tuple(wait["members"])})
+        return State(**{**data, **counts, "wait": wait})
+
+
+def group_key(name: str) -> int:
+    """A number for a group's name, the same on every rank."""
+    return zlib.crc32(name.encode()) or 1
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+class StatePage:
+    """The page of one rank, in a file. The rank creates it; anyone with the directory can read it."""
+
+    def __init__(self, path: Path, create: bool = False) -> None:
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            if create:
+                os.posix_fallocate(descriptor, 0, PAGE_BYTES)
+            self._memory = mmap.mmap(descriptor, PAGE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._writes = 0
+        self._events = 0
+        self._group_slots: dict[int, int] = {}
+        self._call = b""
+
+    # -- written by the rank
+
+    def enter(self, phase: int) -> None:
+        """The rank is now in `phase` (one of the constants above), whatever it was waiting for is over."""
+        self._writes += 2
+        self._events += 1
+        _HEAD.pack_into(self._memory, 0, self._writes, self._events, phase, time.monotonic())
+
+    def set_call(self, packed: bytes, number: int) -> None:
+        """The rank makes, or now waits in, the call described by `pack_wait`, which has this number."""
+        memory = self._memory
+        self._writes += 2
+        _WRITES.pack_into(memory, 0, self._writes - 1)
+        if packed is not self._call:
+            memory[_WAIT_AT : _WAIT_AT + _WAIT.size] = packed
+            self._call = packed
+        _COUNT.pack_into(memory, _NUMBER_AT, number)
+        _WRITES.pack_into(memory, 0, self._writes)
+
+    def count_send(self, peer: int, number: int) -> None:
+        """This rank has started `number` sends to `peer` so far."""
+        if 0 <= peer < MAX_RANKS:
+            _COUNT.pack_into(self._memory, _SENDS_AT + peer * _COUNT.size, number)
+
+    def count_receive(self, peer: int, number: int) -> None:
+        """This rank has started `number` receives from `peer` so far."""
+        if 0 <= peer < MAX_RANKS:
+            _COUNT.pack_into(self._memory, _RECEIVES_AT + peer * _COUNT.size, number)
+
+    def count_call(self, group: int, number: int) -> None:
+        """This rank has started `number` collectives on the group with this key so far."""
+        slot = self._group_slots.setdefault(group, len(self._group_slots))
+        if slot < MAX_GROUPS:
+            _GROUP.pack_into(self._memory, _GROUPS_AT + slot * _GROUP.size, group, number)
+
+    def set_progress(self, done: float, total: float, label: str) -> None:
+        """How far this rank is; total 0 when not known."""
+        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, done, total, label.encode()[:79])
+
+    # -- read by others
+
+    def events(self) -> int:
+        """Grows whenever the rank enters or leaves a phase: unchanged means nothing has happened."""
+        return int(_HEAD.unpack_from(self._memory, 0)[1])
+
+    def phase(self) -> int:
+        return int(_HEAD.unpack_from(self._memory, 0)[2])
+
+    def progress(self) -> tuple[float, float, str]:
+        """done, total, label as last set; (0, 0, "") when never set."""
+        done, total, label = _PROGRESS.unpack_from(self._memory, _PROGRESS_AT)
+        return done, total, _text(label)
+
+    def read(self) -> State:
+        """Everything the page says now."""
+        for _ in range(100):
+            before = _HEAD.unpack_from(self._memory, 0)
+            raw = self._memory[:PAGE_BYTES]
+            if before[0] % 2 == 0 and _HEAD.unpack_from(self._memory, 0)[0] == before[0]:
+                break
+        return _parse(raw)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def pack_wait(wait: Wait) -> bytes:
+    """The bytes of a wait as the page holds them; long texts are cut."""
+    return _WAIT.pack(
+        wait.op.encode(), wait.group.encode(), wait.number, wait.peer, wait.tag, wait.num_bytes,
+        ",".join(map(str, wait.shape)).encode(), wait.dtype.encode(),
+        ",".join(map(str, wait.members)).encode(),
+        wait.file.encode(errors="replace")[-255:], wait.line, wait.function.encode()[:63],
+    )  # fmt: skip
+
+
+def _parse(raw: bytes) -> State:
+    _, events, phase, since = _HEAD.unpack_from(raw, 0)
+    sends = {i: n for i, (n,) in enumerate(_COUNT.iter_unpack(raw[_SENDS_AT:_RECEIVES_AT])) if n}
+    receives = {i: n for i, (n,) in enumerate(_COUNT.iter_unpack(raw[_RECEIVES_AT:_GROUPS_AT])) if n}
+    groups = raw[_GROUPS_AT : _GROUPS_AT + MAX_GROUPS * _GROUP.size]
+    calls = {key: number for key, number in _GROUP.iter_unpack(groups) if key}
+    wait = _parse_wait(raw) if raw[_WAIT_AT] else None
+    return State(PHASES[phase], since, events, wait, sends, receives, calls)
+
+
+def _parse_wait(raw: bytes) -> Wait:
+    op, group, number, peer, tag, size, shape, dtype, members, file, line, function = _WAIT.unpack_from(
+        raw, _WAIT_AT
+    )
+    return Wait(
+        _text(op), _text(group), number, peer, tag, size, _numbers(_text(shape)), _text(dtype),
+        _numbers(_text(members)), _text(file), line, _text(function),
+    )  # fmt: skip
+
+
+class ControlPage:
+    """What the notebook tells a running job: when its time is up, and whether to stop. A file of 64 bytes."""
+
+    _LAYOUT = struct.Struct("<dd32s")
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, 64)
+            self._memory = mmap.mmap(descriptor, 64)
+        finally:
+            os.close(descriptor)
+
+    def set_deadline(self, monotonic: float, timeout: float) -> None:
+        """End the job at this time of the machine's monotonic clock, which is `timeout` seconds from its
+        start.
+
+        0 and 0 for never.
+        """
+        struct.pack_into("<dd", self._memory, 0, monotonic, timeout)
+
+    def stop(self, reason: str) -> None:
+        """End the job as soon as possible, with this verdict ("interrupted", "cancelled")."""
+        struct.pack_into("<32s", self._memory, 16, reason.encode())
+
+    def read(self) -> tuple[float, float, str]:
+        """Deadline and timeout (0: none), and the reason to stop ("": go on)."""
+        deadline, timeout, reason = self._LAYOUT.unpack_from(self._memory, 0)
+        return deadline, timeout, _text(reason)
+
+    def close(self) -> None:
+        self._memory.close()

@@ -1,0 +1,155 @@
+"""The memory calculator: choose a model and a plan, and see what fills one GPU.
+
+    MemoryCalculator()                      # sliders, in a running notebook
+    MemoryCalculator(model="Llama 3 70B")   # the same, from another start
+
+The picture is an output of its own below the sliders: a notebook that is saved or printed keeps the last one.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import HTML, DisplayHandle, display
+
+from labkit.show.memory import MemoryBars
+from labkit.theory import memory, parameters
+from labkit.theory.hardware import GPUS
+from labkit.theory.memory import TrainingPlan
+from labkit.theory.models import PRESETS
+from labkit.theory.recipes import RECIPES
+from labkit.theory.units import bytes_text
+
+POWERS = [2**i for i in range(11)]
+SEQUENCES = [2**i for i in range(9, 18)]
+LOOK: Mapping[str, Any] = {"style": {"description_width": "115px"}, "layout": {"width": "360px"}}
+
+START: Mapping[str, Any] = {
+    "model": "Llama 3 8B",
+    "gpu": "H100 80 GB",
+    "recipe": "mixed AdamW, 16 B",
+    "sequence": 4096,
+    "micro_batch": 1,
+    "recompute": "none",
+    "attention": "fused",
+    "tensor_parallel": 1,
+    "sequence_parallel": True,
+    "pipeline_parallel": 1,
+    "num_micro_batches": 8,
+    "data_parallel": 8,
+    "zero_stage": 0,
+}
+
+
+def plan_of(settings: Mapping[str, Any]) -> TrainingPlan:
+    """The plan that a calculator's settings describe. ValueError says which two do not go together."""
+    fields = {name: value for name, value in settings.items() if name not in ("model", "gpu", "recipe")}
+    return TrainingPlan(PRESETS[settings["model"]], recipe=RECIPES[settings["recipe"]], **fields)
+
+
+def answer_html(settings: Mapping[str, Any]) -> str:
+    """The picture and two lines of numbers for these settings; the reason where there is no such plan."""
+    try:
+        plan = plan_of(settings)
+    except ValueError as problem:
+        return f'<p style="color:#D55E00"><b>No such plan:</b> {html.escape(str(problem))}</p>'
+    gpu = GPUS[settings["gpu"]]
+    stage, held = memory.worst_stage(plan)
+    pipeline = plan.pipeline_parallel > 1
+    where = f"stage {stage + 1} of {plan.pipeline_parallel}" if pipeline else "each GPU"
+    count = parameters.count_parameters(plan.model)
+    active = f", {count.active / 1e9:.4g} billion active" if count.active != count.total else ""
+    return (
+        f'<div style="font:13px sans-serif;max-width:800px">'
+        f"<b>{html.escape(plan.model.name)}</b>: {count.total / 1e9:.4g} billion parameters{active}, "
+        f"on {plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}. "
+        f"{where[0].upper() + where[1:]} needs <b>{bytes_text(held.total)}</b> "
+        f"of {bytes_text(gpu.memory)}: {_verdict(held.total / gpu.memory)}</div>"
+        + MemoryBars({where: held.as_dict()}, gpu).svg()
+    )
+
+
+def _verdict(share: float) -> str:
+    """Formulas leave out gaps, buffers and libraries: a plan that fills the GPU does not run."""
+    if share > 1:
+        return f"<b>does not fit</b> ({share:.0%})."
+    return f"fits ({share:.0%})" + (
+        ", with too little to spare for buffers and gaps." if share > 0.9 else "."
+    )
+
+
+class MemoryCalculator:
+    """Sliders over a training plan, and a stacked bar of what it puts on the fullest GPU."""
+
+    def __init__(self, **start: Any):
+        unknown = set(start) - set(START)
+        if unknown:
+            raise TypeError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(START)}")
+        self.controls = _controls({**START, **start})
+        self.sliders = _laid_out(self.controls)
+        self._shown: list[DisplayHandle] = []
+        for control in self.controls.values():
+            control.observe(self._redraw, names="value")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the controls say now."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    @property
+    def html(self) -> str:
+        """The picture for the settings as they are."""
+        return answer_html(self.settings)
+
+    def _redraw(self, change: object = None) -> None:
+        for shown in self._shown:
+            shown.update(HTML(self.html))
+
+    def _ipython_display_(self) -> None:
+        """The sliders, and below them the picture as an output that outlives them."""
+        display(self.sliders)
+        handle = display(HTML(self.html), display_id=True)
+        if handle is not None:
+            self._shown.append(handle)
+
+    def __repr__(self) -> str:
+        try:
+            return str(memory.worst_stage(plan_of(self.settings))[1])
+        except ValueError as problem:
+            return f"no such plan: {problem}"
+
+
+def _controls(start: Mapping[str, Any]) -> dict[str, Any]:
+    def choice(name: str, text: str, options: list[Any]) -> widgets.Dropdown:
+        return widgets.Dropdown(options=options, value=start[name], description=text, **LOOK)
+
+    def steps(name: str, text: str, options: list[int]) -> widgets.SelectionSlider:
+        return widgets.SelectionSlider(options=options, value=start[name], description=text, **LOOK)
+
+    return {
+        "model": choice("model", "model", list(PRESETS)),
+        "gpu": choice("gpu", "GPU", list(GPUS)),
+        "recipe": choice("recipe", "precision", list(RECIPES)),
+        "recompute": choice("recompute", "recompute", ["none", "selective", "full"]),
+        "attention": choice("attention", "attention", ["fused", "explicit"]),
+        "sequence": steps("sequence", "sequence s", SEQUENCES),
+        "micro_batch": steps("micro_batch", "micro-batch b", POWERS[:8]),
+        "tensor_parallel": steps("tensor_parallel", "tensor t", POWERS[:5]),
+        "sequence_parallel": widgets.Checkbox(
+            value=start["sequence_parallel"], description="sequence parallel too", indent=False
+        ),
+        "pipeline_parallel": steps("pipeline_parallel", "pipeline p", POWERS[:7]),
+        "num_micro_batches": steps("num_micro_batches", "micro-batches", POWERS[:9]),
+        "data_parallel": steps("data_parallel", "data d", POWERS),
+        "zero_stage": steps("zero_stage", "ZeRO stage", [0, 1, 2, 3]),
+    }
+
+
+def _laid_out(controls: Mapping[str, Any]) -> widgets.Widget:
+    """Two columns: what is trained and how it is kept; over how many GPUs."""
+    left = ("model", "gpu", "recipe", "recompute", "attention", "sequence", "micro_batch")
+    columns = [[controls[name] for name in left], [c for name, c in controls.items() if name not in left]]
+    return widgets.HBox([widgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})

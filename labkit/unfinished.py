@@ -1,0 +1,54 @@
+"""Short words in place of tracebacks for cells that ran before their exercise was written.
+
+A cell below an unsolved exercise cannot work, and a page of frames says no more about that than one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from types import TracebackType
+
+from IPython.core.interactiveshell import InteractiveShell
+
+STUB = re.compile(r"\d\d\.[\w-]+: not written yet")  # what the stub of every exercise raises
+
+
+def install(shell: InteractiveShell) -> None:
+    """Let `shell` say these two errors shortly; everything else keeps its traceback."""
+    shell.set_custom_exc((NotImplementedError, NameError), _show)
+
+
+def uninstall(shell: InteractiveShell) -> None:
+    """Undo `install`."""
+    shell.set_custom_exc((), None)
+
+
+def _show(
+    shell: InteractiveShell,
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType,
+    tb_offset: int | None = None,
+) -> None:
+    text = explain(error, shell.user_ns.get("In", []))
+    if text:
+        error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]  # IPython's own hook for this
+    shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
+
+
+def explain(error: BaseException, cells: Sequence[str]) -> str:
+    """What to say of `error` in a notebook that ran `cells` (the last one failed); "" for nothing.
+
+    A stub's error says which exercise to write. A missing name is explained when an earlier cell assigns it:
+    that cell failed, or stopped before it got there.
+    """
+    if isinstance(error, NotImplementedError) and STUB.fullmatch(str(error)):
+        return f"NotImplementedError: {error}. Write this exercise, run its cell, then run this one."
+    if not isinstance(error, NameError) or not error.name:
+        return ""
+    assigns = re.compile(rf"^[\w, ]*\b{re.escape(error.name)}\b[\w, ]* = ", re.MULTILINE)
+    number = max((n for n, cell in enumerate(cells[:-1]) if assigns.search(cell)), default=0)
+    if not number:
+        return ""
+    return f"NameError: {error}. Cell In[{number}] should have made it: get that one to run first."

@@ -1,0 +1,89 @@
+"""What the grader's tests share: notebooks as students hand them in, and courses to grade them in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbformat import NotebookNode
+
+from autograder.harness import Harness
+from autograder.reference import all_cases, lesson_source, solved_cells
+from autograder.sandbox import Limits, find_sandbox
+from labkit.build.course import instructor_notebook, student_notebook
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise
+
+LESSON = "06_tensor_parallel_ffn"
+F_ID = "06.copy-to-tensor-parallel"
+SEED = 3
+MEMORY = 3 * 2**30  # bytes; four ranks need one
+
+
+IMPORTS = """import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+"""
+
+
+def solution(exercise_id: str) -> str:
+    """The reference cell of an exercise with the imports it needs, as a student might have written it."""
+    return IMPORTS + next(c.source for c in solved_cells(exercise_id[:2]) if c.exercise == exercise_id)
+
+
+def notebook(*sources: str) -> dict[str, Any]:
+    """A notebook's JSON with these code cells."""
+    cells = [
+        {"cell_type": "code", "source": s, "metadata": {}, "outputs": [], "execution_count": None}
+        for s in sources
+    ]
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def hand_in(course: Path, student: str, what: Any, name: str = LESSON) -> Path:
+    """Put a notebook (JSON, a NotebookNode, or bytes) under submitted/."""
+    path = course / "submitted" / student / LESSON / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(what if isinstance(what, bytes) else json.dumps(what).encode())
+    return path
+
+
+@pytest.fixture(scope="session")
+def released() -> NotebookNode:
+    """Lesson 06 as students get it."""
+    return student_notebook(lesson_source("06"))
+
+
+@pytest.fixture(scope="session")
+def solved() -> NotebookNode:
+    """Lesson 06 with everything solved."""
+    return instructor_notebook(lesson_source("06"))
+
+
+@pytest.fixture(scope="session")
+def f_exercise() -> Exercise:
+    return registry.exercise(F_ID)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(f_exercise: Exercise) -> list[Case]:
+    """A visible and an unseen case of f, on two ranks, with little time."""
+    wanted = [c for c in all_cases(f_exercise, SEED) if c.ranks == 2 and c.params["kind"] == "values"]
+    visible = next(c for c in wanted if not c.hidden)
+    return [replace(c, timeout=4.0) for c in (visible, next(c for c in wanted if c.hidden))]
+
+
+@pytest.fixture(scope="session")
+def harness() -> Iterator[Harness]:
+    """One harness for tests that grade single exercises; its sandbox is replaced when a test ends it."""
+    with Harness(find_sandbox(Limits(memory=MEMORY)), grace=3.0) as made:
+        yield made
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

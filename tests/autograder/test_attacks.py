@@ -1,0 +1,134 @@
+"""Every attack: no points gained, nothing read, nothing left, a person told where there is something to
+see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import F_ID, SEED, solution
+
+from autograder.attacks import Attack, attacks
+from autograder.attacks.prying import CANARY
+from autograder.evidence import Baseline
+from autograder.harness import Graded, Harness
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.submission import Cell
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+
+ATTACKS = attacks()
+ENDLESS = {"endless", "hang-on-unseen", "deaf", "daemon"}  # their time is a deadline's
+
+
+@pytest.fixture(scope="module")
+def baseline(harness: Harness, f_exercise: Exercise, two_ranks: list[Case]) -> Baseline:
+    """What the reference sends in the attacked cases."""
+    graded = harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks)
+    assert graded.report.row("communication").passed
+    return Baseline.of(graded.jobs)
+
+
+@pytest.fixture(scope="module")
+def idle(harness: Harness, f_exercise: Exercise, two_ranks: list[Case]) -> Graded:
+    """What sending nothing, without any trick, earns."""
+    return harness.grade(f_exercise, [Cell("cell 1", Attack("idle", "").source)], SEED, two_ranks)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def canary() -> Iterator[None]:
+    """A secret in the grader's own environment."""
+    os.environ["LABKIT_TEST_SECRET"] = CANARY
+    yield
+    del os.environ["LABKIT_TEST_SECRET"]
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    """A server on this host that must never hear from a submission."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+def test_there_are_at_least_thirty() -> None:
+    assert len(ATTACKS) >= 30
+    assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
+def test_attack(
+    attack: Attack,
+    harness: Harness,
+    f_exercise: Exercise,
+    two_ranks: list[Case],
+    baseline: Baseline,
+    idle: Graded,
+    listener: socket.socket,
+) -> None:
+    """No more points than doing nothing, no secret in the report, no process or file left outside."""
+    source = attack.source.replace("PORT", str(listener.getsockname()[1]))
+    cases = two_ranks if attack.id == "hang-on-unseen" else two_ranks[:1]
+    free = shutil.disk_usage("/tmp").free
+    graded = harness.grade(f_exercise, [Cell("cell 1", source)], SEED, cases)
+    if graded.jobs and len(cases) == len(two_ranks):
+        harness.cross_check(graded, f_exercise, SEED, baseline)
+    lost = {row.name for row in graded.report.rows if not row.passed}
+    if not attack.right_numbers:
+        assert lost >= {
+            row.name for row in idle.report.rows if not row.passed and row.name != "communication"
+        }
+        assert graded.report.verdict not in ("passed", "could_not_be_graded", "not_attempted")
+    if attack.flagged:
+        assert graded.flags, "a person must be told"
+        assert any(flag.cell == "cell 1" and flag.line for flag in graded.flags)
+    told = json.dumps(graded.report.to_json())
+    assert CANARY not in told
+    assert len(told) < 60_000
+    _nothing_left(harness, free, listener)
+
+
+@pytest.mark.parametrize("attack", [a for a in ATTACKS if a.id.startswith("forge-")], ids=lambda a: a.id)
+def test_a_forged_record_earns_nothing(
+    attack: Attack, harness: Harness, f_exercise: Exercise, two_ranks: list[Case], baseline: Baseline
+) -> None:
+    """The kernel counted what was really sent: points for communicating are held back, and a person told."""
+    graded = harness.grade(f_exercise, [Cell("cell 1", attack.source)], SEED, two_ranks)
+    claimed = graded.report.row("communication").passed
+    harness.cross_check(graded, f_exercise, SEED, baseline)
+    assert not graded.report.row("communication").passed
+    if claimed:
+        assert graded.held == ["communication"]
+        assert any("the network carried" in flag.why for flag in graded.flags)
+
+
+def test_an_honest_answer_after_all_that(
+    harness: Harness, f_exercise: Exercise, two_ranks: list[Case], baseline: Baseline
+) -> None:
+    """The next submission is graded as if nothing had happened, and not flagged."""
+    graded = harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks)
+    harness.cross_check(graded, f_exercise, SEED, baseline)
+    assert graded.report.row("input-gradients").passed
+    assert graded.report.row("communication").passed
+    assert graded.flags == []
+
+
+def _nothing_left(harness: Harness, free: int, listener: socket.socket) -> None:
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+    confined = harness._confined
+    inside = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    names = [
+        p.name() for p in inside if p.name() not in ("bwrap",) and "inside.py" not in " ".join(p.cmdline())
+    ]
+    assert names == []
+    assert len(inside) <= (3 if confined and confined.alive else 0)
+    assert shutil.disk_usage("/tmp").free > free - 64 * 2**20
+    assert not Path("/out").exists()

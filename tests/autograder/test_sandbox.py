@@ -1,0 +1,123 @@
+"""What is inside a sandbox, what can be written there, and that nothing survives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import F_ID, SEED, solution
+
+import autograder.sandbox
+from autograder.confined import Confined
+from autograder.harness import Harness
+from autograder.sandbox import NoSandbox, Sandbox, find_sandbox
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.submission import Cell
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+
+LOOK = """
+import os
+
+def writable(path):
+    try:
+        open(path + "/probe", "w").close()
+    except OSError:
+        return False
+    return True
+
+places = [d for d, _, _ in os.walk("/") if not d.startswith("/proc") and writable(d)]
+print(sorted({"/".join(p.split("/")[: 3 if p.startswith("/dev") else 2]) for p in places}))
+files = [os.path.exists(p) for p in ("/root/.bashrc", "/etc/passwd")]
+print(os.environ.get("SECRET"), *files, os.getuid())
+theory = os.path.exists("/course/labkit/theory/parameters.py")
+print(os.listdir("/course"), theory)
+programs = [os.path.exists(p) for p in ("/bin/sh", "/usr/bin/env")]
+print(open("/proc/net/dev").read().count(":"), *programs)
+"""
+
+
+def look(tmp_path: Path, hide: list[str]) -> list[str]:
+    """Run LOOK confined; the lines it prints."""
+    sandbox = find_sandbox()
+    reading, writing = os.pipe()
+    options = sandbox.options(tmp_path, hide, writing)
+    command = [sandbox.bwrap, *options, "--", sys.executable, "-c", LOOK]
+    done = subprocess.run(
+        command, capture_output=True, text=True, pass_fds=(writing,), env={"SECRET": "x"}, timeout=60
+    )
+    os.close(reading)
+    os.close(writing)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_what_can_be_written_and_seen(tmp_path: Path) -> None:
+    writable, secrets, course, machine = look(tmp_path, [])
+    assert eval(writable) == ["/dev/shm", "/out", "/tmp"]
+    assert secrets == "None False False 65534"
+    assert course.startswith("['labkit'] True")
+    assert machine == "1 False False", "one interface (lo), no shell, no programs"
+
+
+def test_theory_can_be_hidden(tmp_path: Path) -> None:
+    assert look(tmp_path, ["theory"])[2].startswith("['labkit'] False")
+
+
+def test_no_bubblewrap_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NoSandbox, match="apt install bubblewrap") as refusal:
+        find_sandbox()
+    assert "--unsafe-no-sandbox" in str(refusal.value)
+
+
+def test_bubblewrap_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho no user namespaces >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    autograder.sandbox._try_out.cache_clear()
+    with pytest.raises(NoSandbox, match="no user namespaces"):
+        find_sandbox()
+    autograder.sandbox._try_out.cache_clear()
+
+
+def test_closing_leaves_no_process(tmp_path: Path) -> None:
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    with Confined(find_sandbox(), tmp_path) as confined:
+        assert confined.usage().memory > 0
+        assert confined.traffic() is not None
+    assert {p.pid for p in psutil.Process().children(recursive=True)} == before
+
+
+def test_a_killed_grader_leaves_no_process(tmp_path: Path) -> None:
+    """The kernel ends the sandbox when the process that started it is gone, even by SIGKILL."""
+    script = (
+        "import sys, time; from pathlib import Path; from autograder.confined import Confined\n"
+        "from autograder.sandbox import find_sandbox\n"
+        f"c = Confined(find_sandbox(), Path({str(tmp_path)!r})); print(c._pid, flush=True); time.sleep(60)"
+    )
+    grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert grader.stdout is not None
+    inside = psutil.Process(int(grader.stdout.readline()))
+    grader.send_signal(signal.SIGKILL)
+    grader.wait(10)
+    deadline = time.monotonic() + 10
+    while inside.is_running() and inside.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not inside.is_running() or inside.status() == psutil.STATUS_ZOMBIE
+
+
+def test_without_a_sandbox_the_same_points(f_exercise: Exercise, two_ranks: list[Case]) -> None:
+    """--unsafe-no-sandbox grades alike, and leaves nothing either."""
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    with Harness(Sandbox("")) as harness:
+        graded = harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks)
+    assert graded.report.row("input-gradients").passed
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before

@@ -1,0 +1,57 @@
+"""The scan tells a person of what no exercise needs, with cell and line, and of nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import F_ID
+
+from autograder.reference import graded_submission, solved_cells, stub_cells
+from autograder.scan import scan
+from labkit.checks import registry
+from labkit.checks.submission import Cell, collect
+
+SUSPICIOUS = [
+    ("import ctypes", "imports ctypes"),
+    ("from gc import get_objects", "imports gc"),
+    ("import torch.distributed as dist\ndef f(): dist.all_reduce = print", "replaces torch.distributed"),
+    ("def f(): return __import__('sys')", "calls __import__"),
+    ("def f(): return f.__globals__", "__globals__"),
+    ("def f(frame): return frame.f_back", "f_back"),
+    ("from labkit.record.current import current_recorder", "the recorder"),
+    ("def f(): exec('1')", "calls exec"),
+    ("def f(): return open('/etc/passwd')", "calls open"),
+    ("class A:\n    def __del__(self): pass", "__del__"),
+    ("import torch\ndef f(): torch.allclose = 1", "replaces torch.allclose"),
+    ("import torch\ndef f(): setattr(torch, 'equal', 1)", "replaces something in torch"),
+    ("import os\ndef f(): return os.environ['NBGRADER_EXECUTION']", "the operating system"),
+    ("def f(): return getattr(f, '__glo' 'bals__')", "__globals__"),
+]
+
+
+@pytest.mark.parametrize(("source", "why"), SUSPICIOUS)
+def test_what_is_told(source: str, why: str) -> None:
+    names = ["f", "A", "sys", "ctypes", "get_objects", "dist", "current_recorder", "os", "torch"]
+    flags = scan(collect([Cell("cell 4", source)], F_ID, names))
+    assert any(why in flag.why for flag in flags), flags
+    assert all(flag.cell == "cell 4" and flag.line for flag in flags)
+
+
+def test_where_it_is() -> None:
+    flags = scan(collect([Cell("cell 7", "x = 1\n\n\nimport ctypes")], F_ID, ["ctypes"]))
+    assert (flags[0].cell, flags[0].line_number, flags[0].line) == ("cell 7", 4, "import ctypes")
+
+
+@pytest.mark.parametrize("lesson", registry.lessons())
+def test_references_and_stubs_are_clean(lesson: str) -> None:
+    """A flag on the author's own solution would teach a person to ignore flags."""
+    for exercise in registry.exercises(lesson):
+        for cells in (solved_cells(lesson), stub_cells(lesson)):
+            for submission in graded_submission(cells, exercise):
+                assert scan(submission, exercise.forbids) == []
+
+
+def test_forbidden_names_are_found_through_aliases() -> None:
+    source = "from torch.distributed.tensor import parallel as p\ndef f(m): return p.parallelize_module(m)"
+    submission = collect([Cell("cell 1", source)], F_ID, ["f"])
+    flags = scan(submission, ["torch.distributed.tensor.parallel.parallelize_module"])
+    assert [flag.line_number for flag in flags] == [2]

@@ -1,0 +1,153 @@
+"""Any bytes under submitted/ are read as data, and become a notebook nbgrader can hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from conftest import notebook
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autograder import rebuild
+from autograder.course import remove_links, student_id_problem
+from autograder.reference import graded_submission
+from autograder.submitted import parse_notebook, read_notebook
+from labkit.checks import registry
+from labkit.checks.notebook import BadNotebook
+
+F = registry.exercise("06.copy-to-tensor-parallel")
+DEFINES_F = "class CopyToTensorParallel: pass"
+NOT_NOTEBOOKS = [
+    b"",
+    b"not json",
+    b"\xff\xfe\x00",
+    b"[]",
+    b"{}",
+    b'{"cells": 3}',
+    b"null",
+    b"[" * 200_000,
+    b'{"cells": {}}',
+]
+
+
+@pytest.mark.parametrize("data", NOT_NOTEBOOKS, ids=range(len(NOT_NOTEBOOKS)))
+def test_what_is_not_a_notebook(data: bytes) -> None:
+    with pytest.raises(BadNotebook, match="is not a notebook"):
+        parse_notebook(data)
+
+
+def test_links_and_folders_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "link.ipynb").symlink_to("/etc/passwd")
+    (tmp_path / "folder.ipynb").mkdir()
+    for name, why in (
+        ("link", "symbolic link"),
+        ("folder", "not a regular file"),
+        ("absent", "No such file"),
+    ):
+        with pytest.raises(BadNotebook, match=why):
+            read_notebook(tmp_path / f"{name}.ipynb")
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge.ipynb").open("wb") as file:
+        file.truncate(10 * 2**30)
+    with pytest.raises(BadNotebook, match=r"more than \d+ MiB"):
+        read_notebook(tmp_path / "huge.ipynb")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "(" * 5000,
+        "-" * 100_000 + "1",
+        "x = " + "[" * 3000,
+        "\x00",
+        "\ud800",
+        "def f(:",
+        "x" * 300_000,
+        "f'{" * 200,
+        "0x" + "f" * 10_000,
+    ],
+    ids=range(9),
+)
+def test_hostile_cells_do_not_keep_others_from_being_read(source: str) -> None:
+    cells = parse_notebook(json.dumps(notebook(source, DEFINES_F)).encode()).cells
+    submission, _ = graded_submission(cells, F)
+    assert [s.defines for s in submission.statements] == [("CopyToTensorParallel",)]
+
+
+KEYS = ["cells", "cell_type", "source", "metadata", "nbgrader", "grade_id", "labkit", "x"]
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+KINDS = st.sampled_from(["code", "markdown", "raw", 7])
+PARTS = {"cell_type": KINDS, "source": JSON, "metadata": JSON, "id": JSON}
+CELL = st.fixed_dictionaries({}, optional=PARTS)
+
+
+@given(st.lists(CELL | JSON, max_size=4))
+def test_any_cells_become_a_valid_notebook(cells: list[Any]) -> None:
+    """Property: whatever the cells hold, the rebuilt notebook is one nbgrader accepts, its marks all ours."""
+    raw = parse_notebook(json.dumps({"cells": cells}).encode()).raw
+    graded = [rebuild.graded_cell("06_copy-to-tensor-parallel__forward-values", 1, 'labkit.score("a", "b")')]
+    made = rebuild.rebuilt(raw, registry.exercises("06"), graded)
+    nbformat.validate(made)
+    marks = [c.metadata.nbgrader.grade_id for c in made.cells if "nbgrader" in c.metadata]
+    assert marks == ["06_copy-to-tensor-parallel__forward-values"]
+
+
+def test_marks_are_put_back_whatever_was_done_to_them() -> None:
+    raw = notebook(
+        "x = 1", DEFINES_F, "y = 2", 'labkit.score("06.copy-to-tensor-parallel", "forward-values")'
+    )
+    lie = {
+        "grade": True,
+        "grade_id": "06_copy-to-tensor-parallel",
+        "points": 1000,
+        "locked": True,
+        "schema_version": 1,
+    }
+    for cell in raw["cells"]:
+        cell["metadata"] = {
+            "nbgrader": lie,
+            "labkit": {"exercise": "06.сopy-to-tensor-parallel"},
+        }  # a Cyrillic c
+    made = rebuild.rebuilt(raw, registry.exercises("06"), [])
+    marked = [(c.source, c.metadata.nbgrader) for c in made.cells if "nbgrader" in c.metadata]
+    assert [source for source, _ in marked] == [DEFINES_F]
+    assert marked[0][1]["grade"] is False
+    assert "points" not in marked[0][1]
+    assert len(made.cells) == 3, "a copy of a graded cell is left out"
+
+
+def test_the_last_definition_is_the_exercise() -> None:
+    made = rebuild.rebuilt(notebook(DEFINES_F, DEFINES_F + "\n# again"), registry.exercises("06"), [])
+    assert ["nbgrader" in c.metadata for c in made.cells] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["ada", "Müller, J.", "学生", "a.b-c_d", "o'brien", "x" * 128])
+def test_names_that_can_be_students(name: str) -> None:
+    assert student_id_problem(name) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ada", ".hidden", "a*", "{student_id}", "[abc]", "a\nb", "a\u202eb", "x" * 129, "a\\b"]
+)
+def test_names_that_cannot(name: str) -> None:
+    assert student_id_problem(name) or name == ""
+
+
+def test_links_are_taken_out_of_a_submission(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "passwd").symlink_to("/etc/passwd")
+    (tmp_path / "up").symlink_to("/")
+    (tmp_path / "kept.txt").write_text("x")
+    assert sorted(remove_links(tmp_path)) == ["data/passwd", "up"]
+    assert (tmp_path / "kept.txt").exists()

@@ -1,0 +1,111 @@
+"""Each lesson in JupyterLab, in a browser: solved, every cell runs and shows; as released, it opens.
+
+LABKIT_SCREENSHOTS=assets keeps the pictures the README shows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jupyter_page import NotebookPage, browser_page, jupyter_lab
+from nbformat import NotebookNode
+from playwright.sync_api import Page, expect
+
+from labkit.build import Lesson, find_lessons, instructor_notebook, read_lesson
+from labkit.build.course import lesson_exercises, notebook_text
+
+HOUSE = Path(__file__).resolve().parents[2]
+LESSONS = [path.stem for path in sorted((HOUSE / "solutions").glob("[0-9][0-9]_*.py"))]
+FIGURES = ".jp-Notebook .jp-OutputArea-output img, .jp-Notebook .jp-OutputArea-output svg"
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return Path(os.environ.get("LABKIT_SCREENSHOTS") or tmp_path / "pictures")
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    with browser_page() as opened:
+        yield opened
+
+
+@pytest.fixture
+def lesson(name: str) -> Lesson:
+    return read_lesson(find_lessons([name], HOUSE / "solutions")[0])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_every_cell_runs_and_shows(
+    lesson: Lesson, page: Page, home: Path, tmp_path: Path, pictures: Path
+) -> None:
+    """With the reference solution filled in: no error, figures drawn, a passing table for each exercise."""
+    file = tmp_path / "root" / lesson.name / f"{lesson.name}.ipynb"
+    file.parent.mkdir(parents=True)
+    file.write_text(notebook_text(instructor_notebook(lesson)))
+    with jupyter_lab(tmp_path / "root", home) as url:
+        opened = NotebookPage.open(page, url, f"{lesson.name}/{lesson.name}.ipynb")
+        saved = opened.run_all(file, seconds=300)
+        assert [problem for cell in saved.cells for problem in errors(cell)] == []
+        assert figures_that_are_not_drawn(page) == []
+        for exercise in lesson_exercises(lesson):
+            table = page.locator("table.labkit-report", has_text=exercise.id).first
+            expect(table).to_be_visible()
+            expect(table.locator("tr.passed")).to_have_count(len(exercise.properties))
+            expect(table.locator("tr.failed")).to_have_count(0)
+            expect(table.locator("td").nth(2)).to_have_css(
+                "text-align", "left"
+            )  # our style, not JupyterLab's
+        opened.screenshot(page.locator(".jp-Notebook h1").first, pictures / f"{lesson.name}_opening.png")
+        opened.screenshot(page.locator(FIGURES).last, pictures / f"{lesson.name}_figure.png")
+        for exercise in lesson_exercises(lesson):
+            check = opened.code_cells.filter(has_text=f'labkit.check("{exercise.id}"').first
+            number = check.evaluate("cell => [...document.querySelectorAll('.jp-CodeCell')].indexOf(cell)")
+            opened.screenshot(opened.code_cells.nth(number - 1), pictures / f"{exercise.id}.png")
+
+
+@pytest.mark.parametrize("name", ["00_collectives", "06_tensor_parallel_ffn"])
+def test_the_released_lesson_opens(name: str, page: Page, home: Path, tmp_path: Path, pictures: Path) -> None:
+    """What students get shows its title and its stubs, and keeps the graded cells folded away."""
+    shutil.copytree(HOUSE / "notebooks" / name, tmp_path / "root" / name)
+    with jupyter_lab(tmp_path / "root", home) as url:
+        opened = NotebookPage.open(page, url, f"{name}/{name}.ipynb")
+        expect(page.locator(".jp-Notebook h1").first).to_be_visible()
+        expect(opened.code_cells.filter(has_text="raise NotImplementedError").first).to_be_visible()
+        expect(page.get_by_text("labkit.score(").first).to_be_hidden()
+        expect(page.get_by_role("menuitem", name="Nbgrader")).to_have_count(0)
+        expect(page.locator(".jp-Dialog, .Toastify__toast")).to_have_count(
+            0
+        )  # no question about news or kernels
+        opened.screenshot(page.locator(".jp-Notebook h1").first, pictures / f"{name}_released.png")
+
+
+def errors(cell: NotebookNode) -> list[str]:
+    """What went wrong in a code cell: an exception, or anything on its stderr."""
+    outputs = cell.get("outputs", [])
+    raised = [f"{cell.id}: {o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
+    return raised + [f"{cell.id}: {o.text}" for o in outputs if o.get("name") == "stderr"]
+
+
+def figures_that_are_not_drawn(page: Page) -> list[str]:
+    """Figures without a size, or a note that there is none at all."""
+    figures = page.locator(FIGURES)
+    if figures.count() == 0:
+        return ["no figure on the page"]
+    sizes = figures.evaluate_all(
+        "all => all.map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect().width])"
+    )
+    return [html for html, width in sizes if width < 50]

@@ -1,0 +1,122 @@
+"""The `labkit` command: helpful, quick to answer, clear about what is wrong, meaningful exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small_lesson
+from click.testing import CliRunner, Result
+
+from labkit.cli import main
+
+HOUSE = Path(__file__).resolve().parents[2]
+
+
+def labkit(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("command", ["build", "validate", "lab", "doctor"])
+def test_each_command_explains_itself(command: str) -> None:
+    result = labkit(command, "--help")
+    assert result.exit_code == 0
+    assert command in labkit("--help").output
+    assert len(result.output.splitlines()) > 4
+
+
+def test_help_brings_in_nothing_heavy() -> None:
+    """--help answers in well under half a second because torch, nbgrader and IPython are not imported."""
+    heavy = "torch", "nbgrader", "IPython", "matplotlib", "jupytext", "nbformat", "numpy"
+    program = (
+        "import sys; from labkit.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - start < 5  # 0.06 s alone; others may be busy
+
+
+def test_no_such_lesson(tmp_path: Path) -> None:
+    small_lesson.write(tmp_path)
+    result = labkit("build", "17", "--solutions", tmp_path, "--notebooks", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr == "labkit: no lesson '17'; the lessons are 90_doubling\n"
+
+
+def test_no_lessons_at_all(tmp_path: Path) -> None:
+    result = labkit("build", "--solutions", tmp_path)
+    assert result.exit_code == 2
+    assert "no lessons in" in result.stderr
+
+
+def test_a_lesson_with_a_mistake_builds_nothing(tmp_path: Path) -> None:
+    """The small lesson's exercise is in no module of checks, which is a mistake here."""
+    path = small_lesson.write(tmp_path)
+    result = labkit("build", "90_doubling", "--solutions", tmp_path, "--notebooks", tmp_path / "out")
+    assert result.exit_code == 2
+    assert f"{path}:26: unknown exercise '90.double-it'" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_says_what_to_do_and_writes_nothing(tmp_path: Path) -> None:
+    plain = small_lesson.SOURCE[: small_lesson.SOURCE.index("# %% [markdown]\n# ### Exercise")]
+    small_lesson.write(tmp_path, plain)
+    places = ("--solutions", tmp_path, "--notebooks", tmp_path / "out")
+    missing = labkit("build", "--check", *places)
+    assert missing.exit_code == 1
+    assert "does not exist" in missing.stderr
+    assert "then run: labkit build 90_doubling" in missing.stderr
+    assert not (tmp_path / "out").exists()
+    assert labkit("build", *places).exit_code == 0
+    agreed = labkit("build", "--check", *places)
+    assert (agreed.exit_code, agreed.stdout) == (0, "1 of 1 notebooks are what their sources make\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("06_x.ipynb", None, "cannot be opened"),
+        ("06_x.ipynb", "{", "is not a notebook"),
+        ("06_x.ipynb", "[]", "is not a notebook"),
+        ("essay.ipynb", '{"cells": []}', "the lesson's number"),
+        ("99_x.ipynb", '{"cells": []}', "no lesson"),
+    ],
+)
+def test_validate_refuses_what_is_no_lesson(
+    tmp_path: Path, name: str, content: str | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    result = labkit("validate", tmp_path / name)
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+
+
+def test_doctor_as_json_and_as_a_table() -> None:
+    told = json.loads(labkit("doctor", "--json").stdout)
+    topics = {finding["topic"]: finding for finding in told["findings"]}
+    assert {"torch", "devices", "backends", "cores", "memory", "ranks", "sandbox", "Slurm", "browser"} <= set(
+        topics
+    )
+    assert topics["backends"]["state"] == "ok"
+    table = labkit("doctor")
+    assert table.exit_code == (1 if any(f["state"] == "failed" for f in told["findings"]) else 0)
+    assert all(topic in table.stdout for topic in topics)
+
+
+def test_doctor_knows_which_torch_is_tested() -> None:
+    from labkit.doctor import TESTED_TORCH
+
+    pinned = next(
+        line for line in (HOUSE / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
+    )
+    assert pinned.startswith(f"torch=={TESTED_TORCH}.")

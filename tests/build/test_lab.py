@@ -1,0 +1,126 @@
+"""`labkit lab`: what it prints can be pasted and works, on a desktop and on a compute node."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labkit.lab import CannotStart, announcement, command, free_port, has_screen, host_in_url, run, tunnel
+
+HOST = "n07"
+SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada", "SSH_CONNECTION": "there"}
+
+
+@pytest.mark.parametrize(
+    ("ip", "environment", "expected"),
+    [
+        ("127.0.0.1", {"SSH_CONNECTION": "there", "USER": "ada"}, "ssh -N -L 8888:127.0.0.1:8888 ada@n07"),
+        ("127.0.0.1", SLURM, "ssh -N -L 8888:127.0.0.1:8888 -J ada@login1 ada@n07"),
+        ("0.0.0.0", SLURM, "ssh -N -L 8888:n07:8888 ada@login1"),
+    ],
+)
+def test_the_tunnel_ends_where_jupyter_listens(ip: str, environment: dict[str, str], expected: str) -> None:
+    assert tunnel(ip, 8888, environment, HOST) == expected
+    told = announcement(ip, 8888, "secret", Path("notebooks"), environment, HOST)
+    assert expected in told
+    assert "http://127.0.0.1:8888/lab?token=secret" in told
+
+
+def test_a_desktop_gets_a_url_and_no_tunnel() -> None:
+    told = announcement("127.0.0.1", 8888, "secret", Path("notebooks"), {"DISPLAY": ":0"}, HOST)
+    assert "http://127.0.0.1:8888/lab?token=secret" in told
+    assert "ssh" not in told
+
+
+def test_a_browser_is_opened_only_where_it_is_seen() -> None:
+    assert has_screen({"DISPLAY": ":0"})
+    assert not has_screen({"DISPLAY": ":0", "SSH_CONNECTION": "there"})
+    assert sys.platform == "darwin" or not has_screen({})
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port("127.0.0.1", port) > port
+        assert free_port("127.0.0.1", port + 1) > port
+
+
+def test_nbgrader_is_left_on_in_a_course(tmp_path: Path) -> None:
+    assert "formgrader" in " ".join(command("127.0.0.1", 8888, tmp_path, False))
+    (tmp_path / "nbgrader_config.py").touch()
+    assert "formgrader" not in " ".join(command("127.0.0.1", 8888, tmp_path, False))
+
+
+@pytest.mark.parametrize(
+    ("ip", "host"), [("0.0.0.0", "127.0.0.1"), ("10.0.0.7", "10.0.0.7"), ("::1", "[::1]")]
+)
+def test_an_address_in_a_url(ip: str, host: str) -> None:
+    assert host_in_url(ip) == host
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match="ROOT="):
+        run(port=8888, root=tmp_path / "none")
+
+
+def test_no_address() -> None:
+    with pytest.raises(CannotStart, match="cannot be listened on"):
+        free_port("192.0.2.1", 8888)  # a documentation address: no host has it
+
+
+def test_the_token_is_not_on_the_command_line() -> None:
+    assert "token" not in " ".join(command("127.0.0.1", 8888, Path(), False))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    root = tmp_path / "my lessons"
+    root.mkdir()
+    (root / "hello.ipynb").write_text("{}")
+    environment = {**os.environ, "HOME": str(tmp_path), "SSH_CONNECTION": "there"}
+    words = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(root), "--port", "18888"]
+    with subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        yield process
+        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            child.kill()
+        process.kill()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_the_printed_url_works_and_one_signal_ends_everything(
+    lab: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    assert lab.stdout is not None
+    lines = []
+    for line in lab.stdout:
+        lines.append(line)
+        if "Ctrl-C" in line:
+            break
+    url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+    children = psutil.Process(lab.pid).children(recursive=True)
+    with urllib.request.urlopen(url.replace("/lab?", "/api/contents?"), timeout=30) as answer:
+        assert b"hello.ipynb" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(url.replace("/lab?token=", "/api/contents?token=x"), timeout=30)
+    with pytest.raises(urllib.error.HTTPError, match="404"):  # no course, so none of nbgrader's pages
+        urllib.request.urlopen(url.replace("/lab?", "/formgrader?"), timeout=30)
+    lab.send_signal(number)
+    assert lab.wait(30) == (-9 if number == signal.SIGKILL else 0)
+    _, left = psutil.wait_procs(children, timeout=15)
+    assert left == []

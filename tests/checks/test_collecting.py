@@ -1,0 +1,165 @@
+"""What is collected from a student's cells, and what is left out."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.checks.notebook import BadNotebook, cells_of, grade_id, read_cells
+from labkit.checks.rank import StudentLoadError, load_student, student_error
+from labkit.checks.statements import parse_cell
+from labkit.checks.submission import Cell, Submission, collect
+
+
+def collected(*sources: str, name: str = "Made", **options) -> Submission:
+    cells = [Cell(f"cell {i}", source) for i, source in enumerate(sources, 1)]
+    submission = collect(cells, "06.made", [name], **options)
+    return Submission.from_json(json.loads(json.dumps(submission.to_json())))
+
+
+def test_only_what_the_name_needs_is_executed():
+    submission = collected("import not_there\nK = 3", "def other(): return missing", "class Made:\n    k = K")
+    assert submission.load().Made.k == 3
+
+
+def test_a_helper_may_stand_below():
+    submission = collected("def Made(): return helper()", "K = 2", "def helper(): return K")
+    assert submission.load().Made() == 2
+
+
+def test_the_last_definition_counts_and_an_alias_needs_the_one_before():
+    assert collected("def Made(): return 1", "def Made(): return 2").load().Made() == 2
+    submission = collected("from functools import partial\ndef Made(x): return x", "Made = partial(Made, 5)")
+    assert submission.load().Made() == 5
+
+
+def test_a_class_that_extends_its_earlier_self():
+    submission = collected("class Made:\n    a = 1", "class Made(Made):\n    b = 2")
+    made = submission.load().Made
+    assert (made.a, made.b) == (1, 2)
+
+
+def test_parameters_and_local_names_are_not_needed_from_outside():
+    submission = collected(
+        "size = missing.size\nrow = missing.row",
+        "class Made:\n    def run(self, size): return [row for row in range(size)]",
+    )
+    assert submission.load().Made().run(2) == [0, 1]
+
+
+def test_names_used_deep_inside_are_needed():
+    inner = "        def inner(): return [K + i for i in range(2)]\n"
+    source = f"class Made:\n    def run(self):\n{inner}        return inner()"
+    assert collected("K = 5", source).load().Made().run() == [5, 6]
+
+
+def test_work_is_left_out_and_named_when_missed():
+    submission = collected("table = list(map(abs, open('/dev/null')))", "def Made(): return table")
+    assert "table" in submission.left_out
+    with pytest.raises(NameError) as raised:
+        submission.load().Made()
+    error = student_error(raised.value, submission.left_out)
+    assert "cell 1, line 1" in error.message
+    assert error.where == "cell 2, line 1: def Made(): return table"
+
+
+def test_magics_and_cells_for_ranks_are_not_definitions():
+    submission = collected(
+        "%load_ext labkit\n!rm -rf /\nK = 1", "%%ranks 4\nMade = 7", "def Made(): return K"
+    )
+    assert submission.load().Made() == 1
+
+
+def test_lines_keep_their_numbers_under_a_magic():
+    submission = collected("%load_ext labkit\n\ndef Made():\n    raise ValueError('x')")
+    with pytest.raises(ValueError, match="x") as raised:
+        submission.load().Made()
+    assert student_error(raised.value).where == "cell 1, line 4: raise ValueError('x')"
+
+
+def test_a_cell_that_is_not_python_spoils_only_itself():
+    submission = collected("def broken(:", "def Made(): return 1")
+    assert submission.load().Made() == 1
+    assert "SyntaxError" in submission.problems["cell 1"]
+
+
+def test_nothing_found():
+    assert not collected("x = 1").found
+    assert collect([Cell("cell 1", "", exercise="06.made")], "06.made", ["Made"]).found
+
+
+def test_a_definition_that_raises_names_its_cell():
+    with pytest.raises(StudentLoadError, match=r"ZeroDivisionError.*cell 1, line 2"):
+        load_student(collected("class Made:\n    k = 1 / 0"))
+
+
+def test_reference_versions_stand_in_for_earlier_ones():
+    submission = collected(
+        "def helper(): return 'mine'",
+        "def Earlier(): return 'wrong'",
+        "def Made(): return Earlier(), helper()",
+        reference=[Cell("cell 1", "def helper(): return 'theirs'\ndef Earlier(): return helper()")],
+        replaced=["Earlier"],
+    )
+    assert submission.load().Made() == ("theirs", "mine")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = f()",
+        "for i in range(3): y = i",
+        "print(1)",
+        "with open('f') as f: z = 1",
+        "while True: pass",
+        "x = [g() for _ in a]",
+    ],
+)
+def test_code_that_works_is_no_definition(source):
+    assert parse_cell("cell 1", source).statements == []
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_without_raising(source):
+    parse_cell("cell 1", source)
+
+
+def test_deep_nesting_is_a_problem_of_that_cell():
+    assert parse_cell("cell 1", "x = " + "(" * 5000 + ")" * 5000).problem
+    assert "characters" in parse_cell("cell 1", "#" * 300_000).problem
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "JSON"),
+        ("[]", "list of at most"),
+        ('{"cells": 3}', "list of at most"),
+        ("[" * 100_000, "JSON"),
+        ("\udcff", "JSON"),
+    ],
+)
+def test_what_is_not_a_notebook_says_so(tmp_path, text, says):
+    path = tmp_path / "06_x.ipynb"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(BadNotebook, match=says):
+        read_cells(path)
+
+
+def test_cells_of_strange_shape_are_skipped():
+    cells = [
+        3,
+        {"cell_type": "markdown"},
+        {"cell_type": "code", "source": ["a\n", 5, "b"], "metadata": 7},
+        {"cell_type": "code"},
+    ]
+    assert [c.source for c in cells_of({"cells": cells})] == ["a\nb", ""]
+
+
+def test_the_exercise_is_read_from_the_metadata():
+    cell = {
+        "cell_type": "code",
+        "metadata": {"nbgrader": {"grade_id": grade_id("06.made"), "solution": True}},
+    }
+    assert cells_of({"cells": [cell]})[0].exercise == "06.made"

@@ -1,0 +1,41 @@
+"""Which tests can run on this machine. A test that cannot says why; where it must run, that is a failure.
+
+LABKIT_REQUIRE names what must be there, by marker: `LABKIT_REQUIRE=browser,sandbox,slurm` in CI.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import cache
+
+import pytest
+
+from labkit import doctor
+
+REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in ("gpu", "browser", "sandbox", "slurm"):
+        if item.get_closest_marker(marker) is None:
+            continue
+        reason = _lacks(marker)
+        if reason and marker in REQUIRED:
+            pytest.fail(f"LABKIT_REQUIRE={marker}, but {reason}", pytrace=False)
+        if reason:
+            pytest.skip(reason)
+
+
+@cache
+def _lacks(marker: str) -> str | None:
+    """Why tests with this marker cannot run here, or None."""
+    if marker == "browser":
+        return None if doctor.find_browser() else "no Chromium (apt-get install chromium)"
+    if marker == "sandbox":
+        found = doctor.probe_sandbox()[0]
+        return None if found.state == "ok" else f"{found.says} ({found.install})"
+    if marker == "slurm":
+        needed = [name for name in ("slurmctld", "slurmd", "sbatch", "munged") if not shutil.which(name)]
+        return f"no {', '.join(needed)} (apt-get install slurm-wlm munge)" if needed else None
+    return None if doctor.ask_torch().get("gpus") else "no CUDA device"

@@ -1,0 +1,144 @@
+"""Streams, late copies and time on stand-in devices."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+
+from labkit import devices
+
+
+@pytest.fixture
+def gpus():
+    with devices.stand_in(2, bytes_each=2**20) as opened:
+        yield opened
+
+
+def test_a_copy_on_another_stream_has_not_arrived_until_waited_for(gpus):
+    source = torch.ones(4).pin_memory()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = source.to("cuda:0", non_blocking=True)
+    assert torch.isnan(x + 1).all()
+    torch.cuda.current_stream().wait_stream(side)
+    assert (x + 1).tolist() == [2.0] * 4
+    assert gpus.transfers[-1].stream == 1
+    assert gpus.transfers[-1].non_blocking
+
+
+def test_waiting_for_an_event_is_enough_and_only_for_what_came_before_it(gpus):
+    source = torch.ones(4).pin_memory()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        early = source.to("cuda:0", non_blocking=True)
+        arrived = side.record_event()
+        late = source.to("cuda:0", non_blocking=True)
+    torch.cuda.current_stream().wait_event(arrived)
+    assert not torch.isnan(early * 1).any()
+    assert torch.isnan(late * 1).all()
+    torch.cuda.synchronize()
+    assert not torch.isnan(late * 1).any()
+
+
+def test_a_copy_on_the_same_stream_comes_in_order(gpus):
+    x = torch.ones(4).pin_memory().to("cuda:0", non_blocking=True)
+    assert (x * 2).tolist() == [2.0] * 4
+
+
+def test_a_copy_to_the_host_is_there_after_synchronizing(gpus):
+    x = torch.ones(4, device="cuda:0")
+    y = x.to("cpu", non_blocking=True)
+    x.zero_()
+    assert torch.isnan(y).all()
+    torch.cuda.synchronize()
+    assert y.tolist() == [1.0] * 4  # as it was when the copy was asked for
+
+
+def test_without_pinned_memory_a_copy_is_not_late(gpus):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.ones(4).to("cuda:0", non_blocking=True)
+    assert (x * 1).tolist() == [1.0] * 4
+
+
+def test_into_a_buffer_kept_for_it(gpus):
+    buffer = torch.zeros(4, device="cuda:0")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        buffer.copy_(torch.ones(4).pin_memory(), non_blocking=True)
+    assert torch.isnan(buffer * 1).all()
+    side.synchronize()
+    assert (buffer * 1).tolist() == [1.0] * 4
+
+
+def test_late_copies_do_not_disturb_backward(gpus):
+    weight = torch.ones(3).pin_memory()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        copied = weight.to("cuda:0", non_blocking=True).requires_grad_()
+    torch.cuda.current_stream().wait_stream(side)
+    (copied**2).sum().backward()
+    assert copied.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_late_copies_can_be_left_out():
+    with devices.stand_in(1, bytes_each=2**20, late_copies=False):
+        source = torch.ones(4).pin_memory()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = source.to("cuda:0", non_blocking=True)
+        assert (x + 1).tolist() == [2.0] * 4
+
+
+def test_work_is_queued_and_the_host_goes_on(gpus):
+    start = time.perf_counter()
+    devices.busy(0.05, "cuda:0", "one", "forward")
+    devices.busy(0.05, "cuda:0", "two", "forward")
+    devices.busy(0.03, "cuda:1", "three", "forward")
+    assert time.perf_counter() - start < 0.08
+    torch.cuda.synchronize(0)
+    assert time.perf_counter() - start >= 0.1
+    one, two, three = gpus.timeline
+    assert two.start == one.end
+    assert abs(three.start - one.start) < 0.05
+
+
+def test_a_transfer_orders_the_work_of_two_devices(gpus):
+    layer = devices.FixedTime(0.03, name="stage")
+    x = layer(torch.ones(2, device="cuda:0", requires_grad=True))
+    layer(x.to("cuda:1")).sum().backward()
+    torch.cuda.synchronize()
+    kinds = [(b.device, b.kind) for b in gpus.timeline]
+    assert kinds == [(0, "forward"), (1, "forward"), (1, "backward"), (0, "backward")]
+    assert all(later.start >= earlier.end for earlier, later in pairwise(gpus.timeline))
+
+
+def test_reading_a_value_waits_for_the_device(gpus):
+    x = torch.ones((), device="cuda:0")
+    start = time.perf_counter()
+    devices.busy(0.05, "cuda:0")
+    assert x.item() == 1.0
+    assert time.perf_counter() - start >= 0.05
+
+
+def test_events_measure_time(gpus):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    devices.busy(0.04, "cuda:0")
+    end.record()
+    end.synchronize()
+    assert 40 <= start.elapsed_time(end) < 80
+
+
+def test_a_link_of_stated_speed_takes_its_time():
+    with devices.stand_in(1, bytes_each=2**20, host_link=1e6) as gpus:
+        source = torch.ones(10_000).pin_memory()
+        side = torch.cuda.Stream()
+        start = time.perf_counter()
+        with torch.cuda.stream(side):
+            source.to("cuda:0", non_blocking=True)
+        assert time.perf_counter() - start < 0.035
+        side.synchronize()
+        assert time.perf_counter() - start >= 0.04
+        assert [(b.stream, b.kind) for b in gpus.timeline] == [(1, "communication")]

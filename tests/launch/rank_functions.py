@@ -1,0 +1,181 @@
+"""Functions that ranks run in the launcher's tests: the well-behaved, and one for each way to fail."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def sum_of_ranks(start: float, group: dist.ProcessGroup) -> torch.Tensor:
+    x = torch.full((4,), start + dist.get_rank())
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def hello() -> int:
+    print("hello from", dist.get_rank())
+    print("to stderr", file=sys.stderr)
+    os.system("echo from a shell")
+    return dist.get_rank()
+
+
+# -- one rank fails while the others wait
+
+
+def raises_on_one() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("the shard is empty")
+    dist.all_reduce(torch.ones(3))
+
+
+def exits_on_one(code: Any) -> None:
+    if dist.get_rank() == 1:
+        sys.exit(code)
+    dist.barrier()
+
+
+def os_exits_on_one(code: int) -> None:
+    if dist.get_rank() == 1:
+        os._exit(code)
+    dist.barrier()
+
+
+def aborts_on_one() -> None:
+    if dist.get_rank() == 1:
+        os.abort()
+    dist.barrier()
+
+
+def segfaults_on_one() -> None:
+    if dist.get_rank() == 1:
+        ctypes.string_at(0)
+    dist.barrier()
+
+
+def killed_on_one() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def asks_for_too_much_memory() -> None:
+    if dist.get_rank() == 1:
+        torch.empty(1 << 46)
+    dist.barrier()
+
+
+# -- ranks that do not fit each other
+
+
+def different_collectives() -> None:
+    x = torch.ones(3)
+    if dist.get_rank() == 1:
+        dist.broadcast(x, 0)
+    else:
+        dist.all_reduce(x)
+
+
+def different_sizes() -> None:
+    dist.all_reduce(torch.ones(3 + 100 * dist.get_rank()))
+
+
+def different_dtypes() -> None:
+    dist.all_reduce(torch.ones(4, dtype=torch.float64 if dist.get_rank() else torch.float32))
+
+
+def different_counts() -> None:
+    for _ in range(2 + dist.get_rank()):
+        dist.all_reduce(torch.ones(3))
+
+
+def send_without_recv() -> None:
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(3), 1)
+
+
+def recv_from_finished() -> None:
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(3), 1)
+
+
+def crossing_sends() -> None:
+    if dist.get_rank() < 2:
+        dist.send(torch.ones(3), 1 - dist.get_rank())
+
+
+# -- ranks that do not end
+
+
+def sleeps() -> None:
+    print("ready")
+    if dist.get_rank() == 1:
+        time.sleep(1000)
+    dist.barrier()
+
+
+def spins_in_python() -> None:
+    while dist.get_rank() == 1:
+        pass
+    dist.barrier()
+
+
+def spins_in_c() -> None:
+    if dist.get_rank() == 1:
+        sum(range(10**15))
+    dist.barrier()
+
+
+def ignores_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+
+
+def late_but_fine(seconds: float) -> int:
+    """All other ranks wait for one that works: no deadlock."""
+    if dist.get_rank() == 0:
+        time.sleep(seconds)
+    dist.barrier()
+    return 1
+
+
+# -- what they leave behind
+
+
+def leaves_children() -> int:
+    """A child that has its own session and environment, and a thread that never ends."""
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True, env={}, stdin=subprocess.DEVNULL)
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    return child.pid
+
+
+def returns_a_lock() -> Any:
+    return {"model": [1, threading.Lock()]} if dist.get_rank() == 1 else 1
+
+
+def returns_bytes(count: int) -> bytes:
+    return bytes(count)
+
+
+def prints(count: int) -> None:
+    for _ in range(count // 64):
+        print("x" * 63)
+
+
+def prints_for(seconds: float, per_second: int) -> int:
+    """Print at a rate; how much was printed."""
+    end, printed = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        print("x" * 999)
+        printed += 1000
+        time.sleep(1000 / per_second)
+    return printed

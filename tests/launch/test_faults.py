@@ -1,0 +1,245 @@
+"""Every way a job can fail, on real ranks: what the error says, how soon, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import rank_functions as on_ranks
+from launch_helpers import wait_for_output
+
+import labkit
+from labkit.launch import client, processes
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def failure(
+    function: Callable[..., Any], *args: Any, within: float, ranks: int = 2, timeout: float = 30
+) -> labkit.LaunchError:
+    """The error of a job, which must come `within` seconds of its start; and the next job works."""
+    client.engine()
+    labkit.launch(on_ranks.hello, ranks=1)  # warm
+    began = time.monotonic()
+    with pytest.raises(labkit.LaunchError) as caught:
+        labkit.launch(function, *args, ranks=ranks, timeout=timeout)
+    assert time.monotonic() - began < within
+    assert labkit.launch(on_ranks.sum_of_ranks, 0.0, ranks=2).results[0].tolist() == [1.0] * 4
+    return caught.value
+
+
+def states(error: labkit.LaunchError) -> list[str]:
+    return [report.state for report in error.ranks]
+
+
+CRASH = 2.0  # seconds in which a crash is reported; the code aims at well under one
+DEADLOCK = 3.5  # one second of quiet, and the launch
+
+
+def test_an_exception_names_rank_line_and_cause() -> None:
+    error = failure(on_ranks.raises_on_one, within=CRASH, ranks=4)
+    assert (error.verdict, error.rank) == ("error", 1)
+    assert states(error) == ["waiting", "failed", "waiting", "waiting"]
+    assert "ValueError: the shard is empty" in str(error)
+    assert 'raise ValueError("the shard is empty")' in str(error)
+    assert "all_reduce of float32 (3,)" in error.ranks[0].waiting_for
+    assert "rank_functions.py" in error.ranks[0].line
+    assert "labkit/launch" not in str(error)  # the launcher's own frames are cut
+
+
+@pytest.mark.parametrize("code", [0, 3, "bye"])
+def test_sys_exit_is_a_failure(code: Any) -> None:
+    error = failure(on_ranks.exits_on_one, code, within=CRASH)
+    assert (error.verdict, error.rank) == ("error", 1)
+    assert f"sys.exit({code!r})" in str(error)
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_os_exit_is_noticed_even_with_code_0(code: int) -> None:
+    error = failure(on_ranks.os_exits_on_one, code, within=CRASH)
+    assert (error.verdict, error.rank) == ("error", 1)
+    assert f"exit code {code}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (on_ranks.aborts_on_one, "SIGABRT"),
+        (on_ranks.segfaults_on_one, "SIGSEGV"),
+        (on_ranks.killed_on_one, "SIGKILL"),
+    ],
+)
+def test_a_signal_is_named(function: Callable[[], None], words: str) -> None:
+    error = failure(function, within=CRASH)
+    assert (error.verdict, error.rank) == ("killed", 1)
+    assert words in str(error)
+    assert states(error) == ["waiting", "killed"]
+    if words != "SIGKILL":  # faulthandler left the line
+        assert function.__name__ in str(error)
+
+
+def test_too_much_memory() -> None:
+    error = failure(on_ranks.asks_for_too_much_memory, within=CRASH)
+    assert (error.verdict, error.rank) == ("out_of_memory", 1)
+
+
+def test_different_collectives() -> None:
+    error = failure(on_ranks.different_collectives, within=DEADLOCK)
+    assert error.verdict in ("deadlock", "error")  # gloo may notice by itself
+    assert "different collectives" in str(error)
+    assert "rank 0 all_reduce" in str(error)
+    assert "rank 1 broadcast" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(on_ranks.different_sizes, "different sizes"), (on_ranks.different_dtypes, "different dtypes")],
+)
+def test_the_same_collective_with_other_tensors(function: Callable[[], None], words: str) -> None:
+    error = failure(function, within=DEADLOCK)
+    assert error.verdict in ("deadlock", "error")
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (on_ranks.different_counts, "rank 1 waits in all_reduce, but rank 0 has finished"),
+        (on_ranks.send_without_recv, "rank 0 waits in send to rank 1, but rank 1 has finished"),
+        (on_ranks.recv_from_finished, "rank 0 waits in recv from rank 1, but rank 1 has finished"),
+        (on_ranks.crossing_sends, "ranks 0 and 1 send to each other, and neither receives"),
+    ],
+)
+def test_a_deadlock_is_told_long_before_the_timeout(function: Callable[[], None], words: str) -> None:
+    error = failure(function, within=DEADLOCK, timeout=30)
+    assert error.verdict == "deadlock"
+    assert words in str(error)
+    assert function.__name__ in str(error)
+
+
+@pytest.mark.parametrize("function", [on_ranks.sleeps, on_ranks.spins_in_python, on_ranks.spins_in_c])
+def test_a_rank_that_does_not_end(function: Callable[[], None]) -> None:
+    error = failure(function, within=1 + 3.0, timeout=1)
+    assert (error.verdict, error.rank) == ("timeout", 1)
+    assert states(error) == ["waiting", "running"]
+    assert function.__name__ in str(error)  # its stack was taken, also inside compiled code
+
+
+def test_ranks_that_wait_for_one_that_works_are_left_alone() -> None:
+    """Longer than the quiet that a deadlock is told from."""
+    assert labkit.launch(on_ranks.late_but_fine, 1.8, ranks=3).results == [1, 1, 1]
+
+
+def test_a_rank_that_ignores_sigterm() -> None:
+    error = failure(on_ranks.ignores_sigterm, within=1 + 3.0, timeout=1)
+    assert error.verdict == "timeout"
+
+
+def test_children_and_threads_of_ranks_end_with_the_job() -> None:
+    job = labkit.launch(on_ranks.leaves_children, ranks=2)
+    assert not any(processes.is_alive(pid) for pid in job.results)
+
+
+def test_an_unpicklable_function_names_the_part() -> None:
+    lock = threading.Lock()
+
+    def uses_it() -> None:
+        lock.acquire()
+
+    with pytest.raises(labkit.LaunchError, match=r"`lock`, which the function uses, .* _thread.lock"):
+        labkit.launch(uses_it, ranks=2)
+    with pytest.raises(labkit.LaunchError, match=r"argument 1 of the function\['a'\] .* _thread.lock"):
+        labkit.launch(print, {"a": lock}, ranks=2)
+
+
+def test_an_unpicklable_result_names_rank_and_part() -> None:
+    error = failure(on_ranks.returns_a_lock, within=CRASH)
+    assert (error.verdict, error.rank) == ("error", 1)
+    assert "result['model'][1] is a _thread.lock" in str(error)
+
+
+def test_a_result_of_a_gigabyte_is_refused_with_the_limit() -> None:
+    error = failure(on_ranks.returns_bytes, 1 << 30, within=10, ranks=1)
+    assert "512 MiB" in str(error)
+
+
+def test_an_unimportable_module() -> None:
+    def imports() -> None:
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+    error = failure(imports, within=CRASH)
+    assert error.verdict == "error"
+    assert "no_such_module" in str(error)
+
+
+def test_a_megabyte_of_output_a_second() -> None:
+    job = labkit.launch(on_ranks.prints_for, 1.5, 1_000_000, ranks=2)
+    assert all(printed > 500_000 for printed in job.results)
+    assert all(len(text) <= 1_100_000 for text in job.output)
+
+
+def test_a_flood_keeps_beginning_and_end() -> None:
+    job = labkit.launch(on_ranks.prints, 5_000_000, ranks=1)
+    assert len(job.output[0]) < 1_100_000
+    assert "bytes of output left out" in job.output[0]
+
+
+def test_the_engine_killed_during_a_job() -> None:
+    job = labkit.launch(on_ranks.sleeps, ranks=2, wait=False)
+    wait_for_output(job)
+    engine = client.engine()
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(labkit.LaunchError) as caught:
+        job.wait()
+    assert caught.value.verdict == "infrastructure"
+    assert processes.marked(str(engine.directory)) == []
+    assert not engine.directory.exists()
+    assert labkit.launch(on_ranks.sum_of_ranks, 0.0, ranks=2).results[0].tolist() == [1.0] * 4
+
+
+def test_the_engine_killed_between_jobs() -> None:
+    engine = client.engine()
+    os.kill(engine.pid, signal.SIGKILL)
+    while processes.is_alive(engine.pid):
+        time.sleep(0.001)
+    assert labkit.launch(on_ranks.hello, ranks=1).results == [0]
+    assert not engine.directory.exists()
+
+
+def test_the_agent_killed() -> None:
+    job = labkit.launch(on_ranks.sleeps, ranks=2, wait=False)
+    wait_for_output(job)
+    agents = [
+        pid for pid in processes.marked(str(client.engine().directory)) if _parent(pid) == client.engine().pid
+    ]
+    assert len(agents) == 1
+    os.kill(agents[0], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(labkit.LaunchError) as caught:
+        job.wait()
+    assert caught.value.verdict == "infrastructure"
+    assert "signal 9" in str(caught.value)
+    assert time.monotonic() - began < CRASH
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def test_an_interrupt_ends_the_job_and_says_where_ranks_were() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    labkit.launch(on_ranks.hello, ranks=1)
+    threading.Timer(0.8, signal.pthread_kill, (main, signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(labkit.LaunchError) as caught:
+        labkit.launch(on_ranks.sleeps, ranks=2)
+    assert time.monotonic() - began < 3
+    assert caught.value.verdict == "interrupted"
+    assert "rank 1: running" in str(caught.value)

@@ -1,0 +1,144 @@
+"""What is recorded about ranks, against what the test knows they did."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from labkit.record import Collective
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def of_rank(calls: list[Collective], rank: int) -> list[Collective]:
+    return [call for call in calls if call.rank == rank]
+
+
+def every_call(group: dist.ProcessGroup) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x = torch.ones(6, dtype=torch.float64)
+    dist.all_reduce(x, group=group)
+    dist.all_gather([torch.empty_like(x) for _ in range(n)], x)
+    dist.reduce_scatter(torch.empty(6), [torch.ones(6) for _ in range(n)])
+    dist.broadcast(x, 0)
+    dist.all_to_all_single(torch.empty(6), torch.ones(6))
+    dist.barrier()
+    dist.reduce(x, 0)
+    if rank == 0:
+        dist.send(torch.ones(3, dtype=torch.int64), 1)
+    elif rank == 1:
+        dist.recv(torch.ones(3, dtype=torch.int64), 0)
+
+
+def test_each_call_with_its_bytes_shape_group_and_peer() -> None:
+    job = labkit.launch(every_call, ranks=3)
+    expected = [
+        ("all_reduce", 48, (6,), "float64", None),
+        ("all_gather", 48, (6,), "float64", None),
+        ("reduce_scatter", 72, (6,), "float32", None),
+        ("broadcast", 48, (6,), "float64", None),
+        ("all_to_all", 24, (6,), "float32", None),
+        ("barrier", 0, (), "", None),
+        ("reduce", 48, (6,), "float64", None),
+    ]
+    ends = {0: [("send", 24, (3,), "int64", 1)], 1: [("recv", 24, (3,), "int64", 0)], 2: []}
+    for rank in range(3):
+        seen = [(c.op, c.num_bytes, c.shape, c.dtype, c.peer) for c in of_rank(job.collectives, rank)]
+        assert seen == expected + ends[rank]
+    assert {c.group for c in job.collectives} == {(0, 1, 2)}
+    assert {c.source for c in job.collectives} == {"python"}
+    assert [c.order for c in of_rank(job.collectives, 2)] == list(range(7))
+    assert all(c.end is not None and 0 <= c.start <= c.end < job.wall_seconds for c in job.collectives)
+    assert all("test_records.py:" in c.line for c in job.collectives)
+
+
+def test_calls_on_a_smaller_group_and_without_waiting() -> None:
+    def pairs() -> None:
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        work = dist.all_reduce(torch.ones(2), group=groups[dist.get_rank() // 2], async_op=True)
+        assert work is not None
+        time.sleep(0.1)
+        work.wait()
+
+    calls = [c for c in labkit.launch(pairs, ranks=4).collectives if c.op == "all_reduce"]
+    assert [c.group for c in sorted(calls, key=lambda c: c.rank)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert all(c.end is not None and c.end - c.start >= 0.1 for c in calls)
+
+
+def test_a_name_imported_before_is_recorded_too() -> None:
+    from torch.distributed import all_reduce
+
+    job = labkit.launch(lambda: all_reduce(torch.ones(2)), ranks=2)
+    assert [c.op for c in job.collectives] == ["all_reduce"] * 2
+
+
+def test_what_cpp_starts_is_added_as_native() -> None:
+    def step() -> None:
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 4))
+        dist.all_reduce(torch.ones(5))
+        model(torch.randn(2, 3)).sum().backward()
+
+    job = labkit.launch(step, ranks=2)
+    for rank in range(2):
+        calls = of_rank(job.collectives, rank)
+        reduces = [(c.source, c.shape, c.num_bytes) for c in calls if c.op == "all_reduce"]
+        assert reduces == [("python", (5,), 20), ("native", (16,), 64)]  # the gradients: 3 * 4 + 4 numbers
+        assert [c.order for c in calls] == list(range(len(calls)))
+        assert all(c.group == (0, 1) for c in calls)
+        assert all(c.end is None for c in calls if c.source == "native")
+
+
+def test_functional_collectives_are_native() -> None:
+    def functional() -> float:
+        import torch.distributed._functional_collectives as functional_collectives
+
+        return float(functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD).sum())
+
+    job = labkit.launch(functional, ranks=2)
+    assert job.results == [6.0, 6.0]
+    assert [(c.op, c.source, c.num_bytes) for c in job.collectives] == [("all_reduce", "native", 12)] * 2
+
+
+def test_spans_and_slow_links_make_the_timeline() -> None:
+    def work() -> None:
+        with labkit.span("layer 1", kind="forward"):
+            time.sleep(0.05)
+        labkit.slow_link(ms=20)
+        dist.barrier()
+
+    job = labkit.launch(work, ranks=2)
+    mine = [(s.name, s.kind) for s in job.timeline if s.rank == 0]
+    assert mine == [
+        ("layer 1", "forward"),
+        ("slow link, 20 ms", "communication"),
+        ("barrier", "communication"),
+    ]
+    first = job.timeline[0]
+    assert 0.05 <= first.end - first.start < 0.5
+    assert 0 <= min(s.start for s in job.timeline) < 0.05
+
+
+def test_outside_ranks_spans_and_progress_do_nothing() -> None:
+    with labkit.span("alone"):
+        assert list(labkit.progress(3)) == [0, 1, 2]
+        assert list(labkit.progress(["a", "b"])) == ["a", "b"]
+
+
+def test_memory_of_each_rank() -> None:
+    def allocate() -> None:
+        torch.ones(32 << 20)  # 128 MiB
+
+    before = labkit.launch(lambda: None, ranks=1).memory[0].host_bytes
+    after = labkit.launch(allocate, ranks=1).memory[0]
+    assert 120 << 20 < after.host_bytes - before < 160 << 20
+    assert after.device_bytes is None or after.device_bytes >= 0
+
+
+def test_record_false_records_nothing() -> None:
+    job = labkit.launch(lambda: dist.barrier(), ranks=2, record=False)
+    assert (job.collectives, job.spans, job.memory) == ([], [], [])

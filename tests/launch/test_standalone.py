@@ -1,0 +1,97 @@
+"""Jobs without a notebook: what they leave as files, one at a time and several in a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.launch.diagnose import diagnose_directory
+from labkit.record.files import read_records
+
+pytestmark = pytest.mark.timeout(60)
+
+MODULE = """
+import pathlib
+import torch, torch.distributed as dist
+
+def fine(directory):
+    dist.all_reduce(torch.ones(3))
+    pathlib.Path(directory, f"answer{dist.get_rank()}").write_text("42")
+    print("done on", dist.get_rank())
+
+def stuck(directory):
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(3), 1)
+
+def wrong(directory):
+    if dist.get_rank() == 1:
+        raise ValueError("no")
+    dist.barrier()
+
+def disagree(directory):
+    dist.broadcast(torch.ones(2 if dist.get_rank() == 0 else 4), 0)
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "submitted.py").write_text(MODULE)
+    return tmp_path
+
+
+def run(work: Path, *arguments: str, requests: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "labkit.launch.standalone", *arguments]
+    return subprocess.run(command, cwd=work, input=requests, capture_output=True, text=True, timeout=50)
+
+
+def test_one_job_and_its_files(work: Path) -> None:
+    job = work / "job"
+    job.mkdir()
+    done = run(work, "job", "--ranks", "2", "--timeout", "20", "--", "submitted:fine")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "finished"
+    assert (job / "answer1").read_text() == "42"
+    assert (job / "rank1.log").read_text() == "done on 1\n"
+    assert json.loads((job / "job.json").read_text())["verdict"] == "finished"
+    calls, _, memory = read_records([job / f"rank{rank}.records.json" for rank in range(2)])
+    assert [(call.rank, call.op, call.num_bytes) for call in sorted(calls, key=lambda c: c.rank)] == [
+        (0, "all_reduce", 12),
+        (1, "all_reduce", 12),
+    ]
+    assert len(memory) == 2
+    assert run(work, "job", "--", "submitted:fine").returncode != 0  # one job a directory
+
+
+def test_several_jobs_from_one_process(work: Path) -> None:
+    requests = []
+    for name in ("fine", "stuck", "wrong", "missing", "disagree", "fine2"):
+        (work / name).mkdir()
+        target = f"submitted:{name.rstrip('2')}"
+        requests.append(
+            json.dumps({"directory": str(work / name), "target": target, "ranks": 2, "timeout": 10})
+        )
+    requests.append('{"directory": "/nowhere/at/all", "target": "submitted:fine", "ranks": 2, "timeout": 5}')
+    requests.append("not JSON")
+    done = run(work, "--serve", requests="\n".join(requests) + "\n")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    verdicts = [answer.get("verdict") for answer in answers]
+    assert verdicts == ["finished", "deadlock", "error", "error", "error", "finished", None, None]
+    assert all("error" in answer for answer in answers[6:])
+    stuck = diagnose_directory(work / "stuck")
+    assert (stuck.verdict, stuck.rank) == ("deadlock", 0)
+    assert "rank 0 waits in recv from rank 1, but rank 1 has finished" in stuck.summary
+    assert "ValueError: no" in diagnose_directory(work / "wrong").summary
+    assert "missing" in diagnose_directory(work / "missing").summary
+    assert "ranks did not agree in their collective call 1" in diagnose_directory(work / "disagree").summary
+
+
+def test_damaged_files_are_said_to_be_damaged(work: Path) -> None:
+    (work / "job").mkdir()
+    run(work, "job", "--ranks", "2", "--", "submitted:wrong")
+    (work / "job" / "rank1.status.json").write_text('{"rank": 1}')
+    with pytest.raises(ValueError, match="no whole report"):
+        diagnose_directory(work / "job")

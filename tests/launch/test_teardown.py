@@ -1,0 +1,253 @@
+"""Whatever ends a notebook, an engine or a job, nothing stays behind: told by counting."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import rank_functions as on_ranks
+from launch_helpers import leftovers
+
+import labkit
+from labkit.launch import client, directory, processes
+
+pytestmark = pytest.mark.timeout(100)
+
+Notebook = Callable[..., tuple[subprocess.Popen[str], Path]]
+
+# A process that is a notebook as far as the launcher is concerned: it starts a job that does not end, and
+# waits.
+NOTEBOOK = """
+import os, sys, time
+sys.path.insert(0, {tests!r})
+import labkit, rank_functions
+from labkit.launch import client
+session = labkit.session(ranks=2)
+job = labkit.launch({function}, ranks=2, wait=False)
+session.run("print('ready')")
+while not all("ready" in text for text in job.output):
+    job.poll(0.01)
+print(client.engine().directory, flush=True)
+{then}
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(then: str = "", function: str = "rank_functions.sleeps") -> tuple[subprocess.Popen[str], Path]:
+        code = NOTEBOOK.format(tests=str(Path(__file__).parent), then=then, function=function)
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def gone(path: Path, within: float = 3.0) -> bool:
+    """Whether every process and the directory of an engine are gone soon."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if not path.exists() and not processes.marked(str(path)):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_notebook_that_is_killed(notebook: Notebook, number: int) -> None:
+    process, engine_directory = notebook()
+    assert (
+        len(processes.marked(str(engine_directory))) == 1 + 2 * 3
+    )  # engine, two jobs with an agent and two ranks
+    process.send_signal(number)
+    process.wait(5)
+    assert gone(engine_directory)
+
+
+def test_a_notebook_that_exits(notebook: Notebook) -> None:
+    process, engine_directory = notebook("sys.exit()")
+    process.wait(10)
+    assert gone(engine_directory, within=0.5)  # it waits for the engine
+
+
+def test_notebook_and_engine_killed_together(
+    notebook: Notebook,
+) -> None:
+    """Nobody is left to clean up: processes end by themselves, the directory goes at the next start."""
+    process, engine_directory = notebook()
+    parents = {pid: _parent(pid) for pid in processes.marked(str(engine_directory))}
+    engine = next(pid for pid, parent in parents.items() if parent == process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    os.kill(engine, signal.SIGKILL)
+    process.wait(5)
+    directory.remove_stale()
+    assert gone(engine_directory)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_forked_copy_of_the_notebook_does_not_keep_the_engine(
+    notebook: Notebook,
+) -> None:
+    """A child that inherited the engine's socket lives on; the engine leaves all the same."""
+    process, engine_directory = notebook("os.fork() or time.sleep(20)")
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(5)
+    assert gone(engine_directory)
+
+
+def test_an_engine_where_linux_cannot_watch_a_process(tmp_path: Path) -> None:
+    """Before Linux 5.3 there is no pidfd: the engine looks whether its notebook is there, now and then."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\ndef refuse(*_):\n    raise OSError(38, 'not implemented')\nos.pidfd_open = refuse\n"
+    )
+    code = NOTEBOOK.format(
+        tests=str(Path(__file__).parent), then="os.fork() or time.sleep(5)", function="rank_functions.sleeps"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    engine_directory = Path(process.stdout.readline().strip())
+    assert processes.marked(str(engine_directory))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert gone(engine_directory, within=6)
+
+
+def test_a_stale_directory_is_removed_and_a_live_one_is_not() -> None:
+    stale = directory.create()
+    (stale / "owner.json").write_text('{"pid": 1, "started": -5}')
+    alive = directory.create()
+    directory.remove_stale()
+    assert (stale.exists(), alive.exists()) == (False, True)
+    directory.remove(alive)
+
+
+def test_an_idle_engine_costs_nothing() -> None:
+    labkit.launch(on_ranks.hello, ranks=1)
+    stat = Path(f"/proc/{client.engine().pid}/stat")
+    until = time.monotonic() + 40
+    before: list[str] = []
+    while (ticks := stat.read_text().rpartition(")")[2].split()[11:13]) != before:
+        assert time.monotonic() < until  # it has imports to make while nobody asks for anything
+        before = ticks
+        time.sleep(2.0)  # and then: not one hundredth of a second of CPU
+    assert len(list(Path(f"/proc/{client.engine().pid}/task").iterdir())) == 1  # and one thread
+
+
+FAULTS: list[Callable[[], None]] = [
+    on_ranks.raises_on_one,
+    on_ranks.different_collectives,
+    on_ranks.different_sizes,
+    on_ranks.crossing_sends,
+    on_ranks.sleeps,
+    on_ranks.spins_in_c,
+    on_ranks.aborts_on_one,
+    on_ranks.killed_on_one,
+    on_ranks.ignores_sigterm,
+]
+
+
+def test_twenty_rounds_of_random_faults_leave_nothing() -> None:
+    choose = random.Random(20240229)
+    for number in range(20):
+        _one_fault(choose)
+        until = time.monotonic() + 1
+        while leftovers() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert leftovers() == [], f"round {number}"
+        assert _descriptors() < 60
+    assert labkit.launch(on_ranks.sum_of_ranks, 0.0, ranks=2).results[0].tolist() == [1.0] * 4
+
+
+def _one_fault(choose: random.Random) -> None:
+    fault = choose.choice(FAULTS)
+    kind = choose.choice(["launch", "launch", "session", "cancel", "kill the engine", "kill the agent"])
+    if kind == "launch":
+        with pytest.raises(labkit.LaunchError):
+            labkit.launch(fault, ranks=2, timeout=0.6)
+    elif kind == "session":
+        with labkit.session(ranks=2) as session, pytest.raises(labkit.LaunchError):
+            session.call(fault, timeout=0.6)
+    else:
+        job = labkit.launch(fault, ranks=2, timeout=5, wait=False)
+        job.poll(choose.random() * 0.3)
+        _end(job, kind)
+
+
+def _end(job: labkit.Job, kind: str) -> None:
+    engine = client.engine()
+    if kind == "cancel":
+        job.cancel()
+    elif kind == "kill the engine":
+        os.kill(engine.pid, signal.SIGKILL)
+    else:
+        for pid in processes.marked(str(engine.directory)):
+            if _parent(pid) == engine.pid:
+                os.kill(pid, signal.SIGKILL)
+    with pytest.raises(labkit.LaunchError):
+        job.wait()
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+SMALL_DISK = """
+import sys
+sys.path.insert(0, {tests!r})
+import labkit, rank_functions as on_ranks
+print(labkit.launch(on_ranks.hello, ranks=2).results)
+for function in (on_ranks.returns_bytes, on_ranks.prints):
+    try:
+        labkit.launch(function, 64 << 20, ranks=2)
+    except labkit.LaunchError as error:
+        print(error.verdict)
+try:
+    with open("/mnt/fill", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+except OSError:
+    pass
+try:
+    labkit.launch(on_ranks.hello, ranks=2)
+except labkit.LaunchError as error:
+    print(error.verdict, error)
+"""
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap makes the small disk")
+def test_a_full_disk_is_said_to_be_full() -> None:
+    small = ["bwrap", "--dev-bind", "/", "/", "--size", str(16 << 20), "--tmpfs", "/mnt"]
+    code = SMALL_DISK.format(tests=str(Path(__file__).parent))
+    run = [*small, "--setenv", "TMPDIR", "/mnt", sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("[rank")]
+    assert lines[:3] == ["[0, 1]", "infrastructure", "infrastructure"]
+    assert lines[3].startswith("infrastructure the job's directory")
+    assert "No space left" in lines[3]

@@ -1,0 +1,234 @@
+"""The parts of the launcher that need no ranks: who is stuck, what is said, what is shown, what is locked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.launch import gpu_lock, names, notebook_names, processes, render
+from labkit.launch.deadlock import find_mismatch, is_stuck
+from labkit.launch.diagnose import Exit, RankFacts, diagnose, stack_frames
+from labkit.launch.hosts import gpu_count, place
+from labkit.launch.output import Outputs
+from labkit.launch.request import Request, log_path
+from labkit.record.state import RUNNING, WAITING, State, StatePage, Wait, group_key, pack_wait
+
+REQUEST = Request(ranks=2, backend="gloo", timeout=5)
+
+
+def call(op: str, number: int = 1, peer: int = -1, size: int = 16, dtype: str = "float32") -> Wait:
+    return Wait(op, "0", number, peer, 0, size, (size // 4,), dtype, (0, 1), "In[2]", 7, "f")
+
+
+def state(phase: str, wait: Wait | None = None, calls: int = 0, **counts: dict[int, int]) -> State:
+    made = {group_key("0"): calls} if calls else {}
+    return State(phase, 0.0, 1, wait, counts.get("sends", {}), counts.get("receives", {}), made)
+
+
+def waiting(wait: Wait, calls: int = 0, **counts: dict[int, int]) -> State:
+    return state("waiting", wait, calls or (0 if wait.point_to_point else wait.number), **counts)
+
+
+@pytest.mark.parametrize(
+    ("states", "stuck"),
+    [
+        ([waiting(call("all_reduce")), waiting(call("all_reduce"))], False),  # in progress
+        ([waiting(call("all_reduce")), waiting(call("broadcast"))], True),
+        ([waiting(call("all_reduce")), waiting(call("all_reduce", size=32))], True),
+        ([waiting(call("all_reduce", 3)), state("finished", calls=2)], True),
+        ([waiting(call("all_reduce", 3)), state("finished", calls=3)], False),  # the other has made the call
+        ([waiting(call("send", peer=1), sends={1: 1}), state("finished")], True),
+        ([waiting(call("send", peer=1), sends={1: 1}), state("finished", receives={0: 1})], False),
+        ([waiting(call("recv", peer=1)), waiting(call("recv", peer=0))], True),
+        (
+            [waiting(call("recv", peer=1)), waiting(call("all_reduce"), sends={0: 1})],
+            False,
+        ),  # isend
+        ([state("finished"), state("finished")], False),
+    ],
+)
+def test_only_waits_that_cannot_end_are_a_deadlock(states: list[State], stuck: bool) -> None:
+    assert is_stuck(states) is stuck
+
+
+def test_calls_whose_sizes_may_differ_are_no_mismatch() -> None:
+    states = [waiting(call("all_to_all")), waiting(call("all_to_all", size=32))]
+    assert states[0].wait is not None
+    assert find_mismatch(0, states[0].wait, states) is None
+
+
+def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
+    page = StatePage(tmp_path / "page", create=True)
+    wait = call("recv", 4, peer=1)
+    page.set_call(pack_wait(wait), 3)
+    page.set_call(pack_wait(wait), 4)
+    page.enter(WAITING)
+    page.count_receive(1, 4)
+    page.count_send(511, 9)
+    page.count_call(group_key("0"), 5)
+    page.set_progress(3, 10, "steps")
+    read = StatePage(tmp_path / "page")
+    found = read.read()
+    assert (found.phase, found.wait, found.receives, found.sends) == ("waiting", wait, {1: 4}, {511: 9})
+    assert found.calls == {group_key("0"): 5}
+    assert read.progress() == (3.0, 10.0, "steps")
+    assert State.from_json(json.loads(json.dumps(found.to_json()))) == found
+    before = read.events()
+    page.enter(RUNNING)
+    assert read.events() == before + 1
+
+
+def failed(rank: int, when: float, waiting_in_call: bool, line: int = 3) -> RankFacts:
+    end = {"rank": rank, "state": "failed", "time": when, "waiting": waiting_in_call, "type": "ValueError",
+           "message": "no", "kind": "error",
+           "frames": [{"file": "In[2]", "line": line, "function": "f", "source": ""}]}  # fmt: skip
+    return RankFacts(rank, state("failed"), end, Exit(1, 0))
+
+
+def test_the_rank_that_failed_outside_communication_is_the_cause() -> None:
+    """Rank 0 noticed first, because its peer was gone; rank 1 is why."""
+    diagnosis = diagnose("failed", [failed(0, 1.0, True), failed(1, 2.0, False)], REQUEST)
+    assert (diagnosis.verdict, diagnosis.rank) == ("error", 1)
+    assert [report.state for report in diagnosis.ranks] == ["waiting", "failed"]
+
+
+def test_the_same_error_everywhere_is_told_of_the_lowest_rank() -> None:
+    assert diagnose("failed", [failed(0, 2.0, False), failed(1, 1.0, False)], REQUEST).rank == 0
+    assert diagnose("failed", [failed(0, 2.0, False, line=9), failed(1, 1.0, False)], REQUEST).rank == 1
+
+
+def test_a_kill_for_want_of_memory() -> None:
+    killed = RankFacts(0, state("running"), None, Exit(0, 9, out_of_memory=True))
+    facts = [killed, RankFacts(1, state("running"), None, None)]
+    assert diagnose("failed", facts, REQUEST).verdict == "out_of_memory"
+
+
+def test_facts_survive_json() -> None:
+    facts = RankFacts(1, waiting(call("send", peer=0), sends={0: 1}), None, Exit(0, 9), "stack")
+    assert RankFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_the_users_frames_of_a_stack() -> None:
+    stack = f'''Thread 0x1 (most recent call first):
+  File "{os.__file__}", line 1 in other
+
+Current thread 0x2 (most recent call first):
+  File "{os.__file__}", line 5 in walk
+  File "/tmp/ipykernel_1/2.py", line 7 in inner
+  File "/tmp/ipykernel_1/2.py", line 9 in outer
+'''
+    assert [(frame.line, frame.function) for frame in stack_frames(stack)] == [(9, "outer"), (7, "inner")]
+
+
+def test_names_of_ranks_and_folding() -> None:
+    assert render.rank_names([0, 1, 2, 5]) == "ranks 0–2, 5"
+    assert render.rank_names([3]) == "rank 3"
+    assert render.fold({0: "a", 1: "b", 2: "a"}) == [([0, 2], "a"), ([1], "b")]
+
+
+def test_output_is_escaped_and_cleaned() -> None:
+    html = render.output_html({0: "<script>alert(1)</script>", 1: "\x1b[31mred\x1b[0m\n10%\r20%\n"})
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "red\n20%" in html
+    assert "10%" not in html
+
+
+def test_tabs_of_one_page_do_not_share_names() -> None:
+    ids = [part.split('"')[0] for part in render.tabs({0: "a"}).split('id="')[1:]]
+    again = [part.split('"')[0] for part in render.tabs({0: "a"}).split('id="')[1:]]
+    assert ids
+    assert not set(ids) & set(again)
+    assert "<b>rank 0</b>" in render.tabs({0: "a", 1: "b"})  # what is left where styles are stripped
+
+
+def test_a_long_output_is_cut_with_a_note() -> None:
+    text = render.clean("\n".join(map(str, range(1000))))
+    assert text.startswith("[... 800 lines above are not shown]")
+    assert text.endswith("999")
+
+
+def test_output_is_read_once_and_in_order(tmp_path: Path) -> None:
+    log = log_path(tmp_path, 0)
+    outputs = Outputs(tmp_path, 1)
+    positions = [0]
+    for part in ("one\n", "two ä\n"):
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(part)
+        outputs.read()
+        assert outputs.since(positions) == [part]
+    assert outputs.texts() == ["one\ntwo ä\n"]
+    outputs.close()
+
+
+def test_places_are_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert names.readable_text(f"at {tmp_path}/a/b.py:3, and /else/c.py:4") == "at a/b.py:3, and /else/c.py:4"
+
+
+def test_names_that_a_cell_uses() -> None:
+    assert notebook_names.used_names("y = f(x)\nprint(len(y))\ndef g(): return h") == {"f", "x", "h"}
+
+
+def test_a_gpu_is_held_by_one_engine_at_a_time() -> None:
+    name = f"test-{os.getpid()}"
+    code = f"""
+from labkit.launch.gpu_lock import GpuLocks
+locks = GpuLocks()
+print(repr(locks.take([{name!r}])), flush=True)
+input()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", code], **pipes)  # type: ignore[call-overload]
+    assert other.stdout is not None
+    assert other.stdout.readline() == "''\n"
+    locks = gpu_lock.GpuLocks()
+    taken = locks.take(["free", name])
+    assert f"GPU {name} is in use by" in taken
+    assert f"process {other.pid}" in taken
+    other.communicate("\n")
+    assert locks.take([name]) == ""
+    assert locks.take([name]) == ""  # another job of the same notebook
+    locks.give_back([name])
+    assert name in locks._sockets
+    locks.give_back([name])
+    assert name not in locks._sockets
+
+
+def test_gpus_are_named_alike_for_all() -> None:
+    assert gpu_lock.device_names([0, 1, 1], {"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
+    assert gpu_lock.device_names([1], {}) == ["1"]
+    assert gpu_lock.device_names([], {}) == []
+
+
+def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert gpu_count() == 2
+    assert place(None, None).ranks == 2
+    assert place(2, None).backend == "nccl"
+    shared = place(4, None)
+    assert (shared.backend, shared.devices) == ("gloo", (0, 1, 0, 1))
+    assert "4 ranks share 2 GPUs" in shared.notes[0]
+    with pytest.raises(ValueError, match="one GPU a rank: 4 ranks, 2 GPUs"):
+        place(4, "nccl")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert place(None, None) == place(4, "gloo")
+
+
+def test_ending_processes_that_do_not_want_to() -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
+    code += "; time.sleep(100)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.read(1)
+    began = time.monotonic()
+    processes.end([child.pid], grace=0.2)
+    assert 0.2 <= time.monotonic() - began < 2
+    assert not processes.is_alive(child.pid)
+    child.communicate()

@@ -1,0 +1,68 @@
+"""Every lesson is graded as it should be: references earn all, stubs nothing, each mistake its own loss.
+
+Each test starts ranks, on what the grader would run. Lesson 01 does not communicate and has its own, faster
+tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from autograder.mutants import Mutant, mutants
+from autograder.reference import all_cases, graded_lessons, graded_submission, solved_cells, stub_cells
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.judge import judge_exercise
+from labkit.checks.practice import VISIBLE_SEED, run_on_host
+from labkit.checks.report import Report
+from labkit.checks.submission import Cell
+
+LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
+EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
+MUTANTS = [mutant for lesson in LESSONS for mutant in mutants(lesson)]
+exercises = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
+
+
+def graded(exercise: Exercise, cells: list[Cell], cases: list[Case]) -> Report:
+    submission, own_parts = graded_submission(cells, exercise)
+    return judge_exercise(exercise, cases, submission, own_parts, run_on_host)
+
+
+def solved_but(exercise: Exercise, change: Callable[[str], str]) -> list[Cell]:
+    """The solved notebook with the source of one exercise's cell changed."""
+    return [
+        replace(cell, source=change(cell.source)) if cell.exercise == exercise.id else cell
+        for cell in solved_cells(exercise.lesson)
+    ]
+
+
+@exercises
+@pytest.mark.parametrize("seed", [1, 20261])
+def test_the_reference_earns_every_point(exercise: Exercise, seed: int) -> None:
+    report = graded(exercise, list(solved_cells(exercise.lesson)), all_cases(exercise, seed))
+    assert report.passed, report
+    assert report.points == exercise.max_points
+
+
+@exercises
+def test_the_stub_earns_nothing(exercise: Exercise) -> None:
+    report = graded(exercise, list(stub_cells(exercise.lesson)), exercise.cases(VISIBLE_SEED))
+    assert (report.points, report.verdict) == (0, "not_attempted"), report
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.exercise[:2]}-{m.id}")
+def test_a_mistake_loses_what_it_breaks(mutant: Mutant) -> None:
+    """On the visible cases, so that a student is told; on the unseen ones where only those can show it."""
+    exercise = registry.exercise(mutant.exercise)
+    alive = set(mutant.breaks)
+    for hidden in (False, True):
+        drawn = [case for case in all_cases(exercise, VISIBLE_SEED) if case.hidden == hidden]
+        cases = [case for case in drawn if alive & set(case.properties or alive)]
+        report = graded(exercise, solved_but(exercise, mutant.apply), cases)
+        alive -= {row.name for row in report.rows if not row.passed}
+        if not alive:
+            return
+    raise AssertionError(f"{mutant.id} ({mutant.says}) still earns {sorted(alive)}\n{report}")

@@ -1,0 +1,123 @@
+"""Figures and tables say what they show, in the picture and in words, from any record a job can give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from matplotlib.text import Text
+
+from labkit.record import Collective, Span
+from labkit.show import (
+    Picture,
+    Table,
+    draw_matmul_split,
+    draw_parallel_mlp,
+    draw_timeline,
+    draw_traffic,
+    prediction,
+)
+
+
+@dataclass
+class Record:
+    """What a figure needs of a job."""
+
+    ranks: int
+    collectives: list[Collective] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def timeline(self) -> list[Span]:
+        calls = [Span(c.rank, c.op, "communication", c.start, c.end or c.start) for c in self.collectives]
+        return sorted([*self.spans, *calls], key=lambda span: span.start)
+
+
+def call(rank: int, order: int, start: float, end: float | None, num_bytes: int = 2048) -> Collective:
+    shape = (num_bytes // 4,)
+    return Collective(
+        rank, "all_reduce", num_bytes, shape, "float32", (0, 1), None, order, start, end, "python", "cell:1"
+    )
+
+
+def two_ranks(calls: int = 2) -> Record:
+    collectives = [call(r, k, 0.1 * k + 0.01, 0.1 * k + 0.05) for r in range(2) for k in range(calls)]
+    return Record(2, collectives, [Span(r, "forward", "forward", 0.0, 0.1 * calls) for r in range(2)])
+
+
+def texts(picture: Picture) -> list[str]:
+    return [text.get_text() for axes in picture.figure.axes for text in axes.findobj(Text)]
+
+
+def test_a_timeline_has_a_row_a_rank_and_names_each_call() -> None:
+    picture = draw_timeline(two_ranks())
+    assert {"rank 0", "rank 1"} <= set(texts(picture))
+    assert texts(picture).count("all_reduce, 2.00 KiB") == 2  # once a call, above the first rank
+    bars = [(bar.get_x(), bar.get_width()) for bar in picture.figure.axes[0].patches]
+    assert (pytest.approx(10), pytest.approx(40)) in bars  # milliseconds
+    assert "Regions: forward" in picture.alt
+
+
+def test_labels_of_calls_do_not_overlap_and_stay_inside() -> None:
+    picture = draw_timeline(two_ranks(calls=12))
+    picture.png()  # places every text
+    figure = picture.figure
+    boxes = [t.get_window_extent() for t in figure.axes[0].texts if t.get_text().startswith("all_reduce")]
+    assert len(boxes) == 12
+    overlaps = [(a, b) for i, a in enumerate(boxes) for b in boxes[i + 1 :] if a.overlaps(b)]
+    assert overlaps == []
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+def test_a_call_that_nobody_waited_for_is_still_drawn() -> None:
+    picture = draw_timeline(Record(1, [call(0, 0, 0.0, None), call(0, 1, 1.0, 1.5)]))
+    assert min(bar.get_width() for bar in picture.figure.axes[0].patches) > 0
+
+
+def test_nothing_recorded_is_said() -> None:
+    assert "No communication" in draw_timeline(Record(2)).alt
+    traffic = draw_traffic(Record(2))
+    assert "rank 1: nothing" in traffic.alt
+    assert texts(traffic).count(" nothing") == 2
+
+
+def test_a_guess_is_drawn_once_it_is_made() -> None:
+    assert " your guess" not in texts(draw_timeline(two_ranks(), guess_ms=...))
+    assert " your guess" in texts(draw_timeline(two_ranks(), guess_ms=50))
+
+
+def test_traffic_is_as_long_as_the_bytes() -> None:
+    picture = draw_traffic(two_ranks())
+    assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [2048] * 4
+    assert "rank 0: all_reduce of 2.00 KiB, all_reduce of 2.00 KiB" in picture.alt
+
+
+def test_blocks_carry_the_parts_and_refuse_what_cannot_be_drawn() -> None:
+    assert {"X", "A₀", "A₂", "XA₂"} <= set(texts(draw_matmul_split("columns", ranks=3)))
+    assert {"X₁", "A₁", "X₁A₁"} <= set(texts(draw_matmul_split("rows", ranks=2)))
+    assert "all-reduce" in texts(draw_parallel_mlp(2, show_backward=True))
+    with pytest.raises(ValueError, match="2 to 4 ranks, got 9"):
+        draw_matmul_split("rows", ranks=9)
+    with pytest.raises(ValueError, match="'columns' or 'rows', got 'diagonal'"):
+        draw_matmul_split("diagonal")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2 to 4 ranks, got 1"):
+        draw_parallel_mlp(1)
+
+
+def test_a_picture_is_an_image_with_words() -> None:
+    shown = draw_parallel_mlp(2)._repr_html_()
+    assert shown.startswith('<img alt="The MLP on 2 ranks')
+    assert "data:image/png;base64," in shown
+
+
+def test_tables_escape_and_align() -> None:
+    table = Table(["name", "n"], [["<b>", 1234567], ["x", 0.5]], caption="sizes")
+    assert "&lt;b&gt;" in table._repr_html_()
+    assert repr(table).splitlines() == ["sizes", "name  n        ", "<b>   1,234,567", "x     0.5      "]
+    with pytest.raises(ValueError, match="expected 2 values in each row, found 1"):
+        Table(["a", "b"], [[1]])
+
+
+def test_a_prediction_not_made_asks_for_one() -> None:
+    assert "no guess yet" in repr(prediction("bytes", ..., 8))
+    assert "no guess yet" not in repr(prediction("bytes", 7, 8))

@@ -1,0 +1,86 @@
+"""Lesson 06: a mistake costs what it breaks and nothing else, and is told as what it is.
+
+Every test starts ranks, through the executor that `labkit.check` uses, on what the grader would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from autograder.mutants import Mutant, mutants
+from autograder.reference import graded_submission, solved_cells
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.judge import judge_exercise
+from labkit.checks.practice import run_on_host
+from labkit.checks.report import Report
+from labkit.checks.submission import Cell
+
+EXERCISES = registry.exercises("06")
+ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
+
+
+def graded(exercise: Exercise, cells: Sequence[Cell], cases: list[Case]) -> Report:
+    submission, own_parts = graded_submission(cells, exercise)
+    return judge_exercise(exercise, cases, submission, own_parts, run_on_host)
+
+
+def with_mistake(mutant: Mutant) -> list[Cell]:
+    """The solved notebook, with the mistake in its exercise's cell."""
+    return [
+        replace(cell, source=mutant.apply(cell.source)) if cell.exercise == mutant.exercise else cell
+        for cell in solved_cells("06")
+    ]
+
+
+def mutant_called(name: str) -> Mutant:
+    return next(mutant for mutant in mutants("06") if mutant.id == name)
+
+
+def test_a_mistake_in_g_costs_the_mlp_only_its_own_parts() -> None:
+    broken = mutant_called("T2-no-reduce-in-forward")
+    mlp = registry.exercise("06.tensor-parallel-mlp")
+    report = graded(mlp, with_mistake(broken), mlp.cases(1))
+    assert [row.name for row in report.rows if not row.passed] == ["own-parts"], report
+
+
+def test_a_failure_says_what_where_and_why() -> None:
+    broken = mutant_called("T1-column-without-f")
+    exercise = registry.exercise(broken.exercise)
+    report = graded(exercise, with_mistake(broken), exercise.cases(1))
+    lost = {row.name: row.message for row in report.rows if not row.passed}
+    assert set(lost) == {"input-gradients", "communication", "gather-output"}, report
+    assert "backward: no communication" in lost["communication"]
+    assert "backward: all_reduce of 120 bytes" in lost["communication"]  # x is [3, 5] float64
+    assert "on rank 0" in lost["input-gradients"]
+    assert "f is missing" in lost["input-gradients"]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "lost"), [("f-flattens", "any-layout"), ("gather-on-the-world", "subgroup")]
+)
+def test_an_error_in_a_special_case_costs_only_what_the_case_is_about(mistake: str, lost: str) -> None:
+    broken = mutant_called(mistake)
+    exercise = registry.exercise(broken.exercise)
+    report = graded(exercise, with_mistake(broken), exercise.cases(1))
+    assert [row.name for row in report.rows if not row.passed] == [lost], report
+
+
+def test_every_property_explains_itself() -> None:
+    silent = [(e.id, p.name) for e in EXERCISES for p in e.properties if not (p.says and p.usual_cause)]
+    assert silent == []
+    assert {kind for e in EXERCISES for kind in (p.kind for p in e.properties)} == {
+        "numbers",
+        "mechanism",
+        "robustness",
+    }
+
+
+def test_every_property_is_broken_by_some_mutant() -> None:
+    """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
+    broken = {(m.exercise, name) for m in mutants("06") for name in m.breaks}
+    owned = {(e.id, p.name) for e in EXERCISES for p in e.properties if p.name != "own-parts"}
+    assert owned - broken == set()
