@@ -133,6 +133,23 @@ def lab(port: int, root: Path, ip: str, browser: bool | None) -> None:
 
 
 @main.command()
+@click.argument("logdir", type=click.Path(path_type=Path))
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="The next free one is taken; the default is your own."
+)
+@click.option("--ip", default="127.0.0.1", show_default=True, help="Address to listen on.")
+def tensorboard(logdir: Path, port: int | None, ip: str) -> None:
+    """Show the runs below LOGDIR in TensorBoard, on a port of your own, and print where it is."""
+    from labkit.lab import CannotStart
+    from labkit.tensorboard import run
+
+    try:
+        sys.exit(run(logdir=logdir, port=port, ip=ip))
+    except CannotStart as error:
+        _unusable(error)
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def doctor(as_json: bool) -> None:
     """Say what this host can do for the course, what is missing, and what installs it.

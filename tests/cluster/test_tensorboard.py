@@ -1,0 +1,155 @@
+"""`labkit tensorboard`: a scalar written to a folder comes back from the printed address, and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labkit.lab import CannotStart, free_port
+from labkit.tensorboard import announcement, own_port, run
+
+STEPS = [[0, 4.0], [1, 2.0], [2, 1.0]]
+SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada"}
+SCALAR = "data/plugin/scalars/scalars?tag=loss&run=first"
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    """A run of three steps, as training code writes it."""
+    pytest.importorskip("tensorboard", reason='not installed: pip install -e ".[tensorboard]"')
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = tmp_path / "runs"
+    with SummaryWriter(str(folder / "first")) as writer:
+        for step, value in STEPS:
+            writer.add_scalar("loss", value, int(step))
+    return folder
+
+
+@contextmanager
+def tensorboard(logdir: Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command on `logdir`, and what it printed."""
+    command = [sys.executable, "-m", "labkit.cli", "tensorboard", str(logdir)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "SLURM_"))}
+    with subprocess.Popen(
+        command, env={**kept, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            printed = ""
+            for line in process.stdout:
+                printed += line
+                if "Ctrl-C" in line:
+                    break
+            yield process, printed
+        finally:
+            process.kill()
+
+
+def read(url: str, seconds: float = 20) -> list[list[float]]:
+    """Steps and values of the scalar below `url`, as soon as TensorBoard has read the files."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with direct.open(url, timeout=10) as answer:
+                return [[step, value] for _, step, value in json.load(answer)]
+        except urllib.error.HTTPError as error:
+            if error.code != 404 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def test_scalars_come_back_and_ctrl_c_ends_it(logdir: Path) -> None:
+    with tensorboard(logdir) as (process, printed):
+        url = re.findall(r"http://\S+", printed)[-1]
+        assert read(url + SCALAR) == STEPS
+        port = int(url.split(":")[2].split("/")[0])
+        assert own_port(os.getuid()) <= port < own_port(os.getuid()) + 10
+        guessed = urllib.request.Request(f"http://127.0.0.1:{port}/data/runs")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(guessed, timeout=10)
+        assert url.split("/")[3] not in " ".join(psutil.Process(process.pid).cmdline())
+        listening = [c for c in psutil.Process(process.pid).net_connections() if c.status == "LISTEN"]
+        assert [c.laddr.port for c in listening] == [port], "one door, which has the address as its key"
+        assert psutil.Process(process.pid).children(recursive=True) == []
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+def test_the_second_one_of_a_person_takes_the_next_port(logdir: Path) -> None:
+    with tensorboard(logdir) as (_, first), tensorboard(logdir, SSH_CONNECTION="there") as (_, second):
+        ports = [int(re.findall(r"127\.0\.0\.1:(\d+)/", text)[-1]) for text in (first, second)]
+        assert ports[1] > ports[0]
+        assert re.search(rf"ssh -N -L {ports[1]}:127\.0\.0\.1:{ports[1]} \S+@\S+\n", second)
+
+
+def test_people_in_a_row_do_not_meet() -> None:
+    ports = [own_port(uid) + taken for uid in range(1000, 2600) for taken in range(10)]
+    assert len(set(ports)) == len(ports)
+    assert 1024 < min(ports) <= max(ports) < 32768, "neither privileged nor Linux's ephemeral ports"
+
+
+def test_a_job_on_a_node_is_reached_through_the_login_node() -> None:
+    told = announcement("127.0.0.1", 17230, "key", Path("runs"), SLURM, "n07")
+    assert "ssh -N -L 17230:127.0.0.1:17230 -J ada@login1 ada@n07" in told
+    assert "http://127.0.0.1:17230/key/" in told
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason='not installed: pip install -e ".[tensorboard]"')
+    with pytest.raises(CannotStart, match=r"no folder .*none"):
+        run(logdir=tmp_path / "none")
+    monkeypatch.setattr("labkit.tensorboard.find_spec", lambda name: None)
+    with pytest.raises(CannotStart, match=r"pip install -e .*tensorboard"):
+        run(logdir=tmp_path)
+
+
+def test_behind_jupyter_server_proxy(logdir: Path, tmp_path: Path) -> None:
+    """A Jupyter server with a base URL, as a hub gives to each user, passes the page on."""
+    pytest.importorskip("jupyter_server_proxy", reason='not installed: pip install -e ".[hub]"')
+    with jupyter_server(tmp_path) as base, tensorboard(logdir, JUPYTER_SERVER_URL=base) as (_, printed):
+        url = re.findall(r"http://\S+", printed)[0]
+        assert url.startswith(f"{base}proxy/")
+        assert read(url + SCALAR + "&token=secret") == STEPS
+        with urllib.request.urlopen(url + "?token=secret", timeout=10) as page:
+            assert b"<tb-webapp>" in page.read(), "the page itself"
+        with urllib.request.urlopen(url + SCALAR, timeout=10) as refused:
+            assert "/user/ada/login" in refused.url, "Jupyter's own door comes first"
+
+
+@contextmanager
+def jupyter_server(home: Path) -> Iterator[str]:
+    """The URL, with a path, of a Jupyter server whose token is `secret`."""
+    port = free_port("127.0.0.1", 18600)
+    options = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.base_url=/user/ada/"]
+    command = [sys.executable, "-m", "jupyter_server", *options, "--allow-root", "--no-browser"]
+    environment = {**os.environ, "HOME": str(home), "JUPYTER_TOKEN": "secret"}
+    with (home / "log").open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as server:
+        try:
+            base = f"http://127.0.0.1:{port}/user/ada/"
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    urllib.request.urlopen(base + "api/status?token=secret", timeout=5).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline, (home / "log").read_text()
+                    time.sleep(0.1)
+            yield base
+        finally:
+            server.terminate()
+            server.wait(20)
