@@ -8,7 +8,6 @@ them.
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from nbgrader.utils import compute_checksum
 
 from labkit.checks.exercise import Exercise
 from labkit.checks.notebook import grade_id
+from labkit.checks.syntax import parse
 
 MOST_CELLS = 2000
 LONGEST_SOURCE = 200_000
@@ -79,9 +79,7 @@ def graded_cell(name: str, points: float, source: str) -> NotebookNode:
 def top_level_names(source: str) -> set[str]:
     """Functions and classes a cell defines; none when it is not Python."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     return {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}

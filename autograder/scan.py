@@ -9,12 +9,12 @@ runs.
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from labkit.checks.statements import Statement
 from labkit.checks.submission import Submission
+from labkit.checks.syntax import parse
 
 _CONNECTS, _STARTS, _RUNS_DATA = "opens connections", "starts programs or processes", "runs code from data"
 _BESIDE, _FRAMES = "runs beside the check", "walks frames"
@@ -130,9 +130,7 @@ def scan(submission: Submission, forbids: Sequence[str] = ()) -> list[Flag]:
 
 
 def _tree(statement: Statement, source: str) -> ast.stmt:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(source).body[statement.index]
+    return parse(source).body[statement.index]
 
 
 def _suspicions(node: ast.AST, imported: dict[str, str], forbids: Sequence[str]) -> Iterator[str]:

@@ -104,12 +104,12 @@ def use_layer(rank: Rank, split: Split) -> None:
     Recordings: forward, backward.
     """
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
-    before = _storages()
+    before = storages()
     full = loaded(split.plain(rank.case).to(rank.inputs["x"].device), full_weights(rank.inputs))
     layer = split.from_plain(rank, full, group)
     rank.fact("full_unchanged", _holds(full, full_weights(rank.inputs)))
     del full
-    rank.fact("held_bytes", sum(n for key, n in _storages().items() if key not in before))
+    rank.fact("held_bytes", sum(n for key, n in storages().items() if key not in before))
     rank.fact("shapes", {name: list(p.shape) for name, p in layer.named_parameters()})
     x = _own(rank.inputs["x"], place, split.input_dim).requires_grad_()
     with rank.recording("forward"):
@@ -155,7 +155,7 @@ def _own(of_all_groups: Tensor, place: Place, dim: int | None) -> Tensor:
     return place.block(of_all_groups[place.index], dim).clone()
 
 
-def _storages() -> dict[int, int]:
+def storages() -> dict[int, int]:
     """Address -> bytes of the memory behind every tensor that Python can reach now."""
     tensors = (t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.layout is torch.strided)
     storages = (t.untyped_storage() for t in tensors if not t.is_meta)

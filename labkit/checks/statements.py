@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 import symtable
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
+
+from labkit.checks.syntax import parse
 
 # Calls that build a value and do nothing else, by the last part of their name.
 PURE_CALLS = {
@@ -78,7 +79,7 @@ def parse_cell(label: str, source: str) -> ParsedCell:
         return ParsedCell()  # what runs on ranks or in a shell is not part of the notebook's own definitions
     source = without_magics(source)
     try:
-        tree = _parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         return ParsedCell(
@@ -119,7 +120,7 @@ def needed_for(names: Iterable[str], statements: Sequence[Statement]) -> list[St
 
 def compile_statements(label: str, source: str, statements: Iterable[Statement]) -> list[CodeType]:
     """Code for some of a cell's statements, in order; tracebacks name the cell and the line within it."""
-    body = _parse(source).body
+    body = parse(source).body
     nodes = [body[s.index] for s in statements]
     return [compile(ast.Module(body=[n], type_ignores=[]), label, "exec", dont_inherit=True) for n in nodes]
 
@@ -220,9 +221,3 @@ def _is_simple(value: ast.expr) -> bool:
         case ast.Call() | ast.Await() | ast.Yield() | ast.YieldFrom():
             return False
     return all(_is_simple(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
-
-
-def _parse(source: str) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a student's "\d" is theirs to see in the notebook, not the grader's
-        return ast.parse(source)

@@ -25,25 +25,11 @@ KILLS = 4
 
 
 def start(course: Path) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "autograder",
-        "grade",
-        "06",
-        "--course",
-        str(course),
-        "--seed",
-        "2",
-        "--jobs",
-        "2",
-    ]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "autograder", "grade", "06", "--course", str(course)]
+    with (course / "grading.txt").open("wb") as says:
+        return subprocess.Popen([*command, "--seed", "2", "--jobs", "2"], stdout=says, stderr=says)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="the last run was once seen to end with status 1 after a kill; not yet explained"
-)
 def test_killed_at_random_times(tmp_path: Path) -> None:
     init_course(tmp_path)
     for number in range(STUDENTS):
@@ -60,7 +46,7 @@ def test_killed_at_random_times(tmp_path: Path) -> None:
         done_now = {r.student: r.graded_at for r in load_all(tmp_path, LESSON)}
         assert {s: done_now[s] for s in done_before} == done_before, "what was graded is not graded again"
         done_before = done_now
-    assert start(tmp_path).wait(300) == 0
+    assert start(tmp_path).wait(300) == 0, (tmp_path / "grading.txt").read_text()
     most = registry.exercise(F_ID).max_points
     assert {r.student: r.points for r in load_all(tmp_path, LESSON)} == {
         f"student{n}": most for n in range(STUDENTS)

@@ -40,6 +40,8 @@ print(client.engine().directory, flush=True)
 time.sleep(1000)
 """
 
+A_CHILD_THAT_STAYS = "os.fork() or (time.sleep(8), os._exit(0))"  # longer than the test looks
+
 
 @pytest.fixture
 def notebook() -> Iterator[Notebook]:
@@ -109,7 +111,7 @@ def test_a_forked_copy_of_the_notebook_does_not_keep_the_engine(
     notebook: Notebook,
 ) -> None:
     """A child that inherited the engine's socket lives on; the engine leaves all the same."""
-    process, engine_directory = notebook("os.fork() or time.sleep(20)")
+    process, engine_directory = notebook(A_CHILD_THAT_STAYS)
     time.sleep(0.2)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(5)
@@ -122,7 +124,7 @@ def test_an_engine_where_linux_cannot_watch_a_process(tmp_path: Path) -> None:
         "import os\ndef refuse(*_):\n    raise OSError(38, 'not implemented')\nos.pidfd_open = refuse\n"
     )
     code = NOTEBOOK.format(
-        tests=str(Path(__file__).parent), then="os.fork() or time.sleep(5)", function="rank_functions.sleeps"
+        tests=str(Path(__file__).parent), then=A_CHILD_THAT_STAYS, function="rank_functions.sleeps"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen(
