@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from slurm_cluster import LocalSlurm
 
 from labkit import doctor
 
@@ -39,3 +41,17 @@ def _lacks(marker: str) -> str | None:
         needed = [name for name in ("slurmctld", "slurmd", "sbatch", "munged") if not shutil.which(name)]
         return f"no {', '.join(needed)} (apt-get install slurm-wlm munge)" if needed else None
     return None if doctor.ask_torch().get("gpus") else "no CUDA device"
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
+    """A Slurm of two nodes on this machine, with eight make-believe GPUs each; one for all tests."""
+    if os.geteuid() != 0:
+        pytest.skip("starting a Slurm of one's own takes root")
+    cluster = LocalSlurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        left = cluster.stop()
+    assert left == []

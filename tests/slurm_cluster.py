@@ -1,0 +1,221 @@
+"""A Slurm of the tests' own: munged, slurmctld and a slurmd for each of two nodes, all on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+
+NODES = ("n1", "n2")
+GPUS = 8  # of each node; files stand for them, so that Slurm counts and binds them as it would real ones
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+AuthType=auth/munge
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+SlurmctldPort={ports[0]}
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool-%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd-%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd-%n.log
+SlurmdParameters=config_overrides
+SlurmdTimeout=6
+KillWait=2
+ReturnToService=2
+JobRequeue=1
+MailProg=/bin/true
+GresTypes=gpu
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 RealMemory=4000 Gres=gpu:{gpus}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=16 RealMemory=4000 Gres=gpu:{gpus}
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=10 State=UP
+"""
+
+
+class LocalSlurm:
+    """The cluster. `environment` is what Slurm's commands need to find it; `config` is its slurm.conf."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.config = root, root / "slurm.conf"
+        self.environment = {**os.environ, "SLURM_CONF": str(self.config)}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Start everything and wait until both nodes are idle; RuntimeError when they do not become so."""
+        (self.root / "state").mkdir()
+        for number in range(GPUS):
+            (self.root / f"gpu{number}").touch()
+        (self.root / "gres.conf").write_text(f"Name=gpu File={self.root}/gpu[0-{GPUS - 1}]\n")
+        ports = _free_ports(1 + len(NODES))
+        host = socket.gethostname()
+        self.config.write_text(CONFIG.format(host=host, root=self.root, ports=ports, gpus=GPUS))
+        if not Path("/run/munge/munge.socket.2").exists():
+            self._daemons["munged"] = _start_munge()
+        self._daemons["slurmctld"] = self._daemon("slurmctld", "-D")
+        for node in NODES:
+            self.start_node(node)
+        self.wait_until_idle()
+
+    def start_node(self, node: str) -> None:
+        self._daemons[node] = self._daemon("slurmd", "-D", "-N", node)
+
+    def kill_node(self, node: str) -> None:
+        """End a node as a power cut does: its slurmd, and all that it runs, at once."""
+        daemon = self._daemons.pop(node)
+        doomed = [daemon.pid, *self._steps_of(node)]
+        doomed += [child.pid for pid in doomed for child in _descendants(pid)]
+        for pid in doomed:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        daemon.wait(10)
+
+    def run(self, *command: str, seconds: float = 20) -> str:
+        """What a command of Slurm's prints. CalledProcessError when it fails."""
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=seconds, check=True
+        ).stdout.strip()
+
+    def wait_until_idle(self, seconds: float = 40) -> None:
+        """Until both nodes are idle."""
+        deadline = time.monotonic() + seconds
+        seen = ""
+        while time.monotonic() < deadline:
+            with suppress(subprocess.SubprocessError):
+                seen = self.run("sinfo", "-h", "-N", "-o", "%N %T")
+                if seen.split() == ["n1", "idle", "n2", "idle"]:
+                    return
+            time.sleep(0.1)
+        log = self.root / "slurmctld.log"
+        told = log.read_text()[-2000:] if log.exists() else "no log"
+        raise RuntimeError(f"the nodes are {seen!r} after {seconds:g} s; {told}")
+
+    def wait_for_state(self, job: str, *states: str, seconds: float = 20) -> str:
+        """Until the job is in one of the states, as scontrol names them; the state."""
+        deadline = time.monotonic() + seconds
+        state = ""
+        while time.monotonic() < deadline:
+            told = self.run("scontrol", "-o", "show", "job", job)
+            state = next(part[9:] for part in told.split() if part.startswith("JobState="))
+            if state in states:
+                return state
+            time.sleep(0.1)
+        raise RuntimeError(f"job {job} is {state} after {seconds:g} s, not {' or '.join(states)}")
+
+    def stop(self) -> list[str]:
+        """End all jobs and daemons; returns what still runs after that, which should be nothing."""
+        with suppress(subprocess.SubprocessError):
+            self.run("scancel", "--user", "root")
+        self._until_no_steps(10)
+        for daemon in reversed(self._daemons.values()):
+            daemon.terminate()
+        for daemon in reversed(self._daemons.values()):
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait(5)
+        self._daemons.clear()
+        return self.processes()
+
+    def processes(self) -> list[str]:
+        """Every process of this cluster: daemons, steps, and what jobs run."""
+        return [f"{p.pid} {' '.join(_command(p))[:200]}" for p in psutil.process_iter() if self._is_ours(p)]
+
+    def job_processes(self) -> list[str]:
+        """Those that jobs run, and Slurm's own process of each step."""
+        daemons = ("slurmctld", "slurmd", "munged", ": slurmscriptd")
+        return [line for line in self.processes() if not line.partition(" ")[2].startswith(daemons)]
+
+    def wait_until_no_job_processes(self, seconds: float = 10) -> list[str]:
+        """What jobs have left after at most that long: nothing, if all is well."""
+        deadline = time.monotonic() + seconds
+        while (left := self.job_processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Slurm's daemons hide their environment, but hold their logs open; jobs inherit the environment."""
+        if process.pid == os.getpid():
+            return False
+        with suppress(psutil.Error):
+            if process.environ().get("SLURM_CONF") == str(self.config):
+                return True
+        return any(path.startswith(f"{self.root}/") for path in _open_files(process.pid))
+
+    def _steps_of(self, node: str) -> list[int]:
+        """Slurm's own process of each step on a node."""
+        log = f"{self.root}/slurmd-{node}.log"
+        return [
+            p.pid
+            for p in psutil.process_iter()
+            if " ".join(_command(p)).startswith("slurmstepd") and log in _open_files(p.pid)
+        ]
+
+    def _until_no_steps(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while any(self._steps_of(node) for node in NODES) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _daemon(self, *command: str) -> subprocess.Popen[bytes]:
+        with ExitStack() as stack:
+            log = stack.enter_context(open(self.root / f"{command[0]}.out", "ab"))
+            return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.append(os.readlink(entry.path))
+    return found
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _start_munge() -> subprocess.Popen[bytes]:
+    """munged in the foreground, with a key if the machine has none."""
+    for folder in ("/run/munge", "/var/log/munge", "/var/lib/munge", "/etc/munge"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shutil.chown(folder, "munge", "munge")
+    key = Path("/etc/munge/munge.key")
+    if not key.exists():
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        shutil.chown(key, "munge", "munge")
+    Path("/run/munge").chmod(0o755)
+    return subprocess.Popen(
+        ["munged", "--foreground", "--force"], user="munge", group="munge", stderr=subprocess.DEVNULL
+    )
