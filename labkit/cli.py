@@ -150,6 +150,29 @@ def tensorboard(logdir: Path, port: int | None, ip: str) -> None:
 
 
 @main.command()
+@click.argument("lesson")
+@click.option("--course", type=existing_directory, default=Path(), help="The course's folder.")
+@click.option("--force", is_flag=True, help="Replace what was released before.")
+def release(lesson: str, course: Path, force: bool) -> None:
+    """Hand out LESSON of a course through nbgrader's exchange, and check who may read and write there.
+
+    Exits 1 when the lesson is released, but permissions are not right.
+    """
+    from labkit.exchange import CannotRelease
+    from labkit.exchange import release as release_lesson
+
+    try:
+        released = release_lesson(lesson, course.resolve(), force)
+    except CannotRelease as error:
+        _unusable(error)
+    click.echo(f"{released.folder} is released; students get it with")
+    click.echo(f"    nbgrader fetch_assignment {released.folder.name} --course {released.course_id}")
+    for problem in released.problems:
+        click.echo(f"not right: {problem}", err=True)
+    sys.exit(FAILED if released.problems else 0)
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def doctor(as_json: bool) -> None:
     """Say what this host can do for the course, what is missing, and what installs it.
