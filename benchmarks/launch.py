@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import Row, median, report, spread
+from _recording import flight_recorder, recording
 
 RANKS = 4
 SCRIPT = """
@@ -331,33 +332,6 @@ def _fresh(code: str) -> float:
     return float(done.stdout.split()[-1])
 
 
-def _communicate(numbers: int, calls: int) -> float:
-    import torch
-    import torch.distributed as dist
-
-    x = torch.ones(numbers)
-    for _ in range(calls // 10):
-        dist.all_reduce(x)
-    began = time.perf_counter()
-    for _ in range(calls):
-        dist.all_reduce(x)
-    return (time.perf_counter() - began) / calls
-
-
-def recording(rounds: int, numbers: int, calls: int, target: float | None) -> Row:
-    """Microseconds per all-reduce on two ranks, with and without the recorder; the faster rank counts."""
-    import labkit
-
-    ours, peer = [], []
-    for _ in range(rounds):
-        ours.append(min(labkit.launch(_communicate, numbers, calls, ranks=2).results) * 1e6)
-        peer.append(min(labkit.launch(_communicate, numbers, calls, ranks=2, record=False).results) * 1e6)
-    mine, theirs = median(ours), median(peer)
-    noise = f"{spread(ours)} against {spread(peer)}"
-    what = f"recording a loop of all-reduces of {numbers * 4 / 1000:g} kB"
-    return Row(what, mine, theirs, "us/call", theirs / mine, target, "no recording", noise)
-
-
 def idle() -> list[Row]:
     """What an engine costs that does nothing."""
     import labkit
@@ -399,8 +373,8 @@ def main() -> None:
         serve(options.contender)
         return
     rows = [*launches(options.rounds), *round_trips(options.rounds), replacing(options.rounds)]
-    rows += [fresh(options.rounds), recording(options.rounds, 1_000_000, 100, 0.95)]
-    rows += [recording(options.rounds, 1000, 2000, None), *idle()]
+    rows += [fresh(options.rounds), recording(options.rounds, 1_000_000, 20, 0.95)]
+    rows += [recording(options.rounds, 1000, 300, None), flight_recorder(options.rounds), *idle()]
     report("launch", rows, __doc__ or "")
 
 
