@@ -373,7 +373,9 @@ labkit.check("03.assign-buckets", assign_buckets)
 # Autograd tells you when a parameter's gradient is complete:
 # `parameter.register_post_accumulate_grad_hook(hook)`. When the last gradient of a bucket has come, copy
 # the bucket into one flat tensor and start `dist.all_reduce(flat, async_op=True)`. It returns a handle at
-# once, and backward goes on. At the very end wait for all handles, and copy the averages back.
+# once, and backward goes on. At the very end wait for all handles; each gradient is then its part of the flat
+# tensor, copied back, or better, never copied: `.grad` may be a view of it (PyTorch calls that
+# `gradient_as_bucket_view`).
 #
 # Three details decide whether this is right:
 #
@@ -399,7 +401,8 @@ labkit.check("03.assign-buckets", assign_buckets)
 # <details><summary>Hint 3: the flat tensor</summary>
 # <code>torch.cat([p.grad.flatten() for p in bucket])</code>, and back with
 # <code>flat.split([p.numel() for p in bucket])</code> and <code>view_as</code>. Offsets count
-# elements, not parameters.</details>
+# elements, not parameters. The quicker way makes one flat tensor a bucket in <code>__init__</code>, copies
+# each gradient into its view there, and lets <code>p.grad</code> be that view from then on.</details>
 
 
 # %% exercise="03.overlapped-data-parallel" difficulty=5 minutes=35
@@ -419,6 +422,11 @@ class OverlappedDataParallel(nn.Module):
         parameters = list(module.parameters())
         self.buckets = [
             [parameters[i] for i in bucket] for bucket in assign_buckets(parameters, bucket_bytes)
+        ]
+        self.flats = [bucket[0].new_zeros(sum(p.numel() for p in bucket)) for bucket in self.buckets]
+        self.views = [
+            [part.view_as(p) for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True)]
+            for bucket, flat in zip(self.buckets, self.flats, strict=True)
         ]
         self.sync = True
         self._reset()
@@ -442,7 +450,7 @@ class OverlappedDataParallel(nn.Module):
 
     def _reset(self) -> None:
         self.missing = [len(bucket) for bucket in self.buckets]  # gradients each bucket still waits for
-        self.started: list[tuple[Tensor, dist.Work]] = []
+        self.started: list[dist.Work] = []
         self.callback_queued = False
 
     def _hook_of(self, number: int) -> Callable[[Tensor], None]:
@@ -459,21 +467,20 @@ class OverlappedDataParallel(nn.Module):
         return hook
 
     def _start_next(self) -> None:
-        bucket = self.buckets[len(self.started)]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flat = torch.cat([grad.flatten() for grad in grads])
-        self.started.append((flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+        number, world_size = len(self.started), dist.get_world_size(self.group)
+        for parameter, view in zip(self.buckets[number], self.views[number], strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                torch.div(parameter.grad, world_size, out=view)
+            parameter.grad = view  # no copy back: the mean arrives here
+        self.started.append(dist.all_reduce(self.flats[number], group=self.group, async_op=True))
 
     def _finish(self) -> None:
         while len(self.started) < len(self.buckets):
             self._start_next()
-        for bucket, (flat, handle) in zip(self.buckets, self.started, strict=True):
+        for handle in self.started:
             handle.wait()
-            flat /= dist.get_world_size(self.group)
-            for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                parameter.grad.copy_(mean.view_as(parameter))
         self._reset()
         ### END SOLUTION
 

@@ -16,9 +16,12 @@ OF_OVERLAP = [
             "gradients",
             "trained-weights",
         ),
-        ("            handle.wait()\n            flat /= dist.get_world_size(self.group)\n"),
-        "            flat = flat.clone() / dist.get_world_size(self.group)\n",
-        "copied back before the sum is there",
+        "        for handle in self.started:\n            handle.wait()\n",
+        (
+            "        for parameter in self.module.parameters():\n"
+            "            parameter.grad = parameter.grad.clone()\n"
+        ),
+        "taken before the sum is there",
     ),
     Mutant(
         "D1-sum-in-buckets",
@@ -28,8 +31,8 @@ OF_OVERLAP = [
             "trained-weights",
             "no-sync",
         ),
-        "            flat /= dist.get_world_size(self.group)\n",
-        "",
+        "torch.div(parameter.grad, world_size, out=view)",
+        "view.copy_(parameter.grad)",
         "the sum, not divided",
     ),
     Mutant(
@@ -47,11 +50,11 @@ OF_OVERLAP = [
         "blocking",
         OVERLAP,
         ("overlap",),
-        "self.started.append((flat, dist.all_reduce(flat, group=self.group, async_op=True)))",
+        "self.started.append(dist.all_reduce(self.flats[number], group=self.group, async_op=True))",
         (
-            "work = dist.all_reduce(flat, group=self.group, async_op=True)\n"
+            "work = dist.all_reduce(self.flats[number], group=self.group, async_op=True)\n"
             "        work.wait()\n"
-            "        self.started.append((flat, work))"
+            "        self.started.append(work)"
         ),
         "each bucket is waited for at once",
     ),
@@ -98,8 +101,11 @@ OF_OVERLAP = [
         "sent-twice",
         OVERLAP,
         ("all-reduces",),
-        "        self.started.append((flat, dist",
-        ("        dist.all_reduce(flat.clone(), group=self.group)\n        self.started.append((flat, dist"),
+        "        self.started.append(dist",
+        (
+            "        dist.all_reduce(self.flats[number].clone(), group=self.group)\n"
+            "        self.started.append(dist"
+        ),
         "the bytes go around twice",
     ),
     Mutant(
@@ -109,12 +115,28 @@ OF_OVERLAP = [
             "gradients",
             "trained-weights",
         ),
-        ("                parameter.grad.copy_(mean.view_as(parameter))\n        self._reset()\n"),
-        (
-            "                parameter.grad.copy_(mean.view_as(parameter))\n"
-            "        self.callback_queued = False\n"
-        ),
+        "            handle.wait()\n        self._reset()\n",
+        "            handle.wait()\n        self.callback_queued = False\n",
         "counters of the first backward stay",
+    ),
+    Mutant(
+        "views-of-a-bucket-not-sent",
+        OVERLAP,
+        (
+            "gradients",
+            "trained-weights",
+        ),
+        "            parameter.grad = view  # no copy back: the mean arrives here\n",
+        "",
+        "the mean arrives in the bucket, and the gradients stay this rank's own",
+    ),
+    Mutant(
+        "stale-bucket-for-unused",
+        OVERLAP,
+        ("unused-parameter",),
+        "                view.zero_()\n",
+        "                pass\n",
+        "an unused parameter sends what its bucket held from the step before",
     ),
     Mutant(
         "D10-no-finally",
@@ -163,8 +185,9 @@ OF_OVERLAP = [
         ),
         (
             "            if self.missing[number] == 0:\n"
-            "                self.buckets[len(self.started)], self.buckets[number] = "
-            "self.buckets[number], self.buckets[len(self.started)]\n"
+            "                turn = len(self.started)\n"
+            "                for kept in (self.buckets, self.flats, self.views):\n"
+            "                    kept[turn], kept[number] = kept[number], kept[turn]\n"
             "                self._start_next()\n"
         ),
         "buckets start as they fill, in an order of each rank's own",
@@ -184,8 +207,8 @@ OF_OVERLAP = [
         "world-in-buckets",
         OVERLAP,
         ("subgroup",),
-        "dist.all_reduce(flat, group=self.group, async_op=True)",
-        "dist.all_reduce(flat, async_op=True)",
+        "dist.all_reduce(self.flats[number], group=self.group, async_op=True)",
+        "dist.all_reduce(self.flats[number], async_op=True)",
         "over all ranks of the job",
     ),
 ]
