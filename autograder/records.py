@@ -15,6 +15,7 @@ from typing import Any
 from autograder.harness import Graded
 from autograder.scan import Flag
 from labkit.checks import registry
+from labkit.checks.notebook import grade_id
 from labkit.checks.report import PropertyResult, Report
 
 FOLDER = "records"
@@ -53,6 +54,11 @@ class Record:
     def ungraded(self) -> list[str]:
         """Exercises that could not be graded through no fault of the student's."""
         return [name for name, g in self.graded.items() if g.report.verdict == "could_not_be_graded"]
+
+    @property
+    def held(self) -> list[str]:
+        """Graded cells whose points wait for a person: neither earned nor lost."""
+        return [grade_id(name, held) for name, g in self.graded.items() for held in g.held]
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:
@@ -101,7 +107,7 @@ class Record:
                 "max_points": g.report.max_points,
                 "verdict": g.report.verdict,
                 "properties": rows,
-            }
+            } | ({"held_back": g.held} if g.held else {})
         return {"exercises": exercises}
 
 
@@ -157,16 +163,24 @@ def load_all(course: Path, lesson: str) -> list[Record]:
 
 @cache
 def checks_digest(lesson: str) -> str:
-    """A digest of the files that decide a lesson's points: its checks, unseen cases and reference
-    solution.
-    """
+    """A digest of the files that decide a lesson's points."""
+    digest = hashlib.sha256()
+    for path in deciding_files(lesson):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def deciding_files(lesson: str) -> list[Path]:
+    """The checks that all lessons share, the lesson's own, its unseen cases and its reference solution."""
     from autograder.reference import REPOSITORY, lesson_source
 
-    number = lesson[:2]
-    package = Path(registry.__file__).parent
-    files = [*sorted(package.glob("*.py")), REPOSITORY / "autograder" / "hidden" / f"lesson_{number}.py"]
-    files = [f for f in files if not f.name.startswith("lesson_") or f.name == f"lesson_{number}.py"]
-    digest = hashlib.sha256()
-    for path in [*files, lesson_source(lesson).path]:
-        digest.update(path.read_bytes() if path.is_file() else b"")
-    return digest.hexdigest()[:16]
+    folders = [Path(registry.__file__).parent, REPOSITORY / "autograder" / "hidden"]
+    found = [(path, path.relative_to(folder)) for folder in folders for path in sorted(folder.rglob("*"))]
+    return [*(path for path, name in found if _concerns(name, lesson)), lesson_source(lesson).path]
+
+
+def _concerns(name: Path, lesson: str) -> bool:
+    """Whether a file, named from its folder, is shared by all lessons or this one's."""
+    own = f"lesson_{lesson[:2]}"
+    of_another = any(part.startswith("lesson_") and not part.startswith(own) for part in name.parts)
+    return name.suffix in (".py", ".json") and not of_another

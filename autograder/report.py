@@ -65,7 +65,9 @@ def table(records: Sequence[Record]) -> str:
     lines = [f"{'student':<24} {'points':>10}  verdicts"]
     for record in records:
         verdicts = ", ".join(f"{name.split('.')[1]}: {g.report.verdict}" for name, g in record.graded.items())
-        marks = "".join([" FLAGGED" if record.flags else "", " UNSAFE" if record.sandbox == "none" else ""])
+        marks = " FLAGGED" if record.flags else ""
+        marks += " HELD BACK" if record.held else ""
+        marks += " UNSAFE" if record.sandbox == "none" else ""
         lines.append(f"{record.student:<24} {record.points:>4g}/{record.max_points:<5g}  {verdicts}{marks}")
     lines += ["", f"{'exercise':<34} {'property':<24} {'lost by':>14}"]
     for count in lost_points(records):
@@ -76,16 +78,21 @@ def table(records: Sequence[Record]) -> str:
 
 
 def as_csv(records: Sequence[Record], lesson: str) -> str:
-    """One line a student: points of every property, sums, and what a person should know."""
+    """One line a student: points of every property, sums, and what a person should know.
+
+    A property without a value has no grade yet: its exercise is named under "ungraded", or itself under
+    "held_back", which waits for a person.
+    """
     exercises = registry.exercises(lesson)
     columns = [(e.id, p.name) for e in exercises for p in e.properties]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    totals = ["points", "max_points", "ungraded", "flags", "sandbox", "seed", "notebook", "graded_at"]
-    writer.writerow(["student", *totals, *(grade_id(e, p) for e, p in columns)])
+    waiting = ["ungraded", "held_back", "flags"]
+    made = ["sandbox", "seed", "notebook", "graded_at"]
+    writer.writerow(["student", "points", "max_points", *waiting, *made, *(grade_id(*c) for c in columns)])
     for r in records:
-        ungraded = " ".join(r.ungraded)
-        about = [r.points, r.max_points, ungraded, len(r.flags), r.sandbox, r.seed, r.notebook, r.graded_at]
+        open_questions = [" ".join(r.ungraded), " ".join(r.held), len(r.flags)]
+        about = [r.points, r.max_points, *open_questions, r.sandbox, r.seed, r.notebook, r.graded_at]
         writer.writerow([plain(r.student), *about, *(_points(r, e, p) for e, p in columns)])
     return out.getvalue()
 
@@ -97,7 +104,7 @@ def plain(text: str) -> str:
 
 def _points(record: Record, exercise: str, name: str) -> float | str:
     found = record.graded.get(exercise)
-    if found is None or exercise in record.ungraded:
+    if found is None or exercise in record.ungraded or name in found.held:
         return ""
     return next((row.points for row in found.report.rows if row.name == name), "")
 

@@ -86,9 +86,16 @@ def trials(lesson: str, seeds: Sequence[int]) -> list[Trial]:
 
 
 def run_trials(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
-    """Grade each trial, `jobs` at a time; yields rows as they are done. Sandboxes are kept from trial to
-    trial.
+    """Grade each trial, `jobs` at a time; yields rows as they are done.
+
+    Lesson by lesson, as students are graded, because what is hidden from one lesson another may need.
+    Sandboxes are kept from trial to trial of a lesson.
     """
+    for lesson in dict.fromkeys(trial.exercise.lesson for trial in wanted):
+        yield from _run_lesson([t for t in wanted if t.exercise.lesson == lesson], sandbox, jobs)
+
+
+def _run_lesson(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
     free: queue.SimpleQueue[Harness] = queue.SimpleQueue()
     hide = hidden_files([trial.exercise for trial in wanted])
     harnesses = [Harness(sandbox, hide) for _ in range(jobs)]

@@ -44,6 +44,13 @@ def _a_survivor_is_seen(rows: list[Row]) -> None:
     assert shown[0].startswith("FAIL")
 
 
+@pytest.mark.sandbox
+def test_lessons_do_not_hide_from_each_other() -> None:
+    """Lesson 01 is graded without labkit's own calculator, which lesson 04's checks need."""
+    first = [next(t for t in trials(lesson, [1]) if t.must_fail is None) for lesson in ("01", "04")]
+    assert [row.told for row in run_trials(first, find_sandbox(), 1)] == ["lost nothing"] * 2
+
+
 @pytest.mark.parametrize("lesson", graded_lessons())
 def test_every_mutant_fits_its_reference(lesson: str) -> None:
     """Each replaces a text that is there once, makes Python, and breaks properties that exist."""
