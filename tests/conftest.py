@@ -1,14 +1,17 @@
 """Which tests can run on this machine. A test that cannot says why; where it must run, that is a failure.
 
-LABKIT_REQUIRE names what must be there, by marker: `LABKIT_REQUIRE=browser,sandbox,slurm` in CI.
+LABKIT_REQUIRE names what must be there, by marker: `LABKIT_REQUIRE=browser,sandbox,slurm,hub` in CI.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from slurm_cluster import LocalSlurm
@@ -19,7 +22,7 @@ REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(","
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for marker in ("gpu", "browser", "sandbox", "slurm"):
+    for marker in ("gpu", "browser", "sandbox", "slurm", "hub"):
         if item.get_closest_marker(marker) is None:
             continue
         reason = _lacks(marker)
@@ -40,7 +43,19 @@ def _lacks(marker: str) -> str | None:
     if marker == "slurm":
         needed = [name for name in ("slurmctld", "slurmd", "sbatch", "munged") if not shutil.which(name)]
         return f"no {', '.join(needed)} (apt-get install slurm-wlm munge)" if needed else None
+    if marker == "hub":
+        return _lacks_of_the_hub()
     return None if doctor.ask_torch().get("gpus") else "no CUDA device"
+
+
+def _lacks_of_the_hub() -> str | None:
+    missing = [name for name in ("jupyterhub", "batchspawner") if find_spec(name) is None]
+    if missing:
+        return f"no {', '.join(missing)} (pip install -e '.[hub]')"
+    beside = Path(sys.executable).parent
+    if not shutil.which("configurable-http-proxy", path=f"{beside}:{os.environ['PATH']}"):
+        return f"no proxy for JupyterHub (npm install -g --prefix {beside.parent} configurable-http-proxy)"
+    return None
 
 
 @pytest.fixture(scope="session")

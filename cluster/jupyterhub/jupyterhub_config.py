@@ -1,0 +1,150 @@
+"""JupyterHub for a course: each server is a Slurm job of its user's own.
+
+    jupyterhub -f cluster/jupyterhub/jupyterhub_config.py
+
+Settings come from the TOML file that LABKIT_HUB names (/etc/jupyterhub/labkit.toml without it); `labkit.toml`
+beside this file has all of them, with their defaults. Anything else of JupyterHub's can be set in a file that
+begins with load_subconfig("/path/to/this/file").
+"""
+
+import os
+import shlex
+import tomllib
+from pathlib import Path
+
+from batchspawner import MultiSlurmSpawner
+from traitlets.config import Config
+
+HERE = Path(__file__).resolve().parent
+
+
+def read_settings() -> dict[str, dict]:
+    """The defaults, with what the site's file says in their place. A name that does not exist is an error."""
+    settings = tomllib.loads((HERE / "labkit.toml").read_text())
+    site = Path(os.environ.get("LABKIT_HUB", "/etc/jupyterhub/labkit.toml"))
+    if "LABKIT_HUB" not in os.environ and not site.exists():
+        return settings
+    for table, values in tomllib.loads(site.read_text()).items():
+        unknown = (
+            [table] if table not in settings else [f"{table}.{n}" for n in values if n not in settings[table]]
+        )
+        if unknown:
+            raise SystemExit(
+                f"{site}: no setting {', '.join(unknown)}; {HERE / 'labkit.toml'} has those there are"
+            )
+        settings[table].update(values)
+    return settings
+
+
+BATCH_SCRIPT = """#!/bin/bash
+#SBATCH --job-name=jupyter
+#SBATCH --chdir={{homedir}}
+#SBATCH --output={{homedir}}/.jupyter-on-slurm.log
+#SBATCH --open-mode=truncate
+#SBATCH --export={{keepvars}}
+{{options}}
+
+umask 077                 # what is made here is this user's alone
+{{prologue}}
+# Kernels talk over sockets in a folder that only this user can enter; the paths of sockets must be short.
+JUPYTER_RUNTIME_DIR=$(mktemp -d /tmp/jupyter-XXXXXX)
+export JUPYTER_RUNTIME_DIR
+trap 'rm -rf "$JUPYTER_RUNTIME_DIR"' EXIT
+# Without srun, which would start the server once a task: lessons start their own ranks.
+{{cmd}}
+"""
+
+
+def configure(c: Config, hub: dict, course: dict, slurm: dict, server: dict) -> None:
+    """The hub, then what it starts."""
+    configure_hub(c, hub)
+    programs = Path(server["environment"]) / "bin"
+    c.JupyterHub.spawner_class = MultiSlurmSpawner
+    # For sbatch and scancel the hub becomes the user: root can, any other account needs a rule for sudo.
+    become = "/usr/sbin/runuser -u {username} --" if os.geteuid() == 0 else "sudo -E -u {username}"
+    c.BatchSpawnerBase.exec_prefix = become
+    c.BatchSpawnerBase.batchspawner_singleuser_cmd = str(programs / "batchspawner-singleuser")
+    c.Spawner.cmd = [str(programs / "jupyterhub-singleuser")]
+    c.SlurmSpawner.batch_script = BATCH_SCRIPT
+    c.SlurmSpawner.req_options = "\n".join(f"#SBATCH {option}" for option in slurm_options(slurm))
+    c.SlurmSpawner.req_prologue = "\n".join([prepare_work(course), server["setup"]])
+    c.MultiSlurmSpawner.daemon_resolver = slurm["addresses"]
+    c.Spawner.start_timeout = slurm["wait_minutes"] * 60  # the queue
+    c.Spawner.http_timeout = 120  # a cold shared file system
+    c.Spawner.poll_interval = 30
+    c.Spawner.notebook_dir = f"~/{course['work']}"
+    c.Spawner.default_url = "/lab"
+    c.Spawner.env_keep = ["LANG", "LC_ALL", "SLURM_CONF"]  # nothing else of the hub's reaches a student
+    c.Spawner.environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",  # where the hub finds sbatch
+        "JUPYTER_PREFER_ENV_PATH": "1",  # `python3` is this environment's, not a kernel in somebody's home
+        "LABKIT_COURSE": course["id"],
+        "LABKIT_EXCHANGE": course["exchange"],
+    }
+    c.Spawner.pre_spawn_hook = prepare_server(hub["instructors"], round(server["idle_minutes"] * 60))
+
+
+def configure_hub(c: Config, hub: dict) -> None:
+    """Where the hub listens, what it keeps, and who may enter."""
+    state = Path(hub["state"])
+    c.JupyterHub.bind_url = hub["url"]
+    if hub["certificate"]:
+        c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = hub["certificate"], hub["key"]
+    c.JupyterHub.hub_ip = (
+        ""  # nodes report to the hub, so it listens on all addresses; each request needs a token
+    )
+    c.JupyterHub.hub_port = hub["port"]
+    if hub["address"]:
+        c.JupyterHub.hub_connect_ip = hub["address"]
+    c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{hub['proxy_port']}"
+    c.ConfigurableHTTPProxy.pid_file = str(state / "proxy.pid")
+    c.JupyterHub.db_url = f"sqlite:///{state / 'jupyterhub.sqlite'}"
+    c.JupyterHub.cookie_secret_file = str(state / "cookie_secret")
+    c.JupyterHub.cleanup_servers = False  # a restart of the hub ends nobody's job
+    c.JupyterHub.authenticator_class = hub["authenticator"]
+    c.Authenticator.allowed_users = {*hub["users"], *hub["instructors"]}
+    c.Authenticator.allow_all = not hub["users"]  # everybody whom the authenticator knows
+    c.Authenticator.admin_users = set(hub["admins"])
+
+
+def slurm_options(slurm: dict) -> list[str]:
+    """sbatch's options, in the words of its manual."""
+    named = {name: slurm[name] for name in ("partition", "account", "time", "nodes", "gpus-per-node", "mem")}
+    named["cpus-per-task"] = slurm["cpus"]
+    return [*(f"--{name}={value}" for name, value in named.items() if value), *slurm["options"]]
+
+
+def prepare_work(course: dict) -> str:
+    """Shell lines that make the user's work folder, with a link to the course's, which only others write."""
+    work = f'"$HOME"/{shlex.quote(course["work"])}'
+    lines = [f"mkdir -p -m 700 {work}"]
+    if course["shared"]:
+        lines.append(f"ln -sfn {shlex.quote(course['shared'])} {work}/shared")
+    lines.append(f"cd {work}")  # where nbgrader's list of assignments puts what is fetched
+    return "\n".join(lines)
+
+
+def prepare_server(instructors: list[str], idle_seconds: int):
+    """A hook that sets what a server is started with, which is not the same for students and instructors."""
+    arguments = [
+        "--KernelManager.transport=ipc",  # a TCP port of a shared node can be reached by all who are on it
+        # A closed browser keeps no allocation: idle kernels and terminals end, then the server and the job.
+        f"--MappingKernelManager.cull_idle_timeout={idle_seconds}",
+        f"--TerminalManager.cull_inactive_timeout={idle_seconds}",
+        f"--ServerApp.shutdown_no_activity_timeout={idle_seconds}",
+        "--Application.log_level=WARN",
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+
+    def prepare(spawner: MultiSlurmSpawner) -> None:
+        folders = [HERE / "everybody"]
+        if spawner.user.name not in instructors:
+            folders.insert(0, HERE / "students")
+        spawner.environment = {**spawner.environment, "JUPYTER_CONFIG_PATH": ":".join(map(str, folders))}
+        spawner.args = arguments
+
+    return prepare
+
+
+configure(get_config(), **read_settings())  # noqa: F821
