@@ -19,6 +19,7 @@ from labkit.launch.live import Screen, shell
 from labkit.launch.names import current_cell
 from labkit.launch.render import cell_html, cell_text, progress_html
 from labkit.launch.session import CellResult, Session
+from labkit.launch.session import session as new_session
 from labkit.launch.torchrun import run_script
 
 
@@ -39,6 +40,9 @@ class RanksMagics(Magics):
 
     @magic_arguments()
     @argument("what", nargs="?", help="how many ranks; without a cell: status, stop or restart")
+    @argument(
+        "--nodes", type=int, default=None, help="spread the ranks over this many nodes of a Slurm cluster"
+    )
     @argument("--rank", type=_rank_list, default=None, help="only these ranks, such as 0,2")
     @argument("--fresh", action="store_true", help="start new ranks first, without the variables")
     @argument("--timeout", type=float, default=60.0, help="seconds until the cell is ended")
@@ -46,7 +50,8 @@ class RanksMagics(Magics):
     def ranks(self, line: str, cell: str | None = None) -> None:
         """Run a cell on every rank of a session that stays alive between cells.
 
-        %%ranks 4        run the cell on 4 ranks; `rank` and `world_size` are defined, variables persist
+        %%ranks 4            run the cell on 4 ranks; `rank` and `world_size` are defined, variables persist
+        %%ranks 8 --nodes 2  on 8 ranks of two nodes
         %ranks           what each rank does now
         %ranks stop      end the ranks      %ranks restart    fresh ranks
         """
@@ -54,7 +59,7 @@ class RanksMagics(Magics):
         if cell is None:
             self._manage(options.what or "status")
         else:
-            self._run(cell, _count(options.what), options)
+            self._run(cell, self._session(_count(options.what), options.nodes, options.fresh), options)
 
     def _manage(self, what: str) -> None:
         if what not in ("status", "stop", "restart"):
@@ -70,8 +75,7 @@ class RanksMagics(Magics):
         else:
             self.session.restart()
 
-    def _run(self, cell: str, ranks: int | None, options: Any) -> None:
-        session = self._session(ranks, options.fresh)
+    def _run(self, cell: str, session: Session, options: Any) -> None:
         assert self.shell is not None
         file = current_cell() or f"In[{self.shell.execution_count}]"
         screen = _CellScreen(session)
@@ -85,12 +89,15 @@ class RanksMagics(Magics):
             raise
         screen.finish(result)
 
-    def _session(self, ranks: int | None, fresh: bool) -> Session:
-        if self.session is not None and ranks not in (None, self.session.ranks):
+    def _session(self, ranks: int | None, nodes: int | None, fresh: bool) -> Session:
+        other = self.session is not None and (
+            ranks not in (None, self.session.ranks) or nodes not in (None, self.session.nodes)
+        )
+        if self.session is not None and other:
             self.session.stop()
             self.session = None
         if self.session is None:
-            self.session = Session(ranks)
+            self.session = new_session(ranks, nodes=nodes or 1)
             for note in self.session.notes:
                 print(note)
         elif fresh:

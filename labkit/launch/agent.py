@@ -72,7 +72,7 @@ class _NoLogs(LogsSpecs):
         return os.devnull
 
 
-class _Agent(LocalElasticAgent):
+class Agent(LocalElasticAgent):
     """torch's agent, which between two looks at its workers also lets the watchdog look."""
 
     def __init__(self, spec: WorkerSpec, watchdog: Watchdog) -> None:
@@ -120,7 +120,7 @@ def run_job(directory: Path) -> bool:
         max_restarts=0, monitor_interval=1e-4,
     )  # fmt: skip
     try:
-        result: Any = _Agent(spec, watchdog).run()
+        result: Any = Agent(spec, watchdog).run()
         return result is not None and not result.is_failed() and watchdog.verdict == "finished"
     finally:
         processes.end_children()

@@ -36,7 +36,9 @@ def launch(
     fn may be defined in the notebook, with everything it refers to. The default process group is initialised
     when it starts; a parameter of it named `group` that is not given receives that group.
 
-    ranks: how many; None takes one a GPU, or 4 where there is none. timeout: seconds until the job is ended.
+    ranks: how many; None takes one a GPU, or 4 where there is none. nodes: over how many machines of a Slurm
+    cluster they are spread evenly: those of the job that the notebook is in, or else of a job that is
+    submitted (see cluster/README.md). timeout: seconds until the job is ended, from when it runs.
     backend: "gloo" or "nccl"; None chooses. env: more environment variables for the ranks. record: whether to
     record communication and spans. wait: False returns at once, with the job running (`job.wait()`,
     `job.cancel()`).
@@ -67,6 +69,11 @@ def start(
 ) -> Job:
     """As `launch`, without waiting and without showing anything."""
     _check(fn, ranks, nodes, timeout)
+    if nodes > 1:
+        from labkit.launch.nodes import start as on_nodes
+
+        request = on_nodes.plan(ranks, nodes, timeout, backend, env or {}, record)
+        return on_nodes.submit(request, pickle_call(fn, args, kwargs or {}))
     placement = hosts.place(ranks, backend)
     payload = pickle_call(fn, args, kwargs or {})
     request = Request(
@@ -117,11 +124,8 @@ def _check(fn: object, ranks: int | None, nodes: int, timeout: float) -> None:
         raise TypeError(f"launch expects a function to run on the ranks, found {type(fn).__name__}: {fn!r}")
     if ranks is not None and (not isinstance(ranks, int) or not 1 <= ranks <= 512):
         raise ValueError(f"ranks must be a whole number from 1 to 512, found {ranks!r}")
-    if nodes != 1:
-        raise NotImplementedError(
-            f"nodes={nodes}: a notebook launches on its own machine only. For several nodes run the "
-            "script with `srun python -m torch.distributed.run` inside a Slurm job (see cluster/README.md)"
-        )
+    if not isinstance(nodes, int) or nodes < 1:
+        raise ValueError(f"nodes must be a whole number from 1, found {nodes!r}")
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, found {timeout!r}")
 

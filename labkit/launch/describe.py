@@ -40,7 +40,7 @@ def _stub(diagnosis: Diagnosis) -> str:
 
 
 def _traceback(report: RankReport) -> list[str]:
-    lines = [f"On rank {report.rank}:"]
+    lines = [f"On {report.name}:"]
     for frame in report.traceback:
         lines.append(f"  {frame.file}, line {frame.line}, in {frame.function}")
         if frame.source:
@@ -52,6 +52,6 @@ def rank_line(report: RankReport) -> str:
     """'  rank 2: waiting in all_reduce of float32 (4,), call 1 on ranks 0 and 1, at In[3]:7'."""
     where = f", at {report.line}" if report.line and report.state != "finished" else ""
     if report.state == "waiting":
-        return f"  rank {report.rank}: waiting in {report.waiting_for or 'a call'}{where}"
+        return f"  {report.name}: waiting in {report.waiting_for or 'a call'}{where}"
     error = f": {report.error.splitlines()[0][:160]}" if report.error else ""
-    return f"  rank {report.rank}: {report.state}{error}{where}"
+    return f"  {report.name}: {report.state}{error}{where}"

@@ -25,6 +25,7 @@ class RankReport:
     waiting_for: what it waited for, in words; "" when it did not wait.
     line: the last known line of the user's own code, as "file:number".
     error: what it raised or died of, in one line. traceback: the user's frames, outermost first.
+    node: the machine it ran on, where a job has several.
     """
 
     rank: int
@@ -33,6 +34,12 @@ class RankReport:
     line: str = ""
     error: str = ""
     traceback: tuple[Frame, ...] = ()
+    node: str = ""
+
+    @property
+    def name(self) -> str:
+        """'rank 2', or 'rank 2 on n1' where a job has several nodes."""
+        return f"rank {self.rank}" + (f" on {self.node}" if self.node else "")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -73,6 +73,16 @@ class Job:
         ]
         return sorted([*self.spans, *calls], key=lambda item: item.start)
 
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each rank, where the job has several; empty for a job on this machine."""
+        return []
+
+    def where(self, rank: int) -> str:
+        """' on n2' for a rank on node n2; "" for a job on this machine, and as long as it is not known."""
+        nodes = self.nodes
+        return f" on {nodes[rank]}" if nodes and nodes[rank] else ""
+
     def progress(self) -> list[tuple[float, float, str]]:
         """(done, total, label) of each rank, as `labkit.progress` set it; zeros where it did not."""
         if self.done:
@@ -140,7 +150,7 @@ class Job:
         self.wall_seconds = time.monotonic() - self._started
         self._outputs.read()
         paths = [records_path(self._directory, rank) for rank in range(self.ranks)]
-        calls, self.spans, self.memory = read_records(paths)
+        calls, self.spans, self.memory = read_records(paths, self._clocks())
         self.collectives = [_with_readable_line(call) for call in calls]
         if diagnosis.verdict == "finished":
             diagnosis = self._load_results() or diagnosis
@@ -152,6 +162,10 @@ class Job:
             self._control.close()
             self._control = None
         remove(self._directory)
+
+    def _clocks(self) -> list[float]:
+        """What to add to each rank's times to have them on one clock: nothing on one machine."""
+        return [0.0] * self.ranks
 
     def _load_results(self) -> Diagnosis | None:
         for rank in range(self.ranks):

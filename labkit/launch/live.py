@@ -58,7 +58,7 @@ class _NotebookWatcher:
     def __call__(self, job: Job) -> None:
         progress = "" if job.done else progress_html(job.progress())
         output = dict(enumerate(job.output))
-        html = progress + output_html(output)
+        html = progress + output_html(output, job.nodes)
         if html or self._screen.used:
             self._screen.draw(html, _plain(output), final=job.done)
         job.shown = self._screen.used
@@ -79,7 +79,7 @@ class _LineWatcher:
             if job.done and self._partial[rank]:
                 lines.append(self._partial[rank])
             for line in lines:
-                sys.stdout.write(f"[rank {rank}] {line}\n")
+                sys.stdout.write(f"[rank {rank}{job.where(rank)}] {line}\n")
         job.shown = True
 
 

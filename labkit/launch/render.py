@@ -75,8 +75,11 @@ def fold(contents: dict[int, str]) -> list[tuple[list[int], str]]:
     return [(ranks, content) for content, ranks in groups.items()]
 
 
-def tabs(contents: dict[int, str]) -> str:
-    """HTML of each rank's content (itself HTML), one tab for each different content."""
+def tabs(contents: dict[int, str], nodes: Sequence[str] = ()) -> str:
+    """HTML of each rank's content (itself HTML), one tab for each different content.
+
+    nodes: the node of each rank, where there are several.
+    """
     groups = fold(contents)
     name = "labkit-" + uuid.uuid4().hex[:12]
     parts = [f'<div id="{name}">']
@@ -85,22 +88,30 @@ def tabs(contents: dict[int, str]) -> str:
     for n, (ranks, _) in enumerate(groups):
         checked = " checked" if n == 0 else ""
         parts.append(f'<input type="radio" name="{name}" id="{name}-{n}"{checked}>')
-        parts.append(f'<label for="{name}-{n}">{rank_names(ranks)}</label>')
+        parts.append(f'<label for="{name}-{n}">{html.escape(_located(ranks, nodes))}</label>')
     for n, (ranks, content) in enumerate(groups):
-        parts.append(f'<section id="{name}-{n}-pane"><b>{rank_names(ranks)}</b>{content}</section>')
+        title = html.escape(_located(ranks, nodes))
+        parts.append(f'<section id="{name}-{n}-pane"><b>{title}</b>{content}</section>')
     return "".join([*parts, "</div>"])
+
+
+def _located(ranks: Sequence[int], nodes: Sequence[str]) -> str:
+    """'ranks 0–3 on n1'."""
+    where = sorted({nodes[rank] for rank in ranks if rank < len(nodes)} - {""})
+    return rank_names(ranks) + (f" on {', '.join(where)}" if where else "")
 
 
 def _pre(text: str) -> str:
     return f"<pre>{html.escape(clean(text).rstrip())}</pre>" if text.strip() else ""
 
 
-def output_html(output: dict[int, str]) -> str:
+def output_html(output: dict[int, str], nodes: Sequence[str] = ()) -> str:
     """What ranks printed; "" when none printed anything."""
     contents = {rank: _pre(text) for rank, text in output.items()}
     if not any(contents.values()):
         return ""
-    return tabs({rank: content or "<pre><i>nothing printed</i></pre>" for rank, content in contents.items()})
+    silent = "<pre><i>nothing printed</i></pre>"
+    return tabs({rank: content or silent for rank, content in contents.items()}, nodes)
 
 
 def progress_html(steps: Sequence[tuple[float, float, str]]) -> str:
@@ -126,14 +137,14 @@ def cell_html(result: CellResult) -> str:
     }
     if not any(contents.values()):
         return ""
-    return tabs(contents)
+    return tabs(contents, result.nodes)
 
 
 def cell_text(result: CellResult) -> str:
     """The same as text."""
     contents = {rank: result.output.get(rank, "") + result.values.get(rank, "") for rank in result.ranks}
     return "\n".join(
-        f"[{rank_names(ranks)}] {line}"
+        f"[{_located(ranks, result.nodes)}] {line}"
         for ranks, text in fold(contents)
         for line in clean(text).rstrip().split("\n")
     )
@@ -149,9 +160,9 @@ def job_html(job: Job) -> str:
     parts = [_line(" · ".join([f"{head}{job.wall_seconds:.2f} s", *_traffic(job), *job.notes]))]
     values = {rank: _pre(_short(value)) for rank, value in enumerate(job.results)}
     if any(value is not None for value in job.results):
-        parts.append(tabs(values))
+        parts.append(tabs(values, job.nodes))
     if not job.shown:
-        parts.append(output_html(dict(enumerate(job.output))))
+        parts.append(output_html(dict(enumerate(job.output)), job.nodes))
     return "".join(parts)
 
 

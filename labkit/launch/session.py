@@ -25,10 +25,9 @@ from labkit.launch.request import Request, records_path, result_path, state_path
 from labkit.launch.session_wire import SOCKET, listen_at
 from labkit.record.events import Collective, Span
 from labkit.record.files import read_records
-from labkit.record.state import StatePage
+from labkit.record.state import State, StatePage
 
 _LOOK_EVERY = 0.05
-_STARTUP = 60.0  # seconds for the engine to import torch and the ranks to meet
 _SETTLE = 0.5  # seconds the other ranks get to finish a cell after one failed in it
 _INTERRUPT = 1.0  # seconds ranks get to stop by themselves when the user interrupts
 
@@ -38,7 +37,7 @@ class CellResult:
     """What a cell did on the ranks it ran on.
 
     values, html: the last expression of each rank, as text and (when it has one) as HTML; "" where there was
-    none. output: what each rank printed. Keys are ranks.
+    none. output: what each rank printed. Keys are ranks. nodes: each rank's node, where there are several.
     """
 
     ranks: tuple[int, ...]
@@ -46,6 +45,7 @@ class CellResult:
     values: dict[int, str] = field(default_factory=dict)
     html: dict[int, str] = field(default_factory=dict)
     wall_seconds: float = 0.0
+    nodes: Sequence[str] = ()
 
     def _repr_html_(self) -> str:
         from labkit.launch.render import cell_html
@@ -64,13 +64,18 @@ CellWatcher = Callable[[CellResult], None]
 class Session:
     """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones."""
 
+    nodes = 1
+    _startup = 60.0  # seconds for the engine to import torch and the ranks to meet
+
     def __init__(
         self, ranks: int | None = None, backend: str | None = None, env: dict[str, str] | None = None
     ) -> None:
         self._placement = hosts.place(ranks, backend)
         self._env = env or {}
-        self.ranks = self._placement.ranks
-        self.notes = list(self._placement.notes)
+        self._prepare(self._placement.ranks, self._placement.backend, self._placement.notes)
+
+    def _prepare(self, ranks: int, backend: str, notes: Sequence[str]) -> None:
+        self.ranks, self.backend, self.notes = ranks, backend, list(notes)
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._positions: list[int] = []  # of the output, when the current cell began
@@ -94,7 +99,7 @@ class Session:
         self._job = api.submit(request, b"", self._listen)
 
     def _listen(self, directory: Path) -> None:
-        self._listener = listen_at(directory / SOCKET)
+        self._listener: Any = listen_at(directory / SOCKET)
 
     def stop(self) -> None:
         """End the ranks; their variables are gone."""
@@ -121,7 +126,7 @@ class Session:
 
     def __repr__(self) -> str:
         state = "alive" if self.alive else "stopped"
-        return f"Session of {self.ranks} ranks ({self._placement.backend}), {state}"
+        return f"Session of {self.ranks} ranks ({self.backend}), {state}"
 
     def status(self) -> list[str]:
         """One line a rank: what it does now."""
@@ -129,10 +134,10 @@ class Session:
             return ["the session is not running"]
         lines = []
         for rank in range(self.ranks):
-            page = StatePage(state_path(self._job._directory, rank))
-            state = page.read()
-            page.close()
-            lines.append(f"rank {rank}: {state.phase}, process {self._pids.get(rank, '?')}")
+            where = self._job.where(rank)
+            lines.append(
+                f"rank {rank}{where}: {self._state(rank).phase}, process {self._pids.get(rank, '?')}"
+            )
         return lines
 
     def progress(self) -> list[tuple[float, float, str]]:
@@ -179,7 +184,8 @@ class Session:
         """What the ranks communicated in the last cell or call, and their spans; times from its start."""
         self._round({"do": "records"}, range(self.ranks), 60, None)
         directory = self._running_job()._directory
-        calls, spans, _ = read_records([records_path(directory, rank) for rank in range(self.ranks)])
+        paths = [records_path(directory, rank) for rank in range(self.ranks)]
+        calls, spans, _ = read_records(paths, self._running_job()._clocks())
         return calls, spans
 
     def _chosen(self, ranks: Sequence[int] | None) -> Sequence[int]:
@@ -194,7 +200,7 @@ class Session:
 
     def _connect(self) -> None:
         self.start()
-        until = time.monotonic() + _STARTUP
+        until = time.monotonic() + self._startup
         while len(self._connections) < self.ranks:
             if self._running_job().poll() or time.monotonic() > until:
                 self._died()
@@ -215,10 +221,9 @@ class Session:
     ) -> CellResult:
         """Send a message to ranks and collect their answers."""
         job = self._running_job()
-        assert job._control is not None
         positions = self._positions = job._outputs.positions()
         started = time.monotonic()
-        job._control.set_deadline(started + timeout, timeout)
+        self._set_deadline(timeout)
         data = pickle.dumps(message)
         try:
             for rank in ranks:
@@ -227,11 +232,17 @@ class Session:
         except (OSError, EOFError):
             self._died()
         if not job.done:
-            job._control.set_deadline(0.0, 0.0)
+            self._set_deadline(0.0)
         result = self._result(ranks, answers, positions)
         result.wall_seconds = time.monotonic() - started
         self._raise_errors(answers, result)
         return result
+
+    def _set_deadline(self, seconds: float) -> None:
+        """End the job if it still works in `seconds` seconds; 0 for never."""
+        control = self._running_job()._control
+        assert control is not None
+        control.set_deadline(time.monotonic() + seconds if seconds else 0.0, seconds)
 
     def _answers(
         self, ranks: Sequence[int], positions: list[int], watch: CellWatcher | None
@@ -299,6 +310,7 @@ class Session:
             output={rank: texts[rank] for rank in ranks},
             values={rank: answers.get(rank, {}).get("value", "") for rank in ranks},
             html={rank: answers.get(rank, {}).get("html", "") for rank in ranks},
+            nodes=self._running_job().nodes,
         )
 
     def _raise_errors(self, answers: Mapping[int, dict[str, Any]], result: CellResult) -> None:
@@ -306,11 +318,22 @@ class Session:
             return
         facts = []
         for rank in sorted(answers):
-            page = StatePage(state_path(self._running_job()._directory, rank))
-            facts.append(RankFacts(rank, page.read(), answers[rank].get("error"), None))
-            page.close()
-        diagnosis = diagnose("failed", facts, self._running_job()._request)
+            answer = answers[rank]
+            facts.append(RankFacts(rank, self._state(rank, answer), answer.get("error"), None))
+        diagnosis = self._located(diagnose("failed", facts, self._running_job()._request))
         raise error_for(readable(diagnosis), [result.output.get(rank, "") for rank in range(self.ranks)])
+
+    def _state(self, rank: int, answer: dict[str, Any] | None = None) -> State:
+        """What the rank's page says now. answer: what the rank has just answered, and waits since."""
+        page = StatePage(state_path(self._running_job()._directory, rank))
+        try:
+            return page.read()
+        finally:
+            page.close()
+
+    def _located(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The diagnosis with the ranks' machines, where there are several."""
+        return diagnosis
 
     def _hang_up(self) -> None:
         for connection in self._connections.values():
@@ -322,7 +345,14 @@ class Session:
 
 
 def session(
-    ranks: int | None = None, backend: str | None = None, env: dict[str, str] | None = None
+    ranks: int | None = None, backend: str | None = None, env: dict[str, str] | None = None, nodes: int = 1
 ) -> Session:
-    """Ranks that stay alive: `session.run("x = 1")`, `session.run("x")`, `session.call(fn, 2)`."""
+    """Ranks that stay alive: `session.run("x = 1")`, `session.run("x")`, `session.call(fn, 2)`.
+
+    nodes: over how many machines of a Slurm cluster they are spread, as in `launch`.
+    """
+    if nodes > 1:
+        from labkit.launch.nodes.session import NodesSession
+
+        return NodesSession(ranks, nodes, backend, env)
     return Session(ranks, backend, env)

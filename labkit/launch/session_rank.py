@@ -35,11 +35,16 @@ _LONGEST_VALUE = 20000  # characters of a cell's last expression
 
 def serve(directory: str) -> None:
     """Answer the notebook's messages until it closes the connection. Runs as the function of a job."""
-    recorder = current_recorder()
-    assert recorder is not None, "a session records"
     with socket.socket(socket.AF_UNIX) as plain:
         connect_to(plain, Path(directory) / SOCKET)
         connection = Connection(plain.detach())
+    answer_on(connection, directory)
+
+
+def answer_on(connection: Connection, directory: str) -> None:
+    """Do as the messages of this connection say, until it is closed."""
+    recorder = current_recorder()
+    assert recorder is not None, "a session records"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank = _Rank(Path(directory), recorder)
     connection.send_bytes(json.dumps({"rank": rank.rank, "pid": os.getpid()}).encode())
@@ -103,7 +108,8 @@ class _Rank:
         """Write it where the agent finds it, in case the other ranks now wait for ever."""
         end = {"rank": self.rank, "state": "failed", "time": time.monotonic(), **describe_error(error)}
         self._failed_before = True
-        end["waiting"] = self.recorder.page.read().phase == "waiting"
+        state = self.recorder.page.read()
+        end |= {"waiting": state.phase == "waiting", "page": state.to_json()}
         write_reserved(end_path(self.directory, self.rank), end)
         return end
 

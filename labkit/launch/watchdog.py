@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,17 +41,20 @@ from labkit.record.state import (
 )
 
 _LOOK_EVERY = 0.02  # seconds between two looks, when nobody rings
-_QUIET = 1.0  # seconds without any event before ranks that all wait are compared
+QUIET = 1.0  # seconds without any event before ranks that all wait are compared
 _CATCH_UP = 0.3  # seconds the other ranks get to reach the call in which one failed
 _GRACE = 0.2  # seconds between SIGTERM and SIGKILL
 _STACK_PATIENCE = 0.15
 
 
 class Watchdog:
-    """The agent calls `look` again and again. Once it decides, the ranks are diagnosed and ended."""
+    """The agent calls `look` again and again. Once it decides, the ranks are diagnosed and ended.
 
-    def __init__(self, directory: Path, request: Request) -> None:
-        self.directory, self.request = directory, request
+    first: the number of its first rank, where a job has several agents.
+    """
+
+    def __init__(self, directory: Path, request: Request, first: int = 0) -> None:
+        self.directory, self.request, self.first = directory, request, first
         self.verdict = ""
         self._control = ControlPage(directory / CONTROL)
         self._pages: dict[int, StatePage] = {}
@@ -67,7 +71,7 @@ class Watchdog:
 
     def all_finished(self, ranks: int) -> bool:
         """Whether every rank has said that it is done."""
-        return all(self._phase(rank) == FINISHED for rank in range(ranks))
+        return all(self._phase(self.first + index) == FINISHED for index in range(ranks))
 
     def look(self, pids: list[int]) -> bool:
         """Whether the job has failed; if so, its ranks have been ended and the diagnosis written."""
@@ -93,9 +97,9 @@ class Watchdog:
         deadline, _, stop = self._control.read()
         if stop:
             return stop
-        phases = [self._phase(rank) for rank in range(len(pids))]
-        for rank, pid in enumerate(pids):
-            if phases[rank] == FAILED or (phases[rank] != FINISHED and exit_of(pid) is not None):
+        phases = [self._phase(rank) for rank in self._numbers(pids)]
+        for phase, pid in zip(phases, pids, strict=True):
+            if phase == FAILED or (phase != FINISHED and exit_of(pid) is not None):
                 return "failed"
         now = time.monotonic()
         if deadline and now > deadline:
@@ -106,18 +110,22 @@ class Watchdog:
         return ""
 
     def _slow_look(self, phases: list[int], now: float) -> str:
-        if any(_size(log_path(self.directory, rank)) > MAX_LOG_BYTES for rank in range(len(phases))):
+        if any(_size(log_path(self.directory, rank)) > MAX_LOG_BYTES for rank in self._numbers(phases)):
             return "flood"
         events = sum(page.events() for page in self._pages.values())
         if events != self._events or not all(phase in (WAITING, FINISHED, IDLE) for phase in phases):
             self._events, self._quiet_since = events, now
-        elif now - self._quiet_since > _QUIET and WAITING in phases:
+        elif now - self._quiet_since > QUIET and WAITING in phases:
             self._quiet_since = now
-            return "stuck" if is_stuck(self._states()) else ""
+            return "stuck" if self._is_stuck() else ""
         return ""
 
-    def _states(self) -> list[State]:
-        return [self._pages[rank].read() for rank in sorted(self._pages)]
+    def _is_stuck(self) -> bool:
+        return is_stuck([self._pages[rank].read() for rank in sorted(self._pages)])
+
+    def _numbers(self, ranks: Sequence[object]) -> range:
+        """The numbers of these ranks, which are all that this agent has."""
+        return range(self.first, self.first + len(ranks))
 
     def _phase(self, rank: int) -> int:
         page = self._pages.get(rank)
@@ -135,7 +143,11 @@ class Watchdog:
             self._let_others_catch_up(pids)
         exits = [self._with_memory(exit_of(pid)) for pid in pids]
         self._ask_for_stacks(pids, exits)
-        facts = [self._facts(rank, exits[rank]) for rank in range(len(pids))]
+        facts = [self._facts(rank, ended) for rank, ended in zip(self._numbers(pids), exits, strict=True)]
+        self._conclude(reason, facts, pids)
+
+    def _conclude(self, reason: str, facts: list[RankFacts], pids: list[int]) -> None:
+        """Say why, end the ranks, and write everything down."""
         timeout = self._control.read()[1]
         diagnosis = diagnose(reason, facts, replace(self.request, timeout=timeout))
         self.verdict = diagnosis.verdict
@@ -151,22 +163,27 @@ class Watchdog:
 
     def _let_others_catch_up(self, pids: list[int]) -> None:
         """When a rank died, or failed inside a call, what the others called is half of the story."""
-        ends = [read_reserved(end_path(self.directory, rank)) for rank in range(len(pids))]
+        ends = [read_reserved(end_path(self.directory, rank)) for rank in self._numbers(pids)]
         died = any(end is None and exit_of(pid) for end, pid in zip(ends, pids, strict=True))
         if not died and not any(end and end.get("waiting") for end in ends):
             return
+        self._settle(pids)
+
+    def _settle(self, pids: list[int]) -> None:
+        """Until each rank waits or has ended, or the time for that is up."""
         until = time.monotonic() + _CATCH_UP
         while time.monotonic() < until:
             settled = (WAITING, FINISHED, IDLE, FAILED)
-            if all(self._phase(rank) in settled or exit_of(pid) for rank, pid in enumerate(pids)):
+            if all(self._phase(rank) in settled or exit_of(pid) for rank, pid in enumerate(pids, self.first)):
                 return
             time.sleep(0.005)
 
     def _ask_for_stacks(self, pids: list[int], exits: list[Exit | None]) -> None:
-        asked = [rank for rank, pid in enumerate(pids) if exits[rank] is None and self._ready(rank)]
+        running = [rank for rank, ended in zip(self._numbers(pids), exits, strict=True) if ended is None]
+        asked = [rank for rank in running if self._ready(rank)]
         before = {rank: _size(stack_path(self.directory, rank)) for rank in asked}
         for rank in asked:
-            processes.send(pids[rank], signal.SIGUSR2)
+            processes.send(pids[rank - self.first], signal.SIGUSR2)
         until = time.monotonic() + _STACK_PATIENCE
         while time.monotonic() < until and any(
             _size(stack_path(self.directory, rank)) == before[rank] for rank in asked

@@ -163,25 +163,35 @@ def _join(directory: Path, request: Request, rank: int) -> dist.ProcessGroup:
     patience = timedelta(
         seconds=(request.timeout or 86400) + 60
     )  # the watchdog's verdict comes before torch's
-    port = directory / "port"
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, request.ranks, True, wait_for_workers=False)
-        unfinished = directory / "port.part"
-        unfinished.write_text(str(store.port))
-        unfinished.rename(port)
-    else:
-        while not port.exists():
-            time.sleep(0.001)
-        store = dist.TCPStore(
-            "127.0.0.1", int(port.read_text()), request.ranks, False, wait_for_workers=False
-        )
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(store.port)
+    store = _agents_store() if request.nodes > 1 else _own_store(directory, request.ranks, rank)
     device = torch.device("cuda", request.devices[rank]) if request.backend == "nccl" else None
     dist.init_process_group(
         request.backend, store=store, rank=rank, world_size=request.ranks, timeout=patience, device_id=device
     )
     assert dist.group.WORLD is not None
     return dist.group.WORLD
+
+
+def _own_store(directory: Path, ranks: int, rank: int) -> dist.Store:
+    """A store that rank 0 opens on this machine."""
+    port = directory / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
+        unfinished = directory / "port.part"
+        unfinished.write_text(str(store.port))
+        unfinished.rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.001)
+        store = dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, False, wait_for_workers=False)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(store.port)
+    return store
+
+
+def _agents_store() -> dist.Store:
+    """The store that the agents of several nodes share; torch's agent has said where it is."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore("ranks", dist.TCPStore(address, port, None, False, wait_for_workers=False))
 
 
 def _with_group(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,12 +33,17 @@ def write_records(path: Path, recorder: Recorder, entered: float) -> None:
     path.write_text(json.dumps(data))
 
 
-def read_records(paths: list[Path]) -> tuple[list[Collective], list[Span], list[MemoryUse]]:
+def read_records(
+    paths: list[Path], clocks: Sequence[float] = ()
+) -> tuple[list[Collective], list[Span], list[MemoryUse]]:
     """The records of all ranks on one clock: 0 is when the first rank entered the function.
 
-    A rank that left no (whole) file is left out. Collectives and spans come in start order.
+    A rank that left no (whole) file is left out. Collectives and spans come in start order. clocks: seconds
+    to add to each rank's clock, where ranks ran on machines whose clocks differ.
     """
     files = [data for data in map(_read, paths) if data is not None]
+    for data in files if clocks else ():
+        data["entered"] += clocks[data["rank"]] if data["entered"] else 0.0
     zero = min((data["entered"] for data in files if data["entered"]), default=0.0)
     collectives: list[Collective] = []
     spans: list[Span] = []

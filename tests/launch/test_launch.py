@@ -137,7 +137,7 @@ def test_a_job_inside_a_job() -> None:
     [
         ({"ranks": 0}, ValueError, "from 1 to 512"),
         ({"ranks": 2, "timeout": 0}, ValueError, "positive"),
-        ({"ranks": 2, "nodes": 2}, NotImplementedError, "srun"),
+        ({"ranks": 2, "nodes": 0}, ValueError, "nodes"),
         ({"ranks": 2, "backend": "mpi"}, ValueError, "'gloo' or 'nccl'"),
     ],
 )

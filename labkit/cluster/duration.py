@@ -1,0 +1,28 @@
+"""Times as Slurm writes them."""
+
+from __future__ import annotations
+
+import re
+
+_FORM = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+
+
+def minutes_of(text: str) -> int:
+    """'30' and '30:00' -> 30, '01:30:00' -> 90, '1-0' and '1-00:00:00' -> 1440. ValueError for other text."""
+    found = _FORM.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"expected a time such as 01:30:00 (hours:minutes:seconds) and found {text!r}")
+    parts = [int(part) for part in found["rest"].split(":")]
+    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        return int(found["days"]) * 1440 + hours * 60 + minutes + (seconds > 0)
+    if len(parts) == 3:
+        return parts[0] * 60 + parts[1] + (parts[2] > 0)
+    return parts[0] + (len(parts) == 2 and parts[1] > 0)
+
+
+def slurm_time(minutes: int) -> str:
+    """90 -> '01:30:00', 1500 -> '1-01:00:00'."""
+    days, rest = divmod(minutes, 1440)
+    hours, minutes = divmod(rest, 60)
+    return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:00"

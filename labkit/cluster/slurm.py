@@ -1,0 +1,166 @@
+"""What Slurm's commands say and do, as Python values. Nothing here knows of ranks or of Jupyter."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+_SECONDS = 30.0  # for any one command; a controller under load takes its time
+_ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+          "PREEMPTED", "REVOKED", "TIMEOUT")  # fmt: skip
+_NEVER = ("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS",
+          "AccountNotAllowed", "QOSNotAllowed", "AssociationNodeLimit")  # fmt: skip
+
+
+class SlurmError(RuntimeError):
+    """Slurm refused something, or does not answer; the text is for the person who asked."""
+
+
+def command(*words: str, stdin: str | None = None, seconds: float = _SECONDS) -> str:
+    """What a command of Slurm's prints. SlurmError when it is not here, fails, or takes longer."""
+    if shutil.which(words[0]) is None:
+        raise SlurmError(f"no {words[0]} here: this needs a machine whose jobs Slurm runs")
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{words[0]} did not answer within {seconds:g} s") from None
+    if done.returncode:
+        raise SlurmError(_plain(done.stderr) or f"{words[0]} ended with exit status {done.returncode}")
+    return done.stdout.strip()
+
+
+def _plain(stderr: str) -> str:
+    """'sbatch: error: Batch job submission failed: X' -> 'X', of the last line that says something."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    return re.sub(r"^(\w+: )?(error: )?(Batch job submission failed: )?", "", lines[-1]) if lines else ""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The job that this process runs in. cpus: the fewest that it has on any of its nodes."""
+
+    job: str
+    nodes: tuple[str, ...]
+    cpus: int
+
+
+def allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The Slurm job around this process; None outside of one."""
+    job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+    if not job or not nodes:
+        return None
+    cpus = [
+        int(count)
+        for count in re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    ]
+    return Allocation(job, tuple(expand(nodes)), min(cpus, default=1))
+
+
+def expand(nodes: str) -> list[str]:
+    """'n[1-2]' -> ['n1', 'n2']."""
+    return command("scontrol", "show", "hostnames", nodes).split()
+
+
+@cache
+def node_address(name: str) -> str:
+    """How the other nodes reach a node: its NodeAddr, as its name may not resolve, or to another network."""
+    return field(command("scontrol", "-o", "show", "node", name), "NodeAddr") or name
+
+
+def field(text: str, name: str) -> str:
+    """The value of Name=value in a line of scontrol's; "" when it is not there."""
+    found = re.search(rf"(?:^|\s){re.escape(name)}=(\S*)", text)
+    return found[1] if found and found[1] not in ("(null)", "N/A") else ""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job as the controller sees it.
+
+    state: PENDING, RUNNING, COMPLETED, CANCELLED, ...; "" when Slurm has forgotten it. reason: why it waits
+    or ended, in Slurm's word. position: its place among the waiting jobs of its partition, 0 when it does not
+    wait. nodes: where it runs.
+    """
+
+    state: str
+    reason: str = ""
+    position: int = 0
+    nodes: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return not self.state or self.state in _ENDED
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it waits for what will not come: it asks for more than its partition may give."""
+        return self.state == "PENDING" and self.reason in _NEVER
+
+    def __str__(self) -> str:
+        if self.state == "PENDING":
+            place = f", place {self.position} in the queue" if self.position else ""
+            return f"waiting{place} ({self.reason or 'no reason given yet'})"
+        if self.state in ("RUNNING", "CONFIGURING", "COMPLETING"):
+            return f"{self.state.lower()} on {self.nodes}"
+        return self.state.lower() or "not known to Slurm any more"
+
+
+def job_state(job: str) -> JobState:
+    """The state of a job now. SlurmError when the controller does not answer."""
+    try:
+        told = command("scontrol", "-o", "show", "job", job)
+    except SlurmError as error:
+        if "Invalid job id" in str(error):
+            return JobState("")
+        raise
+    state, reason = field(told, "JobState"), field(told, "Reason")
+    position = _position(job, field(told, "Partition")) if state == "PENDING" else 0
+    return JobState(state, "" if reason == "None" else reason, position, field(told, "NodeList"))
+
+
+def _position(job: str, partition: str) -> int:
+    """The place of a waiting job: highest priority first, then the older one."""
+    told = command("squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--format=%Q %A")
+    waiting = sorted({(-int(line.split()[0]), int(line.split()[1])) for line in told.splitlines()})
+    return next((place for place, (_, number) in enumerate(waiting, 1) if str(number) == job), 0)
+
+
+def submit(options: Sequence[str], script: str) -> str:
+    """Hand a script's text to sbatch; the job's number. SlurmError says what there is if that is less."""
+    try:
+        return command("sbatch", "--parsable", *options, stdin=script).split(";")[0]
+    except SlurmError as error:
+        if not any(
+            sign in str(error) for sign in ("not available", "limit", "can not be satisfied", "Invalid")
+        ):
+            raise
+        asked = " ".join(
+            option for option in options if re.match(r"--(nodes|gpus|cpus|time|part|acc|mem)", option)
+        )
+        raise SlurmError(f"Slurm refused the job: {error}. Asked: {asked}. There is: {offers()}") from None
+
+
+def cancel(job: str, signal: str = "") -> None:
+    """End a job or step; with a signal, only send it that. Nothing happens when it has ended."""
+    try:
+        command("scancel", *([f"--signal={signal}"] if signal else []), job)
+    except SlurmError as error:
+        if "Invalid job id" not in str(error) and "already complet" not in str(error):
+            raise
+
+
+def offers(partition: str = "") -> str:
+    """What the partitions have, for someone who asked for too much: 'all: 2 nodes with 16 CPUs and gpu:8'."""
+    chosen = [f"--partition={partition}"] if partition else []
+    told = command("sinfo", "--noheader", *chosen, "--format=%R|%D|%c|%G|%l")
+    lines = []
+    for line in told.splitlines():
+        name, nodes, cpus, gres, limit = (part.strip() for part in line.split("|"))
+        gpus = "no GPUs" if gres == "(null)" else gres
+        lines.append(f"{name}: {nodes} nodes with {cpus} CPUs and {gpus} each, at most {limit}")
+    return "; ".join(lines)

@@ -1,0 +1,141 @@
+"""Runs one node's ranks: torch's elastic agent, a fork of the process that holds the rendezvous.
+
+Two processes a node, because the rendezvous keeps threads and perhaps servers, and ranks may only be forked
+from a process that has none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from labkit.launch import processes
+from labkit.launch.agent import Agent
+from labkit.launch.gpu_lock import GpuLocks, device_names
+from labkit.launch.nodes.files import Report, control_path
+from labkit.launch.nodes.meeting import Met, interface_of
+from labkit.launch.nodes.watchdog import NodeWatchdog
+from labkit.launch.request import Request
+from labkit.launch.worker import run_rank
+from labkit.record.state import ControlPage
+
+FAILED = 3  # exit status of a node whose job did not finish
+
+
+class _HasMet(RendezvousHandler):
+    """The rendezvous as the agent sees it: it is over, and another process keeps it."""
+
+    def __init__(self, met: Met, store: dist.Store) -> None:
+        self._met, self._store = met, store
+
+    def get_backend(self) -> str:
+        return "c10d"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        met = self._met
+        return RendezvousInfo(self._store, met.rank, met.nodes, RendezvousStoreInfo(met.address, met.port))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return "labkit"
+
+    def shutdown(self) -> bool:
+        return True
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+
+class _NodeAgent(Agent):
+    def _exit_barrier(self) -> None:
+        """The watchdogs of the nodes wait for each other, also when the job failed."""
+
+
+def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
+    """Run this node's ranks to their end, in this process, which must be single-threaded; True when every
+    rank of the job finished. Nothing of the job is left on the node then."""
+    request = Request.read(directory)
+    processes.adopt_orphans()
+    ranks = request.ranks // request.nodes
+    report = replace(report, first=met.rank * ranks, ranks=ranks, clock=time.time() - time.monotonic())
+    locks = GpuLocks()
+    if taken := locks.take(device_names(request.devices[:ranks], os.environ)):
+        replace(report, state="ended", reason=taken).write(directory)
+        return False
+    if interface := interface_of(address):
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+    store = dist.PrefixStore("agents", dist.TCPStore(met.address, met.port, None, False))
+    watchdog = NodeWatchdog(directory, request, report, met, store)
+    watchdog.report("running")
+    _set_deadline(directory, report.number, request.timeout)
+    spec = WorkerSpec(
+        role="rank", local_world_size=ranks, fn=run_rank, args=(str(directory), os.getpid(), watchdog.bell),
+        rdzv_handler=_HasMet(met, store), max_restarts=0, monitor_interval=1e-4,
+    )  # fmt: skip
+    try:
+        result: Any = _NodeAgent(spec, watchdog).run()
+        return result is not None and not result.is_failed() and watchdog.verdict == "finished"
+    finally:
+        processes.end_children()
+        watchdog.leave()
+
+
+def _set_deadline(directory: Path, number: int, timeout: float) -> None:
+    page = ControlPage(control_path(directory, number))
+    page.set_deadline(time.monotonic() + timeout if timeout else 0.0, timeout)
+    page.close()
+
+
+def fork_node(directory: Path, report: Report, address: str) -> tuple[int, int]:
+    """Fork the agent. Returns its pid, and the descriptor to which `tell` writes how the nodes met."""
+    parent = os.getpid()
+    ears, mouth = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(ears)
+        return pid, mouth
+    code = FAILED
+    try:
+        os.close(mouth)
+        processes.die_with_parent(parent)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        told = b""
+        while piece := os.read(ears, 4096):
+            told += piece
+        os.close(ears)
+        if told:  # nothing: the rendezvous failed
+            code = 0 if run_node(directory, report, Met(**json.loads(told)), address) else FAILED
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def tell(mouth: int, met: Met) -> None:
+    """Let the forked agent begin."""
+    os.write(mouth, json.dumps(vars(met)).encode())
+    os.close(mouth)

@@ -1,0 +1,122 @@
+"""Why a job over several nodes ended: from what its nodes left, and what Slurm says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from labkit.cluster.slurm import JobState, offers
+from labkit.launch import words
+from labkit.launch.diagnose import RankFacts, diagnose
+from labkit.launch.errors import Diagnosis, RankReport
+from labkit.launch.nodes.files import Report
+from labkit.launch.request import Request, records_path, status_path
+from labkit.record.agreement import find_disagreement
+from labkit.record.state import PHASES, STARTING, State
+
+_BY_SLURM = {
+    "CANCELLED": ("cancelled", "the Slurm job was cancelled (scancel, or the operator)", ""),
+    "TIMEOUT": ("timeout", "the Slurm job reached its time limit", "ask for more time (--time)"),
+    "DEADLINE": ("timeout", "the Slurm job reached its deadline", ""),
+    "PREEMPTED": ("infrastructure", "the Slurm job was preempted by one with more priority", "launch again"),
+    "OUT_OF_MEMORY": ("out_of_memory", "Slurm ended the job for its memory", "use fewer ranks a node"),
+    "NODE_FAIL": ("infrastructure", "a node of the Slurm job failed", "launch again: Slurm avoids the node"),
+}  # fmt: skip
+
+
+def diagnose_nodes(
+    directory: Path, request: Request, reports: Mapping[int, Report], stopping: str, state: JobState | None
+) -> Diagnosis:
+    """The diagnosis of a job that has ended.
+
+    reports: of the nodes that arrived. stopping: why we ended it ourselves ("cancelled", "interrupted"), or
+    "". state: what Slurm says of the job, None when that does not matter.
+    """
+    told = list(reports.values())
+    if len(told) == request.nodes and all(report.state == "finished" for report in told):
+        return _finished(directory, request)
+    facts = _facts(directory, request)
+    if stopping:
+        known = stopping != "failed" or any(fact.failed or fact.died for fact in facts)
+        return diagnose(stopping if known else "cancelled", facts, request)
+    if state is not None and state.state in _BY_SLURM and not _whole(told, request):
+        verdict, summary, hint = _BY_SLURM[state.state]
+        lost = _lost(told, request) if state.state == "NODE_FAIL" else ""
+        return Diagnosis(verdict, lost or summary, hint=hint)
+    if state is not None and state.hopeless:
+        summary = f"Slurm would never start the job ({state.reason}); there is: {offers()}"
+        return Diagnosis("infrastructure", summary, hint="ask for less, or for another partition")
+    if not _whole(told, request):
+        hint = "launch again; if it happens again, leave that node out (--exclude) and tell the operator"
+        return Diagnosis("infrastructure", _lost(told, request), hint=hint)
+    return _as_told(told, facts, request)
+
+
+def _whole(told: Sequence[Report], request: Request) -> bool:
+    """Whether every node has lived to tell how its ranks ended."""
+    return len(told) == request.nodes and all(report.state in ("finished", "ended") for report in told)
+
+
+def _lost(told: Sequence[Report], request: Request) -> str:
+    """Which nodes did not, in words."""
+    gone = [report for report in told if report.state not in ("finished", "ended")]
+    if len(told) < request.nodes:
+        arrived = ", ".join(sorted(report.node for report in told)) or "none"
+        return f"of {request.nodes} nodes only these started: {arrived}"
+    names = " and ".join(sorted(report.node for report in gone))
+    lost = sorted(rank for report in gone for rank in report.numbers)
+    with_ranks = f", with {words.ranks(lost)}" if lost else ""
+    return f"node{'s' * (len(gone) > 1)} {names} died{with_ranks}: nothing was heard from there any more"
+
+
+def _finished(directory: Path, request: Request) -> Diagnosis:
+    wrong = find_disagreement([records_path(directory, rank) for rank in range(request.ranks)])
+    if wrong:
+        return diagnose("disagreement", _facts(directory, request), request, wrong)
+    return Diagnosis("finished", "every rank finished")
+
+
+def _as_told(told: Sequence[Report], facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+    reasons = [report.reason for report in told if report.reason]
+    reason = next((r for r in reasons if r != "lost"), "lost")
+    if reason in ("failed", "stuck", "deadline", "flood", "cancelled", "interrupted"):
+        return diagnose(reason, facts, replace(request, timeout=max(report.timeout for report in told)))
+    if reason == "lost":
+        reason = "the nodes lost the connection between them"
+    return Diagnosis("infrastructure", reason, hint="launch again; your code is not to blame")
+
+
+def _facts(directory: Path, request: Request) -> list[RankFacts]:
+    return [_fact(status_path(directory, rank), rank) for rank in range(request.ranks)]
+
+
+def _fact(path: Path, rank: int) -> RankFacts:
+    try:
+        return RankFacts.from_json(json.loads(path.read_bytes().rstrip(b"\0")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return RankFacts(rank, State(PHASES[STARTING], 0.0, 0, None, {}, {}, {}), None, None)
+
+
+def with_nodes(diagnosis: Diagnosis, nodes: Sequence[str]) -> Diagnosis:
+    """The diagnosis with each rank's node: in its line, and where the summary names the first rank."""
+
+    def named(found: re.Match[str]) -> str:
+        rank = int(found[1])
+        return f"rank {rank} on {nodes[rank]}" if rank < len(nodes) and nodes[rank] else found[0]
+
+    summary = re.sub(r"\brank (\d+)\b", named, diagnosis.summary, count=1)
+    reports = tuple(_on(report, nodes[report.rank]) for report in diagnosis.ranks)
+    return replace(diagnosis, summary=summary, ranks=reports)
+
+
+def _on(report: RankReport, node: str) -> RankReport:
+    return replace(report, node=node)
+
+
+def with_words(diagnosis: Diagnosis, log: str) -> Diagnosis:
+    """The diagnosis with the last of what srun and the agents wrote, where our own words are not enough."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    return replace(diagnosis, summary="\n".join([diagnosis.summary, *lines[-5:]]))

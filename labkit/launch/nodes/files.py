@@ -1,0 +1,130 @@
+"""The files by which the notebook and the nodes of a job know of each other, in a directory that all see.
+
+Network file systems may remember for half a minute that a file was not there. So the notebook makes, before
+the job starts, every file that somebody will look for while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labkit.launch.directory import remove
+from labkit.launch.processes import start_time
+from labkit.launch.request import Request, end_path, log_path
+from labkit.launch.reserved import read_reserved, reserve, write_reserved
+
+ORDERS = "orders"  # lines of JSON from the notebook: {"do": "stop" | "deadline" | "interrupt", ...}
+EXIT = "exit"  # the exit status of srun in a job of its own
+MEETING = "meeting.json"  # where the rendezvous is: {"address", "port"}
+SRUN_LOG = "srun.log"
+_OWNER = "owner.json"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a node tells of itself.
+
+    number: SLURM_NODEID. state: "arrived", "running", "finished" (every rank returned) or "ended" (for
+    `reason`). first, ranks: it has the ranks first ... first + ranks - 1. clock: seconds to add to its
+    monotonic clock for the time of day. timeout: of the last cell or call. states, progress: of its ranks.
+    """
+
+    number: int
+    node: str
+    step: str
+    state: str = "arrived"
+    reason: str = ""
+    first: int = 0
+    ranks: int = 0
+    clock: float = 0.0
+    timeout: float = 0.0
+    states: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[tuple[float, float, str]] = field(default_factory=list)
+
+    def write(self, directory: Path) -> None:
+        write_reserved(_report_path(directory, self.number), asdict(self))
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.first + self.ranks)
+
+
+def _report_path(directory: Path, number: int) -> Path:
+    return directory / f"node{number}.json"
+
+
+def read_reports(directory: Path, nodes: int) -> dict[int, Report]:
+    """What the nodes have told so far, by number."""
+    found = {number: read_reserved(_report_path(directory, number)) for number in range(nodes)}
+    return {number: Report(**data) for number, data in found.items() if data is not None}
+
+
+def control_path(directory: Path, number: int) -> Path:
+    """The control page of one node's agent."""
+    return directory / f"node{number}.control"
+
+
+def shared_root(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where directories of jobs are: LABKIT_SHARED, else ~/.labkit. All nodes must see it."""
+    root = Path(environment.get("LABKIT_SHARED") or Path.home() / ".labkit")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return root
+
+
+def new_directory(request: Request) -> Path:
+    """A directory (mode 0700) for one job, with the files that are looked for while it runs."""
+    root = shared_root()
+    _remove_stale(root)
+    path = Path(tempfile.mkdtemp(prefix="job-", dir=root))
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_time(os.getpid())}
+    (path / _OWNER).write_text(json.dumps(owner))
+    for name in (ORDERS, EXIT, SRUN_LOG):
+        (path / name).touch(0o600)
+    for rank in range(request.ranks):
+        log_path(path, rank).touch(0o600)
+        reserve(end_path(path, rank))
+    for file in [path / MEETING, *(_report_path(path, number) for number in range(request.nodes))]:
+        reserve(file)
+    return path
+
+
+def give_order(directory: Path, **order: Any) -> None:
+    """Tell every node something."""
+    with open(directory / ORDERS, "a") as file:
+        file.write(json.dumps(order) + "\n")
+
+
+class Orders:
+    """The node's side: what the notebook has said since the last look."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path, self._read = directory / ORDERS, 0
+
+    def new(self) -> list[dict[str, Any]]:
+        try:
+            with open(self._path, "rb") as file:  # opening it asks the file system for the newest content
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[0]
+        except OSError:
+            return []
+        self._read += len(whole) + 1 if whole else 0
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _remove_stale(root: Path) -> None:
+    """Remove what notebooks of this machine that no longer run have left."""
+    for path in root.glob("job-*"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            owner = json.loads((path / _OWNER).read_text())
+            here = owner["host"] == socket.gethostname() and time.time() - path.stat().st_mtime > 60
+            if here and start_time(owner["pid"]) != owner["started"]:
+                remove(path)

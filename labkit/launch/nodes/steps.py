@@ -1,0 +1,155 @@
+"""The notebook's handle on a job's processes: a step of the job that it is in, or a job that is submitted.
+
+Both have the methods of `client.EngineProcess` that a `Job` uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from labkit.cluster import slurm
+from labkit.launch.nodes.files import EXIT, SRUN_LOG, read_reports
+
+_ASK_EVERY = 2.0  # seconds between two questions to Slurm's controller, which serves everybody
+_OF_THE_JOB = ("SLURM_CPU_BIND", "SLURM_MEM_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE",
+               "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")  # fmt: skip
+
+
+class Step(Protocol):
+    """What a `NodesJob` needs of the processes that run it."""
+
+    def ended(self, job: Path, timeout: float) -> int | None: ...
+    def kill(self, job: Path) -> None: ...
+    def last_words(self) -> str: ...
+    def bury(self) -> None: ...
+    def state(self) -> slurm.JobState: ...
+    def pending(self) -> bool: ...
+
+
+def srun_command(nodes: int, cpus: int, directory: Path, *options: str) -> list[str]:
+    """One process of ours on each node. The same inside a job and in a job's script.
+
+    --overlap: the notebook, itself a step or the batch script, holds the job's resources already.
+    --kill-on-bad-exit: when one node's process fails, the others are ended. --cpus-per-task, --cpu-bind: the
+    ranks use all cores of the job, and share them among themselves.
+    """
+    return [
+        *("srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={nodes}"),
+        *("--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--cpu-bind=none", "--mem=0", *options),
+        *(sys.executable, "-m", "labkit.launch.nodes.node", str(directory)),
+    ]
+
+
+class SrunStep:
+    """srun as a child of the notebook, inside its job."""
+
+    def __init__(self, directory: Path, allocation: slurm.Allocation, nodes: int) -> None:
+        self._directory, self._nodes, self._job = directory, nodes, allocation.job
+        command = srun_command(nodes, allocation.cpus, directory, f"--jobid={allocation.job}", "--quiet")
+        with open(directory / SRUN_LOG, "ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--follow-stdin"], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                env=_environment(os.environ), start_new_session=True,  # the kernel's SIGINT is not for it
+            )  # fmt: skip
+
+    def ended(self, job: Path, timeout: float) -> int | None:
+        """The exit status of srun, waiting `timeout` seconds at most; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return self._process.returncode
+
+    def kill(self, job: Path) -> None:
+        """End the step the hard way."""
+        self._process.send_signal(signal.SIGTERM)  # srun ends its step on all nodes
+        reports = read_reports(self._directory, self._nodes)
+        for step in {report.step for report in reports.values()}:
+            with contextlib.suppress(slurm.SlurmError):
+                slurm.cancel(step)
+
+    def last_words(self) -> str:
+        return last_words(self._directory)
+
+    def bury(self) -> None:
+        """Wait for srun no more."""
+        self._process.kill()
+        self._process.wait()
+
+    def state(self) -> slurm.JobState:
+        return slurm.job_state(self._job)
+
+    def pending(self) -> bool:
+        return False
+
+
+class BatchStep:
+    """A job of its own, submitted with sbatch."""
+
+    def __init__(
+        self, directory: Path, options: Sequence[str], nodes: int, cpus: int, setup: str = ""
+    ) -> None:
+        self._directory = directory
+        run = shlex.join(srun_command(nodes, cpus, directory))
+        script = f"#!/bin/bash\n{setup}\n{run}\necho $? > {shlex.quote(str(directory / EXIT))}\n"
+        log = directory / SRUN_LOG
+        fixed = [f"--output={log}", "--open-mode=append", "--no-requeue", "--job-name=labkit"]
+        self.job = slurm.submit(
+            [*fixed, f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", *options], script
+        )
+        self._state = slurm.JobState("PENDING")
+        self._next_question = 0.0
+
+    def ended(self, job: Path, timeout: float) -> int | None:
+        """The exit status of srun; -1 when Slurm ended the job before it could say; None while it runs."""
+        until = time.monotonic() + timeout
+        while True:
+            if told := (self._directory / EXIT).read_text().strip():
+                return int(told)
+            state = self.state()
+            if state.hopeless:
+                slurm.cancel(self.job)
+            if state.ended or state.hopeless:
+                return -1
+            if time.monotonic() >= until:
+                return None
+            time.sleep(0.05)
+
+    def kill(self, job: Path) -> None:
+        slurm.cancel(self.job)
+
+    def last_words(self) -> str:
+        return last_words(self._directory)
+
+    def bury(self) -> None:
+        slurm.cancel(self.job)
+
+    def state(self) -> slurm.JobState:
+        """As of at most two seconds ago."""
+        if time.monotonic() > self._next_question:
+            with contextlib.suppress(slurm.SlurmError):  # a controller that is restarted: ask again later
+                self._state = slurm.job_state(self.job)
+            self._next_question = time.monotonic() + (0.5 if self.pending() else _ASK_EVERY)
+        return self._state
+
+    def pending(self) -> bool:
+        return self._state.state in ("PENDING", "CONFIGURING", "")
+
+
+def last_words(directory: Path) -> str:
+    """What srun and the nodes' agents have written, without srun's prefixes."""
+    with contextlib.suppress(OSError):
+        return (directory / SRUN_LOG).read_text(errors="replace")[-2000:].strip()
+    return ""
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what an enclosing step or batch script has fixed for its own tasks."""
+    return {name: value for name, value in environment.items() if not name.startswith(_OF_THE_JOB)}

@@ -1,0 +1,123 @@
+"""Several nodes from inside a Slurm job, on a real Slurm: results, errors, faults, sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_helpers import interrupt_soon, nothing_is_left, wait_for_output
+from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
+from slurm_cluster import LocalSlurm
+
+import labkit
+from labkit.launch.errors import DeadlockError, InfrastructureError, JobCancelled, JobTimeout, RankError
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def inside(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSlurm]:
+    """This process as if it ran in an allocation of both nodes, four cores each."""
+    slurm.wait_until_idle()
+    command = ["salloc", "--no-shell", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4"]
+    slurm.run(*command, "--job-name=inside")
+    job = slurm.run("squeue", "--noheader", "--name=inside", "--format=%A")
+    told = {"JOB_ID": job, "JOB_NODELIST": "n[1-2]", "JOB_CPUS_PER_NODE": "4(x2)", "CONF": str(slurm.config)}
+    for name, value in told.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
+    yield slurm
+    slurm.run("scancel", job)
+    nothing_is_left(slurm, tmp_path)
+
+
+def test_a_function_on_two_nodes_gives_the_same_job(inside: LocalSlurm) -> None:
+    job = labkit.launch(sum_of_ranks, 10, nodes=2, ranks=4)
+    assert [value for value, _ in job.results] == [46.0] * 4
+    assert sorted(job.nodes) == ["n1", "n1", "n2", "n2"]
+    assert job.nodes == [node for _, node in job.results], "each rank is said to be where it was"
+    assert [text.split()[0] for text in job.output] == job.nodes
+    assert [(call.rank, call.op) for call in sorted(job.collectives, key=lambda c: c.rank)] == [
+        (rank, "all_reduce") for rank in range(4)
+    ]
+    assert {(one.rank, one.name) for one in job.timeline if one.kind == "forward"} == {
+        (rank, "adding") for rank in range(4)
+    }
+    ends = [call.end for call in job.collectives]
+    starts = [call.start for call in job.collectives]
+    assert max(starts) <= min(end for end in ends if end is not None), "one clock: they met in the call"
+    assert len(job.memory) == 4
+
+
+def test_errors_name_rank_and_node(inside: LocalSlurm) -> None:
+    with pytest.raises(RankError) as caught:
+        labkit.launch(rank_3_fails, nodes=2, ranks=4)
+    error = caught.value
+    node = error.ranks[3].node
+    assert error.rank == 3
+    assert node in ("n1", "n2")
+    assert f"rank 3 on {node} failed: ValueError: no good" in str(error)
+    assert "nodes_functions.py" in str(error)
+    assert [one.state for one in error.ranks] == ["waiting", "waiting", "waiting", "failed"]
+    assert len({one.node for one in error.ranks}) == 2
+
+
+def test_a_deadlock_between_nodes_is_found(inside: LocalSlurm) -> None:
+    with pytest.raises(DeadlockError, match=r"rank 0 on n\d waits in barrier, but rank 2 has finished"):
+        labkit.launch(rank_2_leaves, nodes=2, ranks=4)
+
+
+def test_a_node_that_dies_is_named(inside: LocalSlurm) -> None:
+    job = labkit.launch(forever_together, nodes=2, ranks=4, wait=False)
+    wait_for_output(job)
+    lost = [rank for rank, node in enumerate(job.nodes) if node == "n2"]
+    inside.kill_node("n2")
+    try:
+        began = time.monotonic()
+        with pytest.raises(InfrastructureError, match=f"node n2 died, with ranks {lost[0]} and {lost[1]}"):
+            job.wait()
+        assert time.monotonic() - began < 15, (
+            "the other ranks noticed at once; nobody sat through the timeout"
+        )
+    finally:
+        inside.start_node("n2")
+
+
+def test_an_interrupt_ends_the_job_on_all_nodes(inside: LocalSlurm) -> None:
+    job = labkit.launch(forever_together, nodes=2, ranks=4, wait=False)
+    wait_for_output(job)
+    interrupt_soon()
+    with pytest.raises(JobCancelled) as caught:
+        job.wait()
+    assert caught.value.verdict == "interrupted"
+    assert inside.wait_until_no_job_processes(5) == []
+
+
+def test_more_nodes_than_the_job_has(inside: LocalSlurm) -> None:
+    with pytest.raises(ValueError, match=r"has 2 \(n1, n2\); start it with --nodes=3"):
+        labkit.launch(sum_of_ranks, 1, nodes=3, ranks=6)
+    with pytest.raises(ValueError, match="5 ranks do not divide among 2 nodes"):
+        labkit.launch(sum_of_ranks, 1, nodes=2, ranks=5)
+
+
+def test_a_session_on_two_nodes(inside: LocalSlurm) -> None:
+    with labkit.session(4, nodes=2) as session:
+        setup = (
+            "import time, os, torch.distributed as dist\nx = rank\nprint('hi')\nos.environ['SLURMD_NODENAME']"
+        )
+        first = session.run(setup, timeout=60)
+        nodes = [first.values[rank].strip("'") for rank in range(4)]
+        assert sorted(nodes) == ["n1", "n1", "n2", "n2"]
+        assert list(first.nodes) == nodes
+        assert f"on {nodes[0]}" in repr(first)
+        assert session.run("x + 1").values == {rank: str(rank + 1) for rank in range(4)}, "variables stay"
+        with pytest.raises(RankError, match=f"rank 2 on {nodes[2]} failed: ZeroDivisionError"):
+            session.run("1 / 0 if rank == 2 else 0")
+        interrupt_soon()
+        with pytest.raises(JobCancelled):
+            session.run("time.sleep(60)")
+        assert session.run("x").values[3] == "3", "an interrupt keeps the variables"
+        with pytest.raises(JobTimeout):
+            session.run("time.sleep(60)", timeout=1)
