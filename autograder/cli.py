@@ -7,7 +7,7 @@ import secrets
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,19 @@ course_option = click.option(
 )
 
 
-@click.group()
+class _Commands(click.Group):
+    """Says what is wrong with a course's folder without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from autograder.course import CourseError
+
+        try:
+            return super().invoke(ctx)
+        except CourseError as problem:
+            raise click.ClickException(str(problem)) from None
+
+
+@click.group(cls=_Commands)
 def main() -> None:
     """Grade the workbook's lessons, with nbgrader's gradebook and a sandbox for what students wrote."""
     # nbgrader's own use of its database, told once a submission; nothing to be done about it here.
@@ -165,13 +177,17 @@ def regrade(
 @click.argument("lesson")
 @course_option
 @click.option("--to", "form", type=click.Choice(["moodle", "canvas"]), required=True)
+@click.option("--canvas-ids", is_flag=True, help="Students' ids are Canvas's own numbers, as in its zips.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here, instead of to the screen.")
-def export(lesson: str, course: Path, form: str, output: Path | None) -> None:
+def export(lesson: str, course: Path, form: str, canvas_ids: bool, output: Path | None) -> None:
     """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
     from autograder import report as reports
 
-    write = reports.moodle_csv if form == "moodle" else reports.canvas_csv
-    text = write(_course(course).scores(_lesson(lesson)), _lesson(lesson))
+    name = _lesson(lesson)
+    scores = _course(course).scores(name)
+    text = reports.moodle_csv(scores, name)
+    if form == "canvas":
+        text = reports.canvas_csv(scores, name, canvas_ids)
     if output:
         output.write_text(text, encoding="utf-8")
     else:

@@ -54,6 +54,12 @@ class Course:
         self.config = _read_config(self.root)
         self.directory = CourseDirectory(config=self.config)
         self.directory.root = str(self.root)
+        if not self.db_url.startswith("sqlite:") and not self.directory.course_id:
+            # nbgrader stores lessons of the course "", which only SQLite lets pass
+            line = 'c.CourseDirectory.course_id = "tml"'
+            raise CourseError(
+                f"a gradebook on a server needs a course id: add {line} to {self.root / CONFIG_FILE}"
+            )
 
     @property
     def db_url(self) -> str:

@@ -18,6 +18,12 @@ c = get_config()  # noqa: F821
 configure(c)
 '''
 
+# Names in the zips of learning platforms: Moodle's "Ada Byron_123_assignsubmission_file_/x.ipynb", or without
+# the slash, and Canvas's "byronada_LATE_123_456_x-1.ipynb". An id is the platform's own number, here 123.
+NAMES_IN_ZIPS = (
+    r".*/[^/]*?_(?P<student_id>\d+)_(?:assignsubmission_file_/?|\d+_)(?P<file_id>[^/]+?)(?:-\d+)?\.ipynb$"
+)
+
 
 def configure(c: Config) -> None:
     """Replace the steps of nbgrader that would execute a submission, or trust what is in it."""
@@ -30,4 +36,5 @@ def configure(c: Config) -> None:
     c.Autograde.sanitize_preprocessors = [GradeInSandbox]
     c.Autograde.autograde_preprocessors = [SaveGrades, AssignLatePenalties]
     c.Autograde.pre_convert_hook = "autograder.course.without_links"
+    c.FileNameCollectorPlugin.named_regexp = NAMES_IN_ZIPS
     c.GenerateAssignment.preprocessors = release_preprocessors()

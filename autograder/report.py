@@ -146,12 +146,18 @@ def moodle_csv(scores: Sequence[Score], lesson: str) -> str:
     return _written(["ID number", lesson], [[plain(s.student), s.text] for s in scores])
 
 
-def canvas_csv(scores: Sequence[Score], lesson: str) -> str:
-    """For Canvas's gradebook import: Student, ID, SIS ids, Section, the assignment; points possible first."""
+def canvas_csv(scores: Sequence[Score], lesson: str, canvas_ids: bool = False) -> str:
+    """For Canvas's gradebook import: Student, ID, SIS ids, Section, the assignment; points possible first.
+
+    canvas_ids: the students' ids are Canvas's own numbers, as in its zips, rather than the school's.
+    """
     most = max((s.max_score for s in scores), default=0)
     head = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", lesson]
     rows = [["Points Possible", "", "", "", "", f"{most:g}"]]
-    rows += [[plain(s.student), "", plain(s.student), plain(s.student), "", s.text] for s in scores]
+    for score in scores:
+        name = plain(score.student)
+        ids = [name, "", ""] if canvas_ids else ["", name, name]
+        rows.append([name, *ids, "", score.text])
     return _written(head, rows)
 
 
