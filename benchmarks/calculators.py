@@ -4,8 +4,9 @@
 
 Peers: EleutherAI's `calc_transformer_mem.py` (github.com/EleutherAI/cookbook), DeepSpeed's
 `estimate_zero2/3_model_states_mem_needs` (0.19) and Hugging Face's `accelerate estimate-memory` (1.15).
-Each is asked only what it claims to answer, by the rule in its source. The truth is the number of elements
-in the published weights, or the bytes that a training step really held on this host.
+Each is asked only what it claims to answer: the tool itself where it is installed, otherwise the rule in its
+source. The truth is the number of elements in the published weights, or the bytes that a training step really
+held on this host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 import torch
+from _calculator_peers import (
+    accelerate_training,
+    asked,
+    deepspeed_state,
+    eleuther_activations,
+    eleuther_parameters,
+)
 
 from labkit.model import ModelConfig, Transformer, explicit_attention, fused_attention, gpt
 from labkit.record.memory import StepMemory, measure_step
@@ -48,35 +56,6 @@ class Row:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratio", max(self.peer, FLOOR) / max(self.ours, FLOOR))
-
-
-# ---- the peers' rules
-
-
-def eleuther_parameters(config: ModelConfig) -> float:
-    """calc_transformer_mem.py with its options for the shape (--kv-size-ratio, -ff, -nl)."""
-    h, layers = config.hidden, config.num_layers
-    embedding = 2 * config.vocabulary * h + config.max_sequence * h
-    norms = 8 * h * layers + 2 * h
-    attention = 2 * (1 + config.num_kv_heads / config.num_heads) * layers * h * h
-    return embedding + norms + attention + (3 if config.gated_mlp else 2) * layers * h * config.ffn
-
-
-def eleuther_activations(config: ModelConfig, sequence: int, batch: int, element: int, fused: bool) -> float:
-    """Its training case without checkpointing; it has no case for fused attention, nor for the head."""
-    scores = (2 * element + 1) * config.num_heads * sequence / config.hidden
-    return sequence * batch * config.hidden * config.num_layers * (16 * element + 2 + scores)
-
-
-def deepspeed_state(num_params: float, stage: int, gpus: int, largest: float) -> float:
-    """Without offload: 2N + 18N/n for stage 2, 18N/n and 4 bytes of the largest layer for stage 3."""
-    return 2 * num_params + 18 * num_params / gpus if stage == 2 else 18 * num_params / gpus + 4 * largest
-
-
-def accelerate_training(num_params: float, dtype: torch.dtype) -> float:
-    """estimate_training_usage: the largest of its four numbers: its answer for training with Adam."""
-    fp32 = 4 * num_params
-    return 4 * fp32 if dtype == torch.float32 else 2 * fp32
 
 
 # ---- the comparisons
@@ -204,7 +183,13 @@ def main() -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         print(
             json.dumps(
-                {"date": now, "host": platform.node(), "rows": [asdict(row) for row in rows]}, indent=1
+                {
+                    "date": now,
+                    "host": platform.node(),
+                    "asked": asked(),
+                    "rows": [asdict(row) for row in rows],
+                },
+                indent=1,
             )
         )
         return
@@ -214,6 +199,7 @@ def main() -> None:
         numbers = f"{scale * row.ours:>7.2f}{unit:<2}{scale * row.peer:>7.2f}{unit:<2}{row.ratio:>8.0f}"
         print(f"{row.name:<56}{numbers}  {row.target}{'' if row.met else '  MISSED'}")
         print(f"    against {row.peer_name}: {row.why}")
+    print(f"\n{asked()}")
     print("\nLlama 3 8B on 64 GPUs, state only, GiB         ZeRO-2   ZeRO-3")
     for name, numbers, why in same_question():
         print(f"    {name:<38}{numbers}   {why}")
