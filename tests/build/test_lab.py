@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from jupyter_client import BlockingKernelClient
 
 from labkit.lab import CannotStart, announcement, command, free_port, has_screen, host_in_url, run, tunnel
+from labkit.launch import processes
 
 HOST = "n07"
 SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada", "SSH_CONNECTION": "there"}
@@ -101,18 +104,23 @@ def lab(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_the_printed_url_works_and_one_signal_ends_everything(
-    lab: subprocess.Popen[str], number: signal.Signals
-) -> None:
+def _printed_url(lab: subprocess.Popen[str]) -> str:
+    """The address, once JupyterLab is there."""
     assert lab.stdout is not None
     lines = []
     for line in lab.stdout:
         lines.append(line)
         if "Ctrl-C" in line:
             break
-    url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+    return next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_the_printed_url_works_and_one_signal_ends_everything(
+    lab: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    url = _printed_url(lab)
     children = psutil.Process(lab.pid).children(recursive=True)
     with urllib.request.urlopen(url.replace("/lab?", "/api/contents?"), timeout=30) as answer:
         assert b"hello.ipynb" in answer.read()
@@ -124,3 +132,45 @@ def test_the_printed_url_works_and_one_signal_ends_everything(
     assert lab.wait(30) == (-9 if number == signal.SIGKILL else 0)
     _, left = psutil.wait_procs(children, timeout=15)
     assert left == []
+
+
+JOB = """
+import labkit, rank_functions
+from labkit.launch import client
+job = labkit.launch(rank_functions.sleeps, ranks=2, wait=False)
+while not all("ready" in text for text in job.output):
+    job.poll(0.01)
+print(client.engine().directory)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_closing_jupyterlab_ends_the_jobs_of_its_notebooks(
+    lab: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    url = _printed_url(lab)
+    asked = urllib.request.Request(url.replace("/lab?", "/api/kernels?"), data=b"{}", method="POST")
+    urllib.request.urlopen(asked, timeout=30).close()
+    started = [child.cmdline() for child in psutil.Process(lab.pid).children(recursive=True)]
+    file = next(word for words in started for word in words if word.endswith(".json") and "kernel-" in word)
+    client = BlockingKernelClient(connection_file=file)
+    client.load_connection_file()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    said: list[str] = []
+    functions = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1] / 'launch')!r})"
+    client.execute_interactive(
+        functions + JOB,
+        timeout=60,
+        output_hook=lambda message: said.append(str(message["content"].get("text"))),
+    )
+    client.stop_channels()
+    directory = next(found[0] for text in said if (found := re.search(r"/\S+", text)))
+    assert len(processes.marked(directory)) == 1 + 3  # the engine; an agent with two ranks
+    lab.send_signal(number)
+    lab.wait(30)
+    until = time.monotonic() + 15
+    while (processes.marked(directory) or Path(directory).exists()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert (processes.marked(directory), Path(directory).exists()) == ([], False)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,15 @@ def asks_for_too_much_memory() -> None:
 
 
 # -- ranks that do not fit each other
+
+
+def allocates_in_group(group: str) -> None:
+    """Rank 1 enters the control group and takes more memory than the group may have."""
+    if dist.get_rank() == 1:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+        kept = [torch.ones(2**22) for _ in range(100)]
+        del kept
+    dist.barrier()
 
 
 def different_collectives() -> None:
