@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
+
+from labkit.cluster.options import slurm_options
 
 # Exit statuses, the same for every subcommand (click itself exits 2 on wrong usage).
 FAILED = 1  # the command ran, and what it looked at is not right
@@ -122,11 +124,23 @@ def validate(notebook: Path, as_json: bool) -> None:
 @click.option(
     "--browser/--no-browser", default=None, help="Open a browser; the default is to, where there is a screen."
 )
-def lab(port: int, root: Path, ip: str, browser: bool | None) -> None:
-    """Open JupyterLab on the lessons, and print where it is."""
+@click.option(
+    "--slurm", is_flag=True, help="On a compute node: submit a job, wait for it, say how to reach it."
+)
+@click.option("--stop", is_flag=True, help="End the JupyterLab that runs as a Slurm job.")
+@slurm_options
+def lab(port: int, root: Path, ip: str, browser: bool | None, slurm: bool, stop: bool, **asked: Any) -> None:
+    """Open JupyterLab on the lessons, and print where it is.
+
+    Without --slurm it runs here, and the options about jobs mean nothing.
+    """
     from labkit.lab import CannotStart, run
 
     try:
+        if slurm or stop:
+            from labkit.cluster import lab_job
+
+            sys.exit(lab_job.stop() if stop else lab_job.start(root.resolve(), **asked))
         sys.exit(run(port=port, root=root, ip=ip, browser=browser))
     except CannotStart as error:
         _unusable(error)
@@ -174,14 +188,16 @@ def release(lesson: str, course: Path, force: bool) -> None:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def doctor(as_json: bool) -> None:
+@click.option("--site", help="Look at this site file instead (a path, or a name in cluster/sites).")
+def doctor(as_json: bool, site: str | None) -> None:
     """Say what this host can do for the course, what is missing, and what installs it.
 
-    Exits 1 when something the course cannot do without is missing.
+    Exits 1 when something the course cannot do without is missing, or the site file is not right.
     """
+    from labkit.cluster.site_check import examine_site
     from labkit.doctor import examine, to_json, to_table
 
-    findings = examine()
+    findings = examine_site(site) if site else examine()
     click.echo(json.dumps(to_json(findings), indent=1) if as_json else to_table(findings))
     sys.exit(FAILED if any(finding.state == "failed" for finding in findings) else 0)
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -35,11 +35,16 @@ class CannotStart(Exception):
     """JupyterLab cannot be started, and why."""
 
 
-def run(*, port: int, root: Path, ip: str = "127.0.0.1", browser: bool | None = None) -> int:
+def run(
+    *, port: int, root: Path, ip: str = "127.0.0.1", browser: bool | None = None, idle: float = 0,
+    tell: Callable[[int, str], None] | None = None,
+) -> int:  # fmt: skip
     """Run JupyterLab until it ends, or until Ctrl-C. Returns its exit status.
 
     port: the first one tried; a taken one is passed over.  root: the folder shown.
     browser: whether to open one; None means only where there is a screen.
+    idle: minutes without use after which it ends by itself; 0 for never.
+    tell: called with port and token when it is up, instead of printing where it is.
     Raises CannotStart when JupyterLab, the folder or a free port is not there.
     """
     if find_spec("jupyterlab") is None:
@@ -52,14 +57,18 @@ def run(*, port: int, root: Path, ip: str = "127.0.0.1", browser: bool | None = 
     with _private_folder() as private:
         write_lab_config(private, root)
         server = subprocess.Popen(
-            command(ip, port, root, open_browser),
+            [*command(ip, port, root, open_browser), *idle_options(idle)],
             env=_environment(token, private),
             cwd=root,
             preexec_fn=partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None,
         )
         try:
             with _SignalsTo(server):
-                if _wait_until_up(server, ip, port, token):
+                if not _wait_until_up(server, ip, port, token):
+                    return server.wait()
+                if tell is not None:
+                    tell(port, token)
+                else:
                     print(announcement(ip, port, token, root, os.environ, socket.gethostname()), flush=True)
                 return server.wait()
         finally:
@@ -85,6 +94,23 @@ def command(ip: str, port: int, root: Path, open_browser: bool) -> list[str]:
     if os.geteuid() == 0:  # Jupyter refuses to run as root, which containers do
         options.append("--allow-root")
     return [sys.executable, "-m", "jupyterlab", *options]
+
+
+def idle_options(minutes: float) -> list[str]:
+    """Jupyter's own settings for ending kernels, and then the server, that nobody uses.
+
+    A kernel that computes, or that a browser is connected to, is in use; so is a server whose page is open.
+    """
+    if not minutes:
+        return []
+    seconds = max(1, round(minutes * 60))
+    return [
+        f"--ServerApp.shutdown_no_activity_timeout={seconds}",
+        f"--MappingKernelManager.cull_idle_timeout={seconds}",
+        f"--MappingKernelManager.cull_interval={min(60, seconds)}",
+        f"--TerminalManager.cull_inactive_timeout={seconds}",
+        f"--TerminalManager.cull_interval={min(60, seconds)}",
+    ]
 
 
 def is_course(root: Path) -> bool:

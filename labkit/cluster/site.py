@@ -64,7 +64,7 @@ class Site:
     commands: tuple[str, ...] = ()
     account: str = "optional"
     interface: str = ""
-    ports: tuple[int, int] = (20000, 29999)
+    ports: tuple[int, int] = (10000, 15999)
     login: str = ""
     ssh_to_nodes: bool = True
     time: str = "01:00:00"
@@ -203,7 +203,7 @@ def _wrong_values(data: Mapping[str, Any]) -> list[str]:
         found.append(f'scheduler: expected "slurm" or "none", found {data["scheduler"]!r}')
     if data.get("account", "optional") not in ACCOUNTS:
         found.append(f"account: expected one of {', '.join(ACCOUNTS)}, found {data['account']!r}")
-    ports = data.get("ports", [20000, 29999])
+    ports = data.get("ports", [10000, 15999])
     whole = len(ports) == 2 and all(type(port) is int for port in ports)
     if not whole or not 1024 <= ports[0] <= ports[1] <= 65535:
         found.append(f"ports: expected the first and the last, between 1024 and 65535, found {ports!r}")

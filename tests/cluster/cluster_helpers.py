@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 from slurm_cluster import LocalSlurm
@@ -30,3 +34,36 @@ def nothing_is_left(slurm: LocalSlurm, shared: Path) -> None:
     """No process of any job, and no directory."""
     assert slurm.wait_until_no_job_processes() == []
     assert list(shared.glob("job-*")) == []
+
+
+class UnusedLab:
+    """JupyterLab as a job runs it, with a kernel, left alone: 1.2 s without use are too many."""
+
+    def __init__(self, root: Path) -> None:
+        self.began = time.monotonic()
+        self.folder, self.log = root / "lab", root / "log"
+        told = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "LABKIT_SHARED": str(root)}
+        command = [sys.executable, "-m", "labkit.cluster.lab_node", "--root", str(root), "--idle", "0.02"]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, env={**os.environ, **told}, stdout=log, stderr=log)
+        self.had_kernel = self._start_kernel()
+
+    def _start_kernel(self) -> bool:
+        until = time.monotonic() + 40
+        file = self.folder / "7.json"
+        while not file.exists():
+            assert time.monotonic() < until, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+        found = json.loads(file.read_text())
+        token = found["url"].rpartition("=")[2]
+        request = urllib.request.Request(f"http://127.0.0.1:{found['port']}/api/kernels", data=b"{}")
+        request.add_header("Authorization", f"token {token}")
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20) as answer:
+            return bool(json.loads(answer.read())["id"])
+
+    def stop(self) -> None:
+        """End it, should it still run."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(20)

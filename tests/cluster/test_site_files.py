@@ -1,0 +1,79 @@
+"""Site files: those we ship are right, what is wrong in one is told; times are read as Slurm reads them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.cluster.duration import minutes_of, slurm_time
+from labkit.cluster.site import SITES, SiteError, load_site
+
+
+@pytest.mark.parametrize("path", sorted(SITES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_sites_we_ship_are_right(path: Path) -> None:
+    load_site(path)
+
+
+def test_leonardo_is_as_its_documentation_says() -> None:
+    site = load_site(SITES / "leonardo.toml")
+    assert (site.node.gpus, site.node.gpu_memory_gib, site.node.cpus) == (4, 64, 32)
+    assert not site.tested, "nobody has run the course there yet"
+    asked = site.options(nodes=2, gpus=4, minutes=90, account="abc")
+    assert asked == ["--time=01:30:00", "--partition=boost_usr_prod", "--account=abc", "--gpus-per-node=4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name = 'x'\nmodule = ['a']", "module: not a setting; there are name, scheduler"),
+        ("scheduler = 'slurm'", "name: is missing"),
+        ("name = 'x'\naccount = 'yes'", "account: expected one of required, optional, none, found 'yes'"),
+        ("name = 'x'\nports = [10, 20]", "between 1024 and 65535, found [10, 20]"),
+        ("name = 'x'\nnode.gpus = '4'", "node.gpus: expected a whole number, found '4'"),
+        ("name = 'x'\nnode.gpus = 4", "say also what they are"),
+        ("name = 'x'\n[[partitions]]\nname = 'p'\nmax_time = 'long'", "expected a time such as 01:30:00"),
+        ("name = 'x", "it cannot be read as TOML"),
+        ("name = 'x'\npartitions = ['gpu']", "partition 1: expected a table"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(SiteError) as caught:
+        load_site(path)
+    assert any(says in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("name = 'x'\naccount = 'yes'\nports = [1]\nscheduler = 'pbs'")
+    with pytest.raises(SiteError) as caught:
+        load_site(path)
+    assert len(caught.value.problems) == 3
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("name = 'x'\naccount = 'yes'")
+    command = [sys.executable, "-m", "labkit.cli", "doctor", "--json", "--site"]
+    wrong = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 1
+    assert json.loads(wrong.stdout)["findings"][0]["says"].startswith("account: expected one of")
+    right = subprocess.run([*command, "workstation"], capture_output=True, text=True, timeout=60)
+    assert right.returncode == 0
+    missing = subprocess.run([*command, "nowhere"], capture_output=True, text=True, timeout=60)
+    assert "cluster/sites has generic, leonardo, workstation" in missing.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("30", 30), ("30:00", 30), ("30:01", 31), ("01:30:00", 90), ("1-0", 1440), ("1-02:30", 1590)],
+)
+def test_times(text: str, minutes: int) -> None:
+    """The forms of sbatch's manual: minutes, minutes:seconds, hours:minutes:seconds, days-hours, ..."""
+    assert minutes_of(text) == minutes
+    assert minutes_of(slurm_time(minutes)) == minutes
