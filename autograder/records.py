@@ -44,10 +44,12 @@ class Record:
 
     @property
     def points(self) -> float:
+        """Points earned in all exercises; those held back are not among them."""
         return sum(g.report.points for g in self.graded.values())
 
     @property
     def max_points(self) -> float:
+        """Points that could be earned."""
         return sum(g.report.max_points for g in self.graded.values())
 
     @property
@@ -62,6 +64,7 @@ class Record:
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:
+        """Exercise and flag, for a person to look at."""
         return [(name, flag) for name, g in self.graded.items() for flag in g.flags]
 
     def fits(self, sha256: str, seed: int, sandbox: str, checks: str) -> bool:
@@ -76,6 +79,7 @@ class Record:
         ) and not self.ungraded
 
     def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` is the inverse."""
         graded = {
             name: g.report.to_json()
             | {"flags": [asdict(f) for f in g.flags], "held": g.held, "seconds": round(g.seconds, 3)}
@@ -85,6 +89,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """The inverse of `to_json`. KeyError, TypeError or ValueError for anything else."""
         plain = {k: v for k, v in data.items() if k != "exercises"}
         return cls(**plain, graded={name: _graded(name, g) for name, g in data["exercises"].items()})
 
@@ -149,6 +154,7 @@ def load(course: Path, lesson: str, student: str) -> Record | None:
 
 
 def load_file(path: Path) -> Record | None:
+    """The record in a file; None when it cannot be read."""
     try:
         return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):

@@ -106,6 +106,7 @@ def _output(*command: str, seconds: float = _SECONDS) -> tuple[int, str]:
 
 
 def probe_python() -> list[Finding]:
+    """Which Python runs."""
     return [Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")]
 
 
@@ -222,6 +223,7 @@ def _first_line(path: str) -> str:
 
 
 def probe_shared_memory() -> list[Finding]:
+    """Room in /dev/shm, for data loaders with workers."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
@@ -298,6 +300,7 @@ def probe_sandbox() -> list[Finding]:
 
 
 def probe_apptainer() -> list[Finding]:
+    """Whether Apptainer is there."""
     for name in ("apptainer", "singularity"):
         if shutil.which(name):
             status, answer = _output(name, "--version")
@@ -325,6 +328,7 @@ def find_browser() -> str | None:
 
 
 def probe_browser() -> list[Finding]:
+    """Whether Chromium is there, for the tests that look at lessons."""
     path = find_browser()
     if path is None:
         says = "no Chromium; only the tests that look at the lessons need one"

@@ -35,6 +35,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h]."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
@@ -99,6 +100,7 @@ class Attention(nn.Module):
             self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
         b, s, _ = x.shape
         q, k, v = (self._heads(project(x)) for project in (self.query, self.key, self.value))
         if self.config.positions == "rotary":
@@ -121,6 +123,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.ffn, config.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h]."""
         return self.down(F.gelu(self.up(x)))
 
 
@@ -132,6 +135,7 @@ class GatedMLP(MLP):
         self.gate = nn.Linear(config.hidden, config.ffn, bias=config.biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., h] -> [..., h]."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -146,6 +150,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -158,6 +163,7 @@ class Recomputed(nn.Module):
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]."""
         return checkpoint(self.block, x, use_reentrant=False)
 
 
@@ -216,6 +222,7 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Token ids [b, s] -> logits [b, s, V]."""
         x = self.embed(ids)
         for block in self.blocks:
             x = block(x)

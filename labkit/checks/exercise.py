@@ -158,6 +158,7 @@ class Exercise:
 
     @property
     def max_points(self) -> int:
+        """Points of all properties together."""
         return sum(p.points for p in self.properties)
 
     def property(self, name: str) -> Property:

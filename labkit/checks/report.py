@@ -70,14 +70,17 @@ class Report:
 
     @property
     def points(self) -> float:
+        """Points earned."""
         return sum(row.points for row in self.rows)
 
     @property
     def max_points(self) -> float:
+        """Points that could be earned."""
         return sum(row.max_points for row in self.rows)
 
     @property
     def passed(self) -> bool:
+        """Whether every property held."""
         return self.verdict == "passed"
 
     def row(self, name: str) -> PropertyResult:

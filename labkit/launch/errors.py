@@ -83,14 +83,17 @@ class LaunchError(RuntimeError):
 
     @property
     def verdict(self) -> str:
+        """One of the verdicts of `Diagnosis`."""
         return self.diagnosis.verdict
 
     @property
     def rank(self) -> int | None:
+        """The rank that failed first; None where it was not a rank."""
         return self.diagnosis.rank
 
     @property
     def ranks(self) -> Sequence[RankReport]:
+        """What is known of each rank, in order."""
         return self.diagnosis.ranks
 
     def __str__(self) -> str:

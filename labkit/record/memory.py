@@ -36,6 +36,7 @@ class StepMemory:
 
     @property
     def total(self) -> int:
+        """Bytes of all four parts."""
         return sum(self.as_dict().values())
 
 
@@ -55,6 +56,7 @@ class SavedTensors:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the storages that are kept, each once."""
         return sum(storage.nbytes() for storage in self._kept.values())
 
     def _note(self, tensor: Tensor) -> Tensor:

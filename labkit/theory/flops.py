@@ -26,13 +26,16 @@ class ForwardFlops:
 
     @property
     def layers(self) -> float:
+        """FLOPs of all layers, without the head."""
         return self.projections + self.scores + self.mlp
 
     @property
     def total(self) -> float:
+        """FLOPs of one forward pass."""
         return self.layers + self.head
 
     def as_dict(self) -> dict[str, float]:
+        """Part -> FLOPs."""
         return asdict(self)
 
 

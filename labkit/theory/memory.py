@@ -108,6 +108,7 @@ class MemoryBreakdown:
 
     @property
     def total(self) -> float:
+        """Bytes of all parts."""
         return sum(self.as_dict().values())
 
     def as_dict(self) -> dict[str, float]:

@@ -26,6 +26,7 @@ class Weights:
 
     @property
     def total(self) -> int:
+        """Elements over all ranks."""
         return self.sharded + self.replicated
 
     def per_rank(self, tensor_parallel: int = 1) -> int:
@@ -120,6 +121,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
+        """Elements of the whole model; with experts, all of them."""
         return self.embedding + self.attention + self.mlp + self.norms + self.head
 
     def __str__(self) -> str:

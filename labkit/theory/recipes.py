@@ -27,6 +27,7 @@ class Recipe:
 
     @property
     def bytes_per_parameter(self) -> int:
+        """Bytes of weights, gradients and optimizer state for one parameter."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -76,6 +77,7 @@ class StateBytes:
 
     @property
     def total(self) -> float:
+        """Bytes of weights, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
 
