@@ -17,7 +17,7 @@ from pathlib import Path
 from autograder.confined import Confined, CouldNotStart, Outcome
 from autograder.evidence import Baseline, JobEvidence, job_evidence
 from autograder.feedback import for_the_student
-from autograder.inside import FAILURE
+from autograder.inside import AGENT_ENDED, FAILURE
 from autograder.reference import all_cases, graded_submission, solved_cells
 from autograder.salvage import tail, take
 from autograder.sandbox import MIB, Sandbox
@@ -114,8 +114,11 @@ class Harness:
         did.
         """
         outcome, failure = self._run_once(directory, request)
-        if outcome.ended == "died":  # the host's doing, perhaps: once more, with nothing else inside
+        ended = failure is not None and failure.message == AGENT_ENDED
+        if ended or outcome.ended == "died":  # the host's doing, perhaps: once more, with nothing else inside
             self._end()
+            for name in answer_names(request):
+                (directory / name).unlink(missing_ok=True)
             outcome, failure = self._run_once(directory, request)
         return failure
 

@@ -22,6 +22,7 @@ from typing import Any
 
 PR_SET_DUMPABLE = 4
 FAILURE = "failure.json"
+AGENT_ENDED = "the process that looks after the ranks was ended"
 
 
 def run_on_rank(directory: str) -> None:
@@ -68,7 +69,7 @@ def run_job(directory: Path) -> dict[str, Any] | None:
         return None
     found = read_reserved(job / VERDICT)
     if found is None:
-        return {"verdict": "error", "message": "the process that looks after the ranks was ended"}
+        return {"verdict": "error", "message": AGENT_ENDED}
     diagnosis = Diagnosis.from_json({key: value for key, value in found.items() if key != "reason"})
     return {"verdict": diagnosis.verdict, "message": failure_text(diagnosis, [])[:20000]}
 

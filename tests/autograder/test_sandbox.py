@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from conftest import F_ID, SEED, solution
 import autograder.sandbox
 from autograder.confined import Confined
 from autograder.harness import Harness
+from autograder.reference import solved_cells
 from autograder.sandbox import NoSandbox, Sandbox, find_sandbox
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.submission import Cell
@@ -121,3 +124,29 @@ def test_without_a_sandbox_the_same_points(f_exercise: Exercise, two_ranks: list
         graded = harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks)
     assert graded.report.row("input-gradients").passed
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+def _end_first_agent(ended: list[int]) -> None:
+    """Kill the process between a sandbox's program and its ranks, once, as a host short of memory might."""
+    until = time.monotonic() + 60
+    while not ended and time.monotonic() < until:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                above = [parent.name() for parent in process.parents()[:3]]
+                if process.name() != "bwrap" and above[1:] == ["bwrap", "bwrap"] and process.children():
+                    process.kill()
+                    ended.append(process.pid)
+                    break
+        time.sleep(0.002)
+
+
+def test_a_job_that_the_host_ended_is_run_again(f_exercise: Exercise, two_ranks: list[Case]) -> None:
+    ended: list[int] = []
+    killer = threading.Thread(target=_end_first_agent, args=(ended,))
+    killer.start()
+    with Harness(find_sandbox()) as harness:
+        graded = harness.grade(f_exercise, solved_cells("06"), SEED, two_ranks)
+    killer.join()
+    assert ended
+    assert graded.report.verdict != "error", graded.report
+    assert graded.report.row("input-gradients").passed
