@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +75,6 @@ def test_attack(
     """No more points than doing nothing, no secret in the report, no process or file left outside."""
     source = attack.source.replace("PORT", str(listener.getsockname()[1]))
     cases = two_ranks if attack.id == "hang-on-unseen" else two_ranks[:1]
-    free = shutil.disk_usage("/tmp").free
     graded = harness.grade(f_exercise, [Cell("cell 1", source)], SEED, cases)
     if graded.jobs and len(cases) == len(two_ranks):
         harness.cross_check(graded, f_exercise, SEED, baseline)
@@ -92,7 +90,7 @@ def test_attack(
     told = json.dumps(graded.report.to_json())
     assert CANARY not in told
     assert len(told) < 60_000
-    _nothing_left(harness, free, listener)
+    _nothing_left(harness, listener)
 
 
 @pytest.mark.parametrize("attack", [a for a in ATTACKS if a.id.startswith("forge-")], ids=lambda a: a.id)
@@ -120,7 +118,7 @@ def test_an_honest_answer_after_all_that(
     assert graded.flags == []
 
 
-def _nothing_left(harness: Harness, free: int, listener: socket.socket) -> None:
+def _nothing_left(harness: Harness, listener: socket.socket) -> None:
     with pytest.raises(BlockingIOError):
         listener.accept()
     confined = harness._confined
@@ -130,5 +128,6 @@ def _nothing_left(harness: Harness, free: int, listener: socket.socket) -> None:
     ]
     assert names == []
     assert len(inside) <= (3 if confined and confined.alive else 0)
-    assert shutil.disk_usage("/tmp").free > free - 64 * 2**20
+    kept = [path.stat().st_size for path in Path(harness._folder.name).rglob("*")]
+    assert sum(kept) < 2**20  # the one place outside that a sandbox is given, and it may only read there
     assert not Path("/out").exists()
