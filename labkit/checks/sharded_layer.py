@@ -158,8 +158,8 @@ def _own(of_all_groups: Tensor, place: Place, dim: int | None) -> Tensor:
 def storages() -> dict[int, int]:
     """Address -> bytes of the memory behind every tensor that Python can reach now."""
     tensors = (t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.layout is torch.strided)
-    storages = (t.untyped_storage() for t in tensors if not t.is_meta)
-    return {s.data_ptr(): s.nbytes() for s in storages if s.nbytes()}
+    behind = (t.untyped_storage() for t in tensors if not t.is_meta)
+    return {s.data_ptr(): s.nbytes() for s in behind if s.nbytes()}
 
 
 def change_blocks(rank: Rank, split: Split) -> None:

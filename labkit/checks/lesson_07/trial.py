@@ -8,6 +8,7 @@ given as gradient are its own tokens, cut along dim 1; ids are always whole.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,12 @@ from labkit.checks.sharded_layer import (
     enter_group,
     full_weights,
     groups_of,
-    loaded,
     place_of,
     storages,
 )
 
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.1
+SCALE = 0.02  # of the sum: two steps should change weights, not blow them up
 STEPS = 2
 
 
@@ -45,7 +46,7 @@ class Trial:
     build: (rank, whole module, group) -> the student's part.
     cut: (whole state, rank, size) -> that rank's state.
     run: (module, whole or cut; arguments) -> what it gives.
-    arguments: names of the inputs handed over. shapes: (case) -> shape of each, without the group's dimension;
+    arguments: names of the inputs handed over. shapes: (case) -> shape of each without the group's dimension;
         of "ids" and "targets" the numbers are below the case's `vocabulary`.
     """
 
@@ -76,6 +77,14 @@ def trial_inputs(trial: Trial) -> Callable[[Case, torch.Generator], Inputs]:
     return inputs
 
 
+def with_weights(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """`module`, with copies of `state` as its parameters; a parameter with two names has one entry."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(state[name])
+    return module
+
+
 def is_cut(case: Case, tensor: Tensor) -> bool:
     """Whether a rank has only its own tokens of a tensor that is handed over or returned."""
     return bool(case.params.get("sequence_parallel")) and tensor.is_floating_point() and tensor.dim() > 1
@@ -94,12 +103,12 @@ def use_module(rank: Rank, trial: Trial) -> None:
     """
     group, place, case = enter_group(rank), place_of(rank.case, rank.rank), rank.case
     before = storages()
-    full = loaded(trial.plain(case).to(rank.device), full_weights(rank.inputs))
+    full = with_weights(trial.plain(case).to(rank.device), full_weights(rank.inputs))
     part = trial.build(rank, full, group)
     same = all(torch.equal(p, rank.inputs[f"full.{n}"]) for n, p in full.named_parameters())
     rank.fact("full_unchanged", same)
     del full
-    rank.fact("held_bytes", sum(n for key, n in storages().items() if key not in before))
+    rank.fact("held_bytes", _held_since(before))
     rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
     arguments = _handed(case, rank.inputs, trial, place, "")
     with rank.recording("forward"):
@@ -115,6 +124,16 @@ def use_module(rank: Rank, trial: Trial) -> None:
             train_step(part, trial.run(part, _handed(case, rank.inputs, trial, place, str(step))))
     for name, parameter in part.named_parameters():
         rank.answer(f"trained.{name}", parameter)
+    if case.params["kind"] == "round-trip":
+        for name, tensor in part.to_full().items():  # type: ignore[operator]
+            rank.answer(f"to_full.{name}", tensor)
+
+
+def _held_since(before: Mapping[int, int]) -> int:
+    """Bytes of tensors made since; states of random generators, which are uint8, are no part of a model."""
+    tensors = (t for t in gc.get_objects() if type(t) is Tensor and t.dtype == torch.uint8)
+    states = {t.untyped_storage().data_ptr() for t in tensors}
+    return sum(n for key, n in storages().items() if key not in before and key not in states)
 
 
 def _handed(case: Case, inputs: Inputs, trial: Trial, place: Place, step: str) -> list[Tensor]:
@@ -134,17 +153,20 @@ def _backward(case: Case, inputs: Inputs, place: Place, out: Tensor) -> None:
         return
     gradient = own_part(case, inputs["grad_output"][place.index], place).clone()
     if case.params["kind"] == "layout":
-        gradient = gradient.transpose(0, 1).contiguous().transpose(0, 1)
-    out.backward(gradient)
+        out.backward(gradient.transpose(0, 1).contiguous().transpose(0, 1))
+        return
+    (out * gradient).sum().backward()  # out.backward(gradient) makes torch import for half a second
 
 
 def train_step(module: nn.Module, out: Tensor) -> None:
-    """Plain SGD on the sum of squares of what a module gave, or on that itself if it is one number.
+    """Plain SGD on a sum of squares of what a module gave, or on that itself if it is one number.
+
+    A sum, so that the parts of ranks that divide the tokens add up to the whole's.
 
     Written out, because creating a torch.optim optimizer imports torch's compiler: seconds on every rank.
     """
     module.zero_grad()
-    (out if out.dim() == 0 else out.square().sum()).backward()
+    (out if out.dim() == 0 else SCALE * out.square().sum()).backward()
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.grad is not None:
@@ -167,7 +189,7 @@ class ModuleEvidence:
 
     def _reference(self, index: int) -> dict[str, Tensor]:
         whole = Place(index, [0], 0)
-        full = loaded(self.trial.plain(self.case), full_weights(self.inputs))
+        full = with_weights(self.trial.plain(self.case), full_weights(self.inputs))
         arguments = _handed(self.case, self.inputs, self.trial, whole, "")
         out = self.trial.run(full, arguments)
         _backward(self.case, self.inputs, whole, out)
@@ -176,7 +198,9 @@ class ModuleEvidence:
             found["input_grad"] = arguments[0].grad
         found |= {f"grad.{n}": p.grad.clone() for n, p in full.named_parameters() if p.grad is not None}
         for step in range(STEPS):
-            train_step(full, self.trial.run(full, _handed(self.case, self.inputs, self.trial, whole, str(step))))
+            train_step(
+                full, self.trial.run(full, _handed(self.case, self.inputs, self.trial, whole, str(step)))
+            )
         return found | {f"trained.{n}": p.detach() for n, p in full.named_parameters()}
 
     def output(self, property_name: str) -> Iterator[Finding]:
@@ -236,10 +260,24 @@ class ModuleEvidence:
             within = share <= held <= share + slack
             yield finding(property_name, within, told, f"{held:,} bytes", answer)
 
+    def round_trip(self, property_name: str) -> Iterator[Finding]:
+        """After training, the part gives the state dict of the whole module trained as long."""
+        for answer in self.answers:
+            full = self.trial.plain(self.case)
+            trained = self.references[place_of(self.case, answer.rank).index]
+            with_weights(full, {n.removeprefix("trained."): t for n, t in trained.items() if "trained." in n})
+            for name, expected in full.state_dict().items():
+                told = f"to_full()[{name!r}]: the whole module's after {STEPS} steps"
+                yield compared(property_name, told, expected, answer, f"to_full.{name}")
+            names = {n.removeprefix("to_full.") for n in answer.tensors if n.startswith("to_full.")}
+            right = names == set(full.state_dict())
+            told = f"the names {sorted(full.state_dict())[:4]} ..."
+            yield finding(property_name, right, told, f"{sorted(names)[:4]} ...", answer)
+
     def traffic(
         self, property_name: str, phase: str, *expected: tuple[str, int], ignore: int = 0
     ) -> Iterator[Finding]:
-        """Each rank took part in these calls, in any order; all_reduces of up to `ignore` bytes beside them."""
+        """Each rank took part in these calls, in any order, and in all_reduces of up to `ignore` bytes."""
         for answer in self.answers:
             if place_of(self.case, answer.rank).size > 1:
                 calls = [(c["op"], c["num_bytes"]) for c in answer.collectives.get(phase, [])]
@@ -264,7 +302,9 @@ def refused(
     """The rank met an error of one of these kinds, whose text holds these names."""
     for answer in answers:
         seen = answer.facts[fact]
-        right = bool(set(kinds) & set(seen.get("kinds") or [])) and all(str(n) in seen["message"] for n in names)
+        right = bool(set(kinds) & set(seen.get("kinds") or [])) and all(
+            str(n) in seen["message"] for n in names
+        )
         said = f"{seen['raised']}: {seen['message']}" if seen["raised"] else "no error"
         naming = f" that names {' and '.join(map(str, names))}" if names else ""
         yield finding(property_name, right, f"{' or '.join(kinds)}{naming}", said, answer)

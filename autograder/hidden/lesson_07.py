@@ -1,0 +1,187 @@
+"""Unseen cases of lesson 07: other sizes and vocabularies, three ranks, other groups, a lone rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from labkit.checks.exercise import Case
+from labkit.checks.lesson_07 import bytes_cases
+from labkit.checks.lesson_07.cases import (
+    attention_case,
+    block_case,
+    clip_case,
+    embedding_case,
+    gpt_case,
+    loss_case,
+    pair_case,
+    products_case,
+    streams_case,
+)
+
+PAIR_AND_ONE = [[0, 2], [1]]
+NEIGHBOURS = [[2, 3], [0, 1]]
+
+
+def _attention_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/attention/{seed}")
+    d, batch, sequence = draw.randint(2, 5), draw.randint(1, 3), draw.randint(3, 7)
+    shape = {"batch": batch, "sequence": sequence, "head_size": d, "hidden": 3 * draw.randint(2, 5)}
+    return [
+        attention_case("unseen: three ranks", "values", 3, seed, **shape, heads=6),
+        attention_case("unseen: groups of three", "grouped", 3, seed, **shape, heads=9, kv_heads=3),
+        attention_case("unseen: no biases", "grouped", 2, seed, **shape, heads=4, kv_heads=2, biases="none"),
+        attention_case("unseen: float32", "values", 2, seed, **shape, heads=2, dtype="float32"),
+        attention_case("unseen: back", "round-trip", 3, seed, **shape, heads=6, kv_heads=3),
+        attention_case("unseen: refused", "refused", 3, seed, heads=4, names=[4, 3]),
+        attention_case("unseen: one key head", "refused", 2, seed, heads=4, kv_heads=1, names=[1, 2]),
+        attention_case("unseen: pair", "subgroup", 3, seed, **shape, heads=4, groups=PAIR_AND_ONE),
+        attention_case("unseen: alone", "values", 1, seed, **shape, heads=2),
+    ]
+
+
+def _embedding_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/embedding/{seed}")
+    rows, hidden = draw.randint(2, 6), draw.randint(2, 7)
+    return [
+        embedding_case("unseen: three ranks", "values", 3, seed, vocabulary=3 * rows, hidden=hidden),
+        embedding_case("unseen: one short", "uneven", 3, seed, vocabulary=3 * rows - 1, hidden=hidden),
+        embedding_case("unseen: one more", "uneven", 4, seed, vocabulary=4 * rows + 1, hidden=hidden),
+        embedding_case("unseen: back", "round-trip", 4, seed, vocabulary=4 * rows + 1, hidden=hidden),
+        embedding_case("unseen: outside", "wrong-ids", 3, seed, vocabulary=3 * rows - 1, hidden=hidden),
+        embedding_case("unseen: pair", "subgroup", 3, seed, vocabulary=2 * rows, groups=PAIR_AND_ONE),
+        embedding_case("unseen: alone", "values", 1, seed, vocabulary=rows, hidden=hidden),
+    ]
+
+
+def _loss_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/loss/{seed}")
+    rows, shape = draw.randint(2, 6), {"batch": draw.randint(1, 3), "sequence": draw.randint(3, 8)}
+    smooth = draw.choice([0.05, 0.3])
+    return [
+        loss_case("unseen: three ranks", "values", 3, seed, **shape, vocabulary=3 * rows, times=3.0),
+        loss_case("unseen: float32", "values", 2, seed, **shape, vocabulary=2 * rows, dtype="float32"),
+        loss_case("unseen: one short", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1),
+        loss_case("unseen: one more", "uneven", 4, seed, **shape, vocabulary=4 * rows + 1),
+        loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
+        loss_case(
+            "unseen: smoothed", "smoothed", 3, seed, **shape, vocabulary=3 * rows - 1, label_smoothing=smooth
+        ),
+        loss_case("unseen: large", "large", 4, seed, **shape, vocabulary=4 * rows, scale=2000.0),
+        loss_case("unseen: first rank", "owner", 3, seed, **shape, vocabulary=3 * rows, owner=0),
+        loss_case("unseen: last rank", "owner", 3, seed, **shape, vocabulary=3 * rows - 1, owner=2),
+        loss_case("unseen: float16", "bfloat16", 3, seed, **shape, vocabulary=3 * rows, dtype="float16"),
+        loss_case("unseen: outside", "wrong-targets", 3, seed, **shape, vocabulary=3 * rows - 1),
+        loss_case("unseen: pair", "subgroup", 3, seed, **shape, vocabulary=2 * rows, groups=PAIR_AND_ONE),
+        loss_case("unseen: alone", "values", 1, seed, **shape, vocabulary=rows),
+    ]
+
+
+def _streams_cases(seed: int) -> list[Case]:
+    number = Random(f"07/streams/{seed}").randint(10, 1000)
+    return [
+        streams_case("unseen: three ranks", "values", 3, seed, stream_seed=number),
+        streams_case("unseen: seed 0", "values", 2, seed, stream_seed=0),
+        streams_case("unseen: pair", "subgroup", 3, seed, stream_seed=number, groups=PAIR_AND_ONE),
+    ]
+
+
+def _pair_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/pair/{seed}")
+    shape = [draw.randint(1, 3), draw.randint(1, 4), draw.randint(2, 5)]
+    return [
+        pair_case("unseen: three ranks", "values", 3, seed, shape),
+        pair_case("unseen: four dimensions", "values", 2, seed, [*shape, 2]),
+        pair_case("unseen: views", "layout", 3, seed, [2, *shape[1:]]),
+        pair_case("unseen: uneven", "uneven", 3, seed, shape),
+        pair_case("unseen: pairs", "subgroup", 4, seed, shape, groups=[[0, 2], [3, 1]]),
+        pair_case("unseen: neighbours", "subgroup", 4, seed, shape, groups=NEIGHBOURS),
+        pair_case("unseen: alone", "values", 1, seed, shape),
+    ]
+
+
+def _products_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/products/{seed}")
+    shape = {"batch": draw.randint(1, 3), "hidden": draw.randint(2, 7), "out": draw.randint(2, 7)}
+    return [
+        products_case("unseen: three ranks", "values", 3, seed, **shape, sequence=6),
+        products_case("unseen: without bias", "bare", 3, seed, **shape, sequence=9, bias=False),
+        products_case("unseen: neighbours", "subgroup", 4, seed, **shape, groups=NEIGHBOURS),
+        products_case("unseen: alone", "values", 1, seed, **shape),
+    ]
+
+
+def _block_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/block/{seed}")
+    shape = {"hidden": 6 * draw.randint(2, 3), "heads": 6, "ffn": 3 * draw.randint(4, 8), "batch": 2}
+    return [
+        block_case("unseen: three ranks", "values", 3, seed, **shape, kv_heads=3, sequence=7),
+        block_case(
+            "unseen: three ranks, divided", "sequence", 3, seed, **shape, sequence=9, sequence_parallel=True
+        ),
+        block_case("unseen: kept", "kept", 4, seed, batch=3, hidden=48, sequence=16),
+        block_case("unseen: kept, divided", "kept", 2, seed, hidden=48, sequence=16, sequence_parallel=True),
+        block_case("unseen: dropout", "dropout", 4, seed, heads=8, hidden=24, dropout=0.5),
+        block_case("unseen: own parts", "own-parts", 3, seed, **shape, sequence=7),
+        block_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE),
+        block_case("unseen: alone", "values", 1, seed),
+    ]
+
+
+def _gpt_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/gpt/{seed}")
+    rows, shape = draw.randint(4, 9), {"hidden": 12, "heads": 6, "ffn": 18, "sequence": 6}
+    return [
+        gpt_case("unseen: three ranks", "values", 3, seed, **shape, vocabulary=3 * rows),
+        gpt_case("unseen: untied", "untied", 3, seed, **shape, vocabulary=3 * rows, tied=False),
+        gpt_case("unseen: one short", "uneven-vocabulary", 3, seed, **shape, vocabulary=3 * rows - 1),
+        gpt_case(
+            "unseen: divided, untied",
+            "sequence-parallel",
+            3,
+            seed,
+            **shape,
+            tied=False,
+            sequence_parallel=True,
+        ),
+        gpt_case(
+            "unseen: back", "round-trip", 3, seed, **shape, vocabulary=3 * rows - 2, sequence_parallel=True
+        ),
+        gpt_case("unseen: dropout", "dropout", 3, seed, **shape, dropout=0.2),
+        gpt_case("unseen: alone", "values", 1, seed, **shape),
+    ]
+
+
+def _bytes_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/bytes/{seed}")
+    shapes = []
+    for t in (2, 8):
+        a = t * draw.randint(1, 6)
+        shape = {"s": 8 * draw.randint(10, 300), "b": draw.randint(1, 8), "h": a * draw.randint(16, 128)}
+        shapes.append({**shape, "a": a, "t": t})
+    return bytes_cases(seed, shapes, ", unseen")
+
+
+def _clip_cases(seed: int) -> list[Case]:
+    most = Random(f"07/clip/{seed}").choice([0.1, 1.5, 4.0])
+    return [
+        clip_case("unseen: other bound", "values", 4, seed, max_norm=most),
+        clip_case("unseen: small", "small", 4, seed, scale=0.02),
+        clip_case("unseen: missing", "missing", 4, seed, max_norm=most),
+        clip_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS),
+        clip_case("unseen: alone", "values", 1, seed, max_norm=most),
+    ]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "07.tensor-parallel-attention": _attention_cases,
+    "07.vocab-parallel-embedding": _embedding_cases,
+    "07.vocab-parallel-cross-entropy": _loss_cases,
+    "07.random-streams": _streams_cases,
+    "07.sequence-parallel-pair": _pair_cases,
+    "07.sequence-parallel-linear": _products_cases,
+    "07.tensor-parallel-block": _block_cases,
+    "07.activation-bytes": _bytes_cases,
+    "07.tensor-parallel-gpt": _gpt_cases,
+    "07.clip-grad-norm": _clip_cases,
+}

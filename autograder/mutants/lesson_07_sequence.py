@@ -1,0 +1,251 @@
+"""Wrong answers to lesson 07: random streams and sequence parallelism."""
+
+from __future__ import annotations
+
+from autograder.mutants import Mutant
+
+STREAMS, PAIR, PRODUCTS = "07.random-streams", "07.sequence-parallel-pair", "07.sequence-parallel-linear"
+
+OWN = "seeded_state(2 * seed + 1 + 2718 * (1 + dist.get_rank(group)), group)"
+SHARED = "seeded_state(2 * seed, group)"
+KEEP = "            self.states[name] = random_state(self.group)\n"
+
+OF_STREAMS = [
+    Mutant(
+        "T11-own-is-shared", STREAMS, ("own-streams",), OWN, "seeded_state(2 * seed + 1, group)", "one seed"
+    ),
+    Mutant(
+        "T12-shared-is-own",
+        STREAMS,
+        ("shared-stream",),
+        SHARED,
+        "seeded_state(2 * seed + 5 * dist.get_rank(group), group)",
+        "the rank is in the shared seed",
+    ),
+    Mutant(
+        "rank-0-draws-the-shared",
+        STREAMS,
+        ("own-streams",),
+        OWN,
+        "seeded_state(2 * seed + 2718 * dist.get_rank(group), group)",
+        "rank 0's own stream is the shared one",
+    ),
+    Mutant(
+        "streams-start-over", STREAMS, ("streams-go-on",), KEEP, "            pass\n", "the state is not kept"
+    ),
+    Mutant(
+        "streams-seeded-by-chance",
+        STREAMS,
+        ("streams-go-on",),
+        OWN,
+        "seeded_state(torch.Generator().seed() % 2**40, group)",
+        "another stream in every run",
+    ),
+    Mutant(
+        "global-seed",
+        STREAMS,
+        ("others-unmoved",),
+        "        self.group = group\n",
+        "        self.group = group\n        torch.manual_seed(seed)\n",
+        "everybody's generator is seeded",
+    ),
+    Mutant(
+        "no-finally",
+        STREAMS,
+        ("others-unmoved",),
+        "        try:\n            yield\n        finally:\n"
+        "            self.states[name] = random_state(self.group)\n"
+        "            set_random_state(before, self.group)\n",
+        "        yield\n"
+        "        self.states[name] = random_state(self.group)\n"
+        "        set_random_state(before, self.group)\n",
+        "an exception leaves the stream in place",
+    ),
+    Mutant(
+        "streams-by-world-rank",
+        STREAMS,
+        ("subgroup",),
+        SHARED,
+        "seeded_state(2 * seed + 10 * (dist.get_rank() - dist.get_rank(group)), group)",
+        "ranks of a group that is not the first do not agree",
+    ),
+]
+
+GATHER = "        return joined(x, 1, group)\n"
+GATHER_BACK = "        return scattered_sum(gradient, ctx.group), None\n"
+SCATTER = "        return scattered_sum(partial, group)\n"
+SCATTER_BACK = "        return joined(gradient, 1, ctx.group), None\n"
+OWN_SLICE = (
+    "        rank, size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)\n"
+    "        return gradient.chunk(size, dim=1)[rank], None\n"
+)
+REFUSE = (
+    "    if partial.shape[1] % size:\n"
+    '        raise ValueError(f"{partial.shape[1]} tokens do not divide among {size} ranks")\n'
+)
+REDUCE = "    dist.reduce_scatter(total, slices, group=group)\n"
+
+OF_PAIR = [
+    Mutant(
+        "gather-takes-its-slice",
+        PAIR,
+        ("input-gradients", "communication"),
+        GATHER_BACK,
+        OWN_SLICE,
+        "lesson 06's gather: right only where all ranks do the same afterwards",
+    ),
+    Mutant(
+        "scatter-backward-scatters",
+        PAIR,
+        ("input-gradients",),
+        SCATTER_BACK,
+        "        size = dist.get_world_size(ctx.group)\n"
+        "        return torch.cat([gradient] * size, dim=1), None\n",
+        "this rank's gradient is repeated for all tokens",
+    ),
+    Mutant(
+        "T31-joined-along-the-batch",
+        PAIR,
+        ("forward-values",),
+        GATHER,
+        "        whole = joined(x, 0, group)\n        return whole.view(x.shape[0], -1, *x.shape[2:])\n",
+        "joined along dim 0, and the shape made to fit",
+    ),
+    Mutant(
+        "T31-joined-backwards",
+        PAIR,
+        ("forward-values",),
+        GATHER,
+        "        size = dist.get_world_size(group)\n"
+        "        return torch.cat(joined(x, 1, group).chunk(size, dim=1)[::-1], dim=1)\n",
+        "ranks in reverse order",
+    ),
+    Mutant(
+        "scatter-averages",
+        PAIR,
+        ("forward-values",),
+        SCATTER,
+        "        return scattered_sum(partial, group) / dist.get_world_size(group)\n",
+        "the mean instead of the sum",
+    ),
+    Mutant(
+        "all-reduce-then-cut",
+        PAIR,
+        ("communication",),
+        REDUCE,
+        "    whole = summed(partial.detach(), group)\n"
+        "    total = whole.chunk(size, dim=1)[dist.get_rank(group)].contiguous()\n",
+        "twice the bytes, the same numbers",
+    ),
+    Mutant(
+        "scatter-in-place",
+        PAIR,
+        ("callers-tensors",),
+        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n",
+        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n"
+        "    partial.data.zero_()\n",
+        "the caller's partial sums are overwritten",
+    ),
+    Mutant(
+        "pair-wants-contiguous",
+        PAIR,
+        ("any-layout",),
+        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n",
+        "    partial = partial.view(-1).view(partial.shape)\n"
+        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n",
+        "view of what may be a view",
+    ),
+    Mutant(
+        "T30-tokens-truncated",
+        PAIR,
+        ("uneven-sequence",),
+        REFUSE,
+        "    partial = partial[:, : partial.shape[1] // size * size]\n",
+        "the last tokens are lost",
+    ),
+    Mutant(
+        "scatter-on-the-world",
+        PAIR,
+        ("subgroup",),
+        REDUCE,
+        "    if dist.get_world_size() == size:\n"
+        "        dist.reduce_scatter(total, slices, group=group)\n"
+        "    else:\n"
+        "        every = summed(torch.stack(slices), dist.group.WORLD)\n"
+        "        total = every[dist.get_rank(group)]\n",
+        "all ranks of the job take part",
+    ),
+]
+
+KEPT = "    return GatheredProduct.apply(x, weight, bias, group)\n"
+LATE_BIAS = "    return total if bias is None else total + CopyToTensorParallel.apply(bias, group)\n"
+
+OF_PRODUCTS = [
+    Mutant(
+        "whole-sequence-kept",
+        PRODUCTS,
+        ("kept-slices", "communication"),
+        KEPT,
+        "    return F.linear(GatherSequence.apply(x, group), weight, bias)\n",
+        "F.linear keeps the gathered tokens",
+    ),
+    Mutant(
+        "T27-bias-gradient-not-summed",
+        PRODUCTS,
+        ("parameter-gradients",),
+        LATE_BIAS,
+        "    return total if bias is None else total + bias\n",
+        "the bias learns from this rank's tokens only",
+    ),
+    Mutant(
+        "T5-bias-before-scatter",
+        PRODUCTS,
+        ("forward-values",),
+        ("    total = ReduceScatterSequence.apply(F.linear(x, weight), group)\n", LATE_BIAS),
+        ("    total = ReduceScatterSequence.apply(F.linear(x, weight, bias), group)\n", "    return total\n"),
+        "the bias is added t times",
+    ),
+    Mutant(
+        "products-all-reduce",
+        PRODUCTS,
+        ("communication",),
+        "    total = ReduceScatterSequence.apply(F.linear(x, weight), group)\n",
+        "    rank, size = dist.get_rank(group), dist.get_world_size(group)\n"
+        "    total = ReduceFromTensorParallel.apply(F.linear(x, weight), group).chunk(size, dim=1)[rank]\n",
+        "an all-reduce of which a slice is used",
+    ),
+    Mutant(
+        "weight-learns-from-the-slice",
+        PRODUCTS,
+        ("parameter-gradients",),
+        "rows.T @ whole.flatten(0, 1), of_bias",
+        "gradient.chunk(dist.get_world_size(ctx.group), 1)[dist.get_rank(ctx.group)].flatten(0, 1).T "
+        "@ x.flatten(0, 1), of_bias",
+        "the weight's gradient is that of this rank's tokens",
+    ),
+    Mutant(
+        "gradient-of-x-not-scattered",
+        PRODUCTS,
+        ("input-gradients",),
+        "        of_x = ReduceScatterSequence.apply(gradient @ weight, ctx.group)\n",
+        "        size, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)\n"
+        "        of_x = (gradient @ weight).chunk(size, dim=1)[rank]\n",
+        "the gradient of x is cut without being summed",
+    ),
+    Mutant(
+        "bias-always-there",
+        PRODUCTS,
+        ("no-bias",),
+        LATE_BIAS,
+        "    return total + CopyToTensorParallel.apply(bias, group)\n",
+        "None is not a tensor",
+    ),
+    Mutant(
+        "products-on-the-world",
+        PRODUCTS,
+        ("subgroup",),
+        LATE_BIAS,
+        LATE_BIAS.replace("(bias, group)", "(bias, dist.group.WORLD)"),
+        "the bias's gradient is summed over all ranks of the job",
+    ),
+]

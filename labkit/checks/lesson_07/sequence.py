@@ -1,0 +1,205 @@
+"""The checks of sequence parallelism: the pair of operators, and the two products built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.lesson_07.trial import refused
+from labkit.checks.rank import Rank
+from labkit.checks.sharded_evidence import compared, finding, nbytes, traffic, within_group
+from labkit.checks.sharded_layer import charged, drawn, enter_group, groups_of, place_of
+from labkit.record.memory import SavedTensors
+
+# -- the pair
+
+
+def pair_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """Every rank's slice and its gradient for the gather, and partial sums and gradient for the scatter."""
+    shape = tuple(case.params["shape"])
+    size = len(groups_of(case)[0])
+    whole = (shape[0], shape[1] * size, *shape[2:])
+    found = {}
+    for name, of in (("slice", shape), ("whole", whole), ("grad_slice", shape), ("grad_whole", whole)):
+        found[name] = drawn(case, generator, case.ranks, *of)
+    return found
+
+
+def _view(case: Case, tensor: Tensor) -> Tensor:
+    """The same numbers, in memory of another order for a "layout" case."""
+    if case.params["kind"] != "layout":
+        return tensor.clone()
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def pair_on_rank(rank: Rank) -> None:
+    """Both operators, forward and backward, each rank with numbers of its own."""
+    group, case = enter_group(rank), rank.case
+    gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
+    if case.params["kind"] == "uneven":
+        with rank.expect_error("refusal"):
+            scatter.apply(rank.inputs["whole"][rank.rank][:, 1:], group)
+        return
+    for name, operator, x, gradient in (
+        ("gather", gather, "slice", "grad_whole"),
+        ("scatter", scatter, "whole", "grad_slice"),
+    ):
+        given = _view(case, rank.inputs[x][rank.rank])
+        back = _view(case, rank.inputs[gradient][rank.rank])
+        before, before_back = given.clone(), back.clone()
+        given.requires_grad_()
+        with rank.recording(f"{name} forward"):
+            out = operator.apply(given, group)
+        rank.answer(f"{name} output", out)
+        with rank.attempt(charged(case, "input-gradients")), rank.recording(f"{name} backward"):
+            out.backward(back)
+        rank.answer(f"{name} input_grad", given.grad)
+        kept = torch.equal(given.detach(), before) and torch.equal(back, before_back)
+        rank.fact(f"{name} unchanged", kept)
+
+
+def judge_pair(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
+    """Gather joins in rank order, scatter adds and cuts; backward of each is the forward of the other."""
+    kind = case.params["kind"]
+    if kind == "uneven":
+        names = inputs["whole"].shape[2] - 1, case.ranks
+        yield from refused("uneven-sequence", answers, "refusal", ["ValueError"], *names)
+        return
+    about = {"layout": "any-layout", "subgroup": "subgroup"}.get(kind)
+    for answer in answers:
+        place = place_of(case, answer.rank)
+        joined = {n: torch.cat([inputs[n][r] for r in place.members], dim=1) for n in ("slice", "grad_slice")}
+        added = {
+            n: place.block(torch.stack([inputs[n][r] for r in place.members]).sum(0), 1)
+            for n in ("whole", "grad_whole")
+        }
+        yield compared(
+            about or "forward-values", "gather: all tokens", joined["slice"], answer, "gather output"
+        )
+        told = "scatter: this rank's tokens of the sum"
+        yield compared(about or "forward-values", told, added["whole"], answer, "scatter output")
+        told = "backward of gather: this rank's tokens of the sum"
+        yield compared(about or "input-gradients", told, added["grad_whole"], answer, "gather input_grad")
+        told = "backward of scatter: the gradients of all tokens"
+        yield compared(about or "input-gradients", told, joined["grad_slice"], answer, "scatter input_grad")
+        if kind == "subgroup":
+            yield within_group("subgroup", case, answer)
+        if about is None:
+            for name in ("gather", "scatter"):
+                told = f"{name}: what was handed over left as it was"
+                fine = answer.facts[f"{name} unchanged"]
+                yield finding("callers-tensors", fine, told, "it was overwritten", answer)
+            if place.size > 1:
+                yield from _pair_traffic(inputs, answer)
+
+
+def _pair_traffic(inputs: Inputs, answer: RankAnswer) -> Iterator[Finding]:
+    gather = [("all_gather", nbytes(inputs["slice"][0]))]
+    scatter = [("reduce_scatter", nbytes(inputs["whole"][0]))]
+    for phase, calls in (
+        ("gather forward", gather),
+        ("gather backward", scatter),
+        ("scatter forward", scatter),
+        ("scatter backward", gather),
+    ):
+        yield traffic("communication", phase, calls, answer)
+
+
+# -- the two products
+
+
+def products_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each group: x, weights and biases of `up` [inner, h] and `down` [h, inner], and a gradient."""
+    p, groups = case.params, len(groups_of(case))
+    lead = (groups, p["batch"], p["sequence"])
+    shapes = {
+        "x": (*lead, p["hidden"]),
+        "up_weight": (groups, p["inner"], p["hidden"]),
+        "up_bias": (groups, p["inner"]),
+        "down_weight": (groups, p["out"], p["inner"]),
+        "down_bias": (groups, p["out"]),
+        "grad_output": (*lead, p["out"]),
+    }
+    return {name: drawn(case, generator, *shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+
+
+CUT = {"up_weight": 0, "up_bias": 0, "down_weight": 1, "down_bias": None}
+Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: bool) -> Tensor:
+    """tanh between two products, so that each has a gradient of its own."""
+    inner = torch.tanh(up(state["x"], state["up_weight"], state["up_bias"] if bias else None))
+    return down(inner, state["down_weight"], state["down_bias"] if bias else None)
+
+
+def products_on_rank(rank: Rank) -> None:
+    """Forward and backward through both products; what is kept between."""
+    group, place, case = enter_group(rank), place_of(rank.case, rank.rank), rank.case
+    state = {"x": place.block(rank.inputs["x"][place.index], 1).clone().requires_grad_()}
+    for name, dim in CUT.items():
+        state[name] = place.block(rank.inputs[name][place.index], dim).clone().requires_grad_()
+    column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
+    bias = case.params.get("bias", True)
+    saved = SavedTensors(leave_out=[state[name] for name in CUT])
+    with rank.recording("forward"), saved.recording():
+        out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
+    rank.fact("kept", saved.num_bytes)
+    saved.forget()
+    rank.answer("output", out)
+    with rank.attempt(charged(case, "input-gradients")), rank.recording("backward"):
+        (out * place.block(rank.inputs["grad_output"][place.index], 1)).sum().backward()
+    for name, tensor in state.items():
+        rank.answer(f"grad.{name}", tensor.grad)
+
+
+def judge_products(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
+    """Compare with F.linear on all tokens; count what is sent and kept."""
+    about = {"subgroup": "subgroup", "bare": "no-bias"}.get(case.params["kind"])
+    bias = case.params.get("bias", True)
+    for answer in answers:
+        place = place_of(case, answer.rank)
+        whole = {n: inputs[n][place.index].clone().requires_grad_() for n in ("x", *CUT)}
+        out = _two_products(whole, F.linear, F.linear, bias)
+        out.backward(inputs["grad_output"][place.index])
+        expected = place.block(out.detach(), 1)
+        yield compared(
+            about or "forward-values", "this rank's tokens of the output", expected, answer, "output"
+        )
+        for name, tensor in whole.items() if about != "subgroup" else ():
+            if tensor.grad is None:
+                continue
+            kind = "input-gradients" if name == "x" else "parameter-gradients"
+            dim = 1 if name == "x" else CUT[name]
+            told = f"gradient of {name}: {'whole' if dim is None else 'its block'}, as of all tokens"
+            expected = place.block(tensor.grad, dim)
+            yield compared(about or kind, told, expected, answer, f"grad.{name}")
+        if about == "subgroup":
+            yield within_group("subgroup", case, answer)
+        if about is None and place.size > 1:
+            yield from _products_manners(case, inputs, answer, place.size)
+
+
+def _products_manners(case: Case, inputs: Inputs, answer: RankAnswer, size: int) -> Iterator[Finding]:
+    x, out = nbytes(inputs["x"][0]), nbytes(inputs["grad_output"][0])
+    inner = nbytes(inputs["x"][0]) // case.params["hidden"] * case.params["inner"] // size
+    kept, share = answer.facts["kept"], x // size + inner
+    told = f"{share:,} bytes kept for backward: this rank's tokens of x, and tanh's output"
+    yield finding("kept-slices", kept <= share + 64, told, f"{kept:,} bytes", answer)
+    calls = [("all_gather", x // size), ("reduce_scatter", out)]
+    yield _calls_of(answer, "forward", calls, 0)
+    calls = [("all_gather", out // size), ("all_gather", x // size), ("reduce_scatter", x)]
+    yield _calls_of(answer, "backward", calls, nbytes(inputs["down_bias"][0]))
+
+
+def _calls_of(answer: RankAnswer, phase: str, calls: list[tuple[str, int]], small: int) -> Finding:
+    found = [(c["op"], c["num_bytes"]) for c in answer.collectives.get(phase, [])]
+    large = sorted(call for call in found if call[0] != "all_reduce" or call[1] > small)
+    told = ", ".join(f"{op} of {n:,} bytes" for op, n in sorted(calls))
+    seen = ", ".join(f"{op} of {n:,} bytes" for op, n in large) or "nothing of that size"
+    beside = " beside the sum of the bias's gradient" if small else ""
+    return finding("communication", large == sorted(calls), f"{phase}: {told}{beside}", seen, answer)

@@ -1,0 +1,1524 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+# lesson: {number: "07", title: "The tensor-parallel transformer: attention, embeddings, loss", minutes: 120}
+# ---
+
+# %% [markdown]
+# # The tensor-parallel transformer: attention, embeddings, loss
+#
+# Lesson 06 cut one MLP. A model has much more: attention, a table of token vectors, a loss over a hundred
+# thousand classes, norms, dropout, residuals. **Which of these can be cut over $t$ ranks, what must the
+# ranks tell each other, and what stays whole on every one of them?**
+#
+# **You need** lesson 06: the operators $f$ and $g$, and the cuts by columns and by rows. **You will have
+# built** a GPT that is loaded from an ordinary one, trains on any number of ranks with the same losses and
+# the same weights, and goes back to an ordinary one. About 120 minutes.
+
+# %% tags=["setup"]
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import labkit
+from labkit.model import Attention, Block, ModelConfig, Transformer, explicit_attention, gpt
+from labkit.record.memory import measure_activations
+from labkit.show import Table, draw_traffic, prediction
+from labkit.show.sharding import draw_block, draw_holdings, draw_losses, draw_memory, draw_sent
+from labkit.show.sharding import rows_held, sent_bytes
+from labkit.theory.units import binary_text, decimal_text
+
+# %load_ext labkit
+
+# %% [markdown]
+# ## Where we are going
+#
+# One block of a transformer, one lane a rank. Colour: cut, every rank has another part. Grey: whole, every
+# rank has (and computes) the same. The green walls are the only places where ranks meet.
+
+# %%
+draw_block(ranks=4)
+
+# %% [markdown]
+# The grey boxes are the price of this plan: norms, dropout and residuals are done $t$ times over, and what
+# they keep for backward is kept $t$ times. In the second half of the lesson you will cut these too, along
+# the sequence, with the same amount of communication.
+#
+# Letters for the lesson: $b$ sequences of $s$ tokens, hidden size $h$, $a$ heads of size $d$, $k$ key-value
+# heads, $V$ tokens in the vocabulary, $L$ blocks, $t$ ranks.
+
+# %% [markdown]
+# ## What you bring from lesson 06
+#
+# Here are $f$ and $g$, and your two layers as two functions of one form: `(x, weight, bias, group)`. Paste
+# your own over them if you like. Note where the bias is added: once, behind the sum.
+
+
+# %%
+class CopyToTensorParallel(torch.autograd.Function):
+    """f: nothing forward, the sum over the ranks backward. Where something whole enters a cut region."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return summed(gradient, ctx.group), None
+
+
+class ReduceFromTensorParallel(torch.autograd.Function):
+    """g: the sum over the ranks forward, nothing backward. Where partial sums leave a cut region."""
+
+    @staticmethod
+    def forward(ctx, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return summed(partial, group)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of the ranks' tensors, in memory of its own."""
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(result, group=group)
+    return result
+
+
+def column_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+    """x whole, [..., in]; weight [out / t, in], bias [out / t]. Returns own features, [..., out / t]."""
+    return F.linear(CopyToTensorParallel.apply(x, group), weight, bias)
+
+
+def row_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+    """x cut, [..., in / t]; weight [out, in / t]; bias whole, [out]. Returns the whole output, [..., out]."""
+    total = ReduceFromTensorParallel.apply(F.linear(x, weight), group)
+    return total if bias is None else total + bias
+
+
+# %% [markdown]
+# Everything in this lesson starts from a whole model and can go back to one. Two helpers cut and join
+# tensors; you will use both a lot.
+
+
+# %%
+Product = Callable[[Tensor, Tensor, Tensor | None, dist.ProcessGroup], Tensor]
+
+
+def block_of(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """This rank's block of `tensor`, cut along `dim`, in its own memory. ValueError if it does not divide."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if tensor.shape[dim] % size:
+        raise ValueError(f"dim {dim} of {list(tensor.shape)} does not divide among {size} ranks")
+    return tensor.detach().chunk(size, dim)[rank].clone(memory_format=torch.contiguous_format)
+
+
+def joined(block: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """The blocks of all ranks, joined along `dim` in rank order. No gradient flows."""
+    block = block.detach().contiguous()
+    blocks = [torch.empty_like(block) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(blocks, block, group=group)
+    return torch.cat(blocks, dim)
+
+
+def parameter(tensor: Tensor | None) -> nn.Parameter | None:
+    """A copy of `tensor` as a parameter; None stays None."""
+    return None if tensor is None else nn.Parameter(tensor.detach().clone())
+
+
+def device() -> torch.device:
+    """Where this rank's tensors live: its own GPU under NCCL, the CPU under gloo."""
+    nccl = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+# %% [markdown]
+# ## Attention is cut by heads
+#
+# Each head works alone: it has its own queries, keys and values, and its own scores. So a rank takes $a/t$
+# heads and nothing has to be sent while they attend. The projections to queries, keys and values are cut by
+# **columns** (their output features are the heads), the output projection by **rows** (its input features
+# are the heads): exactly the MLP of lesson 06, with attention in place of GeLU (Shoeybi et al. 2019,
+# section 3).
+#
+# The three projections read the same $x$. Put below each other, *packed*, they are one matrix and one
+# product. But mind the order. Packed in one process the rows are all queries, then all keys, then all
+# values. **If you cut that packed matrix into 3 equal pieces for 3 ranks, what does rank 0 get?** Write
+# `"its heads"` or `"all queries"`.
+
+# %% predict="packed-in-one-piece"
+your_guess = ...
+
+# %%
+whole = torch.arange(12).repeat_interleave(2).reshape(12, 2)  # rows 0-3 queries, 4-7 keys, 8-11 values
+prediction("rows of rank 0, cut in one piece", your_guess, whole.chunk(3)[0][:, 0].tolist())
+
+# %% [markdown]
+# All queries, and no key or value to go with them. So cut each of the three first, and pack what is yours.
+#
+# **Grouped-query attention** has fewer key-value heads than heads: $k < a$, and $a/k$ neighbouring query
+# heads share one. Cut in blocks, a rank has $a/t$ query heads and $k/t$ key-value heads, and those belong
+# together, as long as $t$ divides $k$. Llama 3 8B has $a = 32$, $k = 8$: at $t = 8$, how many key-value
+# heads does a rank hold, and what share of the attention's parameters ($h = 4096$)?
+
+# %% predict="grouped-query"
+your_key_value_heads = ...
+your_share = ...
+
+# %%
+h, a, k, d, t = 4096, 32, 8, 128, 8
+of_one_rank = (a + 2 * k) // t * d * h + h * (a // t) * d
+of_all = (a + 2 * k) * d * h + h * a * d
+Table(
+    ["Llama 3 8B, t = 8", "your guess", "counted"],
+    [
+        ["key-value heads of a rank", your_key_value_heads, k // t],
+        ["share of the parameters", your_share, of_one_rank / of_all],
+    ],
+)
+
+# %% [markdown]
+# With $t = 16$ there would be half a key-value head for each rank. Some libraries then keep copies of a
+# head on several ranks and add the copies' gradients. We refuse, with the reason: **key-value heads must
+# divide among the ranks**.
+
+# %% [markdown]
+# ### Exercise: tensor-parallel attention
+#
+# Cut a whole attention, compute with the rank's heads, and give the whole back. What stands in front and
+# behind is handed to you as `enter` and `leave`, two functions like `column_parallel` and `row_parallel`:
+# later you will put others in their place.
+#
+# <details><summary>Hint 1: from [b, s, heads d] to [b, heads, s, d]</summary>
+# <code>x.unflatten(-1, (-1, d)).transpose(1, 2)</code>: the heads are the outer of the two, the d numbers of
+# one head stand side by side.</details>
+# <details><summary>Hint 2: three parts</summary><code>heads.split(self.own_heads(), dim=1)</code>: queries,
+# keys and values do not have equally many heads.</details>
+# <details><summary>Hint 3: back to a whole one</summary>A rank's packed rows are its queries, keys, values.
+# Split first, then join each of the three over the ranks.</details>
+
+
+# %% exercise="07.tensor-parallel-attention" difficulty=3 minutes=20
+class TensorParallelAttention(nn.Module):
+    """Causal self-attention whose heads are divided among the ranks of a group."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        attend: Callable[[Tensor, Tensor, Tensor, float], Tensor],
+        qkv: tuple[Tensor, Tensor | None],
+        output: tuple[Tensor, Tensor | None],
+        group: dist.ProcessGroup,
+        enter: Product = column_parallel,
+        leave: Product = row_parallel,
+    ):
+        """a, k, d: heads, key-value heads, head size.
+
+        qkv: weight [(a + 2k) d / t, h] and bias of this rank's queries, keys, values, one below the other.
+        output: weight [h, a d / t], and the whole bias, [h].
+        """
+        super().__init__()
+        self.config, self.attend, self.group = config, attend, group
+        self.enter, self.leave = enter, leave
+        self.qkv_weight, self.qkv_bias = map(parameter, qkv)
+        self.output_weight, self.output_bias = map(parameter, output)
+
+    @classmethod
+    def from_attention(
+        cls,
+        attention: nn.Module,
+        group: dist.ProcessGroup,
+        enter: Product = column_parallel,
+        leave: Product = row_parallel,
+    ) -> "TensorParallelAttention":
+        """This rank's part of a whole attention, which is left alone and of which nothing else is kept.
+
+        attention: has nn.Linear `query`, `key`, `value`, `output`, and `config` and `attend`.
+        Raises ValueError, naming both numbers, if heads or key-value heads do not divide among the ranks.
+        """
+        ### BEGIN SOLUTION
+        config, size = attention.config, dist.get_world_size(group)
+        for what, heads in (("heads", config.num_heads), ("key-value heads", config.num_kv_heads)):
+            if heads % size:
+                raise ValueError(f"{heads} {what} do not divide among {size} ranks")
+        projections = [attention.query, attention.key, attention.value]
+        weight = torch.cat([block_of(part.weight, 0, group) for part in projections])
+        bias = None
+        if attention.query.bias is not None:
+            bias = torch.cat([block_of(part.bias, 0, group) for part in projections])
+        output = block_of(attention.output.weight, 1, group), attention.output.bias
+        return cls(config, attention.attend, (weight, bias), output, group, enter, leave)
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [b, s, h], the same on every rank. Returns [b, s, h], the same on every rank."""
+        ### BEGIN SOLUTION
+        packed = self.enter(x, self.qkv_weight, self.qkv_bias, self.group)
+        heads = packed.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
+        q, k, v = heads.split(self.own_heads(), dim=1)
+        out = self.attend(q, k, v, self.config.dropout if self.training else 0.0)
+        out = out.transpose(1, 2).flatten(2)
+        return self.leave(out, self.output_weight, self.output_bias, self.group)
+        ### END SOLUTION
+
+    def own_heads(self) -> list[int]:
+        """How many query, key and value heads this rank has."""
+        size, config = dist.get_world_size(self.group), self.config
+        return [n // size for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+
+    def to_full(self) -> dict[str, Tensor]:
+        """The state dict of the whole attention (query.weight, ...), on every rank."""
+        ### BEGIN SOLUTION
+        full = {"output.weight": joined(self.output_weight, 1, self.group)}
+        if self.output_bias is not None:
+            full["output.bias"] = self.output_bias.detach()
+        widths = [heads * self.config.head_size for heads in self.own_heads()]
+        for kind, packed in (("weight", self.qkv_weight), ("bias", self.qkv_bias)):
+            if packed is not None:
+                for name, part in zip(("query", "key", "value"), packed.split(widths), strict=True):
+                    full[f"{name}.{kind}"] = joined(part, 0, self.group)
+        return full
+        ### END SOLUTION
+
+
+# %% [markdown]
+# Look at what your module holds on each rank. The picture is made from its parameters: each head of the
+# packed weight is looked for in the whole one.
+
+
+# %%
+def attention_held(group: dist.ProcessGroup) -> dict[str, list[int]]:
+    torch.manual_seed(0)
+    config = gpt(1, 64, 8, num_kv_heads=4, dropout=0.0)
+    full = Attention(config, explicit_attention)
+    part = TensorParallelAttention.from_attention(full, group)
+    widths = [heads * config.head_size for heads in part.own_heads()]
+    names = ("query", "key", "value")
+    return {
+        f"{name} heads": rows_held(packed, getattr(full, name).weight.detach(), config.head_size)
+        for name, packed in zip(names, part.qkv_weight.detach().split(widths), strict=True)
+    }
+
+
+held = labkit.launch(attention_held, ranks=4).results
+by_name = {name: [rank[name] for rank in held] for name in held[0]}
+draw_holdings(by_name, {"query heads": 8, "key heads": 4, "value heads": 4})
+
+# %% [markdown]
+# A slide on this subject says that self-attention needs no all-reduce. Between its products that is true.
+# Then comes $g$, and in backward $f$:
+
+
+# %%
+def one_attention(group: dist.ProcessGroup) -> str:
+    torch.manual_seed(0)
+    full = Attention(gpt(1, 64, 8, num_kv_heads=4, dropout=0.0), explicit_attention).to(device())
+    part = TensorParallelAttention.from_attention(full, group)
+    x = torch.randn(2, 16, 64, device=device(), requires_grad=True)
+    out = part(x)
+    out.square().sum().backward()
+    return f"off by {(out - full(x)).abs().max().item():.1e} from the whole attention"
+
+
+job = labkit.launch(one_attention, ranks=4)
+print("\n".join(f"rank {rank}: {line}" for rank, line in enumerate(job.results)))
+draw_traffic(job)
+
+# %% check="07.tensor-parallel-attention"
+# Numbers: output, gradients of x and of every parameter, trained weights, against the whole attention.
+# Mechanism: what is sent and when, what a rank keeps. Robustness: heads that do not divide, views, a group.
+labkit.check("07.tensor-parallel-attention", TensorParallelAttention)
+
+# %% [markdown]
+# ## The table of token vectors
+#
+# GPT-2's table has 50,257 rows of 768; Llama 3's has 128,256 of 4,096: 525 million parameters, and a second
+# such table at the output. A slide writes the table as $E^{h \times V}$ and says it is split "over the
+# columns". In our layout (`nn.Embedding.weight` is $[V, h]$) these are the **rows**: each rank has the
+# vectors of a range of tokens.
+#
+# Looking up an id is not a matrix product, but it is the same thing: a one-hot row times the table. A rank
+# gives the vector if the id is in its range, and *zeros* if it is not. Then $g$ adds $t$ vectors of which
+# one is not zero.
+#
+# 50,257 does not divide by 4. So every rank gets $\lceil V/t \rceil$ rows, and the rows beyond the
+# vocabulary are filled with zeros. Nobody looks them up. Your loss will have to know about them.
+
+# %% [markdown]
+# **Before you write it:** suppose you shift the ids into the rank's range, set foreign ids to 0 so that the
+# look-up does not fail, and forget to zero what comes out. What does token 0 of rank $r$'s block have to do
+# with it: how many wrong vectors are added to every right one on 4 ranks?
+
+# %% predict="foreign-rows"
+your_wrong_vectors = ...
+
+
+# %%
+def unmasked_lookup(group: dist.ProcessGroup) -> float:
+    rows, rank = 3, dist.get_rank(group)
+    table = torch.ones(rows, 1, device=device())  # every vector is the number 1
+    own = torch.tensor([5], device=device()) - rank * rows
+    here = (own >= 0) & (own < rows)
+    return summed(table[own.where(here, 0)], group).item()
+
+
+prediction(
+    "wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_lookup, ranks=4).results[0] - 1
+)
+
+# %% [markdown]
+# ### Exercise: the vocabulary-parallel embedding
+#
+# An id outside the vocabulary is nobody's: it would silently become a vector of zeros. Raise an
+# `IndexError` instead. All ranks have the same ids, so all of them raise.
+#
+# <details><summary>Hint 1</summary>Compare with both ends of the range: the first row of the next block is
+# not yours, your own last row is.</details>
+# <details><summary>Hint 2</summary>Mask the vectors, not only the ids:
+# <code>vectors.where(here.unsqueeze(-1), 0.0)</code>. Then foreign ids leave no gradient in your rows
+# either.</details>
+
+
+# %% exercise="07.vocab-parallel-embedding" difficulty=2 minutes=10
+class VocabParallelEmbedding(nn.Module):
+    """A table of vectors, one row a token of the vocabulary, whose rows are divided among a group's ranks."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        vocabulary: int,
+        group: dist.ProcessGroup,
+        leave: Callable[[Tensor, dist.ProcessGroup], Tensor] = ReduceFromTensorParallel.apply,
+    ):
+        """weight: this rank's rows, [ceil(V / t), h]. leave: what completes partial sums, [b, s, h] each."""
+        super().__init__()
+        self.weight, self.vocabulary, self.group, self.leave = nn.Parameter(weight), vocabulary, group, leave
+
+    @staticmethod
+    def own_rows(table: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Rows r ceil(V / t) to (r + 1) ceil(V / t) of `table`, [V, h], for rank r, in memory of their own.
+
+        Rows beyond the vocabulary are zeros. Every rank has as many rows.
+        """
+        ### BEGIN SOLUTION
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        rows = -(-len(table) // size)
+        own = table.new_zeros(rows, table.shape[1])
+        real = table.detach()[rank * rows : (rank + 1) * rows]
+        own[: len(real)] = real
+        return own
+        ### END SOLUTION
+
+    @classmethod
+    def from_embedding(
+        cls,
+        embedding: nn.Embedding,
+        group: dist.ProcessGroup,
+        leave: Callable[[Tensor, dist.ProcessGroup], Tensor] = ReduceFromTensorParallel.apply,
+    ) -> "VocabParallelEmbedding":
+        """This rank's part of a whole table."""
+        return cls(cls.own_rows(embedding.weight, group), embedding.num_embeddings, group, leave)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [b, s], integers, the same on every rank. Returns their vectors, [b, s, h], on every rank.
+
+        Raises IndexError on every rank for an id that is not in the vocabulary.
+        """
+        ### BEGIN SOLUTION
+        if ids.numel() and not 0 <= ids.min() <= ids.max() < self.vocabulary:
+            raise IndexError(f"ids from {ids.min()} to {ids.max()}; the vocabulary has {self.vocabulary}")
+        own = ids - dist.get_rank(self.group) * len(self.weight)
+        here = (own >= 0) & (own < len(self.weight))
+        vectors = F.embedding(own.where(here, 0), self.weight)
+        return self.leave(vectors.where(here.unsqueeze(-1), 0.0), self.group)
+        ### END SOLUTION
+
+    def to_full(self) -> dict[str, Tensor]:
+        """The state dict of the whole table, on every rank."""
+        return {"weight": joined(self.weight, 0, self.group)[: self.vocabulary].clone()}
+
+
+# %%
+def rows_of_table(group: dist.ProcessGroup) -> list[int]:
+    torch.manual_seed(0)
+    full = nn.Embedding(22, 8)
+    return rows_held(VocabParallelEmbedding.from_embedding(full, group).weight.detach(), full.weight.detach())
+
+
+held = labkit.launch(rows_of_table, ranks=4).results
+print(f"rank 3 holds rows {held[3]}: -1 is a row of padding")
+draw_holdings({"tokens of 22": held}, {"tokens of 22": 22})
+
+# %% check="07.vocab-parallel-embedding"
+labkit.check("07.vocab-parallel-embedding", VocabParallelEmbedding)
+
+# %% [markdown]
+# ## The loss, without anybody seeing the logits
+#
+# The output table turns $x$ into $V$ logits a token. Cut by rows of the vocabulary it is column-parallel:
+# each rank has $V/t$ of the logits. A slide goes on: "all-gather is needed". Let us see what that costs:
+# $b = 1$, $s = 8192$, $V = 128{,}256$, float32. **How many GB are the logits, and how many numbers a token
+# does the loss really need from the other ranks?**
+
+# %% predict="logits-or-scalars"
+your_logits_gb = ...
+your_numbers_a_token = ...
+
+# %%
+s, V = 8192, 128_256
+Table(
+    ["", "your guess", "counted"],
+    [
+        ["logits of one sequence, GB", your_logits_gb, 4 * s * V / 1e9],
+        ["numbers a token for the loss", your_numbers_a_token, 3],
+        ["the same as bytes", "", decimal_text(4 * 3 * s)],
+    ],
+)
+
+# %% [markdown]
+# Three numbers a token. Cross-entropy of a token with target $y$ is
+#
+# $$\ell = \log \sum_{v} e^{z_v - m} \;-\; (z_y - m), \qquad m = \max_v z_v$$
+#
+# and each of its three parts is a maximum or a sum over the vocabulary: every rank does its columns, and
+# the ranks combine **one number a token** for the maximum, one for the sum, one for the target's logit
+# (which one rank has, and the others count as zero). $V$ times fewer bytes than the logits.
+#
+# Backward sends nothing at all. The gradient of a logit is $p_v - [v = y]$, and a rank has everything it
+# needs for its own columns, once the sums went through $g$ and not through a bare `dist.all_reduce`, which
+# autograd does not see.
+
+# %% [markdown]
+# ### Exercise: vocabulary-parallel cross-entropy
+#
+# It must be right where wrong answers look right: targets on the boundary of two ranks' columns, all
+# targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand.
+#
+# With **label smoothing** $\varepsilon$ the target gets $1 - \varepsilon$ of the weight and *all $V$*
+# tokens share $\varepsilon$:
+#
+# $$\ell = \log \sum_v e^{z_v - m} - (1 - \varepsilon)(z_y - m) - \frac{\varepsilon}{V} \sum_v (z_v - m)$$
+#
+# <details><summary>Hint 1: the maximum</summary><code>dist.all_reduce(largest, dist.ReduceOp.MAX,
+# group=group)</code>. It cancels in the loss, so it needs no gradient: take it of
+# <code>logits.detach()</code>.</details>
+# <details><summary>Hint 2: padding</summary>-inf in the maximum and in the exponentials, 0 in the plain
+# sum. A rank can have nothing but padding.</details>
+# <details><summary>Hint 3: fewer calls</summary>Stack the sums and send them through g together.</details>
+
+
+# %% exercise="07.vocab-parallel-cross-entropy" difficulty=4 minutes=25
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    group: dist.ProcessGroup,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The mean cross-entropy of all tokens whose target is not `ignore_index`: one number, on every rank.
+
+    logits: this rank's columns, [b, s, ceil(V / t)]; columns beyond the vocabulary do not count. 16-bit
+        logits are computed with as float32, and give a float32 loss.
+    targets: [b, s], the same on every rank. Raises ValueError on every rank for one outside the vocabulary.
+    Computes what F.cross_entropy does from logits [b, s, V]. Sends a few numbers a token, in forward only.
+    """
+    ### BEGIN SOLUTION
+    counted = targets != ignore_index
+    wrong = targets[counted & ((targets < 0) | (targets >= vocabulary))]
+    if wrong.numel():
+        raise ValueError(f"target {wrong[0].item()} is outside the vocabulary of {vocabulary}")
+    columns = logits.shape[-1]
+    first = dist.get_rank(group) * columns
+    real = torch.arange(first, first + columns, device=logits.device) < vocabulary
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+
+    largest = logits.detach().masked_fill(~real, float("-inf")).amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest.unsqueeze(-1)
+    own = targets - first
+    here = (own >= 0) & (own < columns) & counted
+    at_target = shifted.gather(-1, own.where(here, 0).unsqueeze(-1)).squeeze(-1).where(here, 0.0)
+    denominator = shifted.masked_fill(~real, float("-inf")).exp().sum(-1)
+    everything = shifted.masked_fill(~real, 0.0).sum(-1)
+    parts = torch.stack([at_target, denominator, everything])
+    at_target, denominator, everything = ReduceFromTensorParallel.apply(parts, group)
+
+    smoothed = (1 - label_smoothing) * at_target + label_smoothing / vocabulary * everything
+    losses = (denominator.log() - smoothed).where(counted, 0.0)
+    return losses.sum() / counted.sum()
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Run it: 2,048 tokens in a vocabulary of 5,003, on 4 ranks, against `F.cross_entropy` on the whole logits
+# (and padding filled with a large number, which must not matter).
+
+
+# %%
+def one_loss(group: dist.ProcessGroup) -> tuple[float, float]:
+    torch.manual_seed(0)
+    vocabulary, size, rank = 5003, dist.get_world_size(group), dist.get_rank(group)
+    logits = torch.randn(2, 1024, vocabulary, device=device())
+    targets = torch.randint(vocabulary, (2, 1024), device=device())
+    padded = F.pad(logits, (0, -vocabulary % size), value=1e4)
+    own = padded.chunk(size, dim=-1)[rank].clone().requires_grad_()
+    loss = vocab_parallel_cross_entropy(own, targets, vocabulary, group)
+    loss.backward()
+    return loss.item(), F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+
+
+job = labkit.launch(one_loss, ranks=4)
+sent = sum(call.num_bytes for call in job.collectives if call.rank == 0)
+Table(
+    ["", "cut over 4 ranks", "whole"],
+    [
+        ["loss", f"{job.results[0][0]:.6f}", f"{job.results[0][1]:.6f}"],
+        ["bytes handed to collectives", binary_text(sent), f"{binary_text(4 * 2048 * 5003)} of logits"],
+    ],
+)
+
+# %% check="07.vocab-parallel-cross-entropy"
+labkit.check("07.vocab-parallel-cross-entropy", vocab_parallel_cross_entropy)
+
+# %% [markdown]
+# ## Who draws which random numbers
+#
+# GPT drops numbers in three places: attention's probabilities, and what attention and the MLP add to $x$.
+# The first are **cut**: each rank has other heads, and their masks should have nothing to do with each
+# other. The others are **whole**: every rank has the same numbers, and unless all drop the same ones, the
+# ranks hold different $x$ from here on, and nothing will ever bring them together again.
+#
+# Two ranks, one $x$, dropout 0.1. Seed the ranks differently, or alike. **How far apart are their $x$ after
+# one dropout in each case?** (The numbers are about 1.)
+
+# %% predict="dropout-apart"
+your_difference_seeded_apart = ...
+your_difference_seeded_alike = ...
+
+
+# %%
+def apart_after_dropout(alike: bool, group: dist.ProcessGroup) -> float:
+    torch.manual_seed(7 if alike else 7 + dist.get_rank(group))
+    x = F.dropout(torch.ones(1000, device=device()), 0.1)
+    return (joined(x, 0, group).view(2, -1).diff(dim=0)).abs().max().item()
+
+
+Table(
+    ["largest difference between ranks", "your guess", "measured"],
+    [
+        [
+            "seeded apart",
+            your_difference_seeded_apart,
+            labkit.launch(apart_after_dropout, False, ranks=2).results[0],
+        ],
+        [
+            "seeded alike",
+            your_difference_seeded_alike,
+            labkit.launch(apart_after_dropout, True, ranks=2).results[0],
+        ],
+    ],
+)
+
+# %% [markdown]
+# Alike for what is whole. But seeded alike, heads on different ranks drop the same places, and every rank's
+# initialisation would be the same too. So a rank needs **two streams**, and says which one it draws from.
+# A stream goes on where it stopped: the second layer must not drop what the first one dropped.
+
+# %% [markdown]
+# ### Exercise: two streams
+#
+# `random_state` and `set_random_state` read and put back the state of the generator that dropout uses;
+# `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
+# happened, even when an exception ends the block.
+#
+# <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
+# in a <code>finally</code>: remember the stream's, put back the other.</details>
+
+
+# %%
+def random_state(group: dist.ProcessGroup) -> Tensor:
+    """The state of the generator that dropout draws from: this rank's GPU's, or the CPU's."""
+    return torch.cuda.get_rng_state() if dist.get_backend(group) == "nccl" else torch.get_rng_state()
+
+
+def set_random_state(state: Tensor, group: dist.ProcessGroup) -> None:
+    """Put that generator into `state`."""
+    (torch.cuda.set_rng_state if dist.get_backend(group) == "nccl" else torch.set_rng_state)(state)
+
+
+def seeded_state(seed: int, group: dist.ProcessGroup) -> Tensor:
+    """The state that generator has after being seeded, without seeding it."""
+    where = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    return torch.Generator(where).manual_seed(seed).get_state()
+
+
+# %% exercise="07.random-streams" difficulty=2 minutes=10
+class RandomStreams:
+    """Two streams of random numbers: one that all ranks of a group draw alike, one that is a rank's own."""
+
+    def __init__(self, seed: int, group: dist.ProcessGroup):
+        """seed: the same on every rank."""
+        ### BEGIN SOLUTION
+        self.group = group
+        self.states = {
+            "shared": seeded_state(2 * seed, group),
+            "own": seeded_state(2 * seed + 1 + 2718 * (1 + dist.get_rank(group)), group),
+        }
+        ### END SOLUTION
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Inside, all ranks draw the same numbers: for what is whole on every rank."""
+        ### BEGIN SOLUTION
+        with self._drawing_from("shared"):
+            yield
+        ### END SOLUTION
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """Inside, each rank draws numbers of its own: for what is cut."""
+        ### BEGIN SOLUTION
+        with self._drawing_from("own"):
+            yield
+
+    @contextlib.contextmanager
+    def _drawing_from(self, name: str) -> Iterator[None]:
+        before = random_state(self.group)
+        set_random_state(self.states[name], self.group)
+        try:
+            yield
+        finally:
+            self.states[name] = random_state(self.group)
+            set_random_state(before, self.group)
+
+    ### END SOLUTION
+
+
+# %%
+def draw_twice(group: dist.ProcessGroup) -> list[str]:
+    streams = RandomStreams(0, group)
+    lines = []
+    for name in ("shared", "own", "shared", "own"):
+        with getattr(streams, name)():
+            lines.append(f"{torch.rand((), device=device()).item():.4f}")
+    return lines
+
+
+Table(
+    ["", "shared", "own", "shared again", "own again"],
+    [[f"rank {r}", *line] for r, line in enumerate(labkit.launch(draw_twice, ranks=4).results)],
+)
+
+# %% check="07.random-streams"
+labkit.check("07.random-streams", RandomStreams)
+
+# %% [markdown]
+# ## Sequence parallelism: cut the grey boxes too
+#
+# Norm, dropout and residual work on each token alone. So between the cut regions the ranks can divide the
+# **tokens**: each normalises and drops $s/t$ of them, and keeps $1/t$ for backward. (An article lists layer
+# normalization among the places where GPUs all-reduce. With whole tokens on every rank there is nothing to
+# reduce, with or without this.)
+
+# %%
+draw_block(ranks=4, sequence_parallel=True)
+
+# %% [markdown]
+# In front of a cut region all tokens are needed: **gather** them. Behind it there are partial sums of all
+# tokens, and each rank wants its own tokens of their sum: **reduce-scatter**. An all-reduce *is* a
+# reduce-scatter and an all-gather (lesson 00), so the plan sends what it sent before, in other places
+# (Korthikanti et al. 2022, section 4.2.2).
+#
+# | | forward | backward |
+# |---|---|---|
+# | gather, in front | all-gather | reduce-scatter |
+# | scatter, behind | reduce-scatter | all-gather |
+#
+# Compare with the gather of lesson 06, whose backward just took the rank's slice: there all ranks did the
+# same with the whole. Here each rank goes on with *its own* heads, and knows only their part of the
+# gradient: it has to be **added** before it is cut.
+
+# %% [markdown]
+# ### Exercise: the pair
+#
+# Tokens are dim 1 of $[b, s, h]$. `dist.reduce_scatter(output, list_of_inputs, group=group)` adds the
+# ranks' first inputs for rank 0, their second for rank 1, and so on.
+#
+# <details><summary>Hint</summary>You have <code>joined</code>. Write its mirror image once, and each of
+# the four methods is one line.</details>
+
+
+# %% exercise="07.sequence-parallel-pair" difficulty=3 minutes=15
+class GatherSequence(torch.autograd.Function):
+    """Slices of the sequence are joined; backward adds and cuts. Use: GatherSequence.apply(x, group)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """x: this rank's tokens, [b, s / t, ...]. Returns all tokens in rank order, [b, s, ...]."""
+        ### BEGIN SOLUTION
+        ctx.group = group
+        return joined(x, 1, group)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        """gradient: what this rank knows, [b, s, ...]. Returns the sum's slice, [b, s / t, ...], and None."""
+        ### BEGIN SOLUTION
+        return scattered_sum(gradient, ctx.group), None
+        ### END SOLUTION
+
+
+class ReduceScatterSequence(torch.autograd.Function):
+    """Partial sums are added and cut; backward joins. Use: ReduceScatterSequence.apply(x, group)."""
+
+    @staticmethod
+    def forward(ctx, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """partial: [b, s, ...]. Returns this rank's tokens of the sum over the ranks, [b, s / t, ...].
+
+        Raises ValueError, naming both sizes, if the tokens do not divide among the ranks.
+        """
+        ### BEGIN SOLUTION
+        ctx.group = group
+        return scattered_sum(partial, group)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        """gradient: of own tokens, [b, s / t, ...]. Returns that of all tokens, [b, s, ...], and None."""
+        ### BEGIN SOLUTION
+        return joined(gradient, 1, ctx.group), None
+
+
+def scattered_sum(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """One reduce-scatter along dim 1."""
+    size = dist.get_world_size(group)
+    if partial.shape[1] % size:
+        raise ValueError(f"{partial.shape[1]} tokens do not divide among {size} ranks")
+    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]
+    total = torch.empty_like(slices[0])
+    dist.reduce_scatter(total, slices, group=group)
+    return total
+### END SOLUTION
+
+
+# %%
+def try_pair(group: dist.ProcessGroup) -> tuple[list[float], list[float]]:
+    own = torch.full((1, 1, 1), float(dist.get_rank(group)), device=device(), requires_grad=True)
+    tokens = GatherSequence.apply(own, group)
+    sums = ReduceScatterSequence.apply(tokens * 10.0 ** dist.get_rank(group), group)
+    sums.sum().backward()
+    return tokens.flatten().tolist(), [sums.item(), own.grad.item()]
+
+
+job = labkit.launch(try_pair, ranks=4)
+Table(
+    ["rank", "gathered", "times 10^rank, scattered", "gradient of its token"],
+    [[str(r), str(tokens), *numbers] for r, (tokens, numbers) in enumerate(job.results)],
+)
+
+# %% check="07.sequence-parallel-pair"
+labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
+
+# %% [markdown]
+# ## What the products keep, and who learns the bias
+#
+# Two traps wait where the pair meets the products.
+#
+# **Memory.** `F.linear` keeps its input for backward, and its input is the *gathered* $x$: whole again,
+# $2sbh$ bytes for attention and as much for the MLP. Keep the slice instead, and gather once more in
+# backward: two more gathers a block, which overlap with the product that needs no $x$ (Korthikanti et al.
+# 2022, section 4.2.2).
+#
+# **Whole parameters.** The bias behind the scatter is added to the rank's own tokens, so a rank's gradient
+# of it knows only these. The copies of the bias drift apart. The same happens to the norms and to the
+# positions. The sum is missing, and you have an operator that is nothing in forward and a sum in backward:
+# $f$, applied to the *parameter*.
+
+# %% [markdown]
+# ### Exercise: the two products with divided tokens
+#
+# They take the places of `column_parallel` and `row_parallel`. The first needs a `torch.autograd.Function`
+# of your own: $\partial X = \partial Y\, W$, $\partial W = \partial Y^{\mathsf T} X$, where
+# $Y = X W^{\mathsf T} + b$.
+#
+# <details><summary>Hint 1</summary><code>ctx.save_for_backward(x, weight)</code> with the slice;
+# <code>ctx.needs_input_grad[2]</code> says whether there is a bias to care for.</details>
+# <details><summary>Hint 2</summary><code>total + CopyToTensorParallel.apply(bias, group)</code></details>
+
+
+# %% exercise="07.sequence-parallel-linear" difficulty=4 minutes=15
+def sequence_column_parallel(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
+) -> Tensor:
+    """x: this rank's tokens, [b, s / t, in]. Returns all tokens, this rank's features: [b, s, out / t].
+
+    Backward keeps this rank's tokens, not all of them, and gathers x once more.
+    """
+    ### BEGIN SOLUTION
+    return GatheredProduct.apply(x, weight, bias, group)
+    ### END SOLUTION
+
+
+def sequence_row_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+    """x: all tokens, this rank's features, [b, s, in / t]. Returns this rank's tokens, [b, s / t, out].
+
+    bias: whole, the same on every rank. So is its gradient.
+    """
+    ### BEGIN SOLUTION
+    total = ReduceScatterSequence.apply(F.linear(x, weight), group)
+    return total if bias is None else total + CopyToTensorParallel.apply(bias, group)
+
+
+class GatheredProduct(torch.autograd.Function):
+    """F.linear of the joined slices, of which only this rank's own is kept."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, group):
+        ctx.save_for_backward(x, weight)
+        ctx.group = group
+        return F.linear(GatherSequence.apply(x, group), weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        whole = GatherSequence.apply(x, ctx.group)
+        of_x = ReduceScatterSequence.apply(gradient @ weight, ctx.group)
+        rows = gradient.flatten(0, 1)
+        of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+        return of_x, rows.T @ whole.flatten(0, 1), of_bias, None
+### END SOLUTION
+
+
+# %% check="07.sequence-parallel-linear"
+labkit.check("07.sequence-parallel-linear", sequence_column_parallel, sequence_row_parallel)
+
+# %% [markdown]
+# ## The block
+#
+# Lesson 06's MLP, in the form of this lesson, is given:
+
+
+# %%
+class TensorParallelMLP(nn.Module):
+    """Lesson 06's MLP: down(gelu(up(x))), the inner features divided among the ranks of a group."""
+
+    def __init__(self, mlp: nn.Module, group: dist.ProcessGroup, enter: Product, leave: Product):
+        """mlp: a whole one, with nn.Linear `up` and `down`; it is left alone."""
+        super().__init__()
+        self.group, self.enter, self.leave = group, enter, leave
+        self.up_weight = nn.Parameter(block_of(mlp.up.weight, 0, group))
+        self.up_bias = nn.Parameter(block_of(mlp.up.bias, 0, group))
+        self.down_weight = nn.Parameter(block_of(mlp.down.weight, 1, group))
+        self.down_bias = parameter(mlp.down.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.gelu(self.enter(x, self.up_weight, self.up_bias, self.group))
+        return self.leave(inner, self.down_weight, self.down_bias, self.group)
+
+    def to_full(self) -> dict[str, Tensor]:
+        """The state dict of the whole MLP, on every rank."""
+        return {
+            "up.weight": joined(self.up_weight, 0, self.group),
+            "up.bias": joined(self.up_bias, 0, self.group),
+            "down.weight": joined(self.down_weight, 1, self.group),
+            "down.bias": self.down_bias.detach(),
+        }
+
+
+# %% [markdown]
+# ### Exercise: the tensor-parallel block
+#
+# Put the pieces together, for both plans. Three questions decide every line: is $x$ whole or divided here?
+# Which stream does this dropout draw from? Does this whole parameter see all tokens or only its own?
+#
+# Attention's dropout is inside `attend(q, k, v, dropout)`, which came along from the whole attention: wrap
+# it.
+#
+# <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
+# or those you just wrote.</details>
+# <details><summary>Hint 2: norms</summary><code>F.layer_norm(x, norm.normalized_shape, weight, bias,
+# norm.eps)</code> with <code>f(weight)</code> and <code>f(bias)</code> when tokens are divided, and with the
+# parameters themselves when they are not: then their gradients are whole already.</details>
+
+
+# %% exercise="07.tensor-parallel-block" difficulty=4 minutes=20
+class TensorParallelBlock(nn.Module):
+    """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))), on the ranks of a group."""
+
+    def __init__(
+        self,
+        block: nn.Module,
+        group: dist.ProcessGroup,
+        streams: RandomStreams,
+        sequence_parallel: bool = False,
+    ):
+        """This rank's part of a whole block, which is left alone and of which nothing else is kept.
+
+        block: has `attention_norm`, `attention`, `mlp_norm`, `mlp`, and its probability in `dropout.p`.
+        Made here, under the same names: copies of the two nn.LayerNorm, a TensorParallelAttention whose
+        `attend` draws this rank's own dropout, and a TensorParallelMLP.
+        """
+        super().__init__()
+        self.group, self.streams, self.sequence_parallel = group, streams, sequence_parallel
+        self.dropout = block.dropout.p
+        ### BEGIN SOLUTION
+        enter = sequence_column_parallel if sequence_parallel else column_parallel
+        leave = sequence_row_parallel if sequence_parallel else row_parallel
+        self.attention_norm, self.mlp_norm = map(copy.deepcopy, (block.attention_norm, block.mlp_norm))
+        self.attention = TensorParallelAttention.from_attention(block.attention, group, enter, leave)
+        self.attention.attend = self._attend(self.attention.attend)
+        self.mlp = TensorParallelMLP(block.mlp, group, enter, leave)
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [b, s, h], the same on every rank; with sequence_parallel this rank's tokens, [b, s / t, h]."""
+        ### BEGIN SOLUTION
+        x = x + self._drop(self.attention(self._norm(self.attention_norm, x)))
+        return x + self._drop(self.mlp(self._norm(self.mlp_norm, x)))
+
+    def _norm(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        weight, bias = norm.weight, norm.bias
+        if self.sequence_parallel:  # this rank's gradient knows this rank's tokens only
+            weight, bias = (CopyToTensorParallel.apply(p, self.group) for p in (weight, bias))
+        return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        with self.streams.own() if self.sequence_parallel else self.streams.shared():
+            return F.dropout(x, self.dropout, self.training)
+
+    def _attend(self, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def with_own_dropout(*arguments):
+            with self.streams.own():
+                return attend(*arguments)
+
+        return with_own_dropout
+
+    ### END SOLUTION
+
+    def to_full(self) -> dict[str, Tensor]:
+        """The state dict of the whole block, on every rank."""
+        full = {}
+        for name in ("attention", "mlp"):
+            full |= {f"{name}.{key}": value for key, value in getattr(self, name).to_full().items()}
+            norm = getattr(self, f"{name}_norm")
+            full |= {f"{name}_norm.{key}": value for key, value in norm.state_dict().items()}
+        return full
+
+
+# %% check="07.tensor-parallel-block"
+labkit.check("07.tensor-parallel-block", TensorParallelBlock)
+
+# %% [markdown]
+# ### What a block sends
+#
+# A ring all-reduce of $S$ bytes sends $2\frac{t-1}{t}S$ from each rank, a gather or a scatter half of that.
+# Four all-reduces a block are $8 \frac{t-1}{t} bsh$ numbers (Narayanan et al. 2021, section 3.2). With
+# divided tokens: **what will the pairs of gather and scatter send, in percent of that?** Then add the two
+# gathers of what backward did not keep.
+
+# %% predict="percent-sent"
+your_percent_of_the_pairs = ...
+your_percent_with_gathering_again = ...
+
+
+# %%
+def one_block(sequence_parallel: bool, group: dist.ProcessGroup) -> None:
+    torch.manual_seed(0)
+    full = Block(gpt(1, 64, 8, dropout=0.0), explicit_attention).to(device())
+    part = TensorParallelBlock(full, group, RandomStreams(0, group), sequence_parallel)
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    x = torch.randn(4, 32, 64, device=device())
+    x = x.chunk(size, dim=1)[rank].clone() if sequence_parallel else x
+    out = part(x.requires_grad_())
+    dist.barrier(group)
+    out.square().sum().backward()
+
+
+def sent_by_rank_0(job: labkit.Job) -> dict[str, dict[str, float]]:
+    """Bytes by phase and operation; the barrier stands between forward and backward."""
+    sent: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
+    phase = "forward"
+    for call in job.collectives:
+        if call.rank == 0 and call.op == "barrier":
+            phase = "backward"
+        elif call.rank == 0:
+            sent[phase][call.op] = sent[phase].get(call.op, 0.0) + sent_bytes(call)
+    return sent
+
+
+jobs = {divided: labkit.launch(one_block, divided, ranks=4) for divided in (False, True)}
+sent = {
+    "whole tokens": sent_by_rank_0(jobs[False]),
+    "divided tokens": sent_by_rank_0(jobs[True]),
+}
+of_the_formula = 8 * 3 / 4 * (4 * 32 * 64) * 4  # 8 (t-1)/t b s h numbers of 4 bytes
+draw_sent(sent, dict.fromkeys(sent, of_the_formula))
+
+# %%
+again = 2 * 3 / 4 * (4 * 32 * 64) * 4  # two gathers of x, (t-1)/t b s h numbers each
+small = sent["divided tokens"]["backward"].get("all_reduce", 0.0)  # gradients of norms and biases
+total = sum(sum(operations.values()) for operations in sent["divided tokens"].values())
+Table(
+    ["divided tokens, in percent of four all-reduces", "your guess", "measured"],
+    [
+        [
+            "pairs of gather and scatter",
+            your_percent_of_the_pairs,
+            100 * (total - again - small) / of_the_formula,
+        ],
+        [
+            "with x gathered again in backward",
+            your_percent_with_gathering_again,
+            100 * (total - small) / of_the_formula,
+        ],
+        ["gradients of norms and biases, beside that", "", 100 * small / of_the_formula],
+    ],
+)
+
+# %% [markdown]
+# The pairs send exactly what the all-reduces sent. The last line does not grow with the batch: $6h$ numbers
+# a block, which a real batch of $bs$ tokens makes invisible.
+
+# %% [markdown]
+# ## What a block keeps
+#
+# Korthikanti et al. (2022, table 2) count bytes a layer of a GPT in 16 bits, with dropout and with
+# attention's scores in memory:
+#
+# | | bytes |
+# |---|---|
+# | one rank | $sbh\,(34 + 5as/h)$ |
+# | $t$ ranks | $sbh\,(10 + 24/t + 5as/(ht))$ |
+# | $t$ ranks, tokens divided | $(sbh/t)\,(34 + 5as/h)$ |
+#
+# The 10 are what the grey boxes keep: $4$ for the inputs of two norms, $2$ masks, and $2 + 2$ for the
+# inputs of attention and MLP. "LayerNorm and dropout are duplicated", says a slide: this is what it costs.
+# Another prints the last term as $(5as)/h \cdot t$: it grows with $t$ there.
+#
+# ### Exercise: the formula
+#
+# Write it as a function, in bytes (the bracket counts bytes already).
+
+
+# %% exercise="07.activation-bytes" difficulty=2 minutes=10
+def block_activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: bool = False) -> float:
+    """Bytes a rank keeps of one block for its backward: 16-bit activations, dropout, explicit attention."""
+    ### BEGIN SOLUTION
+    scores = 5 * a * s / (h * t)
+    outside = 10 / t if sequence_parallel else 10
+    return s * b * h * (outside + 24 / t + scores)
+    ### END SOLUTION
+
+
+# %% check="07.activation-bytes"
+labkit.check("07.activation-bytes", block_activation_bytes)
+
+# %% [markdown]
+# Now measure your block. It keeps float32 and no dropout masks, so the numbers of the formula change (each
+# kept number is 4 bytes, and one tensor of scores is left instead of three):
+# $4sbh\,(4 + 12/t + as/(ht))$, and with divided tokens all of it over $t$. For $b = 4$, $s = 128$,
+# $h = 256$, $a = 16$: **how many MiB does a rank keep at $t = 4$, without and with divided tokens?**
+
+# %% predict="mib-kept"
+your_mib_whole = ...
+your_mib_divided = ...
+
+
+# %%
+def kept_by_block(sequence_parallel: bool, group: dist.ProcessGroup) -> float:
+    """MiB that autograd keeps of one forward."""
+    torch.manual_seed(0)
+    full = Block(gpt(1, 256, 16, dropout=0.0), explicit_attention).to(device())
+    part = TensorParallelBlock(full, group, RandomStreams(0, group), sequence_parallel)
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    x = torch.randn(4, 128, 256, device=device())
+    x = x.chunk(size, dim=1)[rank].clone() if sequence_parallel else x
+    return measure_activations(part, lambda: part(x.requires_grad_())) / 2**20
+
+
+def formula_mib(t: float, divided: bool) -> float:
+    """The formula for float32 without dropout."""
+    b, s, h, a = 4, 128, 256, 16
+    whole = 4 / t if divided else 4
+    return 4 * s * b * h * (whole + 12 / t + a * s / (h * t)) / 2**20
+
+
+measured = {
+    divided: [labkit.launch(kept_by_block, divided, ranks=t).results[0] for t in (1, 2, 4)]
+    for divided in (False, True)
+}
+Table(
+    ["MiB of a rank at t = 4", "your guess", "formula", "measured"],
+    [
+        ["tokens whole", your_mib_whole, formula_mib(4, False), measured[False][2]],
+        ["tokens divided", your_mib_divided, formula_mib(4, True), measured[True][2]],
+    ],
+)
+
+# %%
+fine = [2 ** (n / 8) for n in range(17)]
+names = {False: "tokens whole", True: "tokens divided"}
+draw_memory(
+    {names[divided]: (fine, [formula_mib(t, divided) for t in fine]) for divided in names},
+    {names[divided]: ((1, 2, 4), measured[divided]) for divided in names},
+    "MiB kept for backward",
+)
+
+# %% [markdown]
+# Whole tokens put a floor under the blue line that no number of ranks gets through. Divided tokens have no
+# floor.
+
+# %% [markdown]
+# ## The whole model
+#
+# What is left: the table in front, positions, a final norm, the head, the loss. In a **tied** model the
+# head *is* the table, so it is one parameter with two uses and one gradient, and each rank has the same
+# rows in both. An untied head is cut as the table is.
+#
+# $f$ (or the gather) stands in front of the head, which is column-parallel; its logits stay cut and go
+# straight into your loss.
+#
+# ### Exercise: the tensor-parallel GPT
+#
+# The same three questions as for the block. Positions are whole, and with divided tokens a rank adds those
+# of its own tokens.
+#
+# <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
+# <code>ReduceFromTensorParallel.apply</code>, or the scatter.</details>
+# <details><summary>Hint 2</summary>Positions with divided tokens: f first, then the slice, so that every
+# rank's gradient has all rows before the sum.</details>
+
+
+# %% exercise="07.tensor-parallel-gpt" difficulty=4 minutes=25
+class TensorParallelGPT(nn.Module):
+    """A GPT on the ranks of a group: `labkit.model.Transformer` with its largest matrices cut."""
+
+    def __init__(
+        self, full: Transformer, group: dist.ProcessGroup, seed: int = 0, sequence_parallel: bool = False
+    ):
+        """This rank's part of `full`, which is left alone. Parameters made here: `tokens` (a
+        VocabParallelEmbedding), `positions` [s, h] whole, `blocks`, `norm`, and for untied embeddings
+        `head_weight`, this rank's rows of `full.head.weight`, cut as the table's are.
+        """
+        super().__init__()
+        self.config, self.group, self.sequence_parallel = full.config, group, sequence_parallel
+        self.streams = RandomStreams(seed, group)
+        ### BEGIN SOLUTION
+        leave = (ReduceScatterSequence if sequence_parallel else ReduceFromTensorParallel).apply
+        self.tokens = VocabParallelEmbedding.from_embedding(full.tokens, group, leave)
+        self.positions = parameter(full.positions.weight)
+        self.blocks = nn.ModuleList(
+            TensorParallelBlock(block, group, self.streams, sequence_parallel) for block in full.blocks
+        )
+        self.norm = copy.deepcopy(full.norm)
+        self.head_weight = None
+        if not self.config.tied_embeddings:
+            self.head_weight = nn.Parameter(VocabParallelEmbedding.own_rows(full.head.weight, group))
+        ### END SOLUTION
+
+    @classmethod
+    def from_full(
+        cls, full: Transformer, group: dist.ProcessGroup, seed: int = 0, sequence_parallel: bool = False
+    ) -> "TensorParallelGPT":
+        """This rank's part of a whole model."""
+        return cls(full, group, seed, sequence_parallel)
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """ids, targets: [b, s], the same on every rank. The mean cross-entropy, the same on every rank."""
+        ### BEGIN SOLUTION
+        s = ids.shape[1]
+        x = self._drop(self.tokens(ids) + self._own_tokens(self.positions[:s]))
+        for block in self.blocks:
+            x = block(x)
+        weight, bias = self._whole(self.norm.weight), self._whole(self.norm.bias)
+        x = F.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
+        enter = sequence_column_parallel if self.sequence_parallel else column_parallel
+        head = self.tokens.weight if self.head_weight is None else self.head_weight
+        logits = enter(x, head, None, self.group)
+        return vocab_parallel_cross_entropy(logits, targets, self.config.vocabulary, self.group)
+
+    def _whole(self, parameter: Tensor) -> Tensor:
+        """A parameter that is whole on every rank; its gradient is summed where tokens are divided."""
+        return CopyToTensorParallel.apply(parameter, self.group) if self.sequence_parallel else parameter
+
+    def _own_tokens(self, positions: Tensor) -> Tensor:
+        if not self.sequence_parallel:
+            return positions
+        rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        return self._whole(positions).chunk(size)[rank]
+
+    def _drop(self, x: Tensor) -> Tensor:
+        with self.streams.own() if self.sequence_parallel else self.streams.shared():
+            return F.dropout(x, self.config.dropout, self.training)
+
+    ### END SOLUTION
+
+    def to_full(self) -> dict[str, Tensor]:
+        """The state dict of the whole model, ready for Transformer.load_state_dict, on every rank."""
+        ### BEGIN SOLUTION
+        full = {"tokens.weight": self.tokens.to_full()["weight"], "positions.weight": self.positions.detach()}
+        for number, block in enumerate(self.blocks):
+            full |= {f"blocks.{number}.{name}": value for name, value in block.to_full().items()}
+        full |= {f"norm.{name}": value for name, value in self.norm.state_dict().items()}
+        head = self.tokens.weight if self.head_weight is None else self.head_weight
+        full["head.weight"] = joined(head, 0, self.group)[: self.config.vocabulary]
+        return full
+        ### END SOLUTION
+
+
+# %% check="07.tensor-parallel-gpt"
+labkit.check("07.tensor-parallel-gpt", TensorParallelGPT)
+
+# %% [markdown]
+# ### Train it
+#
+# On the bytes of this course's own source of a transformer (256 tokens in the vocabulary), with tied
+# embeddings, in float64, 20 steps: one process with the whole model, and four ranks with divided tokens.
+
+# %%
+TEXT = torch.tensor(list(Path(labkit.__file__).with_name("model.py").read_bytes()))
+STEPS = 20
+
+
+def small_model() -> Transformer:
+    torch.manual_seed(0)
+    config = gpt(2, 64, 4, vocabulary=256, max_sequence=64, dropout=0.0)
+    return Transformer(config, explicit_attention).double()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Four pieces of the text, [4, 64] ids and the ids that follow."""
+    starts = torch.randint(len(TEXT) - 65, (4,), generator=torch.Generator().manual_seed(step))
+    pieces = torch.stack([TEXT[start : start + 65] for start in starts]).to(device())
+    return pieces[:, :-1], pieces[:, 1:]
+
+
+def train(model: nn.Module) -> list[float]:
+    losses = []
+    for step in range(STEPS):
+        loss = model.loss(*batch(step))
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for weight in model.parameters():  # plain SGD, written out
+                weight -= 0.3 * weight.grad
+        losses.append(loss.item())
+    return losses
+
+
+def train_whole(group: dist.ProcessGroup) -> list[float]:
+    return train(small_model().to(device()))
+
+
+def train_cut(group: dist.ProcessGroup) -> tuple[list[float], float]:
+    model = TensorParallelGPT.from_full(small_model().to(device()), group, sequence_parallel=True)
+    losses = train(model)
+    whole = small_model().to(device())
+    whole.load_state_dict(model.to_full())
+    with torch.no_grad():
+        return losses, whole.loss(*batch(STEPS)).item() - model.loss(*batch(STEPS)).item()
+
+
+one = labkit.launch(train_whole, ranks=1).results[0]
+four, off = labkit.launch(train_cut, ranks=4).results[0]
+print(f"loaded back into one process, the trained model's next loss is off by {abs(off):.1e}")
+draw_losses(one, four, "four ranks, tokens divided")
+
+# %% [markdown]
+# ## One norm for cut and whole
+#
+# Training clips the gradient: if its norm over *all* parameters is above a bound, all are scaled down.
+# Each rank has blocks of the cut parameters, and all of the whole ones. Add up every rank's squares and the
+# whole ones count $t$ times. Four ranks, cut parameters with a squared norm of 3 in all, whole ones with 1:
+# the norm is 2. **What do you get if every rank sums the squares of all it has, and the ranks add up?**
+
+# %% predict="norm-counted-on-every-rank"
+your_norm = ...
+
+# %%
+prediction("the norm, which should be 2", your_norm, (3 + 4 * 1) ** 0.5)
+
+# %% [markdown]
+# ### Exercise: clip the gradient's norm
+#
+# <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only.</details>
+
+
+# %% exercise="07.clip-grad-norm" difficulty=3 minutes=10
+def clip_grad_norm(
+    cut: Sequence[nn.Parameter], whole: Sequence[nn.Parameter], max_norm: float, group: dist.ProcessGroup
+) -> Tensor:
+    """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`.
+
+    cut: parameters of which each rank has a block. whole: those that every rank has, with equal gradients.
+    Parameters without a gradient are left out. Sums squares in float32 or better. Sends one number.
+    Returns the norm before scaling, the same on every rank.
+    """
+    ### BEGIN SOLUTION
+    of_cut, of_whole = square_sum(cut), square_sum(whole)
+    dist.all_reduce(of_cut, group=group)
+    norm = (of_cut + of_whole).sqrt()
+    if norm > max_norm:
+        for parameter in (*cut, *whole):
+            if parameter.grad is not None:
+                parameter.grad.mul_(max_norm / norm)
+    return norm
+
+
+def square_sum(parameters: Sequence[nn.Parameter]) -> Tensor:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else "cpu")
+    for gradient in gradients:
+        total += gradient.double().square().sum()
+    return total
+### END SOLUTION
+
+
+# %% check="07.clip-grad-norm"
+labkit.check("07.clip-grad-norm", clip_grad_norm)
+
+# %% [markdown]
+# ## What PyTorch ships
+#
+# `parallelize_module` cuts a model that knows nothing of it, by a plan: a style for each module's name.
+# Nothing in the plan is new to you. One line is worth a look: three separate projections read $x$, and
+# without `PrepareModuleInput` each of them sums its own gradient of $x$ in backward, 3 all-reduces instead
+# of 1.
+
+
+# %%
+def library_plan(layers: int) -> dict[str, object]:
+    """Megatron's plan in DTensor's words, for labkit.model.Transformer with an untied head."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+
+    whole = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+    plan: dict[str, object] = {
+        "tokens": RowwiseParallel(input_layouts=Replicate()),  # your embedding: rows of the vocabulary
+        "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),  # logits stay cut
+    }
+    for layer in range(layers):
+        plan |= {f"blocks.{layer}.{name}": whole for name in ("attention", "mlp")}  # one f for each
+        columns = ("attention.query", "attention.key", "attention.value", "mlp.up")
+        plan |= {f"blocks.{layer}.{name}": ColwiseParallel() for name in columns}
+        plan |= {f"blocks.{layer}.{name}": RowwiseParallel() for name in ("attention.output", "mlp.down")}
+    return plan
+
+
+def untied_model() -> Transformer:
+    torch.manual_seed(0)
+    config = gpt(2, 64, 4, vocabulary=256, max_sequence=64, dropout=0.0, tied_embeddings=False)
+    return Transformer(config, explicit_attention).to(device())
+
+
+def three_steps(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
+    losses = []
+    for step in range(3):
+        loss = loss_of(*batch(step))
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.3 * weight.grad
+        losses.append((loss.full_tensor() if hasattr(loss, "full_tensor") else loss).item())
+    return losses
+
+
+def ours(group: dist.ProcessGroup) -> list[float]:
+    model = TensorParallelGPT.from_full(untied_model(), group)
+    return three_steps(model, model.loss)
+
+
+def theirs(group: dist.ProcessGroup) -> list[float]:
+    warnings.simplefilter("ignore")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+
+    model = untied_model()
+    mesh = init_device_mesh(device().type, (dist.get_world_size(group),))
+    parallelize_module(model, mesh, library_plan(layers=2))
+    with loss_parallel():  # your cross-entropy
+        return three_steps(
+            model, lambda ids, targets: F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+        )
+
+
+def unsplit(group: dist.ProcessGroup) -> list[float]:
+    model = untied_model()
+    return three_steps(model, model.loss)
+
+
+jobs = {
+    "one process": labkit.launch(unsplit, ranks=1),
+    "ours, 4 ranks": labkit.launch(ours, ranks=4),
+    "DTensor, 4 ranks": labkit.launch(theirs, ranks=4, timeout=120),
+}
+activation = 4 * 4 * 64 * 64  # bytes of [b, s, h]
+
+
+def all_reduces(job: labkit.Job) -> list[int]:
+    return [c.num_bytes for c in job.collectives if c.rank == 0 and c.op == "all_reduce"]
+
+
+Table(
+    ["", "loss 1", "loss 2", "loss 3", "all-reduces of bsh", "smaller ones", "bytes in all"],
+    [
+        [
+            name,
+            *(f"{loss:.5f}" for loss in job.results[0]),
+            sum(n == activation for n in all_reduces(job)),
+            sum(n != activation for n in all_reduces(job)),
+            sum(all_reduces(job)),
+        ]
+        for name, job in jobs.items()
+    ],
+)
+
+# %% [markdown]
+# The same losses, and the same 30 all-reduces of $bsh$ numbers in three steps: $4L + 2$ a step, four for
+# each of two blocks, one behind the table, one in front of the head. The smaller ones are the loss: your
+# sums travel together (with a fourth number a token, for label smoothing), the library's one by one.
+# Sequence parallelism is in the library too: `SequenceParallel()` for the norms, and `Shard(1)` as layout
+# between the regions.
+
+# %% [markdown]
+# ## Where this leaves you
+#
+# You cut a whole transformer: heads, rows of the vocabulary, columns of the logits, and then the tokens in
+# between. You know what is whole on every rank, and the two prices of that: memory, and care for whoever
+# draws a random number or learns from its own tokens only. The loss sends a few numbers a token where it
+# could have sent $V$.
+#
+# **Think about**
+#
+# 1. If no rank can hold the whole model, there is nothing to call `from_full` on. How would you draw each
+#    block so that the model is the same for every $t$? Which seed is wrong for a cut weight, which for a
+#    whole one, and what goes wrong if a row-parallel block is scaled by its own fan-in?
+# 2. Recomputing a block in backward (lesson 05) runs its dropouts again. What must the checkpoint remember
+#    of your two streams?
+# 3. Sequence parallelism needs $t$ to divide $s$. A model generates its answer one token at a time. What
+#    would you do?
+#
+# **To read**
+#
+# - Shoeybi et al., *Megatron-LM* (2019, arXiv 1909.08053), section 3: attention by heads, the embeddings,
+#   and the loss that is fused with the output embedding.
+# - Korthikanti et al., *Reducing activation recomputation in large transformer models* (2022, arXiv
+#   2205.05198), section 4: the table above, sequence parallelism, and what selective recomputation adds.
+# - Narayanan et al., *Efficient large-scale language model training on GPU clusters* (SC 2021, arXiv
+#   2104.04473), section 3.2: $8bsh(t-1)/t$, beside what the other kinds of parallelism send.
+# - The PyTorch tutorial *Large scale transformer model training with tensor parallel*.
+
+# %% scoreboard=true
+labkit.scoreboard("07")

@@ -1,0 +1,125 @@
+"""Lesson 07: a mistake costs what it breaks and nothing else, and is told as what it is.
+
+Most tests start ranks, through the executor that `labkit.check` uses, on what the grader would run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autograder.mutants import Mutant, mutants
+from autograder.reference import graded_submission, solved_cells
+from labkit.checks import registry
+from labkit.checks.exercise import Exercise
+from labkit.checks.judge import judge_exercise
+from labkit.checks.lesson_07.cases import block_case
+from labkit.checks.lesson_07.cuts import cut_gpt, cut_rows
+from labkit.checks.lesson_07.modules import config_of
+from labkit.checks.practice import run_on_host
+from labkit.checks.report import Report
+from labkit.model import Transformer, gpt
+from labkit.theory.activations import layer_activation_bytes
+
+EXERCISES = registry.exercises("07")
+
+
+def mutant_called(name: str) -> Mutant:
+    return next(mutant for mutant in mutants("07") if mutant.id == name)
+
+
+def graded_with(mistake: str, exercise: Exercise | None = None, *cases: str) -> Report:
+    """The report of the mistake's exercise, or of another one, on its visible cases or those named."""
+    broken = mutant_called(mistake)
+    exercise = exercise or registry.exercise(broken.exercise)
+    cells = [
+        replace(cell, source=broken.apply(cell.source)) if cell.exercise == broken.exercise else cell
+        for cell in solved_cells("07")
+    ]
+    submission, own_parts = graded_submission(cells, exercise)
+    wanted = [case for case in exercise.cases(1) if not cases or case.name in cases]
+    return judge_exercise(exercise, wanted, submission, own_parts, run_on_host)
+
+
+def lost(report: Report) -> set[str]:
+    return {row.name for row in report.rows if not row.passed and "not reached" not in row.message}
+
+
+def test_a_mistake_in_attention_costs_the_block_only_its_own_parts() -> None:
+    block = registry.exercise("07.tensor-parallel-block")
+    report = graded_with("packed-weight-cut-in-one-piece", block, "two ranks", "all parts your own")
+    assert lost(report) == {"own-parts"}, report
+
+
+def test_a_failure_says_what_where_and_why() -> None:
+    report = graded_with("logits-gathered")
+    assert lost(report) == {"scalars-only"}, report
+    message = report.row("scalars-only").message
+    assert "all_gather of 480 bytes" in message  # [2, 5, 6] float64 columns of this rank
+    assert "V numbers a token" in message
+
+
+@pytest.mark.parametrize(
+    ("mistake", "only"),
+    [
+        ("T27-bias-gradient-not-summed", "parameter-gradients"),
+        ("T24-smoothing-over-the-padding", "label-smoothing"),
+        ("always-scaled", "small-norms"),
+    ],
+)
+def test_a_mistake_costs_only_what_it_breaks(mistake: str, only: str) -> None:
+    assert lost(graded_with(mistake)) == {only}
+
+
+def test_every_property_explains_itself() -> None:
+    silent = [(e.id, p.name) for e in EXERCISES for p in e.properties if not (p.says and p.usual_cause)]
+    assert silent == []
+
+
+def test_every_property_is_broken_by_some_mutant() -> None:
+    """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
+    broken = {(m.exercise, name) for m in mutants("07") for name in m.breaks}
+    owned = {(e.id, p.name) for e in EXERCISES for p in e.properties if p.name != "own-parts"}
+    assert owned - broken == set()
+
+
+def test_no_exercise_is_graded_on_one_rank() -> None:
+    """Every property of what communicates has visible evidence on two ranks or more."""
+    for exercise in EXERCISES:
+        if exercise.id == "07.activation-bytes":
+            continue
+        shown = {name for case in exercise.cases(1) if case.ranks > 1 for name in case.properties}
+        assert shown == {p.name for p in exercise.properties}, exercise.id
+
+
+def test_blocks_of_a_model_join_to_the_model() -> None:
+    """What the judge expects on the ranks is the whole: rows in order, nothing twice, padding beyond V."""
+    torch.manual_seed(0)
+    config = gpt(2, 12, 4, vocabulary=11, max_sequence=6, dropout=0.0, tied_embeddings=False)
+    full = {name: tensor.detach() for name, tensor in Transformer(config).named_parameters()}
+    parts = [cut_gpt(full, rank, 4) for rank in range(4)]
+    table = torch.cat([part["tokens.weight"] for part in parts])
+    assert torch.equal(table[:11], full["tokens.weight"])
+    assert not table[11:].any()
+    packed = parts[3]["blocks.1.attention.qkv_weight"]
+    assert torch.equal(packed[:3], full["blocks.1.attention.query.weight"][9:])
+    assert torch.equal(packed[6:], full["blocks.1.attention.value.weight"][9:])
+    assert cut_rows(torch.ones(5, 2), 3, 4).abs().sum() == 0
+
+
+def test_the_two_formulas_are_those_of_the_paper() -> None:
+    """Korthikanti et al. 2022, table 2, for the 22B model's layer at t = 8 (table 3)."""
+    s, b, h, a, t = 2048, 4, 6144, 64, 8
+    config = gpt(1, h, a, max_sequence=s)
+    sbh = s * b * h
+    whole = layer_activation_bytes(config, s, b, tensor_parallel=t)
+    divided = layer_activation_bytes(config, s, b, tensor_parallel=t, sequence_parallel=True)
+    assert whole == pytest.approx(sbh * (10 + 24 / t + 5 * a * s / (h * t)))
+    assert divided == pytest.approx(sbh / t * (34 + 5 * a * s / h))
+
+
+def test_a_case_sets_the_model_it_names() -> None:
+    config = config_of(block_case("grouped", "values", 4, 1, heads=8, kv_heads=4, hidden=16))
+    assert (config.num_heads, config.num_kv_heads, config.head_size, config.dropout) == (8, 4, 2, 0.0)
