@@ -42,7 +42,7 @@ MailProg=/bin/true
 GresTypes=gpu
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 RealMemory=4000 Gres=gpu:{gpus}
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=16 RealMemory=4000 Gres=gpu:{gpus}
-PartitionName=all Nodes=n1,n2 Default=YES MaxTime=10 State=UP
+PartitionName=all Nodes=n1,n2 Default=YES DefaultTime=10 MaxTime=120 State=UP
 """
 
 

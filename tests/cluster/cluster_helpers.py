@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_cluster import LocalSlurm
@@ -28,6 +30,18 @@ def wait_for_output(job: Job, text: str = "ready", seconds: float = 40) -> None:
 def interrupt_soon(seconds: float = 0.7) -> None:
     """Ctrl-C for this process in a moment, when it will be waiting."""
     threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+@contextmanager
+def allocation(slurm: LocalSlurm) -> Iterator[dict[str, str]]:
+    """A job of both nodes, four cores each; what its processes find in their environment."""
+    slurm.wait_until_idle()
+    command = ["salloc", "--no-shell", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4"]
+    slurm.run(*command, "--job-name=inside")
+    job = slurm.run("squeue", "--noheader", "--name=inside", "--format=%A")
+    told = {"JOB_ID": job, "JOB_NODELIST": "n[1-2]", "JOB_CPUS_PER_NODE": "4(x2)", "CONF": str(slurm.config)}
+    yield {f"SLURM_{name}": value for name, value in told.items()}
+    slurm.run("scancel", job)
 
 
 def nothing_is_left(slurm: LocalSlurm, shared: Path) -> None:

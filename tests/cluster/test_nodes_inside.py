@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_helpers import interrupt_soon, nothing_is_left, wait_for_output
+from cluster_helpers import allocation, interrupt_soon, nothing_is_left, wait_for_output
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
 from slurm_cluster import LocalSlurm
 
 import labkit
 from labkit.launch.errors import DeadlockError, InfrastructureError, JobCancelled, JobTimeout, RankError
+from labkit.launch.nodes.files import remove_stale
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
@@ -20,16 +24,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 @pytest.fixture
 def inside(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSlurm]:
     """This process as if it ran in an allocation of both nodes, four cores each."""
-    slurm.wait_until_idle()
-    command = ["salloc", "--no-shell", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4"]
-    slurm.run(*command, "--job-name=inside")
-    job = slurm.run("squeue", "--noheader", "--name=inside", "--format=%A")
-    told = {"JOB_ID": job, "JOB_NODELIST": "n[1-2]", "JOB_CPUS_PER_NODE": "4(x2)", "CONF": str(slurm.config)}
-    for name, value in told.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
-    yield slurm
-    slurm.run("scancel", job)
+    with allocation(slurm) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield slurm
     nothing_is_left(slurm, tmp_path)
 
 
@@ -121,3 +120,22 @@ def test_a_session_on_two_nodes(inside: LocalSlurm) -> None:
         assert session.run("x").values[3] == "3", "an interrupt keeps the variables"
         with pytest.raises(JobTimeout):
             session.run("time.sleep(60)", timeout=1)
+
+
+def test_a_notebook_that_is_killed_leaves_nothing(inside: LocalSlurm, tmp_path: Path) -> None:
+    """Its job goes on, but the step that it started ends: srun hears of it, and tells the nodes."""
+    program = (
+        "import labkit, time, nodes_functions as f\n"
+        "job = labkit.launch(f.forever, nodes=2, ranks=2, wait=False)\n"
+        "while not all(job.output): job.poll(0.05)\n"
+        "print('up', flush=True); time.sleep(300)"
+    )
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", program], env=here, stdout=subprocess.PIPE) as notebook:
+        assert notebook.stdout is not None
+        assert notebook.stdout.readline() == b"up\n"
+        notebook.kill()
+    assert inside.wait_until_no_job_processes(15) == []
+    for left in tmp_path.glob("job-*"):
+        os.utime(left, (0, 0))  # as if a minute had passed
+    remove_stale(tmp_path)  # which the next launch does

@@ -83,7 +83,7 @@ def shared_root(environment: Mapping[str, str] = os.environ) -> Path:
 def new_directory(request: Request) -> Path:
     """A directory (mode 0700) for one job, with the files that are looked for while it runs."""
     root = shared_root()
-    _remove_stale(root)
+    remove_stale(root)
     path = Path(tempfile.mkdtemp(prefix="job-", dir=root))
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_time(os.getpid())}
     (path / _OWNER).write_text(json.dumps(owner))
@@ -120,7 +120,7 @@ class Orders:
         return [json.loads(line) for line in whole.splitlines()]
 
 
-def _remove_stale(root: Path) -> None:
+def remove_stale(root: Path) -> None:
     """Remove what notebooks of this machine that no longer run have left."""
     for path in root.glob("job-*"):
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -1,0 +1,65 @@
+"""The script students take home, on a real Slurm: two nodes, a requeue in the middle, the right numbers."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from slurm_cluster import LocalSlurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
+
+SCRIPTS = Path(__file__).parents[2] / "cluster" / "slurm"
+STEPS = 60
+
+
+def by_one_process(steps: int) -> torch.Tensor:
+    """Weight and bias after these steps on all of the data at once, in float64, the gradient by hand."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 4, generator=generator).double()
+    y = x.sum(dim=1, keepdim=True) + 1
+    inputs = torch.cat([x, torch.ones(64, 1, dtype=torch.float64)], dim=1)
+    weights = torch.zeros(5, 1, dtype=torch.float64)
+    for _ in range(steps):
+        weights -= 0.1 * 2 / 64 * inputs.T @ (inputs @ weights - y)
+    return weights.flatten()
+
+
+def test_a_requeued_training_ends_where_one_process_would(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.wait_until_idle()
+    checkpoint = tmp_path / "train.pt"
+    monkeypatch.setitem(slurm.environment, "PYTHON", sys.executable)
+    monkeypatch.setitem(slurm.environment, "RANKS_PER_NODE", "1")
+    script = [str(SCRIPTS / "train.sbatch"), str(SCRIPTS / "train.py")]
+    options = ["--steps", str(STEPS), "--pause", "0.05", "--checkpoint", str(checkpoint)]
+    job = slurm.run("sbatch", "--parsable", f"--chdir={tmp_path}", *script, *options)
+    until = time.monotonic() + 60
+    while not checkpoint.exists():
+        assert time.monotonic() < until, log_of(tmp_path, job)
+        time.sleep(0.05)
+    slurm.run("scontrol", "requeue", job)
+    slurm.wait_for_state(job, "PENDING")
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would let two minutes pass
+    state = slurm.wait_for_state(job, "COMPLETED", "FAILED", seconds=60)
+    log = log_of(tmp_path, job)
+    assert state == "COMPLETED", log
+    starts = re.findall(r"rank (\d) of 2 on (n\d), from step (\d+)", log)
+    assert len(starts) == 4, "two ranks, twice"
+    assert {node for _, node, _ in starts} == {"n1", "n2"}
+    assert all(step == "0" for _, _, step in starts[:2])
+    assert 0 < int(starts[-1][2]) < STEPS, "the second time it went on from a checkpoint"
+    saved = torch.load(checkpoint, weights_only=True)
+    found = torch.cat([saved["model"]["weight"].flatten(), saved["model"]["bias"]]).double()
+    torch.testing.assert_close(found, by_one_process(STEPS), rtol=1e-4, atol=1e-5)
+    assert slurm.wait_until_no_job_processes() == []
+
+
+def log_of(folder: Path, job: str) -> str:
+    path = folder / f"train-{job}.log"
+    return path.read_text() if path.exists() else "no log"
