@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from cluster_helpers import allocation, interrupt_soon, nothing_is_left, wait_for_output
+from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
 from slurm_cluster import LocalSlurm
 
 import labkit
 from labkit.launch.errors import DeadlockError, InfrastructureError, JobCancelled, JobTimeout, RankError
 from labkit.launch.nodes.files import remove_stale
+from labkit.magics import RanksMagics
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
@@ -101,16 +103,21 @@ def test_more_nodes_than_the_job_has(inside: LocalSlurm) -> None:
         labkit.launch(sum_of_ranks, 1, nodes=2, ranks=5)
 
 
-def test_a_session_on_two_nodes(inside: LocalSlurm) -> None:
-    with labkit.session(4, nodes=2) as session:
-        setup = (
-            "import time, os, torch.distributed as dist\nx = rank\nprint('hi')\nos.environ['SLURMD_NODENAME']"
-        )
-        first = session.run(setup, timeout=60)
-        nodes = [first.values[rank].strip("'") for rank in range(4)]
+def test_a_session_on_two_nodes(inside: LocalSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    magics = RanksMagics(InteractiveShell())
+    magics.ranks("4 --nodes 2", "import time, os\nx = rank\nprint('hi')\nos.environ['SLURMD_NODENAME']")
+    session = magics.session
+    assert session is not None
+    with session:
+        nodes = session.run("x").nodes
         assert sorted(nodes) == ["n1", "n1", "n2", "n2"]
-        assert list(first.nodes) == nodes
-        assert f"on {nodes[0]}" in repr(first)
+        shown = capsys.readouterr().out
+        for node in ("n1", "n2"):
+            first = nodes.index(node)
+            assert f"[ranks {first}–{first + 1} on {node}] hi\n" in shown
+            assert f"[ranks {first}–{first + 1} on {node}] '{node}'\n" in shown
+        magics.ranks("", "x + 1")
+        assert magics.session is session, "a line without --nodes means the session that there is"
         assert session.run("x + 1").values == {rank: str(rank + 1) for rank in range(4)}, "variables stay"
         with pytest.raises(RankError, match=f"rank 2 on {nodes[2]} failed: ZeroDivisionError"):
             session.run("1 / 0 if rank == 2 else 0")
