@@ -130,7 +130,9 @@ def prepare_server(instructors: list[str], idle_seconds: int):
         "--KernelManager.transport=ipc",  # a TCP port of a shared node can be reached by all who are on it
         # A closed browser keeps no allocation: idle kernels and terminals end, then the server and the job.
         f"--MappingKernelManager.cull_idle_timeout={idle_seconds}",
+        f"--MappingKernelManager.cull_interval={min(idle_seconds, 60)}",
         f"--TerminalManager.cull_inactive_timeout={idle_seconds}",
+        f"--TerminalManager.cull_interval={min(idle_seconds, 60)}",
         f"--ServerApp.shutdown_no_activity_timeout={idle_seconds}",
         "--Application.log_level=WARN",
         "--LabApp.news_url=None",
