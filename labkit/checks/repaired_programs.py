@@ -151,9 +151,8 @@ def _on_rank(rank: Rank) -> None:
         "row_and_column_sums": _grid_sums,
     }
     x = _own(rank.case, rank.inputs, rank.rank).clone()
-    given = x.clone()
     run[rank.params["program"]](rank, x)
-    rank.fact("x is unchanged", torch.equal(x, given))
+    rank.answer("x after", x)
 
 
 def _pass_right(rank: Rank, x: Tensor) -> None:
@@ -197,8 +196,8 @@ def _judge(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Fi
     }[case.params["program"]]
     yield from findings(case, inputs, answers)
     for answer in answers:
-        unchanged = answer.facts["x is unchanged"]
-        yield Finding(case.properties[0], unchanged, "x is unchanged", "x was overwritten", answer.rank)
+        given = _own(case, inputs, answer.rank)
+        yield equal(case.properties[0], "x as it was handed over", given, answer, "x after")
 
 
 def _judge_pass_right(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:

@@ -76,10 +76,9 @@ class Evidence:
             shapes: dict[str, list[int]] = {name: list(block.shape) for name, block in blocks.items()}
             wanted, seen = f"parameters {_shapes(shapes)}", f"parameters {_shapes(answer.facts['shapes'])}"
             yield finding("stored-shards", answer.facts["shapes"] == shapes, wanted, seen, answer)
-            unchanged = "the full layer left as it was handed over"
-            yield finding(
-                "stored-shards", answer.facts["full_unchanged"], unchanged, "it was changed", answer
-            )
+            for name, t in full.items():
+                kept = f"{name} of the full layer as it was handed over"
+                yield compared("stored-shards", kept, t, answer, f"full.{name}")
             share, held = sum(map(nbytes, blocks.values())), answer.facts["held_bytes"]
             wanted = f"{share:,} bytes kept in memory by this rank's layer (the whole layer: {whole:,})"
             within = share <= held <= share + SLACK_BYTES
