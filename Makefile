@@ -1,5 +1,5 @@
 # make lab     JupyterLab on the lessons            PORT=8888  ROOT=notebooks
-# make test    style, types and tests               PYTEST="tests/build -k cli"
+# make test    style, types and tests               PYTEST="tests/build -k cli"  WORKERS=2
 # make env     everything installed, nothing run
 #
 # PYTHON=...       the interpreter to use (3.11 or newer); found when not given
@@ -10,6 +10,7 @@ SHELL = /bin/sh
 PORT = 8888
 ROOT = notebooks
 PYTEST =
+WORKERS = 2
 RUN = .venv/bin/python
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
@@ -22,7 +23,7 @@ test: .venv/.has-all
 	@status=0; \
 	$(RUN) -m ruff check . || status=1; \
 	$(RUN) -m mypy || status=1; \
-	$(RUN) -m pytest $(PYTEST) || status=1; \
+	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST) || status=1; \
 	exit $$status
 
 env: .venv/.has-all

@@ -18,7 +18,21 @@ from slurm_cluster import LocalSlurm
 
 from labkit import doctor
 
+# What takes minutes begins first, so that two workers (`make test`) end at about the same time.
+LONGEST_FIRST = ("browser/", "autograder/test_course", "autograder/test_resume", "lessons/test_every_lesson")
+ALONE = ("browser/", "lessons/test_every_lesson")  # tests that share nothing with others of their file
+
 REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first, and keep on one worker what shares a fixture that is dear."""
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST_FIRST) if name in item.nodeid), 9))
+    for item in items:
+        if item.get_closest_marker("slurm") or item.get_closest_marker("hub"):
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+        elif not any(name in item.nodeid for name in ALONE):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -144,6 +145,19 @@ print(client.engine().directory)
 """
 
 
+def _connection_file(lab: subprocess.Popen[str]) -> str:
+    """Of the one kernel that runs, as its command line tells once it has started."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for child in psutil.Process(lab.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found = [word for word in child.cmdline() if re.search(r"kernel-[^/]*\.json$", word)]
+                if found:
+                    return found[0]
+        time.sleep(0.05)
+    raise TimeoutError("no kernel was started")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_closing_jupyterlab_ends_the_jobs_of_its_notebooks(
@@ -152,9 +166,7 @@ def test_closing_jupyterlab_ends_the_jobs_of_its_notebooks(
     url = _printed_url(lab)
     asked = urllib.request.Request(url.replace("/lab?", "/api/kernels?"), data=b"{}", method="POST")
     urllib.request.urlopen(asked, timeout=30).close()
-    started = [child.cmdline() for child in psutil.Process(lab.pid).children(recursive=True)]
-    file = next(word for words in started for word in words if word.endswith(".json") and "kernel-" in word)
-    client = BlockingKernelClient(connection_file=file)
+    client = BlockingKernelClient(connection_file=_connection_file(lab))
     client.load_connection_file()
     client.start_channels()
     client.wait_for_ready(timeout=60)
