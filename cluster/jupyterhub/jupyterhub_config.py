@@ -90,9 +90,9 @@ def configure_hub(c: Config, hub: dict) -> None:
     c.JupyterHub.bind_url = hub["url"]
     if hub["certificate"]:
         c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = hub["certificate"], hub["key"]
-    c.JupyterHub.hub_ip = (
-        ""  # nodes report to the hub, so it listens on all addresses; each request needs a token
-    )
+    c.JupyterHub.public_url = hub["public"] or hub["url"]
+    # Nodes report to the hub, so it listens on all addresses; each request needs a token.
+    c.JupyterHub.hub_ip = ""
     c.JupyterHub.hub_port = hub["port"]
     if hub["address"]:
         c.JupyterHub.hub_connect_ip = hub["address"]

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,8 @@ class SlurmAmongPeople(LocalSlurm):
         return super().run("nsenter", f"--mount={self.namespace}", *command, seconds=seconds)
 
     def stop(self) -> list[str]:
-        self.run("scancel", "--partition=all")  # of all users
+        with suppress(subprocess.SubprocessError):
+            self.run("scancel", "--partition=all")  # of all users
         return super().stop()
 
 

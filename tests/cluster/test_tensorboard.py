@@ -109,6 +109,16 @@ def test_a_job_on_a_node_is_reached_through_the_login_node() -> None:
     assert "http://127.0.0.1:17230/key/" in told
 
 
+def test_on_a_hub_it_is_found_below_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labkit.tensorboard.find_spec", lambda name: name)
+    mine = {"JUPYTERHUB_SERVICE_PREFIX": "/user/ada/"}
+    told = announcement("127.0.0.1", 17230, "key", Path("runs"), mine, "n07")
+    assert "the hub's address, then /user/ada/proxy/17230/key/" in told
+    public = {**mine, "JUPYTERHUB_PUBLIC_URL": "https://hub.example.org/user/ada/"}
+    told = announcement("127.0.0.1", 17230, "key", Path("runs"), public, "n07")
+    assert "    https://hub.example.org/user/ada/proxy/17230/key/\n" in told
+
+
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason='not installed: pip install -e ".[tensorboard]"')
     with pytest.raises(CannotStart, match=r"no folder .*none"):
