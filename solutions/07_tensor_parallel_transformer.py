@@ -335,8 +335,9 @@ print("\n".join(f"rank {rank}: {line}" for rank, line in enumerate(job.results))
 draw_traffic(job)
 
 # %% check="07.tensor-parallel-attention"
-# Numbers: output, gradients of x and of every parameter, trained weights, against the whole attention.
-# Mechanism: what is sent and when, what a rank keeps. Robustness: heads that do not divide, views, a group.
+# Numbers: output, gradients of x and of every parameter, trained weights, against the whole one.
+# Mechanism: what is sent and when, what a rank keeps.
+# Robustness: heads that do not divide, tensors that are not contiguous, a group of some of the ranks.
 labkit.check("07.tensor-parallel-attention", TensorParallelAttention)
 
 # %% [markdown]
@@ -752,11 +753,19 @@ draw_block(ranks=4, sequence_parallel=True)
 # %% [markdown]
 # ### Exercise: the pair
 #
-# Tokens are dim 1 of $[b, s, h]$. `dist.reduce_scatter(output, list_of_inputs, group=group)` adds the
-# ranks' first inputs for rank 0, their second for rank 1, and so on.
+# Tokens are dim 1 of $[b, s, h]$. `reduce_scatter(output, parts, group)`, given below, adds the ranks'
+# `parts[0]` for rank 0, their `parts[1]` for rank 1, and so on. (PyTorch has this under two names in
+# different releases, and as `dist.reduce_scatter` for a list of tensors, which is slower on CPUs.)
 #
 # <details><summary>Hint</summary>You have <code>joined</code>. Write its mirror image once, and each of
-# the four methods is one line.</details>
+# the four methods is one line. <code>torch.stack(x.chunk(t, dim=1))</code> has the parts in order.</details>
+
+
+# %%
+def reduce_scatter(output: Tensor, parts: Tensor, group: dist.ProcessGroup) -> None:
+    """Rank r's output, [...], becomes the sum of all ranks' parts[r]. parts: [t, ...]."""
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    call(output, parts.flatten(0, 1), group=group)
 
 
 # %% exercise="07.sequence-parallel-pair" difficulty=3 minutes=15
@@ -805,9 +814,9 @@ def scattered_sum(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     size = dist.get_world_size(group)
     if partial.shape[1] % size:
         raise ValueError(f"{partial.shape[1]} tokens do not divide among {size} ranks")
-    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]
+    slices = torch.stack(partial.detach().chunk(size, dim=1))
     total = torch.empty_like(slices[0])
-    dist.reduce_scatter(total, slices, group=group)
+    reduce_scatter(total, slices, group)
     return total
 ### END SOLUTION
 
@@ -1062,11 +1071,13 @@ sent = {
     "whole tokens": sent_by_rank_0(jobs[False]),
     "divided tokens": sent_by_rank_0(jobs[True]),
 }
-of_the_formula = 8 * 3 / 4 * (4 * 32 * 64) * 4  # 8 (t-1)/t b s h numbers of 4 bytes
-draw_sent(sent, dict.fromkeys(sent, of_the_formula))
+share = 3 / 4 * (4 * 32 * 64) * 4  # (t-1)/t b s h numbers of 4 bytes
+of_the_formula = 8 * share
+marks = {"8 bsh (t-1)/t": 8 * share}
+draw_sent(sent, {"whole tokens": marks, "divided tokens": marks | {"10 bsh (t-1)/t": 10 * share}})
 
 # %%
-again = 2 * 3 / 4 * (4 * 32 * 64) * 4  # two gathers of x, (t-1)/t b s h numbers each
+again = 2 * share  # two gathers of x
 small = sent["divided tokens"]["backward"].get("all_reduce", 0.0)  # gradients of norms and biases
 total = sum(sum(operations.values()) for operations in sent["divided tokens"].values())
 Table(
@@ -1312,7 +1323,7 @@ def train(model: nn.Module) -> list[float]:
         loss.backward()
         with torch.no_grad():
             for weight in model.parameters():  # plain SGD, written out
-                weight -= 0.3 * weight.grad
+                weight -= 0.1 * weight.grad
         losses.append(loss.item())
     return losses
 

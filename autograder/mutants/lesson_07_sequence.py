@@ -83,7 +83,8 @@ REFUSE = (
     "    if partial.shape[1] % size:\n"
     '        raise ValueError(f"{partial.shape[1]} tokens do not divide among {size} ranks")\n'
 )
-REDUCE = "    dist.reduce_scatter(total, slices, group=group)\n"
+REDUCE = "    reduce_scatter(total, slices, group)\n"
+SLICES = "    slices = torch.stack(partial.detach().chunk(size, dim=1))\n"
 
 OF_PAIR = [
     Mutant(
@@ -141,18 +142,16 @@ OF_PAIR = [
         "scatter-in-place",
         PAIR,
         ("callers-tensors",),
-        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n",
-        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n"
-        "    partial.data.zero_()\n",
+        SLICES,
+        SLICES + "    partial.data.zero_()\n",
         "the caller's partial sums are overwritten",
     ),
     Mutant(
         "pair-wants-contiguous",
         PAIR,
         ("any-layout",),
-        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n",
-        "    partial = partial.view(-1).view(partial.shape)\n"
-        "    slices = [part.contiguous() for part in partial.detach().chunk(size, dim=1)]\n",
+        SLICES,
+        "    partial = partial.view(-1).view(partial.shape)\n" + SLICES,
         "view of what may be a view",
     ),
     Mutant(
@@ -169,9 +168,9 @@ OF_PAIR = [
         ("subgroup",),
         REDUCE,
         "    if dist.get_world_size() == size:\n"
-        "        dist.reduce_scatter(total, slices, group=group)\n"
+        "        reduce_scatter(total, slices, group)\n"
         "    else:\n"
-        "        every = summed(torch.stack(slices), dist.group.WORLD)\n"
+        "        every = summed(slices, dist.group.WORLD)\n"
         "        total = every[dist.get_rank(group)]\n",
         "all ranks of the job take part",
     ),

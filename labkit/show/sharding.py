@@ -43,7 +43,7 @@ def draw_block(ranks: int = 4, sequence_parallel: bool = False) -> Picture:
 
     sequence_parallel: the tokens outside the cut regions are divided too; then f is a gather, g a scatter.
     """
-    figure, (axes,) = new_figure(height=0.5 + 0.5 * ranks)
+    figure, (axes,) = new_figure(height=0.15 + 0.47 * ranks)
     drawing_board(axes)
     left = 0.0
     for name, kind in REGIONS:
@@ -59,7 +59,7 @@ def draw_block(ranks: int = 4, sequence_parallel: bool = False) -> Picture:
         text = f"rank {rank}"
         axes.text(-0.2, ranks - 1 - rank + 0.45, text, ha="right", va="center", fontsize=9, color=INK)
     axes.set_xlim(-1.6, left)
-    axes.set_ylim(-0.15, ranks + 0.6)
+    axes.set_ylim(-0.1, ranks + 0.1)
     if sequence_parallel:
         told = (
             "Each rank normalises and drops its own tokens; tokens are gathered before attention and before"
@@ -146,42 +146,52 @@ def sent_bytes(call: Collective) -> float:
     return share.get(call.op, 1.0) * call.num_bytes
 
 
-def draw_sent(sent: Mapping[str, Mapping[str, Mapping[str, float]]], formula: Mapping[str, float]) -> Picture:
-    """What a rank sends for one block: name -> phase ("forward", ...) -> operation -> bytes."""
-    figure, (axes,) = new_figure(height=1.2 + 0.5 * len(sent))
-    most = max([sum(sum(ops.values()) for ops in phases.values()) for phases in sent.values()] + [1.0])
+SENT_HATCHES = {"all_reduce": "", "all_gather": "...", "reduce_scatter": "\\\\\\"}
+SENT_NAMES = {"all_reduce": "all-reduce", "all_gather": "gather", "reduce_scatter": "scatter"}
+
+
+def draw_sent(
+    sent: Mapping[str, Mapping[str, Mapping[str, float]]], formulas: Mapping[str, Mapping[str, float]]
+) -> Picture:
+    """What a rank sends for one block: name -> phase ("forward", ...) -> operation -> bytes.
+
+    formulas: name -> what a dashed line is called -> bytes.
+    """
+    figure, (axes,) = new_figure(height=1.2 + 0.6 * len(sent))
+    totals = {name: sum(sum(ops.values()) for ops in phases.values()) for name, phases in sent.items()}
     for line, (name, phases) in enumerate(sent.items()):
         left = 0.0
         for phase, operations in phases.items():
-            for operation, num_bytes in operations.items():
-                hatch = {"all_reduce": "", "all_gather": "...", "reduce_scatter": "\\\\\\"}.get(
-                    operation, "xx"
-                )
-                axes.barh(line, num_bytes, 0.6, left, color=kind_color(phase), edgecolor="white", hatch=hatch)
-                if num_bytes > 0.07 * most:
-                    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
-                    text = (
-                        operation.replace("_", "-")
-                        .replace("reduce-scatter", "scatter")
-                        .replace("all-gather", "gather")
-                    )
-                    axes.text(
-                        left + num_bytes / 2, line, text, ha="center", va="center", fontsize=7, bbox=box
-                    )
+            for operation, num_bytes in sorted(operations.items(), key=lambda item: -item[1]):
+                _sent_piece(axes, line, left, phase, operation, num_bytes, 0.07 * max(totals.values()))
                 left += num_bytes
-        mark = formula[name]
-        axes.plot([mark, mark], [line - 0.4, line + 0.4], color=INK, linewidth=2, linestyle="--")
+        for told, mark in formulas[name].items():
+            axes.plot([mark, mark], [line - 0.42, line + 0.34], color=INK, linewidth=1.8, linestyle="--")
+            axes.text(mark, line - 0.44, told, ha="center", va="bottom", fontsize=8, color=INK)
     axes.set_yticks(range(len(sent)), list(sent))
-    axes.set_ylim(len(sent) - 0.5, -0.5)
-    axes.set_xlabel("bytes sent by a rank for one block (ring); dashed: the formula", fontsize=9)
+    axes.set_ylim(len(sent) - 0.5, -0.75)
+    axes.set_xlabel("bytes sent by a rank for one block, in a ring; dashed: formulas", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e3:g} kB")
     phases_seen = list(dict.fromkeys(phase for phases in sent.values() for phase in phases))
     handles = [Rectangle((0, 0), 1, 1, facecolor=kind_color(p), label=p) for p in phases_seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    totals = {name: sum(sum(ops.values()) for ops in phases.values()) for name, phases in sent.items()}
-    words = "; ".join(f"{name}: {totals[name]:,.0f}, formula {formula[name]:,.0f}" for name in sent)
-    return Picture(figure, f"Bytes a rank sends for one block. {words}.")
+    words = (
+        f"{name}: {totals[name]:,.0f}, formulas " + ", ".join(f"{told} {n:,.0f}" for told, n in marks.items())
+        for name, marks in formulas.items()
+    )
+    return Picture(figure, f"Bytes a rank sends for one block. {'; '.join(words)}.")
+
+
+def _sent_piece(
+    axes: Axes, line: int, left: float, phase: str, operation: str, num_bytes: float, room: float
+) -> None:
+    hatch = SENT_HATCHES.get(operation, "xx")
+    axes.barh(line, num_bytes, 0.6, left, color=kind_color(phase), edgecolor="white", hatch=hatch)
+    if num_bytes > room:
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
+        text = SENT_NAMES.get(operation, operation)
+        axes.text(left + num_bytes / 2, line, text, ha="center", va="center", fontsize=8, bbox=box)
 
 
 def draw_memory(

@@ -1,0 +1,136 @@
+"""Lesson 07's block against DTensor's: the same shapes, weights and ranks, in one run.
+
+    python benchmarks/tensor_parallel.py [--json] [--rounds 30]
+
+A step is one forward and one backward of one block, from a barrier to a barrier; ours and theirs take turns
+in the same job, in an order that changes every round. Theirs is `parallelize_module` with the same plan, and
+with `PrepareModuleInput` so that it sends what ours does; outputs and gradients are compared first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _common import Row, median, report, spread
+from torch import Tensor, nn
+
+import labkit
+from autograder.reference import reference_cells
+from labkit.checks.submission import Submission, collect
+from labkit.model import Block, fused_attention, gpt
+
+HIDDEN, HEADS, BATCH, SEQUENCE = 256, 8, 4, 128
+WARM_UP = 3
+
+
+def solution() -> Submission:
+    """The lesson's reference solution, to be loaded on the ranks."""
+    return collect(
+        reference_cells("07"), "07.tensor-parallel-block", ("TensorParallelBlock", "RandomStreams")
+    )
+
+
+def whole_block() -> Block:
+    """The same on every rank, without dropout."""
+    torch.manual_seed(0)
+    return Block(gpt(1, HIDDEN, HEADS, dropout=0.0), fused_attention)
+
+
+def library_block(divided: bool, size: int) -> nn.Module:
+    """A whole block, cut by parallelize_module. divided: with the tokens outside the cut regions divided."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    between = Shard(1) if divided else Replicate()
+    plan: dict[str, Any] = {}
+    for region in ("attention", "mlp"):
+        plan[region] = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+        if divided:
+            plan[f"{region}_norm"] = SequenceParallel()
+    for name in ("attention.query", "attention.key", "attention.value", "mlp.up"):
+        plan[name] = ColwiseParallel()
+    for name in ("attention.output", "mlp.down"):
+        plan[name] = RowwiseParallel(output_layouts=between)
+    return parallelize_module(whole_block(), init_device_mesh("cpu", (size,)), plan)
+
+
+def step_times(
+    submission: Submission, divided: bool, rounds: int, group: dist.ProcessGroup
+) -> dict[str, list[float]]:
+    """Seconds of every step by contender. RuntimeError when the two do not compute the same."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rank, size, lesson = dist.get_rank(group), dist.get_world_size(group), submission.load()
+    x = torch.randn(BATCH, SEQUENCE, HIDDEN, generator=torch.Generator().manual_seed(1))
+    x = x.chunk(size, dim=1)[rank].clone() if divided else x
+    models = {
+        "ours": lesson.TensorParallelBlock(whole_block(), group, lesson.RandomStreams(0, group), divided),
+        "theirs": library_block(divided, size),
+    }
+
+    def stepper(model: nn.Module) -> Callable[[], tuple[Tensor, Tensor]]:
+        def step() -> tuple[Tensor, Tensor]:
+            given = x.clone().requires_grad_()
+            out = model(given)
+            out.square().mean().backward()
+            assert given.grad is not None
+            return out.detach(), given.grad
+
+        return step
+
+    steps = {name: stepper(model) for name, model in models.items()}
+    for one, two in zip(steps["ours"](), steps["theirs"](), strict=True):
+        if not torch.allclose(one, two, atol=1e-5):
+            raise RuntimeError(f"ours and theirs differ by {(one - two).abs().max().item():.2e}")
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for number in range(rounds + WARM_UP):
+        names = list(steps) if number % 2 else list(steps)[::-1]
+        for name in names:
+            models[name].zero_grad()
+            dist.barrier(group=group)
+            start = time.perf_counter()
+            steps[name]()
+            dist.barrier(group=group)
+            if number >= WARM_UP:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def rows(submission: Submission, rounds: int) -> list[Row]:
+    """One row for each number of ranks and plan."""
+    found = []
+    for size in (2, 4):
+        for divided in (False, True):
+            job = labkit.launch(
+                step_times, submission, divided, rounds, ranks=size, backend="gloo", timeout=300, record=False
+            )
+            ours, theirs = job.results[0]["ours"], job.results[0]["theirs"]
+            name = f"step time, one block, t={size}, tokens {'divided' if divided else 'whole'}"
+            note = f"10% to 90%: {spread(ours)} against {spread(theirs)}"
+            ratio = median(theirs) / median(ours)
+            found.append(Row(name, median(ours), median(theirs), "s", ratio, 1.0, "DTensor", note))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    options, _ = parser.parse_known_args()
+    report("tensor_parallel", rows(solution(), options.rounds), "lesson 07's block against DTensor's")
+
+
+if __name__ == "__main__":
+    main()
