@@ -127,7 +127,7 @@ def count_parameters(config: ModelConfig) -> int:
 # %%
 estimate, exact = 12 * 32 * 4096**2, count_parameters(llama_8b)
 print(f"12Lh^2 = {estimate:,}   counted = {exact:,}")
-prediction("how many percent 12Lh^2 is off", your_guess_percent, 100 * (estimate / exact - 1))
+prediction("how many percent 12Lh^2 is off", your_guess_percent, 100 * (estimate / exact - 1), "computed")
 
 # %% check="01.count-parameters"
 # GPT-2 and Llama 3 as released, shapes nobody released, and every field on its own: to the last parameter.

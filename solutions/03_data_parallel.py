@@ -610,10 +610,10 @@ labkit.check("03.accumulate-gradients", accumulate_gradients)
 your_mean_over_tokens, your_mean_of_means = ..., ...
 
 # %%
-prediction("mean over all tokens", your_mean_over_tokens, (2 * 1 + 6 * 3) / 8)
+prediction("mean over all tokens", your_mean_over_tokens, (2 * 1 + 6 * 3) / 8, "computed")
 
 # %%
-prediction("mean of the ranks' means", your_mean_of_means, (1 + 3) / 2)
+prediction("mean of the ranks' means", your_mean_of_means, (1 + 3) / 2, "computed")
 
 # %% [markdown]
 # The mean of means gives a token on the short rank three times the weight of one on the long rank. The same
@@ -680,7 +680,7 @@ Picture(figure, "Throughput of one GPU falls from 1 on 8 GPUs to 0.39 on 256.")
 your_steps = ...
 
 # %%
-prediction("accumulation steps on 512 GPUs", your_steps, 2**22 // 4096 // 512)
+prediction("accumulation steps on 512 GPUs", your_steps, 2**22 // 4096 // 512, "computed")
 
 # %% [markdown]
 # ## Where this leaves you

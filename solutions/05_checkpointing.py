@@ -445,7 +445,7 @@ labkit.check("05.best-segment-count", best_segment_count)
 your_boundaries = ...
 
 # %%
-prediction("peak of 64 layers in 8 segments, in boundaries", your_boundaries, 7 + 8 * 10)
+prediction("peak of 64 layers in 8 segments, in boundaries", your_boundaries, 7 + 8 * 10, "computed")
 
 # %% [markdown]
 # And is 8, the square root of 64, the best number? **Write the number of segments you expect to be best**,

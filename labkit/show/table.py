@@ -51,9 +51,9 @@ class Table:
         return "\n".join([self.caption, *padded] if self.caption else padded)
 
 
-def prediction(question: str, guess: Any, measured: Any) -> Table:
-    """What you guessed beside what was measured. `...` is a guess not made yet, here and in other tables."""
-    return Table(["", "your guess", "measured"], [[question, guess, measured]])
+def prediction(question: str, guess: Any, found: Any, by: str = "measured") -> Table:
+    """What you guessed beside what was found, `by` measuring or computing. `...` is a guess not made yet."""
+    return Table(["", "your guess", by], [[question, guess, found]])
 
 
 def _cells(tag: str, texts: Iterable[str], marks: Iterable[str]) -> str:
