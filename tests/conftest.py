@@ -19,8 +19,9 @@ from slurm_cluster import LocalSlurm
 from labkit import doctor
 
 # What takes minutes begins first, so that two workers (`make test`) end at about the same time.
-LONGEST_FIRST = ("browser/", "autograder/test_course", "autograder/test_resume", "lessons/test_every_lesson")
-ALONE = ("browser/", "lessons/test_every_lesson")  # tests that share nothing with others of their file
+LONGEST_FIRST = ("cluster/", "browser/", "autograder/test_slurm", "autograder/test_course", "test_every_lesson")
+ONE_MACHINE = ("cluster/", "autograder/test_slurm")  # one Slurm, and users with fixed numbers
+ALONE = ("browser/", "test_every_lesson")  # tests that share nothing with others of their file
 
 REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
 
@@ -29,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest first, and keep on one worker what shares a fixture that is dear."""
     items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST_FIRST) if name in item.nodeid), 9))
     for item in items:
-        if item.get_closest_marker("slurm") or item.get_closest_marker("hub"):
+        if any(name in item.nodeid for name in ONE_MACHINE):
             item.add_marker(pytest.mark.xdist_group("slurm"))
         elif not any(name in item.nodeid for name in ALONE):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
