@@ -136,8 +136,8 @@ class LocalSlurm:
         return [f"{p.pid} {' '.join(_command(p))[:200]}" for p in psutil.process_iter() if self._is_ours(p)]
 
     def job_processes(self) -> list[str]:
-        """Those that jobs run, and Slurm's own process of each step."""
-        daemons = ("slurmctld", "slurmd", "munged", ": slurmscriptd")
+        """Those that jobs run. Slurm's own process of a step, which stays for two seconds more, is none."""
+        daemons = ("slurmctld", "slurmd", "munged", ": slurmscriptd", "slurmstepd")
         return [line for line in self.processes() if not line.partition(" ")[2].startswith(daemons)]
 
     def wait_until_no_job_processes(self, seconds: float = 10) -> list[str]:

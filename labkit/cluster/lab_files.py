@@ -33,8 +33,10 @@ class Connection:
 
 def folder() -> Path:
     """LABKIT_SHARED/lab, or ~/.labkit/lab, which only this user can enter."""
-    path = Path(os.environ.get("LABKIT_SHARED") or Path.home() / ".labkit") / "lab"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root = Path(os.environ.get("LABKIT_SHARED") or Path.home() / ".labkit")
+    path = root / "lab"
+    for one in (root, path):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
 

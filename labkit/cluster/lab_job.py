@@ -89,10 +89,10 @@ def _submit(site: Site, named: str, asked: list[str], root: Path, idle: float) -
 
 
 def _wait(job: str, cancel: bool) -> int:
-    told, began = "", time.monotonic()
+    told, began, watch = "", time.monotonic(), slurm.JobWatch(job)
     try:
         while (found := lab_files.read(job)) is None:
-            state = slurm.job_state(job)
+            state = watch.state()
             if state.ended or state.hopeless:
                 raise CannotStart(_why(job, state))
             line = str(state) if state.state != "RUNNING" else f"{state}, JupyterLab is starting"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -121,6 +123,24 @@ def job_state(job: str) -> JobState:
     state, reason = field(told, "JobState"), field(told, "Reason")
     position = _position(job, field(told, "Partition")) if state == "PENDING" else 0
     return JobState(state, "" if reason == "None" else reason, position, field(told, "NodeList"))
+
+
+class JobWatch:
+    """The state of one job, asked for less and less often: the controller serves everybody."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self._begun, self._ask_at = time.monotonic(), 0.0
+        self._last = JobState("PENDING")
+
+    def state(self) -> JobState:
+        """As it was up to half a second ago for a young job, and up to five seconds ago for an old one."""
+        now = time.monotonic()
+        if now >= self._ask_at:
+            with contextlib.suppress(SlurmError):  # a controller that is restarted: ask again later
+                self._last = job_state(self.job)
+            self._ask_at = now + min(5.0, max(0.5, (now - self._begun) / 4))
+        return self._last
 
 
 def _position(job: str, partition: str) -> int:

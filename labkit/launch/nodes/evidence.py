@@ -118,5 +118,5 @@ def _on(report: RankReport, node: str) -> RankReport:
 
 def with_words(diagnosis: Diagnosis, log: str) -> Diagnosis:
     """The diagnosis with the last of what srun and the agents wrote, where our own words are not enough."""
-    lines = [line for line in log.splitlines() if line.strip()]
+    lines = [line for line in log.splitlines() if line.strip() and "support for cpu binding" not in line]
     return replace(diagnosis, summary="\n".join([diagnosis.summary, *lines[-5:]]))

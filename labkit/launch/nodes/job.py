@@ -16,8 +16,8 @@ from labkit.launch.request import Request
 
 _ORDERLY = 8.0  # seconds the nodes get to end the job by themselves
 _HARD = 60.0  # seconds Slurm gets to end it
-_PARTING = 4.0  # seconds all nodes get to leave once one has ended the job
-_GIVE_UP = 2.0  # and Slurm to end what did not leave
+_PARTING = 3.0  # seconds all nodes get to leave once one has ended the job
+_GIVE_UP = 1.0  # and Slurm to end what did not leave
 _PATIENCE = 30.0  # seconds after the timeout until the nodes are no longer trusted to keep it
 
 

@@ -19,7 +19,6 @@ from typing import Protocol
 from labkit.cluster import slurm
 from labkit.launch.nodes.files import EXIT, SRUN_LOG, read_reports
 
-_ASK_EVERY = 2.0  # seconds between two questions to Slurm's controller, which serves everybody
 _OF_THE_JOB = ("SLURM_CPU_BIND", "SLURM_MEM_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE",
                "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")  # fmt: skip
 
@@ -104,8 +103,7 @@ class BatchStep:
         self.job = slurm.submit(
             [*fixed, f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", *options], script
         )
-        self._state = slurm.JobState("PENDING")
-        self._next_question = 0.0
+        self._watch = slurm.JobWatch(self.job)
 
     def ended(self, job: Path, timeout: float) -> int | None:
         """The exit status of srun; -1 when Slurm ended the job before it could say; None while it runs."""
@@ -132,15 +130,10 @@ class BatchStep:
         slurm.cancel(self.job)
 
     def state(self) -> slurm.JobState:
-        """As of at most two seconds ago."""
-        if time.monotonic() > self._next_question:
-            with contextlib.suppress(slurm.SlurmError):  # a controller that is restarted: ask again later
-                self._state = slurm.job_state(self.job)
-            self._next_question = time.monotonic() + (0.5 if self.pending() else _ASK_EVERY)
-        return self._state
+        return self._watch.state()
 
     def pending(self) -> bool:
-        return self._state.state in ("PENDING", "CONFIGURING", "")
+        return self.state().state in ("PENDING", "CONFIGURING")
 
 
 def last_words(directory: Path) -> str:
