@@ -1296,6 +1296,13 @@ labkit.check("07.tensor-parallel-gpt", TensorParallelGPT)
 #
 # On the bytes of this course's own source of a transformer (256 tokens in the vocabulary), with tied
 # embeddings, in float64, 20 steps: one process with the whole model, and four ranks with divided tokens.
+#
+# First a guess. Norms, positions and the biases behind the scatters are whole on every rank, everything else
+# is cut. The model has $L = 2$, $h = 64$, $V = 256$ and 64 positions, 120,576 parameters in all. **How many
+# does each of four ranks hold?**
+
+# %% predict="parameters-of-a-rank"
+your_parameters = ...
 
 # %%
 TEXT = torch.tensor(list(Path(labkit.__file__).with_name("model.py").read_bytes()))
@@ -1332,19 +1339,27 @@ def train_whole(group: dist.ProcessGroup) -> list[float]:
     return train(small_model().to(device()))
 
 
-def train_cut(group: dist.ProcessGroup) -> tuple[list[float], float]:
+def train_cut(group: dist.ProcessGroup) -> tuple[list[float], float, int]:
     model = TensorParallelGPT.from_full(small_model().to(device()), group, sequence_parallel=True)
     losses = train(model)
+    held = sum(weight.numel() for weight in model.parameters())
     whole = small_model().to(device())
     whole.load_state_dict(model.to_full())
     with torch.no_grad():
-        return losses, whole.loss(*batch(STEPS)).item() - model.loss(*batch(STEPS)).item()
+        return losses, whole.loss(*batch(STEPS)).item() - model.loss(*batch(STEPS)).item(), held
 
 
 one = labkit.launch(train_whole, ranks=1).results[0]
-four, off = labkit.launch(train_cut, ranks=4).results[0]
+four, off, held = labkit.launch(train_cut, ranks=4).results[0]
 print(f"loaded back into one process, the trained model's next loss is off by {abs(off):.1e}")
 draw_losses(one, four, "four ranks, tokens divided")
+
+# %%
+prediction("parameters on each of four ranks", your_parameters, held)
+
+# %% [markdown]
+# A little more than a quarter: what is whole is small, and stays small when $h$ grows, as it grows with $h$
+# and the rest with $h^2$.
 
 # %% [markdown]
 # ## One norm for cut and whole

@@ -121,7 +121,7 @@ def _block_cases(seed: int) -> list[Case]:
         ),
         block_case("unseen: kept", "kept", 4, seed, batch=3, hidden=48, sequence=16),
         block_case("unseen: kept, divided", "kept", 2, seed, hidden=48, sequence=16, sequence_parallel=True),
-        block_case("unseen: dropout", "dropout", 4, seed, heads=8, hidden=24, dropout=0.5),
+        block_case("unseen: dropout", "dropout", 4, seed, heads=8, hidden=24, dropout=0.5, sequence=16),
         block_case("unseen: own parts", "own-parts", 3, seed, **shape, sequence=7),
         block_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE),
         block_case("unseen: alone", "values", 1, seed),

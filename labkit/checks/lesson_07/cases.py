@@ -182,14 +182,16 @@ def block_cases(seed: int) -> list[Case]:
         block_case("two ranks", "values", 2, seed),
         block_case("two ranks, tokens divided", "sequence", 2, seed, sequence_parallel=True),
         block_case("what is kept", "kept", 2, seed, hidden=32, sequence=24),
-        block_case("dropout", "dropout", 2, seed, dropout=0.5),
+        block_case("dropout", "dropout", 2, seed, dropout=0.5, sequence=16),
         block_case("all parts your own", "own-parts", 2, seed, sequence_parallel=True),
         block_case("four ranks", "values", 4, seed, hidden=16, heads=8, kv_heads=4),
         block_case("four ranks, tokens divided", "sequence", 4, seed, sequence_parallel=True),
         block_case(
             "what is kept, tokens divided", "kept", 4, seed, hidden=32, sequence=24, sequence_parallel=True
         ),
-        block_case("dropout, tokens divided", "dropout", 4, seed, dropout=0.5, sequence_parallel=True),
+        block_case(
+            "dropout, tokens divided", "dropout", 4, seed, dropout=0.5, sequence=40, sequence_parallel=True
+        ),
         block_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 

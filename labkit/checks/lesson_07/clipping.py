@@ -9,6 +9,7 @@ from torch import nn
 
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.lesson_07.trial import calls_of
 from labkit.checks.rank import Rank
 from labkit.checks.sharded_evidence import finding, within_group
 from labkit.checks.sharded_layer import drawn, dtype_of, enter_group, groups_of, place_of
@@ -84,7 +85,7 @@ def judge_clip(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterato
         if about == "subgroup":
             yield within_group("subgroup", case, answer)
         if about is None:
-            calls = answer.collectives["all"]
-            one = len(calls) == 1 and calls[0]["op"] == "all_reduce" and calls[0]["num_bytes"] <= 8
-            seen_calls = ", ".join(f"{c['op']} of {c['num_bytes']} bytes" for c in calls) or "nothing"
+            calls = calls_of(answer, "all")
+            one = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
+            seen_calls = ", ".join(f"{op} of {n} bytes" for op, n in calls) or "nothing"
             yield finding("communication", one, "one all_reduce of one number", seen_calls, answer)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
-from labkit.checks.lesson_07.trial import refused
+from labkit.checks.lesson_07.trial import calls_of, refused
 from labkit.checks.rank import Rank
 from labkit.checks.sharded_evidence import compared, finding, within_group
 from labkit.checks.sharded_layer import Place, charged, drawn, dtype_of, enter_group, groups_of, place_of
@@ -119,12 +119,15 @@ def judge_loss(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterato
 def _scalars(case: Case, inputs: Inputs, answer: RankAnswer) -> Iterator[Finding]:
     tokens = inputs["targets"][0].numel()
     room = MOST_NUMBERS * tokens * 8
-    calls = answer.collectives["forward"]
-    total = sum(c["num_bytes"] for c in calls)
-    few = len(calls) <= MOST_CALLS and {c["op"] for c in calls} == {"all_reduce"} and total <= room
+    calls = calls_of(answer, "forward")
+    few = (
+        len(calls) <= MOST_CALLS
+        and {op for op, _ in calls} == {"all_reduce"}
+        and sum(n for _, n in calls) <= room
+    )
     told = f"forward: all_reduces of a few numbers a token, at most {room:,} bytes"
-    seen = ", ".join(f"{c['op']} of {c['num_bytes']:,} bytes" for c in calls) or "no communication"
+    seen = ", ".join(f"{op} of {n:,} bytes" for op, n in calls) or "no communication"
     yield finding("scalars-only", few, told, f"forward: {seen}", answer)
-    later = answer.collectives.get("backward", [])
-    seen = ", ".join(f"{c['op']} of {c['num_bytes']:,} bytes" for c in later)
+    later = calls_of(answer, "backward")
+    seen = ", ".join(f"{op} of {n:,} bytes" for op, n in later)
     yield finding("scalars-only", not later, "backward: no communication", f"backward: {seen}", answer)

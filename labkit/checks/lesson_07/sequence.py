@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
-from labkit.checks.lesson_07.trial import refused
+from labkit.checks.lesson_07.trial import calls_of, refused
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import compared, finding, nbytes, traffic, within_group
+from labkit.checks.sharded_evidence import compared, finding, nbytes, within_group
 from labkit.checks.sharded_layer import charged, drawn, enter_group, groups_of, place_of
 from labkit.record.memory import SavedTensors
 
@@ -106,7 +106,9 @@ def _pair_traffic(inputs: Inputs, answer: RankAnswer) -> Iterator[Finding]:
         ("scatter forward", scatter),
         ("scatter backward", gather),
     ):
-        yield traffic("communication", phase, calls, answer)
+        seen = calls_of(answer, phase)
+        told, was = (", ".join(f"{op} of {n:,} bytes" for op, n in c) or "nothing" for c in (calls, seen))
+        yield finding("communication", seen == calls, f"{phase}: {told}", was, answer)
 
 
 # -- the two products
@@ -197,8 +199,7 @@ def _products_manners(case: Case, inputs: Inputs, answer: RankAnswer, size: int)
 
 
 def _calls_of(answer: RankAnswer, phase: str, calls: list[tuple[str, int]], small: int) -> Finding:
-    found = [(c["op"], c["num_bytes"]) for c in answer.collectives.get(phase, [])]
-    large = sorted(call for call in found if call[0] != "all_reduce" or call[1] > small)
+    large = sorted(call for call in calls_of(answer, phase) if call[0] != "all_reduce" or call[1] > small)
     told = ", ".join(f"{op} of {n:,} bytes" for op, n in sorted(calls))
     seen = ", ".join(f"{op} of {n:,} bytes" for op, n in large) or "nothing of that size"
     beside = " beside the sum of the bias's gradient" if small else ""
