@@ -493,7 +493,7 @@ Table(
 #
 # and each of its three parts is a maximum or a sum over the vocabulary: every rank does its columns, and
 # the ranks combine **one number a token** for the maximum, one for the sum, one for the target's logit
-# (which one rank has, and the others count as zero). $V$ times fewer bytes than the logits.
+# (which one rank has, and the others count as zero). $V/3$ times fewer bytes than the logits.
 #
 # Backward sends nothing at all. The gradient of a logit is $p_v - [v = y]$, and a rank has everything it
 # needs for its own columns, once the sums went through $g$ and not through a bare `dist.all_reduce`, which
@@ -1104,22 +1104,27 @@ Table(
 # %% [markdown]
 # ## What a block keeps
 #
-# Korthikanti et al. (2022, table 2) count bytes a layer of a GPT in 16 bits, with dropout and with
-# attention's scores in memory:
+# Korthikanti et al. (2022, section 4.1) count what one layer of a GPT keeps on one rank, in 16 bits, with
+# dropout and with attention's scores in memory. In units of $sbh$ bytes:
 #
-# | | bytes |
-# |---|---|
-# | one rank | $sbh\,(34 + 5as/h)$ |
-# | $t$ ranks | $sbh\,(10 + 24/t + 5as/(ht))$ |
-# | $t$ ranks, tokens divided | $(sbh/t)\,(34 + 5as/h)$ |
+# | kept | | kept | |
+# |---|---|---|---|
+# | input of attention's norm | 2 | input of the MLP's norm | 2 |
+# | input of the packed product | 2 | input of the first product | 2 |
+# | queries, keys, values | 6 | input of GeLU | 8 |
+# | scores, three times over | $5as/h$ | output of GeLU | 8 |
+# | input of the output projection | 2 | mask of its dropout | 1 |
+# | mask of its dropout | 1 | **in all** | $34 + 5as/h$ |
 #
-# The 10 are what the grey boxes keep: $4$ for the inputs of two norms, $2$ masks, and $2 + 2$ for the
-# inputs of attention and MLP. "LayerNorm and dropout are duplicated", says a slide: this is what it costs.
-# Another prints the last term as $(5as)/h \cdot t$: it grows with $t$ there.
+# "LayerNorm and dropout are duplicated", says a slide. It is right, and this table says what that costs.
 #
-# ### Exercise: the formula
+# ### Exercise: what a rank keeps
 #
-# Write it as a function, in bytes (the bracket counts bytes already).
+# Which of these are cut over the ranks, and which are whole? And with divided tokens? Write the bytes as a
+# function. (One source prints the scores' term as $(5as)/h \cdot t$. Would you expect it to grow with $t$?)
+#
+# <details><summary>Hint</summary>Look at the first picture: colour is divided by t, grey is not. The input
+# of a cut region is still grey.</details>
 
 
 # %% exercise="07.activation-bytes" difficulty=2 minutes=10
@@ -1136,6 +1141,10 @@ def block_activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_para
 labkit.check("07.activation-bytes", block_activation_bytes)
 
 # %% [markdown]
+# So $sbh\,(10 + 24/t + 5as/(ht))$ with whole tokens and $(sbh/t)\,(34 + 5as/h)$ with divided ones, rows of
+# table 2 of the paper. For its model of 22 billion parameters ($s = 2048$, $b = 4$, $h = 6144$, $a = 64$,
+# $t = 8$) that is 1.3 GB a layer, or 0.9 GB, and there are 48 layers.
+#
 # Now measure your block. It keeps float32 and no dropout masks, so the numbers of the formula change (each
 # kept number is 4 bytes, and one tensor of scores is left instead of three):
 # $4sbh\,(4 + 12/t + as/(ht))$, and with divided tokens all of it over $t$. For $b = 4$, $s = 128$,

@@ -276,7 +276,7 @@ BLOCK_PROPERTIES = (
     mechanism(
         "kept-activations",
         2,
-        "What is kept for backward follows sbh(10 + 24/t + ...), or (sbh/t)(34 + ...) with tokens divided.",
+        "What is kept for backward is what the plan calls for, with whole and with divided tokens.",
         "the gathered x is kept, or tokens are gathered before a norm",
     ),
     mechanism(
@@ -357,8 +357,8 @@ BYTES_PROPERTIES = (
     numbers(
         "tensor-parallel",
         2,
-        "Without sequence parallelism: sbh(10 + 24/t + 5as/(ht)).",
-        "34 / t: norms, dropout and the inputs of both regions are whole on every rank",
+        "Without sequence parallelism: what is whole on every rank, and a t-th of what is cut.",
+        "norms, dropout and the inputs of both regions are whole on every rank",
     ),
-    numbers("sequence-parallel", 2, "With it: (sbh/t)(34 + 5as/h).", "the formula is in bytes already"),
+    numbers("sequence-parallel", 2, "With it: a t-th of everything.", "the table is in bytes already"),
 )
