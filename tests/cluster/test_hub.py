@@ -183,7 +183,7 @@ def test_a_student_from_login_to_stop(hub: Hub) -> None:
         hub.login(other, "bob", "/hub/home")
         other.wait_for_url("**/hub/home")
         other.goto(f"{hub.url}/user/ada/lab")
-        expect(other.locator("body")).to_contain_text("403")
+        expect(other.locator("body")).to_contain_text("403", timeout=30_000)
         assert "course" not in hub.house.run("bob", "ls", str(work), check=False).stdout
 
         page.goto(f"{hub.url}/hub/home")
@@ -199,7 +199,7 @@ def fetch(page: Page) -> None:
     page.get_by_role("menuitem", name="Nbgrader").click()
     page.get_by_role("menuitem", name="Assignment List").click()
     page.get_by_role("button", name="Fetch").first.click()
-    expect(page.get_by_role("button", name="Submit").first).to_be_visible()
+    expect(page.get_by_role("button", name="Submit").first).to_be_visible(timeout=30_000)
 
 
 def run_first(page: Page, text: str) -> None:
