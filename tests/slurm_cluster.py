@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
+AuthInfo=socket={munge}/socket
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -53,6 +55,8 @@ class LocalSlurm:
         self.root, self.config = root, root / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.config)}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._munge = Path(tempfile.mkdtemp(prefix="munge-", dir="/tmp"))  # which every user may enter
+        self._munge.chmod(0o755)
 
     def start(self) -> None:
         """Start everything and wait until both nodes are idle; RuntimeError when they do not become so."""
@@ -62,9 +66,9 @@ class LocalSlurm:
         (self.root / "gres.conf").write_text(f"Name=gpu File={self.root}/gpu[0-{GPUS - 1}]\n")
         ports = _free_ports(1 + len(NODES))
         host = socket.gethostname()
-        self.config.write_text(CONFIG.format(host=host, root=self.root, ports=ports, gpus=GPUS))
-        if not Path("/run/munge/munge.socket.2").exists():
-            self._daemons["munged"] = _start_munge()
+        values = {"host": host, "root": self.root, "munge": self._munge, "ports": ports, "gpus": GPUS}
+        self.config.write_text(CONFIG.format(**values))
+        self._daemons["munged"] = _start_munge(self._munge)
         self._daemons["slurmctld"] = self._daemon("slurmctld", "-D")
         for node in NODES:
             self.start_node(node)
@@ -129,7 +133,12 @@ class LocalSlurm:
                 daemon.kill()
                 daemon.wait(5)
         self._daemons.clear()
-        return self.processes()
+        shutil.rmtree(self._munge)
+        left = self.processes()
+        for line in left:  # tell of them, but do not leave them
+            with suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+        return left
 
     def processes(self) -> list[str]:
         """Every process of this cluster: daemons, steps, and what jobs run."""
@@ -205,17 +214,11 @@ def _descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
-def _start_munge() -> subprocess.Popen[bytes]:
-    """munged in the foreground, with a key if the machine has none."""
-    for folder in ("/run/munge", "/var/log/munge", "/var/lib/munge", "/etc/munge"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        shutil.chown(folder, "munge", "munge")
-    key = Path("/etc/munge/munge.key")
-    if not key.exists():
-        key.write_bytes(os.urandom(128))
-        key.chmod(0o400)
-        shutil.chown(key, "munge", "munge")
-    Path("/run/munge").chmod(0o755)
-    return subprocess.Popen(
-        ["munged", "--foreground", "--force"], user="munge", group="munge", stderr=subprocess.DEVNULL
-    )
+def _start_munge(folder: Path) -> subprocess.Popen[bytes]:
+    """A munged of this cluster's own, with its own key; its socket is `folder`/socket."""
+    key = folder / "key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    files = [f"--{name}-file={folder}/{name}" for name in ("key", "log", "pid", "seed")]
+    munged = ["munged", "--foreground", "--force", f"--socket={folder}/socket", *files]
+    return subprocess.Popen(munged, stderr=subprocess.DEVNULL)

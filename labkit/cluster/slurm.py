@@ -133,10 +133,10 @@ class JobWatch:
         self._begun, self._ask_at = time.monotonic(), 0.0
         self._last = JobState("PENDING")
 
-    def state(self) -> JobState:
-        """As it was up to half a second ago for a young job, and up to five seconds ago for an old one."""
+    def state(self, fresh: bool = False) -> JobState:
+        """As it was up to half a second ago for a young job, up to five seconds ago for an old one."""
         now = time.monotonic()
-        if now >= self._ask_at:
+        if fresh or now >= self._ask_at:
             with contextlib.suppress(SlurmError):  # a controller that is restarted: ask again later
                 self._last = job_state(self.job)
             self._ask_at = now + min(5.0, max(0.5, (now - self._begun) / 4))
@@ -172,6 +172,15 @@ def cancel(job: str, signal: str = "") -> None:
     except SlurmError as error:
         if "Invalid job id" not in str(error) and "already complet" not in str(error):
             raise
+
+
+def unwell(nodes: Sequence[str]) -> list[str]:
+    """Those of the nodes that Slurm knows to be down, or not to answer. Empty when Slurm does not say."""
+    with contextlib.suppress(SlurmError):
+        told = command("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T")
+        states = [line.split() for line in told.splitlines()]
+        return sorted({name for name, state in states if "down" in state or "fail" in state or "*" in state})
+    return []
 
 
 def offers(partition: str = "") -> str:

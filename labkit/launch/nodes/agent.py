@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from labkit.launch import processes
@@ -126,6 +127,8 @@ def fork_node(directory: Path, report: Report, address: str) -> tuple[int, int]:
         os.close(ears)
         if told:  # nothing: the rendezvous failed
             code = 0 if run_node(directory, report, Met(**json.loads(told)), address) else FAILED
+    except SignalException:
+        pass  # Slurm ends the job, and says so itself
     except BaseException:
         import traceback
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.cluster.slurm import JobState, offers
+from labkit.cluster.slurm import JobState, offers, unwell
 from labkit.launch import words
 from labkit.launch.diagnose import RankFacts, diagnose
 from labkit.launch.errors import Diagnosis, RankReport
@@ -26,6 +26,8 @@ _BY_SLURM = {
     "NODE_FAIL": ("infrastructure", "a node of the Slurm job failed", "launch again: Slurm avoids the node"),
 }  # fmt: skip
 
+_NOISE = re.compile(r"[IW]\d{4} |.*lacks support for cpu binding")  # torch's remarks, and one of srun's
+
 
 def diagnose_nodes(
     directory: Path, request: Request, reports: Mapping[int, Report], stopping: str, state: JobState | None
@@ -42,16 +44,17 @@ def diagnose_nodes(
     if stopping:
         known = stopping != "failed" or any(fact.failed or fact.died for fact in facts)
         return diagnose(stopping if known else "cancelled", facts, request)
-    if state is not None and state.state in _BY_SLURM and not _whole(told, request):
+    whole = _whole(told, request)
+    down = [] if whole else unwell([report.node for report in told])
+    if not down and not whole and state is not None and state.state in _BY_SLURM:
         verdict, summary, hint = _BY_SLURM[state.state]
-        lost = _lost(told, request) if state.state == "NODE_FAIL" else ""
-        return Diagnosis(verdict, lost or summary, hint=hint)
+        return Diagnosis(verdict, summary, hint=hint)
     if state is not None and state.hopeless:
         summary = f"Slurm would never start the job ({state.reason}); there is: {offers()}"
         return Diagnosis("infrastructure", summary, hint="ask for less, or for another partition")
-    if not _whole(told, request):
+    if not whole:
         hint = "launch again; if it happens again, leave that node out (--exclude) and tell the operator"
-        return Diagnosis("infrastructure", _lost(told, request), hint=hint)
+        return Diagnosis("infrastructure", _lost(told, request, down), hint=hint)
     return _as_told(told, facts, request)
 
 
@@ -60,9 +63,10 @@ def _whole(told: Sequence[Report], request: Request) -> bool:
     return len(told) == request.nodes and all(report.state in ("finished", "ended") for report in told)
 
 
-def _lost(told: Sequence[Report], request: Request) -> str:
-    """Which nodes did not, in words."""
-    gone = [report for report in told if report.state not in ("finished", "ended")]
+def _lost(told: Sequence[Report], request: Request, down: Sequence[str]) -> str:
+    """Which nodes did not, in words. down: those that are in Slurm's eyes; their end takes others with it."""
+    gone = [report for report in told if report.node in down]
+    gone = gone or [report for report in told if report.state not in ("finished", "ended")]
     if len(told) < request.nodes:
         arrived = ", ".join(sorted(report.node for report in told)) or "none"
         return f"of {request.nodes} nodes only these started: {arrived}"
@@ -118,5 +122,5 @@ def _on(report: RankReport, node: str) -> RankReport:
 
 def with_words(diagnosis: Diagnosis, log: str) -> Diagnosis:
     """The diagnosis with the last of what srun and the agents wrote, where our own words are not enough."""
-    lines = [line for line in log.splitlines() if line.strip() and "support for cpu binding" not in line]
+    lines = [line for line in log.splitlines() if line.strip() and not _NOISE.match(line)]
     return replace(diagnosis, summary="\n".join([diagnosis.summary, *lines[-5:]]))

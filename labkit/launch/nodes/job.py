@@ -145,7 +145,7 @@ class NodesJob(Job):
     def _verdict(self, code: int) -> Diagnosis:
         self._next_look = 0.0
         self._known()
-        state = None if self._stopping or self._gave_up else self._step.state()
+        state = None if self._stopping or self._gave_up else self._step.state_now()
         found = evidence.diagnose_nodes(self._directory, self._request, self._reports, self._stopping, state)
         if found.verdict == "infrastructure" and (words := self._step.last_words()):
             found = evidence.with_words(found, words)

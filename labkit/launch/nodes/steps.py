@@ -31,6 +31,7 @@ class Step(Protocol):
     def last_words(self) -> str: ...
     def bury(self) -> None: ...
     def state(self) -> slurm.JobState: ...
+    def state_now(self) -> slurm.JobState: ...
     def pending(self) -> bool: ...
 
 
@@ -85,6 +86,9 @@ class SrunStep:
     def state(self) -> slurm.JobState:
         return slurm.job_state(self._job)
 
+    def state_now(self) -> slurm.JobState:
+        return self.state()
+
     def pending(self) -> bool:
         return False
 
@@ -104,6 +108,7 @@ class BatchStep:
             [*fixed, f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", *options], script
         )
         self._watch = slurm.JobWatch(self.job)
+        self._hopeless: slurm.JobState | None = None
 
     def ended(self, job: Path, timeout: float) -> int | None:
         """The exit status of srun; -1 when Slurm ended the job before it could say; None while it runs."""
@@ -113,7 +118,8 @@ class BatchStep:
                 return int(told)
             state = self.state()
             if state.hopeless:
-                slurm.cancel(self.job)
+                self._hopeless = state
+                self.kill(job)
             if state.ended or state.hopeless:
                 return -1
             if time.monotonic() >= until:
@@ -121,16 +127,22 @@ class BatchStep:
             time.sleep(0.05)
 
     def kill(self, job: Path) -> None:
-        slurm.cancel(self.job)
+        """Have Slurm end the job, if it answers."""
+        with contextlib.suppress(slurm.SlurmError):
+            slurm.cancel(self.job)
 
     def last_words(self) -> str:
         return last_words(self._directory)
 
     def bury(self) -> None:
-        slurm.cancel(self.job)
+        self.kill(self._directory)
 
     def state(self) -> slurm.JobState:
         return self._watch.state()
+
+    def state_now(self) -> slurm.JobState:
+        """As of now, or as it was when there was no hope for the job."""
+        return self._hopeless or self._watch.state(fresh=True)
 
     def pending(self) -> bool:
         return self.state().state in ("PENDING", "CONFIGURING")
