@@ -208,7 +208,7 @@ Table(
 # Split first, then join each of the three over the ranks.</details>
 
 
-# %% exercise="07.tensor-parallel-attention" difficulty=3 minutes=20
+# %% exercise="07.tensor-parallel-attention" difficulty=3 minutes=15
 class TensorParallelAttention(nn.Module):
     """Causal self-attention whose heads are divided among the ranks of a group."""
 
@@ -390,7 +390,7 @@ prediction(
 # either.</details>
 
 
-# %% exercise="07.vocab-parallel-embedding" difficulty=2 minutes=10
+# %% exercise="07.vocab-parallel-embedding" difficulty=2 minutes=8
 class VocabParallelEmbedding(nn.Module):
     """A table of vectors, one row a token of the vocabulary, whose rows are divided among a group's ranks."""
 
@@ -518,7 +518,7 @@ Table(
 # <details><summary>Hint 3: fewer calls</summary>Stack the sums and send them through g together.</details>
 
 
-# %% exercise="07.vocab-parallel-cross-entropy" difficulty=4 minutes=25
+# %% exercise="07.vocab-parallel-cross-entropy" difficulty=4 minutes=18
 def vocab_parallel_cross_entropy(
     logits: Tensor,
     targets: Tensor,
@@ -664,7 +664,7 @@ def seeded_state(seed: int, group: dist.ProcessGroup) -> Tensor:
     return torch.Generator(where).manual_seed(seed).get_state()
 
 
-# %% exercise="07.random-streams" difficulty=2 minutes=10
+# %% exercise="07.random-streams" difficulty=2 minutes=7
 class RandomStreams:
     """Two streams of random numbers: one that all ranks of a group draw alike, one that is a rank's own."""
 
@@ -768,7 +768,7 @@ def reduce_scatter(output: Tensor, parts: Tensor, group: dist.ProcessGroup) -> N
     call(output, parts.flatten(0, 1), group=group)
 
 
-# %% exercise="07.sequence-parallel-pair" difficulty=3 minutes=15
+# %% exercise="07.sequence-parallel-pair" difficulty=3 minutes=8
 class GatherSequence(torch.autograd.Function):
     """Slices of the sequence are joined; backward adds and cuts. Use: GatherSequence.apply(x, group)."""
 
@@ -866,7 +866,7 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # <details><summary>Hint 2</summary><code>total + CopyToTensorParallel.apply(bias, group)</code></details>
 
 
-# %% exercise="07.sequence-parallel-linear" difficulty=4 minutes=15
+# %% exercise="07.sequence-parallel-linear" difficulty=4 minutes=12
 def sequence_column_parallel(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
 ) -> Tensor:
@@ -961,7 +961,7 @@ class TensorParallelMLP(nn.Module):
 # parameters themselves when they are not: then their gradients are whole already.</details>
 
 
-# %% exercise="07.tensor-parallel-block" difficulty=4 minutes=20
+# %% exercise="07.tensor-parallel-block" difficulty=4 minutes=12
 class TensorParallelBlock(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))), on the ranks of a group."""
 
@@ -1127,7 +1127,7 @@ Table(
 # of a cut region is still grey.</details>
 
 
-# %% exercise="07.activation-bytes" difficulty=2 minutes=10
+# %% exercise="07.activation-bytes" difficulty=2 minutes=5
 def block_activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: bool = False) -> float:
     """Bytes a rank keeps of one block for its backward: 16-bit activations, dropout, explicit attention."""
     ### BEGIN SOLUTION
@@ -1220,7 +1220,7 @@ draw_memory(
 # rank's gradient has all rows before the sum.</details>
 
 
-# %% exercise="07.tensor-parallel-gpt" difficulty=4 minutes=25
+# %% exercise="07.tensor-parallel-gpt" difficulty=4 minutes=15
 class TensorParallelGPT(nn.Module):
     """A GPT on the ranks of a group: `labkit.model.Transformer` with its largest matrices cut."""
 
@@ -1390,7 +1390,7 @@ prediction("the norm, which should be 2", your_norm, (3 + 4 * 1) ** 0.5)
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only.</details>
 
 
-# %% exercise="07.clip-grad-norm" difficulty=3 minutes=10
+# %% exercise="07.clip-grad-norm" difficulty=3 minutes=5
 def clip_grad_norm(
     cut: Sequence[nn.Parameter], whole: Sequence[nn.Parameter], max_norm: float, group: dist.ProcessGroup
 ) -> Tensor:

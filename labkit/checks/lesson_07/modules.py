@@ -204,7 +204,7 @@ def _bytes(tensor: Tensor) -> int:
 def replicated_agree(
     property_name: str, answers: list[RankAnswer], names: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """What is whole on every rank is the same on every rank, bit for bit up to rounding."""
+    """What is whole on every rank is the same on every rank, up to rounding."""
     for answer in answers[1:]:
         for name, told in names.items():
             first, seen = answers[0].tensors[name], answer.tensors[name]
