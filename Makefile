@@ -41,7 +41,7 @@ $(shell grep -qsxF "$(CURDIR)" .venv/.has-lab || rm -f .venv/.has-lab .venv/.has
 	@echo "$(CURDIR)" > $@
 
 .venv/.has-all: pyproject.toml constraints.txt | .venv/.python
-	@$(call install,.[lab$(,)grade$(,)slurm$(,)tensorboard$(,)hub$(,)test])
+	@$(call install,.[lab$(,)grade$(,)tensorboard$(,)hub$(,)test])
 	@echo "$(CURDIR)" | tee .venv/.has-lab > $@
 
 , := ,

@@ -16,5 +16,5 @@ cd /opt/labkit
 python3 -m venv .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check --no-cache-dir "$@"; }
 pip install --quiet -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
-pip install --quiet -c constraints.txt -e ".[${EXTRAS:-lab,grade,slurm,tensorboard,hub}]"
+pip install --quiet -c constraints.txt -e ".[${EXTRAS:-lab,grade,tensorboard,hub}]"
 chmod -R a+rX /opt/labkit # whoever runs the image reads it; nobody writes
