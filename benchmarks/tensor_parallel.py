@@ -4,7 +4,8 @@
 
 A step is one forward and one backward of one block, from a barrier to a barrier; ours and theirs take turns
 in the same job, in an order that changes every round. Theirs is `parallelize_module` with the same plan, and
-with `PrepareModuleInput` so that it sends what ours does; outputs and gradients are compared first.
+with `PrepareModuleInput` so that it sends what ours does; outputs and gradients are compared first. A step
+ends with gradients that an optimizer can use: those that DTensor leaves as partial sums are summed.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ def library_block(divided: bool, size: int) -> nn.Module:
     return parallelize_module(whole_block(), init_device_mesh("cpu", (size,)), plan)
 
 
+def complete(parameter: nn.Parameter) -> None:
+    """Sum a DTensor's gradient over the ranks where it is a partial sum; others are whole already."""
+    gradient: Any = parameter.grad
+    if any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
+        parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
 def step_times(
     submission: Submission, divided: bool, rounds: int, group: dist.ProcessGroup
 ) -> dict[str, list[float]]:
@@ -86,6 +94,8 @@ def step_times(
             given = x.clone().requires_grad_()
             out = model(given)
             out.square().mean().backward()
+            for parameter in model.parameters():
+                complete(parameter)
             assert given.grad is not None
             return out.detach(), given.grad
 

@@ -126,9 +126,10 @@ def block_of(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 def joined(block: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """The blocks of all ranks, joined along `dim` in rank order. No gradient flows."""
     block = block.detach().contiguous()
-    blocks = [torch.empty_like(block) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(blocks, block, group=group)
-    return torch.cat(blocks, dim)
+    blocks = block.new_empty(dist.get_world_size(group), *block.shape)
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # two names, by release
+    call(blocks.flatten(0, 1), block, group=group)
+    return torch.cat(tuple(blocks), dim)
 
 
 def parameter(tensor: Tensor | None) -> nn.Parameter | None:
