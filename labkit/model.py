@@ -9,14 +9,10 @@ a heads of d, k key-value heads, vocabulary V.
 
 from __future__ import annotations
 
-import copyreg
-import importlib
 import math
 from collections.abc import Callable
-from types import ModuleType
 
 import torch
-import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,16 +22,6 @@ from labkit.theory.models import ModelConfig, gpt, llama
 __all__ = ["ModelConfig", "Transformer", "explicit_attention", "fused_attention", "gpt", "llama"]
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-
-
-def _by_name(module: ModuleType) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-    return importlib.import_module, (module.__name__,)
-
-
-# A function that uses torch.distributed and some `model.config` is taken by cloudpickle to use the module
-# torch.distributed.config too, which is of a class of its own that cannot be pickled. It travels by name.
-if isinstance(getattr(torch.distributed, "config", None), ModuleType):
-    copyreg.pickle(type(torch.distributed.config), _by_name)
 
 
 class RMSNorm(nn.Module):

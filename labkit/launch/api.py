@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from labkit.launch import client, hosts
 from labkit.launch.directory import remove
 from labkit.launch.errors import Diagnosis, RankError
 from labkit.launch.job import Job, job_directory_full
+from labkit.launch.pickling import dumps, find_unsendable
 from labkit.launch.request import PAYLOAD, VERDICT, Request
 from labkit.launch.reserved import reserve
 
@@ -133,10 +131,8 @@ def _check(fn: object, ranks: int | None, nodes: int, timeout: float) -> None:
 def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """A call as the ranks unpickle it. RankError names the part that cannot be sent."""
     try:
-        return cloudpickle.dumps((fn, args, kwargs), pickle.HIGHEST_PROTOCOL)
+        return dumps((fn, args, kwargs))
     except Exception as error:
-        from labkit.launch.pickling import find_unsendable
-
         where, part = find_unsendable(fn, args, kwargs)
         kind = f"{type(part).__module__}.{type(part).__qualname__}"
         summary = f"{where} cannot be sent to the ranks: it is a {kind} ({error})"

@@ -16,7 +16,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
+from labkit.launch.pickling import Pickler
 
 _LARGEST = 64 << 20  # bytes of one name's value; larger data belongs on the ranks
 
@@ -84,7 +84,7 @@ def _digest(value: Any, notebook: Mapping[str, Any]) -> bytes | None:
 
 def _pickle(value: Any, notebook: Mapping[str, Any]) -> bytes:
     file = io.BytesIO()
-    pickler = cloudpickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler = Pickler(file, pickle.HIGHEST_PROTOCOL)
     pickler.globals_ref[id(notebook)] = _RanksNamespace(__name__="__main__")
     pickler.dump(value)
     return file.getvalue()

@@ -1,12 +1,40 @@
-"""Finds which part of a function or its arguments cannot travel to a rank."""
+"""How a function and its arguments travel to a rank, and which part of them cannot."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import io
+import pickle
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
+
+
+class Pickler(cloudpickle.Pickler):
+    """cloudpickle's, by which modules of a class of their own travel by name too.
+
+    torch.distributed.config is one, and cloudpickle takes a function that uses torch.distributed and
+    something called `config` to use it.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler.reducer_override`."""
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            name = getattr(obj, "__name__", "")
+            if sys.modules.get(name) is obj:
+                return importlib.import_module, (name,)
+        return super().reducer_override(obj)
+
+
+def dumps(value: Any) -> bytes:
+    """The value as a rank unpickles it. Raises what pickle raises for what cannot be sent."""
+    file = io.BytesIO()
+    Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
 
 
 def find_unsendable(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
@@ -44,7 +72,7 @@ def _innermost(where: str, value: Any, depth: int = 0) -> tuple[str, Any]:
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:
         return False
     return True

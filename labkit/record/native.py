@@ -28,7 +28,7 @@ def with_native(
     What the flight recorder saw while a Python call was being made is that call, or part of it (gloo makes a
     reduce_scatter from all_reduces). The rest was started by C++: it is added, as "native" and without end.
     """
-    offset = time.time() - time.monotonic()
+    offset = _clock_offset()
     calls = [entry for entry in entries if hasattr(entry, "posted")]
     starts = [entry.start for entry in calls]
     taken: set[int] = set()
@@ -47,6 +47,18 @@ def with_native(
             native.append(_native(rank, op, item, created - zero))
     everything = sorted([*recorded, *native], key=lambda call: call.start)
     return [replace(call, order=order) for order, call in enumerate(everything)]
+
+
+def _clock_offset(tries: int = 20) -> float:
+    """Seconds from the monotonic clock to the flight recorder's, which is the time of day.
+
+    Of several readings the one that took least time: between two clocks a busy machine may do something else.
+    """
+    readings = []
+    for _ in range(tries):
+        before, today, after = time.monotonic(), time.time(), time.monotonic()
+        readings.append((after - before, today - (before + after) / 2))
+    return min(readings)[1]
 
 
 def _is(call: Entry, op: str, created: float) -> bool:

@@ -43,6 +43,19 @@ def test_a_closure_with_a_local_class_travels() -> None:
     assert labkit.launch(on_rank, ranks=2, offset=5).results == [5, 7]
 
 
+def test_a_function_with_an_attribute_named_like_a_module_of_torchs_travels() -> None:
+    """cloudpickle takes it to use torch.distributed.config, which pickle cannot send."""
+
+    class Model:
+        config = 3
+
+    def job() -> int:
+        return Model().config + dist.get_rank()
+
+    assert dist.config is not None
+    assert labkit.launch(job, ranks=2).results == [3, 4]
+
+
 def test_output_is_kept_apart_per_rank() -> None:
     job = labkit.launch(on_ranks.hello, ranks=2)
     for rank in range(2):
