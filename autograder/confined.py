@@ -175,15 +175,16 @@ class Confined:
             os.set_blocking(process.stderr.fileno(), False)  # type: ignore[union-attr]
             return process, process.pid
         program = [sys.executable, "-s", "-E", "-B", f"{GRADER}/inside.py", IN, OUT, COURSE, limits]
-        with _pipe_pair() as (reading, writing), tempfile.TemporaryFile() as options:
-            options.write("\0".join(self.sandbox.options(self.requests, self.hide, writing)).encode())
+        with _pipe() as (reading, writing), tempfile.TemporaryFile() as options:
+            told = self.sandbox.options(self.requests, self.hide, writing.fileno())
+            options.write("\0".join(told).encode())
             options.seek(0)
             # Through a file: the first process inside shows its command line to all others.
             command = [self.sandbox.bwrap, "--args", str(options.fileno()), "--", *program]
-            process = _popen(command, (writing, options.fileno()), {})
-            os.close(writing)
+            process = _popen(command, (writing.fileno(), options.fileno()), {})
+            writing.close()
             os.set_blocking(process.stderr.fileno(), False)  # type: ignore[union-attr]
-            info = _read_all(reading)
+            info = _read_all(reading.fileno())
         if not info:
             process.wait(timeout=30)
             words = process.stderr.read() if process.stderr else b""
@@ -225,14 +226,11 @@ def _unconfined_command(requests: Path, out: Path, limits: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _pipe_pair() -> Iterator[tuple[int, int]]:
+def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Both ends as files, which close once: a number closed twice may be another thread's file by then."""
     reading, writing = os.pipe()
-    try:
-        yield reading, writing
-    finally:
-        for end in (reading, writing):
-            with contextlib.suppress(OSError):
-                os.close(end)
+    with open(reading, "rb", buffering=0) as one, open(writing, "wb", buffering=0) as other:
+        yield one, other
 
 
 def _read_all(descriptor: int) -> str:

@@ -13,9 +13,8 @@ from autograder.reference import all_cases, solved_cells, stub_cells
 from autograder.sandbox import Sandbox
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
+from labkit.checks.judge import NOT_REACHED
 from labkit.checks.submission import Cell
-
-NOT_REACHED = "not reached: no case gave evidence"
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,14 @@ class Row:
 
     @property
     def lost(self) -> list[str]:
-        return [row.name for row in self.graded.report.rows if not row.passed]
+        """Properties that evidence speaks against; not those that no case of the trial was about."""
+        rows = [row for row in self.graded.report.rows if not row.passed]
+        return [row.name for row in rows if NOT_REACHED not in row.seen]
 
     @property
     def told(self) -> str:
-        """What was lost, without what no case of the trial was about."""
-        rows = [row.name for row in self.graded.report.rows if not row.passed and NOT_REACHED not in row.seen]
-        return f"lost {', '.join(rows)}" if rows else "lost nothing"
+        """What was lost, in words."""
+        return f"lost {', '.join(self.lost)}" if self.lost else "lost nothing"
 
     @property
     def ok(self) -> bool:

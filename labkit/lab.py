@@ -51,28 +51,43 @@ def run(
         raise CannotStart('JupyterLab is not installed here; run `make lab`, or `pip install -e ".[lab]"`')
     if not root.is_dir():
         raise CannotStart(f"no folder {root}; give one that exists with ROOT= or --root")
-    port = free_port(ip, port)
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
     open_browser = has_screen(os.environ) if browser is None else browser
+
+    def say(port: int) -> None:
+        if tell is not None:
+            tell(port, token)
+        else:
+            print(announcement(ip, port, token, root, os.environ, socket.gethostname()), flush=True)
+
     with _private_folder() as private:
         write_lab_config(private, root)
-        server = subprocess.Popen(
-            [*command(ip, port, root, open_browser), *idle_options(idle)],
-            env=_environment(token, private),
-            cwd=root,
-            preexec_fn=partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None,
-        )
-        try:
-            with _SignalsTo(server):
-                if not _wait_until_up(server, ip, port, token):
-                    return server.wait()
-                if tell is not None:
-                    tell(port, token)
-                else:
-                    print(announcement(ip, port, token, root, os.environ, socket.gethostname()), flush=True)
-                return server.wait()
-        finally:
-            _stop(server)
+        while True:
+            port = free_port(ip, port)
+            words = [*command(ip, port, root, open_browser), *idle_options(idle)]
+            came_up, status = _serve(words, ip, port, _environment(token, private), root, say)
+            if came_up or free_port(ip, port) == port:
+                return status  # otherwise somebody took the port between our look and JupyterLab's
+
+
+def _serve(
+    words: list[str], ip: str, port: int, environment: dict[str, str], root: Path, say: Callable[[int], None]
+) -> tuple[bool, int]:
+    """Run the server to its end: whether it ever answered, and its exit status."""
+    server = subprocess.Popen(
+        words,
+        env=environment,
+        cwd=root,
+        preexec_fn=partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None,
+    )
+    try:
+        with _SignalsTo(server):
+            if not _wait_until_up(server, ip, port, environment["JUPYTER_TOKEN"]):
+                return False, server.wait()
+            say(port)
+            return True, server.wait()
+    finally:
+        _stop(server)
 
 
 def command(ip: str, port: int, root: Path, open_browser: bool) -> list[str]:

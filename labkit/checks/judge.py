@@ -20,6 +20,7 @@ from labkit.checks.submission import Submission
 
 LONGEST_TEXT = 800  # characters of what is shown as expected or seen
 MOST_FAILED_JOBS = 3  # of one exercise and world size: after that the remaining cases are not started
+NOT_REACHED = "not reached: no case gave evidence for it"
 STILL_A_STUB = "raise NotImplementedError is still in place"
 
 
@@ -183,7 +184,7 @@ def _row(exercise: Exercise, name: str, findings: Sequence[Finding]) -> Property
     failed = [f for f in about if not f.passed]
     if about and not failed:
         return PropertyResult(name, rule.kind, rule.points, rule.points, True, rule.says)
-    worst = failed[0] if failed else Finding(name, False, seen="not reached: no case gave evidence for it")
+    worst = failed[0] if failed else Finding(name, False, seen=NOT_REACHED)
     return PropertyResult(
         name,
         rule.kind,

@@ -16,7 +16,7 @@ import pytest
 from conftest import F_ID, SEED, solution
 
 import autograder.sandbox
-from autograder.confined import Confined
+from autograder.confined import Confined, _pipe
 from autograder.harness import Harness
 from autograder.reference import solved_cells
 from autograder.sandbox import NoSandbox, Sandbox, find_sandbox
@@ -150,3 +150,14 @@ def test_a_job_that_the_host_ended_is_run_again(f_exercise: Exercise, two_ranks:
     assert ended
     assert graded.report.verdict != "error", graded.report
     assert graded.report.row("input-gradients").passed
+
+
+def test_a_pipe_is_closed_once(tmp_path: Path) -> None:
+    """Its number may be another thread's file a moment later: the gradebook's, for example."""
+    with _pipe() as (_, writing):
+        number = writing.fileno()
+        writing.close()
+        other = (tmp_path / "other").open("w")
+    assert other.fileno() == number
+    other.write("still open")
+    other.close()

@@ -186,3 +186,30 @@ def test_closing_jupyterlab_ends_the_jobs_of_its_notebooks(
     while (processes.marked(directory) or Path(directory).exists()) and time.monotonic() < until:
         time.sleep(0.1)
     assert (processes.marked(directory), Path(directory).exists()) == ([], False)
+
+
+@pytest.mark.timeout(120)
+def test_two_who_start_at_once_get_a_port_each(tmp_path: Path) -> None:
+    """Both find the port free; one of the two servers comes too late for it."""
+    (tmp_path / "lessons").mkdir()
+    words = [
+        sys.executable,
+        "-m",
+        "labkit.cli",
+        "lab",
+        "--root",
+        str(tmp_path / "lessons"),
+        "--port",
+        "18988",
+    ]
+    environment = {**os.environ, "HOME": str(tmp_path), "SSH_CONNECTION": "there"}
+    both = [
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    try:
+        assert len({re.search(r":(\d+)/lab", _printed_url(lab))[1] for lab in both}) == 2
+    finally:
+        for lab in both:
+            lab.terminate()
+            lab.communicate(timeout=30)

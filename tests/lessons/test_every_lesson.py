@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -15,7 +16,7 @@ from autograder.mutants import Mutant, mutants
 from autograder.reference import all_cases, graded_lessons, graded_submission, solved_cells, stub_cells
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
-from labkit.checks.judge import judge_exercise
+from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.practice import VISIBLE_SEED, run_on_host
 from labkit.checks.report import Report
 from labkit.checks.submission import Cell
@@ -55,14 +56,18 @@ def test_the_stub_earns_nothing(exercise: Exercise) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.exercise[:2]}-{m.id}")
 def test_a_mistake_loses_what_it_breaks(mutant: Mutant) -> None:
-    """On the visible cases, so that a student is told; on the unseen ones where only those can show it."""
+    """On the visible cases, so that a student is told; on the unseen ones where only those can show it.
+
+    The cases with the fewest ranks first: most mistakes show there, and the others need not run.
+    """
     exercise = registry.exercise(mutant.exercise)
-    alive = set(mutant.breaks)
-    for hidden in (False, True):
-        drawn = [case for case in all_cases(exercise, VISIBLE_SEED) if case.hidden == hidden]
-        cases = [case for case in drawn if alive & set(case.properties or alive)]
-        report = graded(exercise, solved_but(exercise, mutant.apply), cases)
-        alive -= {row.name for row in report.rows if not row.passed}
+    cells, alive = solved_but(exercise, mutant.apply), set(mutant.breaks)
+    drawn = sorted(all_cases(exercise, VISIBLE_SEED), key=lambda case: (case.hidden, case.ranks))
+    for _, together in groupby(drawn, key=lambda case: (case.hidden, case.ranks)):
+        cases = [case for case in together if alive & set(case.properties or alive)]
+        if cases:
+            report = graded(exercise, cells, cases)
+            alive -= {row.name for row in report.rows if not row.passed and NOT_REACHED not in row.seen}
         if not alive:
             return
     raise AssertionError(f"{mutant.id} ({mutant.says}) still earns {sorted(alive)}\n{report}")
