@@ -63,8 +63,9 @@ def configure(c: Config, hub: dict, course: dict, slurm: dict, server: dict) -> 
     # For sbatch and scancel the hub becomes the user: root can, any other account needs a rule for sudo.
     become = "/usr/sbin/runuser -u {username} --" if os.geteuid() == 0 else "sudo -E -u {username}"
     c.BatchSpawnerBase.exec_prefix = become
-    c.BatchSpawnerBase.batchspawner_singleuser_cmd = str(programs / "batchspawner-singleuser")
-    c.Spawner.cmd = [str(programs / "jupyterhub-singleuser")]
+    # Both become part of a line of the batch script.
+    c.BatchSpawnerBase.batchspawner_singleuser_cmd = shlex.quote(str(programs / "batchspawner-singleuser"))
+    c.Spawner.cmd = [shlex.quote(str(programs / "jupyterhub-singleuser"))]
     c.SlurmSpawner.batch_script = BATCH_SCRIPT
     c.SlurmSpawner.req_options = "\n".join(f"#SBATCH {option}" for option in slurm_options(slurm))
     c.SlurmSpawner.req_prologue = "\n".join([prepare_work(course), server["setup"]])
