@@ -26,6 +26,7 @@ ALONE = ("browser/", "test_every_lesson")  # tests that share nothing with other
 REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest first, and keep on one worker what shares a fixture that is dear."""
     items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST_FIRST) if name in item.nodeid), 9))

@@ -41,9 +41,9 @@ def solved_but(exercise: Exercise, change: Callable[[str], str]) -> list[Cell]:
 
 
 @exercises
-@pytest.mark.parametrize("seed", [1, 20261])
-def test_the_reference_earns_every_point(exercise: Exercise, seed: int) -> None:
-    report = graded(exercise, list(solved_cells(exercise.lesson)), all_cases(exercise, seed))
+def test_the_reference_earns_every_point(exercise: Exercise) -> None:
+    """`autograder selftest --seeds 50` tries more."""
+    report = graded(exercise, list(solved_cells(exercise.lesson)), all_cases(exercise, 20261))
     assert report.passed, report
     assert report.points == exercise.max_points
 
