@@ -23,7 +23,7 @@ test: .venv/.has-all
 	@status=0; \
 	$(RUN) -m ruff check . || status=1; \
 	$(RUN) -m mypy || status=1; \
-	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST) || status=1; \
+	$(RUN) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(PYTEST) || status=1; \
 	exit $$status
 
 env: .venv/.has-all

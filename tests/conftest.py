@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slurm_cluster import LocalSlurm
@@ -26,15 +27,23 @@ ALONE = ("browser/", "test_every_lesson")  # tests that share nothing with other
 REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest first, and keep on one worker what shares a fixture that is dear."""
+    """Put the longest first."""
     items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST_FIRST) if name in item.nodeid), 9))
-    for item in items:
-        if any(name in item.nodeid for name in ONE_MACHINE):
-            item.add_marker(pytest.mark.xdist_group("slurm"))
-        elif not any(name in item.nodeid for name in ALONE):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several workers, let one run all tests that share a fixture that is dear."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            if any(name in nodeid for name in ONE_MACHINE):
+                return "one machine"
+            return nodeid if any(name in nodeid for name in ALONE) else nodeid.split("::")[0]
+
+    return Together(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
