@@ -6,38 +6,22 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
+from lesson_grading import graded, solved_but
 
 from autograder.mutants import Mutant, mutants
-from autograder.reference import all_cases, graded_lessons, graded_submission, solved_cells, stub_cells
+from autograder.reference import all_cases, graded_lessons, solved_cells, stub_cells
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
-from labkit.checks.judge import NOT_REACHED, judge_exercise
-from labkit.checks.practice import VISIBLE_SEED, run_on_host
-from labkit.checks.report import Report
-from labkit.checks.submission import Cell
+from labkit.checks.exercise import Exercise
+from labkit.checks.judge import NOT_REACHED
+from labkit.checks.practice import VISIBLE_SEED
 
 LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
 EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
 MUTANTS = [mutant for lesson in LESSONS for mutant in mutants(lesson)]
 exercises = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
-
-
-def graded(exercise: Exercise, cells: list[Cell], cases: list[Case]) -> Report:
-    submission, own_parts = graded_submission(cells, exercise)
-    return judge_exercise(exercise, cases, submission, own_parts, run_on_host)
-
-
-def solved_but(exercise: Exercise, change: Callable[[str], str]) -> list[Cell]:
-    """The solved notebook with the source of one exercise's cell changed."""
-    return [
-        replace(cell, source=change(cell.source)) if cell.exercise == exercise.id else cell
-        for cell in solved_cells(exercise.lesson)
-    ]
 
 
 @exercises

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 from random import Random
 
 import pytest
+from lesson_grading import lost, report_of
 
 from autograder.mutants import mutants
-from autograder.reference import graded_submission, reference_cells
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
-from labkit.checks.judge import judge_exercise
+from labkit.checks.exercise import Exercise
 from labkit.checks.partitions import smallest_maximum
-from labkit.checks.practice import run_on_host
-from labkit.checks.report import Report
-from labkit.checks.submission import Cell
 
 EXERCISES = registry.exercises("02")
 ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
-
-
-def graded(exercise: Exercise, cells: list[Cell], cases: list[Case]) -> Report:
-    submission, own_parts = graded_submission(cells, exercise)
-    return judge_exercise(exercise, cases, submission, own_parts, run_on_host)
-
-
-def cells_with(exercise_id: str, change: Callable[[str], str]) -> list[Cell]:
-    """The reference notebook, with the source of one exercise's cell changed."""
-    return [
-        replace(cell, source=change(cell.source)) if cell.exercise == exercise_id else cell
-        for cell in reference_cells("02")
-    ]
-
-
-def report_of(mutant_id: str) -> Report:
-    """The whole visible report of a mutant."""
-    broken = next(m for m in mutants("02") if m.id == mutant_id)
-    exercise = registry.exercise(broken.exercise)
-    return graded(exercise, cells_with(broken.exercise, broken.apply), exercise.cases(1))
-
-
-def lost(report: Report) -> set[str]:
-    return {row.name for row in report.rows if not row.passed}
 
 
 @pytest.mark.parametrize(
@@ -65,12 +35,12 @@ def lost(report: Report) -> set[str]:
     ],
 )
 def test_a_mistake_costs_nothing_else(mutant_id: str, expected: set[str]) -> None:
-    report = report_of(mutant_id)
+    report = report_of("02", mutant_id)
     assert lost(report) <= expected, report
 
 
 def test_a_copy_read_too_early_is_told_as_such() -> None:
-    row = report_of("L6").row("waits-for-copies")
+    row = report_of("02", "L6").row("waits-for-copies")
     assert "not finite" in row.message
     assert "wait_event" in row.message
 

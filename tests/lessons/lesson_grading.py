@@ -1,0 +1,41 @@
+"""A lesson's notebook graded as a student's is, with one cell changed: what the lessons' tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autograder.mutants import mutants
+from autograder.reference import graded_submission, solved_cells
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.judge import judge_exercise
+from labkit.checks.practice import run_on_host
+from labkit.checks.report import Report
+from labkit.checks.submission import Cell
+
+
+def graded(exercise: Exercise, cells: list[Cell], cases: list[Case]) -> Report:
+    """The report of these cells on these cases."""
+    submission, own_parts = graded_submission(cells, exercise)
+    return judge_exercise(exercise, cases, submission, own_parts, run_on_host)
+
+
+def solved_but(exercise: Exercise, change: Callable[[str], str]) -> list[Cell]:
+    """The solved notebook with the source of one exercise's cell changed."""
+    return [
+        replace(cell, source=change(cell.source)) if cell.exercise == exercise.id else cell
+        for cell in solved_cells(exercise.lesson)
+    ]
+
+
+def report_of(lesson: str, mutant_id: str) -> Report:
+    """The whole visible report of a mutant."""
+    broken = next(m for m in mutants(lesson) if m.id == mutant_id)
+    exercise = registry.exercise(broken.exercise)
+    return graded(exercise, solved_but(exercise, broken.apply), exercise.cases(1))
+
+
+def lost(report: Report) -> set[str]:
+    """The properties that did not hold."""
+    return {row.name for row in report.rows if not row.passed}
