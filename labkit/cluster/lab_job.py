@@ -46,6 +46,8 @@ def start(
         minutes = minutes_of(time) if time else chosen.minutes
         each = min(chosen.gpus, 1) if gpus is None else gpus
         asked = chosen.options(nodes=nodes, gpus=each, minutes=minutes, partition=partition, account=account)
+        if cores := chosen.cores(each):
+            asked.append(f"--cpus-per-task={cores}")
         return _wait(_submit(chosen, site, [f"--nodes={nodes}", *asked], root, idle), cancel=True)
     except (slurm.SlurmError, SiteError, ValueError) as error:
         raise CannotStart(str(error)) from error
@@ -83,9 +85,8 @@ def _submit(site: Site, named: str, asked: list[str], root: Path, idle: float) -
         **({"LABKIT_SITE": str(Path(named).resolve()) if Path(named).exists() else named} if named else {}),
     }
     os.environ.update(told)  # sbatch hands its own environment on to the job
-    cpus = [f"--cpus-per-task={site.node.cpus}"] if site.node.cpus else []
     log = lab_files.folder() / "job-%j.log"
-    return slurm.submit([f"--job-name={NAME}", f"--output={log}", *cpus, *asked], SCRIPT.read_text())
+    return slurm.submit([f"--job-name={NAME}", f"--output={log}", *asked], SCRIPT.read_text())
 
 
 def _wait(job: str, cancel: bool) -> int:

@@ -76,6 +76,15 @@ class Site:
         """GPUs of a node."""
         return self.node.gpus
 
+    def cores(self, gpus: int) -> int:
+        """Cores of a node to ask for with `gpus` of its GPUs: their share, so that others can use the rest.
+
+        All cores without GPUs, since nothing says how many are enough; 0 where the site does not say.
+        """
+        if not gpus or not self.gpus:
+            return self.node.cpus
+        return self.node.cpus * min(gpus, self.gpus) // self.gpus
+
     @property
     def minutes(self) -> int:
         """How long a job may run when nobody says."""

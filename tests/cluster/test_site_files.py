@@ -26,6 +26,14 @@ def test_leonardo_is_as_its_documentation_says() -> None:
     assert asked == ["--time=01:30:00", "--partition=boost_usr_prod", "--account=abc", "--gpus-per-node=4"]
 
 
+def test_a_part_of_a_node_comes_with_its_share_of_the_cores() -> None:
+    """Leonardo charges the largest share of a node that a job holds: one GPU of four, and no more cores."""
+    site = load_site(SITES / "leonardo.toml")
+    assert [site.cores(gpus) for gpus in (1, 2, 4)] == [8, 16, 32]
+    assert site.cores(0) == 32, "without GPUs nothing says how many are enough"
+    assert load_site(SITES / "generic.toml").cores(1) == 0, "a site that does not say"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -38,7 +38,7 @@ def plan(
         raise ValueError(f"backend must be 'gloo' or 'nccl', found {backend!r}")
     if backend == "nccl" and gpus < each:
         raise ValueError(f"backend='nccl' needs one GPU a rank: {each} ranks a node, {gpus} GPUs; use 'gloo'")
-    cpus = inside.cpus if inside else site.node.cpus or each
+    cpus = inside.cpus if inside else site.cores(min(each, gpus)) or each
     return Request(
         ranks=total, backend=backend or ("nccl" if each <= gpus else "gloo"), timeout=timeout, record=record,
         target=target, env={**_interfaces(site), **env}, cwd=os.getcwd(), sys_path=api.import_path(),
@@ -87,11 +87,7 @@ def _step(request: Request, directory: Path, site: Site, inside: slurm.Allocatio
     if inside is not None:
         return SrunStep(directory, inside, request.nodes)
     minutes = int(request.timeout // 60) + _MARGIN if request.timeout else site.minutes
-    gpus = min(request.ranks // request.nodes, site.gpus) if request.devices else 0
+    each = request.ranks // request.nodes
+    gpus = min(each, site.gpus) if request.devices else 0
     options = site.options(nodes=request.nodes, gpus=gpus, minutes=minutes)
-    return BatchStep(directory, options, request.nodes, _cpus(request, site), site.setup())
-
-
-def _cpus(request: Request, site: Site) -> int:
-    """Cores to ask for on each node: all of a known node that is not shared, else one a rank."""
-    return site.node.cpus or request.ranks // request.nodes
+    return BatchStep(directory, options, request.nodes, site.cores(gpus) or each, site.setup())
