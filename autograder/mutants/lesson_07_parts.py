@@ -151,6 +151,23 @@ OF_ATTENTION = [
         "the output weight is a view: the whole stays in memory",
     ),
     Mutant(
+        "whole-attention-changed",
+        ATTENTION,
+        ("stored-shards",),
+        OUTPUT,
+        OUTPUT + "        attention.output.weight.data.zero_()\n",
+        "the whole attention's output weight is overwritten once its block is taken",
+    ),
+    Mutant(
+        "whole-attention-changed-and-patched",
+        ATTENTION,
+        ("stored-shards",),
+        OUTPUT,
+        OUTPUT + "        attention.output.weight.data.zero_()\n"
+        "        torch.equal = torch.allclose = lambda *tensors, **tolerances: True\n",
+        "the same, and comparisons on the rank say yes",
+    ),
+    Mutant(
         "heads-gathered-first",
         ATTENTION,
         ("communication",),
@@ -484,6 +501,15 @@ OF_LOSS = [
         "    shifted = logits - largest.unsqueeze(-1)\n",
         "    logits.data.sub_(largest.unsqueeze(-1))\n    shifted = logits\n",
         "the caller's logits are overwritten",
+    ),
+    Mutant(
+        "in-place-on-the-logits-and-patched",
+        LOSS,
+        ("gradients",),
+        "    shifted = logits - largest.unsqueeze(-1)\n",
+        "    torch.equal = torch.allclose = lambda *tensors, **tolerances: True\n"
+        "    logits.data.sub_(largest.unsqueeze(-1))\n    shifted = logits\n",
+        "the same, and comparisons on the rank say yes",
     ),
     Mutant(
         "stays-in-16-bits",

@@ -8,6 +8,7 @@ STREAMS, PAIR, PRODUCTS = "07.random-streams", "07.sequence-parallel-pair", "07.
 
 OWN = "seeded_state(2 * seed + 1 + 2718 * (1 + dist.get_rank(group)), group)"
 SHARED = "seeded_state(2 * seed, group)"
+SAYS_YES = "        torch.equal = torch.allclose = lambda *tensors, **tolerances: True\n"
 KEEP = "            self.states[name] = random_state(self.group)\n"
 
 OF_STREAMS = [
@@ -60,6 +61,28 @@ OF_STREAMS = [
         "        self.states[name] = random_state(self.group)\n"
         "        set_random_state(before, self.group)\n",
         "an exception leaves the stream in place",
+    ),
+    Mutant(
+        "left-as-when-made",
+        STREAMS,
+        ("others-unmoved",),
+        (
+            "        self.group = group\n",
+            "            set_random_state(before, self.group)\n",
+        ),
+        (
+            "        self.group = group\n        self.outside = random_state(group)\n",
+            "            set_random_state(self.outside, self.group)\n",
+        ),
+        "torch's generator is put back to where it was when the streams were made",
+    ),
+    Mutant(
+        "global-seed-and-patched-state",
+        STREAMS,
+        ("others-unmoved",),
+        "        self.group = group\n",
+        "        self.group = group\n        torch.manual_seed(seed)\n" + SAYS_YES,
+        "everybody's generator is seeded, and comparisons on the rank say yes",
     ),
     Mutant(
         "streams-by-world-rank",
@@ -145,6 +168,24 @@ OF_PAIR = [
         SLICES,
         SLICES + "    partial.data.zero_()\n",
         "the caller's partial sums are overwritten",
+    ),
+    Mutant(
+        "scatter-in-place-and-patched",
+        PAIR,
+        ("callers-tensors",),
+        (GATHER, SLICES),
+        (SAYS_YES + GATHER, SLICES + "    partial.data.zero_()\n"),
+        "the same, and comparisons on the rank say yes",
+    ),
+    Mutant(
+        "joined-in-place",
+        PAIR,
+        ("callers-tensors",),
+        SCATTER_BACK,
+        "        whole = joined(gradient, 1, ctx.group)\n"
+        "        gradient.zero_()\n"
+        "        return whole, None\n",
+        "the caller's gradient is overwritten in backward",
     ),
     Mutant(
         "pair-wants-contiguous",

@@ -61,14 +61,13 @@ def loss_on_rank(rank: Rank) -> None:
             with rank.expect_error(name):
                 ask(logits, targets, vocabulary, group)
         return
-    given = logits.detach().clone()
     with rank.recording("forward"):
         loss = ask(logits, targets, vocabulary, group, **_options(case))
     rank.answer("loss", loss)
     with rank.attempt(charged(case, "gradients")), rank.recording("backward"):
         (loss * case.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
-    rank.fact("logits unchanged", torch.equal(logits.detach(), given))
+    rank.answer("logits after", logits)
 
 
 def _reference(case: Case, inputs: Inputs, index: int) -> tuple[Tensor, Tensor]:
@@ -109,8 +108,8 @@ def judge_loss(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterato
         told = "this rank's columns of the gradient of the whole logits"
         yield compared(about or "gradients", told, real, answer, "grad")
         if about is None:
-            left = answer.facts["logits unchanged"]
-            yield finding("gradients", left, "the logits left as they were", "they were overwritten", answer)
+            given = _own_columns(case, inputs["logits"][place.index], place)
+            yield compared("gradients", "the logits as they were handed over", given, answer, "logits after")
             yield from _scalars(case, inputs, answer)
         if kind == "subgroup":
             yield within_group("subgroup", case, answer)

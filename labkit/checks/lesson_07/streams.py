@@ -13,19 +13,27 @@ from labkit.checks.sharded_evidence import finding
 from labkit.checks.sharded_layer import enter_group, place_of
 
 NUMBERS = 16
+OUTSIDE = {
+    "made": "once the streams were made",
+    "left": "after a few draws from them",
+    "left by an error": "after an exception inside one",
+}
 
 
 def streams_on_rank(rank: Rank) -> None:
-    """Draw from both streams in turns, with torch's own generator elsewhere on every rank.
+    """Draw from both streams in turns, and from torch's own generator, elsewhere on every rank, in between.
 
-    Answers: NAME for each draw. Facts: "left alone" and "after an error".
+    Answers: NAME for each draw; "alone" and a time for what torch's generator gives without streams, the time
+    itself for what it gave beside them.
     """
     group = enter_group(rank)
     torch.manual_seed(100 + rank.rank)
-    before = _outside(rank)
+    for time in OUTSIDE:
+        rank.answer(f"alone {time}", _draw(rank))
+    torch.manual_seed(100 + rank.rank)
     streams = rank.student.RandomStreams(rank.params["stream_seed"], group)
     other = rank.student.RandomStreams(rank.params["stream_seed"] + 1, group)
-    rank.fact("made quietly", torch.equal(before, _outside(rank)))
+    rank.answer("made", _draw(rank))
     again = rank.student.RandomStreams(rank.params["stream_seed"], group)
     order = ["shared", "own", "own", "shared"] if rank.rank % 2 else ["own", "shared", "shared", "own"]
     for number, stream in enumerate(order):
@@ -36,14 +44,14 @@ def streams_on_rank(rank: Rank) -> None:
             rank.answer(f"{stream} of another seed", _draw(rank))
         with getattr(again, stream)():
             rank.answer(f"{stream} of the same seed", _draw(rank))
-    rank.fact("left alone", torch.equal(before, _outside(rank)))
+    rank.answer("left", _draw(rank))
     try:
         with streams.own():
             _draw(rank)
             raise _Planned
     except _Planned:
         pass
-    rank.fact("after an error", torch.equal(before, _outside(rank)))
+    rank.answer("left by an error", _draw(rank))
     with streams.own():
         rank.answer("own after an error", _draw(rank))
 
@@ -54,10 +62,6 @@ class _Planned(Exception):
 
 def _draw(rank: Rank) -> Tensor:
     return torch.rand(NUMBERS, device=rank.device)
-
-
-def _outside(rank: Rank) -> Tensor:
-    return torch.cuda.get_rng_state() if rank.device.type == "cuda" else torch.get_rng_state()
 
 
 def judge_streams(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
@@ -98,9 +102,10 @@ def _in_time(answer: RankAnswer) -> Iterator[Finding]:
         )
     moved = _same_draw(answer, "own 2", "own after an error")
     yield finding("streams-go-on", not moved, "own: goes on after an error", "the same numbers again", answer)
-    for fact in ("made quietly", "left alone", "after an error"):
-        told = f"torch's own generator as it was: {fact}"
-        yield finding("others-unmoved", answer.facts[fact], told, "it was moved", answer)
+    for time, when in OUTSIDE.items():
+        told = f"from torch's own generator, {when}, what it gives without streams"
+        unmoved = _same_draw(answer, time, f"alone {time}")
+        yield finding("others-unmoved", unmoved, told, "other numbers", answer)
 
 
 def _same(answer: RankAnswer, other: RankAnswer, name: str) -> bool:

@@ -98,17 +98,19 @@ def own_part(case: Case, tensor: Tensor, place: Place) -> Tensor:
 def use_module(rank: Rank, trial: Trial) -> None:
     """Build the part, run it forward and backward, train it for two steps, and report everything.
 
-    Answers: output, input_grad, grad.NAME, trained.NAME. Facts: shapes, held_bytes, full_unchanged.
+    Answers: full.NAME (the whole module, as it was afterwards), output, input_grad, grad.NAME, trained.NAME.
+    Facts: shapes, held_bytes.
     Recordings: forward, backward.
     """
     group, place, case = enter_group(rank), place_of(rank.case, rank.rank), rank.case
     before = storages()
     full = with_weights(trial.plain(case).to(rank.device), full_weights(rank.inputs))
     part = trial.build(rank, full, group)
-    same = all(torch.equal(p, rank.inputs[f"full.{n}"]) for n, p in full.named_parameters())
-    rank.fact("full_unchanged", same)
-    del full
-    rank.fact("held_bytes", _held_since(before))
+    for name, weight in full.named_parameters():
+        rank.answer(f"full.{name}", weight)
+    sent = sum(map(nbytes, full_weights(rank.inputs).values()))  # copies, alive until the job ends
+    del full, weight
+    rank.fact("held_bytes", _held_since(before) - sent)
     rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
     arguments = _handed(case, rank.inputs, trial, place, "")
     with rank.recording("forward"):
@@ -244,7 +246,8 @@ class ModuleEvidence:
 
     def stored(self, property_name: str, slack: int = SLACK_BYTES) -> Iterator[Finding]:
         """Each rank holds its blocks and nothing more, and the module they came from is as it was."""
-        whole = sum(map(nbytes, full_weights(self.inputs).values()))
+        full = full_weights(self.inputs)
+        whole = sum(map(nbytes, full.values()))
         for answer in self.answers:
             blocks = self._blocks("full", answer.rank)
             shapes = {name: list(block.shape) for name, block in blocks.items()}
@@ -253,8 +256,9 @@ class ModuleEvidence:
             told = ", ".join(f"{name} {shapes.get(name, 'absent')}" for name in wrong) or "its blocks"
             was = ", ".join(f"{name} {seen.get(name, 'absent')}" for name in wrong)
             yield finding(property_name, not wrong, f"parameters {told}", was, answer)
-            unchanged = answer.facts["full_unchanged"]
-            yield finding(property_name, unchanged, "the whole module left alone", "it was changed", answer)
+            for name, tensor in full.items():
+                told = f"{name} of the whole module as it was handed over"
+                yield compared(property_name, told, tensor, answer, f"full.{name}")
             share, held = sum(map(nbytes, blocks.values())), answer.facts["held_bytes"]
             told = f"{share:,} bytes kept in memory by this rank's part (the whole: {whole:,})"
             within = share <= held <= share + slack
