@@ -136,18 +136,15 @@ def report(
     from autograder.records import load, load_all
 
     name = _lesson(lesson)
-    if explain is not None:
-        record = load(course.resolve(), name, explain)
-        if record is None:
-            raise click.ClickException(f"no record of {explain!r} for {name}")
-        click.echo(reports.explain(record))
-        return
+    about = load(course.resolve(), name, explain) if explain is not None else None
+    if explain is not None and about is None:
+        raise click.ClickException(f"no record of {explain!r} for {name}")
     records = load_all(course.resolve(), name)
     if csv_file:
         csv_file.write_text(reports.as_csv(records, name), encoding="utf-8")
     if figure:
         reports.histogram(records, figure)
-    click.echo(reports.table(records))
+    click.echo(reports.explain(about) if about else reports.table(records))
 
 
 @main.command()
