@@ -726,6 +726,74 @@ Table(
 labkit.check("07.random-streams", RandomStreams)
 
 # %% [markdown]
+# ## Weights that nobody holds whole
+#
+# In this lesson a whole model is cut, so that you can compare. A model that fits on no rank cannot begin like
+# that: each rank draws its own part. Then the two streams decide what is right, and one mistake hides in the
+# **spread**. A usual choice gives a weight $[\text{out}, \text{in}]$ the standard deviation
+# $1/\sqrt{\text{in}}$: each output is a sum of $\text{in}$ products, and comes out as large as the inputs.
+#
+# The MLP's second weight, $[h, 4h]$, is row-parallel: a rank's block is $[h, 4h/t]$, and has $4h/t$ inputs.
+# **By which factor are the outputs too large on 4 ranks, after the sum, if each rank takes its block for a
+# whole weight?**
+
+# %% predict="fan-in-of-a-block"
+your_factor = ...
+
+# %%
+h, t = 256, 4
+x = torch.randn(1000, 4 * h)
+blocks = [torch.randn(h, 4 * h // t) / (4 * h // t) ** 0.5 for _ in range(t)]  # each as if it were whole
+partial_sums = [part @ block.T for part, block in zip(x.chunk(t, dim=1), blocks, strict=True)]
+prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0).std() / x.std()).item())
+
+# %% [markdown]
+# ### Exercise: draw your part
+#
+# <details><summary>Hint</summary>What is cut is drawn from <code>own()</code>, what is whole from
+# <code>shared()</code>; <code>in</code> is that of the whole weight in both.</details>
+
+
+# %% exercise="07.initial-weights" difficulty=2 minutes=4
+def initial_weight(
+    shape: tuple[int, int], cut: int | None, streams: RandomStreams, group: dist.ProcessGroup
+) -> Tensor:
+    """This rank's part of a new weight: normal numbers, mean 0, standard deviation 1 / sqrt(in).
+
+    shape: of the whole weight, [out, in].
+    cut: the dimension that is divided among the ranks; None for one that is whole, the same on all ranks.
+    Raises ValueError, naming both numbers, if that dimension does not divide among the ranks.
+    """
+    ### BEGIN SOLUTION
+    own, size = list(shape), dist.get_world_size(group)
+    if cut is not None:
+        if shape[cut] % size:
+            raise ValueError(f"{shape[cut]} does not divide among {size} ranks")
+        own[cut] //= size
+    with streams.shared() if cut is None else streams.own():
+        return torch.randn(own, device=device()) / shape[1] ** 0.5
+    ### END SOLUTION
+
+
+# %%
+def draw_weights(group: dist.ProcessGroup) -> list[str]:
+    streams = RandomStreams(0, group)
+    parts = [initial_weight((512, 2048), cut, streams, group) for cut in (0, 1, None)]
+    return [
+        f"{list(part.shape)}, first {part[0, 0]:.4f}, spread {part.std() * 2048**0.5:.2f}" for part in parts
+    ]
+
+
+Table(
+    ["", "cut along dim 0", "cut along dim 1", "whole"],
+    [[f"rank {r}", *line] for r, line in enumerate(labkit.launch(draw_weights, ranks=4).results)],
+    "A weight of [512, 2048]. Spread: the standard deviation, times the square root of 2048",
+)
+
+# %% check="07.initial-weights"
+labkit.check("07.initial-weights", initial_weight)
+
+# %% [markdown]
 # ## Sequence parallelism: cut the grey boxes too
 #
 # Norm, dropout and residual work on each token alone. So between the cut regions the ranks can divide the
@@ -1538,9 +1606,8 @@ Table(
 #
 # **Think about**
 #
-# 1. If no rank can hold the whole model, there is nothing to call `from_full` on. How would you draw each
-#    block so that the model is the same for every $t$? Which seed is wrong for a cut weight, which for a
-#    whole one, and what goes wrong if a row-parallel block is scaled by its own fan-in?
+# 1. Your `initial_weight` gives another model for another $t$. How would you draw a block so that the model
+#    is the same for every $t$, without ever holding a whole weight?
 # 2. Recomputing a block in backward (lesson 05) runs its dropouts again. What must the checkpoint remember
 #    of your two streams?
 # 3. Sequence parallelism needs $t$ to divide $s$. A model generates its answer one token at a time. What

@@ -13,6 +13,7 @@ from labkit.checks.lesson_07.cases import (
     clip_case,
     embedding_case,
     gpt_case,
+    initial_case,
     loss_case,
     pair_case,
     products_case,
@@ -83,6 +84,17 @@ def _streams_cases(seed: int) -> list[Case]:
         streams_case("unseen: three ranks", "values", 3, seed, stream_seed=number),
         streams_case("unseen: seed 0", "values", 2, seed, stream_seed=0),
         streams_case("unseen: pair", "subgroup", 3, seed, stream_seed=number, groups=PAIR_AND_ONE),
+    ]
+
+
+def _initial_cases(seed: int) -> list[Case]:
+    draw = Random(f"07/initial/{seed}")
+    shape = [6 * draw.randint(40, 60), 6 * draw.randint(60, 80)]
+    return [
+        initial_case("unseen: three ranks", "values", 3, seed, shape=shape),
+        initial_case("unseen: one more", "uneven", 3, seed, shape=[shape[0] + 1, shape[1]]),
+        initial_case("unseen: pair", "subgroup", 3, seed, shape=shape, groups=PAIR_AND_ONE),
+        initial_case("unseen: alone", "values", 1, seed, shape=shape),
     ]
 
 
@@ -178,6 +190,7 @@ CASES: dict[str, Callable[[int], list[Case]]] = {
     "07.vocab-parallel-embedding": _embedding_cases,
     "07.vocab-parallel-cross-entropy": _loss_cases,
     "07.random-streams": _streams_cases,
+    "07.initial-weights": _initial_cases,
     "07.sequence-parallel-pair": _pair_cases,
     "07.sequence-parallel-linear": _products_cases,
     "07.tensor-parallel-block": _block_cases,

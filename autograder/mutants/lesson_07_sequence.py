@@ -1,9 +1,10 @@
-"""Wrong answers to lesson 07: random streams and sequence parallelism."""
+"""Wrong answers to lesson 07: random streams, what is drawn from them, and sequence parallelism."""
 
 from __future__ import annotations
 
 from autograder.mutants import Mutant
 
+INITIAL = "07.initial-weights"
 STREAMS, PAIR, PRODUCTS = "07.random-streams", "07.sequence-parallel-pair", "07.sequence-parallel-linear"
 
 OWN = "seeded_state(2 * seed + 1 + 2718 * (1 + dist.get_rank(group)), group)"
@@ -91,6 +92,109 @@ OF_STREAMS = [
         SHARED,
         "seeded_state(2 * seed + 10 * (dist.get_rank() - dist.get_rank(group)), group)",
         "ranks of a group that is not the first do not agree",
+    ),
+]
+
+STREAM = "    with streams.shared() if cut is None else streams.own():\n"
+DRAW = "        return torch.randn(own, device=device()) / shape[1] ** 0.5\n"
+PART = (
+    "    if cut is not None:\n"
+    "        if shape[cut] % size:\n"
+    '            raise ValueError(f"{shape[cut]} does not divide among {size} ranks")\n'
+    "        own[cut] //= size\n"
+)
+
+OF_INITIAL = [
+    Mutant(
+        "T13-blocks-drawn-alike",
+        INITIAL,
+        ("own-blocks",),
+        STREAM,
+        "    with streams.shared():\n",
+        "every rank draws the same block",
+    ),
+    Mutant(
+        "T13-seeded-alike",
+        INITIAL,
+        ("own-blocks",),
+        DRAW,
+        "        torch.manual_seed(7)\n" + DRAW,
+        "one seed for every rank and every weight",
+    ),
+    Mutant(
+        "T13-blocks-of-other-sign",
+        INITIAL,
+        ("own-blocks",),
+        (STREAM, DRAW),
+        (
+            "    sign = 1 - 2 * (dist.get_rank(group) % 2)\n    with streams.shared():\n",
+            DRAW.replace("return ", "return (1 if cut is None else sign) * "),
+        ),
+        "one block for all, with another sign on every second rank",
+    ),
+    Mutant(
+        "all-zeros",
+        INITIAL,
+        ("own-blocks", "whole-alike", "spread"),
+        DRAW,
+        "        return torch.zeros(own, device=device())\n",
+        "nothing is drawn",
+    ),
+    Mutant(
+        "T14-whole-drawn-apart",
+        INITIAL,
+        ("whole-alike",),
+        STREAM,
+        "    with streams.own():\n",
+        "each rank draws a whole weight of its own",
+    ),
+    Mutant(
+        "T14-drawn-outside-the-streams",
+        INITIAL,
+        ("own-blocks", "whole-alike"),
+        STREAM,
+        "    with contextlib.nullcontext():\n",
+        "drawn from whatever torch's generator is at",
+    ),
+    Mutant(
+        "T15-fan-in-of-the-block",
+        INITIAL,
+        ("spread",),
+        DRAW,
+        DRAW.replace("shape[1]", "own[1]"),
+        "the inputs of this rank's block are counted: sqrt(t) times too large where these are cut",
+    ),
+    Mutant(
+        "T15-fan-in-over-ranks",
+        INITIAL,
+        ("spread",),
+        DRAW,
+        DRAW.replace("shape[1]", "(shape[1] * (1 if cut is None else size))"),
+        "the other way round: sqrt(t) times too small",
+    ),
+    Mutant(
+        "fan-out-for-fan-in",
+        INITIAL,
+        ("spread",),
+        DRAW,
+        DRAW.replace("shape[1]", "shape[0]"),
+        "the outputs are counted",
+    ),
+    Mutant(
+        "T30-rows-truncated",
+        INITIAL,
+        ("uneven-sizes",),
+        PART,
+        "    if cut is not None:\n        own[cut] //= size\n",
+        "the last rows are lost",
+    ),
+    Mutant(
+        "drawn-for-the-world",
+        INITIAL,
+        ("subgroup",),
+        "dist.get_world_size(group)",
+        "dist.get_world_size()",
+        "blocks for all ranks of the job",
     ),
 ]
 

@@ -1,7 +1,7 @@
 """What each exercise of lesson 07 must show.
 
-Attention, embedding, loss, random streams, sequence parallelism, the block and the GPT they make, and the
-norm of its gradient.
+Attention, embedding, loss, random streams and the weights drawn from them, sequence parallelism, the block
+and the GPT they make, and the norm of its gradient.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from labkit.checks.formula import formula_exercise, values_case
 from labkit.checks.lesson_07 import cases
 from labkit.checks.lesson_07.block import block_on_rank, gpt_on_rank, judge_block, judge_gpt
 from labkit.checks.lesson_07.clipping import clip_inputs, clip_on_rank, judge_clip
+from labkit.checks.lesson_07.initial import initial_on_rank, judge_initial
 from labkit.checks.lesson_07.loss import judge_loss, loss_inputs, loss_on_rank
 from labkit.checks.lesson_07.modules import (
     ATTENTION,
@@ -32,6 +33,7 @@ from labkit.checks.lesson_07.properties import (
     CLIP_PROPERTIES,
     EMBEDDING_PROPERTIES,
     GPT_PROPERTIES,
+    INITIAL_PROPERTIES,
     LOSS_PROPERTIES,
     PAIR_PROPERTIES,
     PRODUCTS_PROPERTIES,
@@ -56,6 +58,7 @@ TORCHS_OWN = (
 )
 ATTENTION_ID, EMBEDDING_ID = "07.tensor-parallel-attention", "07.vocab-parallel-embedding"
 LOSS_ID, STREAMS_ID = "07.vocab-parallel-cross-entropy", "07.random-streams"
+INITIAL_ID = "07.initial-weights"
 PAIR_ID, PRODUCTS_ID = "07.sequence-parallel-pair", "07.sequence-parallel-linear"
 BLOCK_ID, GPT_ID, CLIP_ID = "07.tensor-parallel-block", "07.tensor-parallel-gpt", "07.clip-grad-norm"
 
@@ -126,6 +129,11 @@ EXERCISES = [
     Exercise(
         *(STREAMS_ID, "Two streams of random numbers", ("RandomStreams",), STREAMS_PROPERTIES),
         *(cases.streams_cases, no_inputs, streams_on_rank, judge_streams),
+    ),
+    Exercise(
+        *(INITIAL_ID, "Weights that nobody holds whole", ("initial_weight",), INITIAL_PROPERTIES),
+        *(cases.initial_cases, no_inputs, initial_on_rank, judge_initial),
+        builds_on=(STREAMS_ID,),
     ),
     Exercise(
         PAIR_ID,

@@ -40,6 +40,11 @@ _STREAMS = {
     "values": ("shared-stream", "own-streams", "streams-go-on", "others-unmoved"),
     "subgroup": ("subgroup",),
 }
+_INITIAL = {
+    "values": ("own-blocks", "whole-alike", "spread"),
+    "uneven": ("uneven-sizes",),
+    "subgroup": ("subgroup",),
+}
 _PAIR = {
     "values": ("forward-values", "input-gradients", "communication", "callers-tensors"),
     "layout": ("any-layout",),
@@ -92,6 +97,7 @@ attention_case = _maker(_ATTENTION, batch=2, sequence=5, hidden=12, heads=4)
 embedding_case = _maker(_EMBEDDING, batch=2, sequence=5, hidden=3, vocabulary=12)
 loss_case = _maker(_LOSS, batch=2, sequence=5, vocabulary=12)
 streams_case = _maker(_STREAMS, stream_seed=3)
+initial_case = _maker(_INITIAL, shape=[256, 384])
 products_case = _maker(_PRODUCTS, batch=2, sequence=8, hidden=5, inner=12, out=3)
 block_case = _maker(_BLOCK, batch=2, sequence=8, hidden=12, heads=4, ffn=20)
 gpt_case = _maker(_GPT, batch=2, sequence=8, hidden=12, heads=4, ffn=20, layers=1, vocabulary=24)
@@ -155,6 +161,15 @@ def streams_cases(seed: int) -> list[Case]:
         streams_case("two ranks", "values", 2, seed),
         streams_case("four ranks", "values", 4, seed),
         streams_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+def initial_cases(seed: int) -> list[Case]:
+    return [
+        initial_case("two ranks", "values", 2, seed),
+        initial_case("four ranks", "values", 4, seed),
+        initial_case("254 rows", "uneven", 4, seed, shape=[254, 384]),
+        initial_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
 

@@ -186,6 +186,34 @@ STREAMS_PROPERTIES = (
     ),
 )
 
+INITIAL_PROPERTIES = (
+    mechanism(
+        "own-blocks",
+        2,
+        "Each rank draws a block of its own of a cut weight, and other numbers the next time.",
+        "the block was drawn from shared(), so that all ranks have the same features",
+    ),
+    mechanism(
+        "whole-alike",
+        2,
+        "A whole weight is the same on every rank.",
+        "it was drawn from own(): the copies differ from the first step on",
+    ),
+    numbers(
+        "spread",
+        2,
+        "The standard deviation is 1 / sqrt(in), with `in` of the whole weight.",
+        "a block cut along dim 1 has in / t inputs; the rest of the sum is on the other ranks",
+    ),
+    robustness(
+        "uneven-sizes",
+        1,
+        "A size that does not divide is a ValueError that names it and the ranks.",
+        "n // t drops the rest",
+    ),
+    SUBGROUP,
+)
+
 PAIR_PROPERTIES = (
     numbers(
         "forward-values",
