@@ -10,10 +10,16 @@ begins with load_subconfig("/path/to/this/file").
 import os
 import shlex
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from batchspawner import MultiSlurmSpawner
+from batchspawner.batchspawner import format_template
+from tornado.web import HTTPError
 from traitlets.config import Config
+
+from labkit.cluster.choices import Choice, chosen, form, from_form, offered
+from labkit.cluster.site import SiteError, find_site
 
 HERE = Path(__file__).resolve().parent
 
@@ -55,11 +61,21 @@ trap 'rm -rf "$JUPYTER_RUNTIME_DIR"' EXIT
 """
 
 
-def configure(c: Config, hub: dict, course: dict, slurm: dict, server: dict) -> None:
+class CourseSpawner(MultiSlurmSpawner):
+    """batchspawner's, but what people send never reaches the batch script: it would fill in what it calls
+    `user_options` under their own names, and so let anybody replace the script's command or sbatch's options.
+    """
+
+    async def _get_batch_script(self, **_: object) -> str:
+        ours = {**self.get_req_subvars(), "cmd": self.cmd_formatted_for_batch()}
+        return format_template(self.batch_script, **ours)
+
+
+def configure(c: Config, hub: dict, course: dict, slurm: dict, choices: dict, server: dict) -> None:
     """The hub, then what it starts."""
     configure_hub(c, hub)
     programs = Path(server["environment"]) / "bin"
-    c.JupyterHub.spawner_class = MultiSlurmSpawner
+    c.JupyterHub.spawner_class = CourseSpawner
     # For sbatch and scancel the hub becomes the user: root can, any other account needs a rule for sudo.
     become = "/usr/sbin/runuser -u {username} --" if os.geteuid() == 0 else "sudo -E -u {username}"
     c.BatchSpawnerBase.exec_prefix = become
@@ -67,7 +83,7 @@ def configure(c: Config, hub: dict, course: dict, slurm: dict, server: dict) -> 
     c.BatchSpawnerBase.batchspawner_singleuser_cmd = shlex.quote(str(programs / "batchspawner-singleuser"))
     c.Spawner.cmd = [shlex.quote(str(programs / "jupyterhub-singleuser"))]
     c.SlurmSpawner.batch_script = BATCH_SCRIPT
-    c.SlurmSpawner.req_options = "\n".join(f"#SBATCH {option}" for option in slurm_options(slurm))
+    configure_choices(c, slurm, choices)
     c.SlurmSpawner.req_prologue = "\n".join([prepare_work(course), server["setup"]])
     c.MultiSlurmSpawner.daemon_resolver = slurm["addresses"]
     c.Spawner.start_timeout = slurm["wait_minutes"] * 60  # the queue
@@ -108,11 +124,63 @@ def configure_hub(c: Config, hub: dict) -> None:
     c.Authenticator.admin_users = set(hub["admins"])
 
 
-def slurm_options(slurm: dict) -> list[str]:
-    """sbatch's options, in the words of its manual."""
+def configure_choices(c: Config, slurm: dict, choices: dict) -> None:
+    """What is asked of Slurm: the same for everybody, or what each chooses on a page before the start."""
+    there: tuple[Choice, ...] = ()
+    if choices["site"]:
+        try:
+            site = find_site(choices["site"])
+            partition = site.partition(slurm["partition"])
+            if partition:  # the limits are this one's, so it is the one that is asked for
+                qos = [f"--qos={partition.qos}"] if partition.qos else []
+                slurm = {**slurm, "partition": partition.name, "options": [*qos, *slurm["options"]]}
+            there = offered(site, slurm, choices)
+        except (SiteError, ValueError) as error:
+            raise SystemExit(f"the hub's settings: {error}") from None
+    c.SlurmSpawner.req_options = slurm_options(slurm)
+    if there:
+        c.Spawner.options_form = lambda spawner: form(there, spawner.user_options)
+        c.Spawner.options_from_form = form_reader(there)
+        c.Spawner.apply_user_options = choice_applier(slurm, there)
+
+
+def form_reader(there: Sequence[Choice]):
+    """What the page sent, as the hub keeps it for the next time."""
+
+    def read(data: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        try:
+            return from_form(there, data)
+        except ValueError as error:
+            raise refusal(error) from None
+
+    return read
+
+
+def choice_applier(slurm: dict, there: Sequence[Choice]):
+    """A hook that makes sbatch's options of the choices, which may come from the page or the hub's API."""
+
+    def apply(spawner: MultiSlurmSpawner, told: Mapping[str, object]) -> None:
+        try:
+            spawner.req_options = slurm_options({**slurm, **chosen(there, told)})
+        except ValueError as error:
+            raise refusal(error) from None
+
+    return apply
+
+
+def refusal(error: ValueError) -> HTTPError:
+    """The error as the hub's pages and its API show it."""
+    refused = HTTPError(400, str(error))
+    refused.jupyterhub_message = str(error)
+    return refused
+
+
+def slurm_options(slurm: dict) -> str:
+    """The lines of the script with sbatch's options, in the words of its manual."""
     named = {name: slurm[name] for name in ("partition", "account", "time", "nodes", "gpus-per-node", "mem")}
     named["cpus-per-task"] = slurm["cpus"]
-    return [*(f"--{name}={value}" for name, value in named.items() if value), *slurm["options"]]
+    told = [*(f"--{name}={value}" for name, value in named.items() if value not in ("", 0, "0"))]
+    return "\n".join(f"#SBATCH {option}" for option in [*told, *slurm["options"]])
 
 
 def prepare_work(course: dict) -> str:

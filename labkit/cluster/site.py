@@ -100,7 +100,7 @@ class Site:
         environment: Mapping[str, str] = os.environ,
     ) -> list[str]:  # fmt: skip
         """What sbatch needs for this. ValueError says what the site does not have."""
-        chosen = self._partition(partition or environment.get("SBATCH_PARTITION", ""))
+        chosen = self.partition(partition or environment.get("SBATCH_PARTITION", ""))
         self._check(nodes, gpus, minutes, chosen)
         account = account or environment.get("SBATCH_ACCOUNT", "")
         if self.account == "required" and not account:
@@ -111,7 +111,8 @@ class Site:
         found += [f"--account={account}"] if account else []
         return found + ([f"--gpus-per-node={gpus}"] if gpus else [])
 
-    def _partition(self, name: str) -> Partition | None:
+    def partition(self, name: str = "") -> Partition | None:
+        """The partition of this name, the first without one; None when the site names none."""
         known = {one.name: one for one in self.partitions}
         if name:
             return known.get(name, Partition(name))

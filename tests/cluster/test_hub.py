@@ -30,6 +30,12 @@ import labkit
 def me(): return int(os.environ["RANK"]), os.getuid(), os.environ["SLURM_JOB_ID"]
 labkit.launch(me, ranks=2).results"""
 
+SITE = """
+name = "Oak"
+node = {cpus = 8, memory_gib = 3, gpus = 2, gpu = "a file", gpu_memory_gib = 1}
+partitions = [{name = "all", max_time = "00:30:00"}]
+"""
+
 pytestmark = [pytest.mark.hub, pytest.mark.slurm, pytest.mark.browser, pytest.mark.timeout(240)]
 
 
@@ -97,6 +103,7 @@ def make_exchange(house: People) -> Path:
 def running_hub(house: People, slurm: SlurmAmongPeople, exchange: Path, log: Path) -> Iterator[str]:
     port, hub_port, proxy_port = _free_ports(3)
     (house.root / "state").mkdir(mode=0o700)
+    (house.root / "oak.toml").write_text(SITE)
     (house.root / "labkit.toml").write_text(f"""
 [hub]
 url = "http://127.0.0.1:{port}"
@@ -114,6 +121,8 @@ time = "00:05:00"
 cpus = 2
 mem = "2G"
 addresses = {{n1 = "127.0.0.1", n2 = "127.0.0.1"}}
+[choices]
+site = "{house.root}/oak.toml"
 [server]
 environment = "{sys.prefix}"
 """)
@@ -165,8 +174,13 @@ def of_users(until_none: float = 0) -> list[str]:
 def test_a_student_from_login_to_stop(hub: Hub) -> None:
     with browser_page() as page:
         hub.login(page, "ada", "/hub/spawn")
+        refuse_what_is_not_offered(page, hub)
+        page.select_option("#gpus", "1")
+        page.select_option("#mem", "3G")
+        page.click("text=Start")
         page.wait_for_url("**/user/ada/lab**", timeout=90_000)
         assert hub.slurm.run("squeue", "-h", "-o", "%u %T %j") == "ada RUNNING jupyter"
+        assert hub.slurm.run("squeue", "-h", "-o", "%P %c %m %l %b") == "all 2 3G 5:00 gres:gpu:1"
         fetch(page)
         work = hub.house.home("ada") / "course"
         notebook = NotebookPage.open(page, f"{hub.url}/user/ada/lab?reset", f"{LESSON}/{LESSON}.ipynb")
@@ -192,6 +206,22 @@ def test_a_student_from_login_to_stop(hub: Hub) -> None:
     assert hub.slurm.run("squeue", "-h") == ""
     assert of_users(until_none=10) == []
     assert [path for path in Path("/tmp").glob("jupyter-*") if path.stat().st_uid == FIRST_UID + 1] == []
+
+
+def refuse_what_is_not_offered(page: Page, hub: Hub) -> None:
+    """Neither the page, with a value of one's own in its list, nor the hub's API takes more than there is."""
+    for value in ("9", "1\n#SBATCH --exclusive"):
+        page.eval_on_selector("#gpus", "(list, text) => list.add(new Option(text, text, true, true))", value)
+        page.click("text=Start")
+        expect(page.locator(".spawn-error-msg")).to_contain_text("there is 0, 1, 2 (a node of Oak has 2)")
+    key = next(one["value"] for one in page.context.cookies() if one["name"] == "_xsrf")
+    for told in ({"gpus": 9}, {"options": "#SBATCH --exclusive"}, {"cmd": "touch ~/was-here; sleep 99"}):
+        answer = page.request.post(
+            f"{hub.url}/hub/api/users/ada/server?_xsrf={key}", data=told, headers={"Referer": page.url}
+        )
+        assert answer.status == 400
+        assert "there is" in answer.json()["message"], answer.json()
+    assert hub.slurm.run("squeue", "-h") == ""
 
 
 def fetch(page: Page) -> None:

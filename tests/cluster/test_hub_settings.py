@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tornado.web import HTTPError
 from traitlets.config import Config, PyFileConfigLoader
 
 HUB = Path(__file__).resolve().parents[2] / "cluster" / "jupyterhub"
@@ -63,3 +66,124 @@ def test_a_name_that_does_not_exist(
 def test_a_file_that_is_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.toml"):
         load(tmp_path / "none.toml", monkeypatch)
+
+
+SITE = """
+name = "Oak"
+[node]
+cpus = 16
+memory_gib = 12
+gpus = 4
+gpu = "A100"
+gpu_memory_gib = 40
+[[partitions]]
+name = "course"
+max_time = "02:00:00"
+qos = "teach"
+"""
+
+
+def with_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str = "") -> Config:
+    (tmp_path / "oak.toml").write_text(SITE)
+    hub = tmp_path / "labkit.toml"
+    hub.write_text(
+        f'[slurm]\ntime = "01:00:00"\nmem = "4G"\n[choices]\nsite = "{tmp_path}/oak.toml"\n{settings}'
+    )
+    return load(hub, monkeypatch)
+
+
+def test_without_a_site_nothing_is_to_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "labkit.toml").write_text("[slurm]\ncpus = 2\n")
+    c = load(tmp_path / "labkit.toml", monkeypatch)
+    assert "options_form" not in c.Spawner
+
+
+def test_nothing_that_is_sent_reaches_the_batch_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """batchspawner by itself fills in `cmd` and the like from what the person sent, also without choices."""
+    (tmp_path / "labkit.toml").write_text("[slurm]\ncpus = 2\n")
+    c = load(tmp_path / "labkit.toml", monkeypatch)
+    ours = {"req_username": "ada", "req_homedir": "/home/ada", "req_keepvars": "PATH"}
+    spawner = c.JupyterHub.spawner_class(config=c, **ours)
+    sent = dict.fromkeys(("cmd", "options", "prologue", "homedir", "keepvars"), "evil")
+    script = asyncio.run(spawner._get_batch_script(**sent))
+    assert "evil" not in script
+    assert "#SBATCH --cpus-per-task=2" in script
+    assert script.rstrip().endswith("jupyterhub-singleuser")
+
+
+def test_choices_go_up_to_what_the_site_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = with_choices(tmp_path, monkeypatch, "cpus = [4, 16]")
+    page = c.Spawner.options_form(SimpleNamespace(user_options={"gpus": "2", "cpus": ["<b>"]}))
+    offered = {part.split('"')[0]: re.findall(r"<option(?: selected)?>([^<]*)", part)
+               for part in page.split('name="')[1:]}  # fmt: skip
+    assert offered == {
+        "gpus": ["0", "1", "2", "4"],
+        "cpus": ["4", "16"],
+        "mem": ["4G", "8G", "12G"],
+        "time": ["00:30:00", "01:00:00", "02:00:00"],
+    }
+    assert re.findall(r"<option selected>([^<]*)", page) == ["2", "4", "4G", "01:00:00"], "as the last time"
+    spawner = SimpleNamespace(req_options="")
+    told = c.Spawner.options_from_form({"gpus": ["1"], "cpus": ["16"], "mem": ["12G"], "time": ["02:00:00"]})
+    c.Spawner.apply_user_options(spawner, told)
+    asked = ("partition=course", "time=02:00:00", "nodes=1", "gpus-per-node=1", "mem=12G",
+             "cpus-per-task=16", "qos=teach")  # fmt: skip
+    assert spawner.req_options.splitlines() == [f"#SBATCH --{option}" for option in asked]
+
+
+HOSTILE = [
+    {"gpus": "5"},
+    {"gpus": "-1"},
+    {"gpus": True},
+    {"gpus": ["1", "4"]},
+    {"gpus": {"1": 1}},
+    {"cpus": "2\n#SBATCH --exclusive"},
+    {"mem": "4G --exclusive"},
+    {"mem": "0"},
+    {"mem": "$(id)"},
+    {"time": "02:00:00\nid"},
+    {"time": "UNLIMITED"},
+    {"time": None},
+    {"options": "#SBATCH --exclusive"},
+    {"cmd": "id", "gpus": "1"},
+    {"gpus-per-node": "1"},
+    {"homedir": "{{cmd}}"},
+    {"<script>": "x" * 1000},
+]
+
+
+@pytest.mark.parametrize("told", HOSTILE, ids=str)
+def test_what_is_not_offered_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, object]
+) -> None:
+    c = with_choices(tmp_path, monkeypatch)
+    spawner = SimpleNamespace(req_options="before")
+    with pytest.raises(HTTPError, match=r"(is not offered|is to be chosen); there is ") as caught:
+        c.Spawner.apply_user_options(spawner, told)
+    assert caught.value.status_code == 400
+    assert len(caught.value.jupyterhub_message) < 300, "the page can show it"
+    assert spawner.req_options == "before"
+    sent = {name: [str(each) for each in value] if isinstance(value, list) else [str(value)]
+            for name, value in told.items()}  # fmt: skip
+    with pytest.raises(HTTPError, match="there is"):
+        c.Spawner.options_from_form(sent)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("gpus = [0, 8]", "gpus: 8 is too much: a node of Oak has 4"),
+        ('mem = ["4G", "16G"]', "mem: 16G is too much: a node of Oak has 12G"),
+        ('time = ["01:00:00", "1-0"]', "time: 1-00:00:00 is too much: course of Oak gives at most 02:00:00"),
+        ('time = ["soon"]', "expected a time such as 01:30:00"),
+        ('mem = ["much"]', "expected memory such as 16G and found 'much'"),
+        ("cpus = [8, 16]", r"slurm.cpus: 4 is not among the choices.cpus"),
+    ],
+)
+def test_an_operator_is_told_what_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, told: str
+) -> None:
+    with pytest.raises(SystemExit, match=told):
+        with_choices(tmp_path, monkeypatch, settings)
