@@ -176,7 +176,11 @@ def main() -> None:
 
 
 def warm_up() -> None:
-    """Import what every rank needs, so that a fork has it; leave no thread and no garbage behind."""
+    """Import what every rank needs, so that a fork has it; leave no thread behind.
+
+    The objects are put out of the collector's reach, so that ranks do not write to the pages they share. The
+    garbage among them stays until `import_the_rest`: to look for it takes a tenth of torch's own import.
+    """
     gc.disable()
     import torch
 
@@ -188,7 +192,6 @@ def warm_up() -> None:
     scrub_environment()
     for name in _FOR_THE_ENGINE:
         os.environ.pop(name, None)
-    gc.collect()
     gc.freeze()
 
 
@@ -198,6 +201,9 @@ def import_the_rest() -> None:
     torch._dynamo: the first optimizer that a process makes imports it, 800 modules, on each rank of each job.
     """
     importlib.import_module("torch._dynamo")
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     gc.collect()
     gc.freeze()
 
