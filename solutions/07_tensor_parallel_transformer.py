@@ -58,53 +58,48 @@ draw_block(ranks=4)
 # %% [markdown]
 # ## What you bring from lesson 06
 #
-# Here are $f$ and $g$, and your two layers as two functions of one form: `(x, weight, bias, group)`. Paste
-# your own over them if you like. Note where the bias is added: once, behind the sum.
-
+# Your $f$ and $g$, and your two layers as functions of one form. You can go on with your own: lesson 06's
+# `CopyToTensorParallel.apply` is `copy_to_ranks`, and `ReduceFromTensorParallel.apply` is `sum_over_ranks`.
+# Or take those of the library:
+#
+# | | takes | gives |
+# |---|---|---|
+# | $f$: `copy_to_ranks(x, group)` | what is whole and enters a cut region | the same |
+# | $g$: `sum_over_ranks(partial, group)` | partial sums that leave a cut region | their sum over the ranks |
+# | `column_parallel(x, weight, bias, group)` | $x$ whole, [..., in] | own features, [..., out / t] |
+# | `row_parallel(x, weight, bias, group)` | own features, [..., in / t] | the whole output, [..., out] |
+#
+# The column-parallel weight is $[\text{out}/t, \text{in}]$, its bias $[\text{out}/t]$. The row-parallel
+# weight is $[\text{out}, \text{in}/t]$, and its bias is whole: it is added once, behind the sum.
+#
+# Do you remember what $f$ and $g$ do to a number and to a gradient? Each of four ranks sends $r + 1$ through
+# both, and gets the gradient $10^r$ from behind:
 
 # %%
-class CopyToTensorParallel(torch.autograd.Function):
-    """f: nothing forward, the sum over the ranks backward. Where something whole enters a cut region."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return summed(gradient, ctx.group), None
+from labkit.tensor_parallel import column_parallel, copy_to_ranks, row_parallel, sum_over_ranks
 
 
-class ReduceFromTensorParallel(torch.autograd.Function):
-    """g: the sum over the ranks forward, nothing backward. Where partial sums leave a cut region."""
-
-    @staticmethod
-    def forward(ctx, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return summed(partial, group)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum of the ranks' tensors, in memory of its own."""
-    result = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, group=group)
-    return result
+def through_f_and_g(group: dist.ProcessGroup) -> list[float]:
+    """What comes out of f and the gradient in front of it, then the same for g."""
+    rank, line = dist.get_rank(group), []
+    for operator in (copy_to_ranks, sum_over_ranks):
+        x = torch.tensor(rank + 1.0, device=device(), requires_grad=True)
+        out = operator(x, group)
+        out.backward(torch.tensor(10.0**rank, device=device()))
+        line += [out.item(), x.grad.item()]
+    return line
 
 
-def column_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
-    """x whole, [..., in]; weight [out / t, in], bias [out / t]. Returns own features, [..., out / t]."""
-    return F.linear(CopyToTensorParallel.apply(x, group), weight, bias)
+def device() -> torch.device:
+    """Where this rank's tensors live: its own GPU under NCCL, the CPU under gloo."""
+    nccl = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
-def row_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
-    """x cut, [..., in / t]; weight [out, in / t]; bias whole, [out]. Returns the whole output, [..., out]."""
-    total = ReduceFromTensorParallel.apply(F.linear(x, weight), group)
-    return total if bias is None else total + bias
-
+Table(
+    ["", "x", "f(x)", "gradient of x", "g(x)", "gradient of x"],
+    [[f"rank {r}", r + 1, *line] for r, line in enumerate(labkit.launch(through_f_and_g, ranks=4).results)],
+)
 
 # %% [markdown]
 # Everything in this lesson starts from a whole model and can go back to one. Two helpers cut and join
@@ -135,12 +130,6 @@ def joined(block: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 def parameter(tensor: Tensor | None) -> nn.Parameter | None:
     """A copy of `tensor` as a parameter; None stays None."""
     return None if tensor is None else nn.Parameter(tensor.detach().clone())
-
-
-def device() -> torch.device:
-    """Where this rank's tensors live: its own GPU under NCCL, the CPU under gloo."""
-    nccl = dist.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 # %% [markdown]
@@ -371,7 +360,7 @@ def unmasked_lookup(group: dist.ProcessGroup) -> float:
     table = torch.ones(rows, 1, device=device())  # every vector is the number 1
     own = torch.tensor([5], device=device()) - rank * rows
     here = (own >= 0) & (own < rows)
-    return summed(table[own.where(here, 0)], group).item()
+    return sum_over_ranks(table[own.where(here, 0)], group).item()
 
 
 prediction(
@@ -400,7 +389,7 @@ class VocabParallelEmbedding(nn.Module):
         weight: Tensor,
         vocabulary: int,
         group: dist.ProcessGroup,
-        leave: Callable[[Tensor, dist.ProcessGroup], Tensor] = ReduceFromTensorParallel.apply,
+        leave: Callable[[Tensor, dist.ProcessGroup], Tensor] = sum_over_ranks,
     ):
         """weight: this rank's rows, [ceil(V / t), h]. leave: what completes partial sums, [b, s, h] each."""
         super().__init__()
@@ -426,7 +415,7 @@ class VocabParallelEmbedding(nn.Module):
         cls,
         embedding: nn.Embedding,
         group: dist.ProcessGroup,
-        leave: Callable[[Tensor, dist.ProcessGroup], Tensor] = ReduceFromTensorParallel.apply,
+        leave: Callable[[Tensor, dist.ProcessGroup], Tensor] = sum_over_ranks,
     ) -> "VocabParallelEmbedding":
         """This rank's part of a whole table."""
         return cls(cls.own_rows(embedding.weight, group), embedding.num_embeddings, group, leave)
@@ -554,7 +543,7 @@ def vocab_parallel_cross_entropy(
     denominator = shifted.masked_fill(~real, float("-inf")).exp().sum(-1)
     everything = shifted.masked_fill(~real, 0.0).sum(-1)
     parts = torch.stack([at_target, denominator, everything])
-    at_target, denominator, everything = ReduceFromTensorParallel.apply(parts, group)
+    at_target, denominator, everything = sum_over_ranks(parts, group)
 
     smoothed = (1 - label_smoothing) * at_target + label_smoothing / vocabulary * everything
     losses = (denominator.log() - smoothed).where(counted, 0.0)
@@ -932,7 +921,7 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 #
 # <details><summary>Hint 1</summary><code>ctx.save_for_backward(x, weight)</code> with the slice;
 # <code>ctx.needs_input_grad[2]</code> says whether there is a bias to care for.</details>
-# <details><summary>Hint 2</summary><code>total + CopyToTensorParallel.apply(bias, group)</code></details>
+# <details><summary>Hint 2</summary><code>total + copy_to_ranks(bias, group)</code></details>
 
 
 # %% exercise="07.sequence-parallel-linear" difficulty=4 minutes=12
@@ -955,7 +944,7 @@ def sequence_row_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, group:
     """
     ### BEGIN SOLUTION
     total = ReduceScatterSequence.apply(F.linear(x, weight), group)
-    return total if bias is None else total + CopyToTensorParallel.apply(bias, group)
+    return total if bias is None else total + copy_to_ranks(bias, group)
 
 
 class GatheredProduct(torch.autograd.Function):
@@ -1068,7 +1057,7 @@ class TensorParallelBlock(nn.Module):
     def _norm(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
         weight, bias = norm.weight, norm.bias
         if self.sequence_parallel:  # this rank's gradient knows this rank's tokens only
-            weight, bias = (CopyToTensorParallel.apply(p, self.group) for p in (weight, bias))
+            weight, bias = (copy_to_ranks(p, self.group) for p in (weight, bias))
         return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -1284,7 +1273,7 @@ draw_memory(
 # of its own tokens.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
-# <code>ReduceFromTensorParallel.apply</code>, or the scatter.</details>
+# <code>sum_over_ranks</code>, or the scatter.</details>
 # <details><summary>Hint 2</summary>Positions with divided tokens: f first, then the slice, so that every
 # rank's gradient has all rows before the sum.</details>
 
@@ -1304,7 +1293,7 @@ class TensorParallelGPT(nn.Module):
         self.config, self.group, self.sequence_parallel = full.config, group, sequence_parallel
         self.streams = RandomStreams(seed, group)
         ### BEGIN SOLUTION
-        leave = (ReduceScatterSequence if sequence_parallel else ReduceFromTensorParallel).apply
+        leave = ReduceScatterSequence.apply if sequence_parallel else sum_over_ranks
         self.tokens = VocabParallelEmbedding.from_embedding(full.tokens, group, leave)
         self.positions = parameter(full.positions.weight)
         self.blocks = nn.ModuleList(
@@ -1339,7 +1328,7 @@ class TensorParallelGPT(nn.Module):
 
     def _whole(self, parameter: Tensor) -> Tensor:
         """A parameter that is whole on every rank; its gradient is summed where tokens are divided."""
-        return CopyToTensorParallel.apply(parameter, self.group) if self.sequence_parallel else parameter
+        return copy_to_ranks(parameter, self.group) if self.sequence_parallel else parameter
 
     def _own_tokens(self, positions: Tensor) -> Tensor:
         if not self.sequence_parallel:

@@ -54,6 +54,15 @@ OF_F = [
         "group forgotten",
     ),
     Mutant(
+        "f-from-the-next-lesson",
+        F,
+        ("input-gradients", "communication", "any-layout"),
+        COPY_GRADIENT + REDUCE_GRADIENT,
+        "        from labkit.tensor_parallel import sum_over_ranks\n"
+        "        total = sum_over_ranks(grad_output, ctx.group)\n",
+        "the library's sum, which lesson 07 is handed",
+    ),
+    Mutant(
         "f-mean",
         F,
         ("input-gradients",),

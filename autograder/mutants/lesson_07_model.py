@@ -7,7 +7,7 @@ from autograder.mutants import Mutant
 BLOCK, BYTES = "07.tensor-parallel-block", "07.activation-bytes"
 GPT, CLIP = "07.tensor-parallel-gpt", "07.clip-grad-norm"
 
-NORM = "            weight, bias = (CopyToTensorParallel.apply(p, self.group) for p in (weight, bias))\n"
+NORM = "            weight, bias = (copy_to_ranks(p, self.group) for p in (weight, bias))\n"
 DROP = "        with self.streams.own() if self.sequence_parallel else self.streams.shared():\n"
 COPIES = "map(copy.deepcopy, (block.attention_norm, block.mlp_norm))"
 MLP_HALF = "        return x + self._drop(self.mlp(self._norm(self.mlp_norm, x)))\n"
@@ -110,8 +110,7 @@ OF_BLOCK = [
         BLOCK,
         ("input-gradients",),
         FIRST_HALF,
-        "        x = x if self.sequence_parallel else CopyToTensorParallel.apply(x, self.group)\n"
-        + FIRST_HALF,
+        "        x = x if self.sequence_parallel else copy_to_ranks(x, self.group)\n" + FIRST_HALF,
         "f in front of the residual too: its gradient is added t times",
     ),
     Mutant(
@@ -120,7 +119,7 @@ OF_BLOCK = [
         ("forward-values",),
         MLP_HALF,
         "        out = x + self._drop(self.mlp(self._norm(self.mlp_norm, x)))\n"
-        "        return ReduceFromTensorParallel.apply(out, self.group)\n",
+        "        return sum_over_ranks(out, self.group)\n",
         "x is added once a rank",
     ),
     Mutant(
@@ -136,7 +135,7 @@ OF_BLOCK = [
         BLOCK,
         ("communication",),
         MLP_HALF,
-        "        x = x + 0 * summed(x.detach(), self.group)\n" + MLP_HALF,
+        "        x = x + 0 * sum_over_ranks(x.detach(), self.group)\n" + MLP_HALF,
         "one more all-reduce, to no use",
     ),
     Mutant(
@@ -468,7 +467,7 @@ OF_CLIP = [
         ("communication",),
         SQUARES + REDUCE,
         "    of_whole, of_cut = square_sum(whole), 0.0\n"
-        "    for one in cut:\n        of_cut = of_cut + summed(square_sum([one]), group)\n",
+        "    for one in cut:\n        of_cut = of_cut + sum_over_ranks(square_sum([one]), group)\n",
         "an all-reduce for every parameter",
     ),
     Mutant(

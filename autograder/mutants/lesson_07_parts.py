@@ -45,7 +45,7 @@ OF_ATTENTION = [
         ("forward-values",),
         LEAVE,
         "        out = F.linear(out.transpose(1, 2).flatten(2), self.output_weight, self.output_bias)\n"
-        "        return ReduceFromTensorParallel.apply(out, self.group)\n",
+        "        return sum_over_ranks(out, self.group)\n",
         "the output bias is added t times",
     ),
     Mutant(
@@ -337,14 +337,14 @@ OF_EMBEDDING = [
         EMBEDDING,
         ("communication", "parameter-gradients"),
         GIVE,
-        "        vectors = CopyToTensorParallel.apply(vectors.where(here.unsqueeze(-1), 0.0), self.group)\n"
+        "        vectors = copy_to_ranks(vectors.where(here.unsqueeze(-1), 0.0), self.group)\n"
         "        return self.leave(vectors, self.group)\n",
         "f too: gradients t times too large",
     ),
 ]
 
 MAX = "    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n"
-SUM = "    at_target, denominator, everything = ReduceFromTensorParallel.apply(parts, group)\n"
+SUM = "    at_target, denominator, everything = sum_over_ranks(parts, group)\n"
 TARGET = "shifted.gather(-1, own.where(here, 0).unsqueeze(-1)).squeeze(-1).where(here, 0.0)"
 WHERE = "    here = (own >= 0) & (own < columns) & counted\n"
 
@@ -482,7 +482,7 @@ OF_LOSS = [
         LOSS,
         ("gradients",),
         SUM,
-        "    parts = summed(parts, group) + (parts - parts.detach()) * 0.5\n"
+        "    parts = sum_over_ranks(parts.detach(), group) + (parts - parts.detach()) * 0.5\n"
         "    at_target, denominator, everything = parts\n",
         "the sum's backward is not the identity",
     ),
@@ -491,7 +491,7 @@ OF_LOSS = [
         LOSS,
         ("gradients", "scalars-only"),
         "    columns = logits.shape[-1]\n",
-        "    columns = logits.shape[-1]\n    logits = CopyToTensorParallel.apply(logits, group)\n",
+        "    columns = logits.shape[-1]\n    logits = copy_to_ranks(logits, group)\n",
         "gradients of different columns are added",
     ),
     Mutant(

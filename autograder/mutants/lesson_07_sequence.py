@@ -261,7 +261,7 @@ OF_PAIR = [
         PAIR,
         ("communication",),
         REDUCE,
-        "    whole = summed(partial.detach(), group)\n"
+        "    whole = sum_over_ranks(partial.detach(), group)\n"
         "    total = whole.chunk(size, dim=1)[dist.get_rank(group)].contiguous()\n",
         "twice the bytes, the same numbers",
     ),
@@ -315,14 +315,14 @@ OF_PAIR = [
         "    if dist.get_world_size() == size:\n"
         "        reduce_scatter(total, slices, group)\n"
         "    else:\n"
-        "        every = summed(slices, dist.group.WORLD)\n"
+        "        every = sum_over_ranks(slices, dist.group.WORLD)\n"
         "        total = every[dist.get_rank(group)]\n",
         "all ranks of the job take part",
     ),
 ]
 
 KEPT = "    return GatheredProduct.apply(x, weight, bias, group)\n"
-LATE_BIAS = "    return total if bias is None else total + CopyToTensorParallel.apply(bias, group)\n"
+LATE_BIAS = "    return total if bias is None else total + copy_to_ranks(bias, group)\n"
 
 OF_PRODUCTS = [
     Mutant(
@@ -355,7 +355,7 @@ OF_PRODUCTS = [
         ("communication",),
         "    total = ReduceScatterSequence.apply(F.linear(x, weight), group)\n",
         "    rank, size = dist.get_rank(group), dist.get_world_size(group)\n"
-        "    total = ReduceFromTensorParallel.apply(F.linear(x, weight), group).chunk(size, dim=1)[rank]\n",
+        "    total = sum_over_ranks(F.linear(x, weight), group).chunk(size, dim=1)[rank]\n",
         "an all-reduce of which a slice is used",
     ),
     Mutant(
@@ -381,7 +381,7 @@ OF_PRODUCTS = [
         PRODUCTS,
         ("no-bias",),
         LATE_BIAS,
-        "    return total + CopyToTensorParallel.apply(bias, group)\n",
+        "    return total + copy_to_ranks(bias, group)\n",
         "None is not a tensor",
     ),
     Mutant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from labkit.checks.conjugate import operator_case, operator_exercise
 from labkit.checks.exercise import Case, Property, mechanism, numbers, robustness
 from labkit.checks.sharded_layer import STEPS
@@ -75,7 +77,11 @@ def _value_properties(points: dict[str, int], causes: dict[str, str]) -> list[Pr
     return [numbers(name, points[name], says[name], causes.get(name, "")) for name in points]
 
 
-EXERCISES = [
+GIVEN_LATER = tuple(
+    f"labkit.tensor_parallel.{name}"
+    for name in ("copy_to_ranks", "sum_over_ranks", "column_parallel", "row_parallel")
+)
+_EXERCISES = [
     operator_exercise(
         F_ID,
         "f: the same in forward, a sum in backward",
@@ -351,3 +357,4 @@ EXERCISES = [
         ],
     ),
 ]
+EXERCISES = [replace(each, forbids=GIVEN_LATER, hides=("tensor_parallel.py",)) for each in _EXERCISES]
