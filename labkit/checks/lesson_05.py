@@ -18,11 +18,11 @@ VALUES = ("forward-values", "input-gradients", "parameter-gradients")
 
 
 def checkpoint_case(
-    name: str, function: str, seed: int, properties: tuple[str, ...], **params: object
+    name: str, function: str, seed: int, properties: tuple[str, ...], ranks: int = 1, **params: object
 ) -> Case:
     """One function to be checkpointed: a name in `recomputing.FUNCTIONS`."""
     sizes = {"rows": 6, "width": 5, "inner": 7, **params}
-    return Case(name, int(params.pop("ranks", 1)), {"function": function, **sizes}, seed, properties)  # type: ignore[call-overload]
+    return Case(name, ranks, {"function": function, **sizes}, seed, properties)
 
 
 def _checkpoint_cases(seed: int) -> list[Case]:

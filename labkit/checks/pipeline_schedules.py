@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.checks.exercise import JSON, Case, Exercise, Finding, Inputs, Property, RankAnswer
 from labkit.checks.rank import Rank
-from labkit.theory.schedule import Action, Costs, ScheduleError, Simulation, dry_run, simulate
+from labkit.theory.schedule import Action, Costs, Kind, ScheduleError, Simulation, dry_run, simulate
 
 FORWARD_AND_BACKWARD = (
     (1.0, 1.0),
@@ -47,8 +48,8 @@ def ask_for_lists(call: Call) -> Callable[[Rank], None]:
     def on_rank(rank: Rank) -> None:
         for numbers in rank.params.get("sizes", []):
             size = Size(*numbers)
-            lists = [call(rank, r, size) for r in range(size.ranks)]
-            rank.fact(str(size), [[list(action) for action in actions] for actions in lists])  # type: ignore[attr-defined]
+            lists: list[Any] = [call(rank, r, size) for r in range(size.ranks)]
+            rank.fact(str(size), [[list(action) for action in actions] for actions in lists])
         for numbers in rank.params.get("refused", []):
             with rank.expect_error(str(Size(*numbers))):
                 call(rank, 0, Size(*numbers))
@@ -106,8 +107,8 @@ def every_action_once(size: Size, lists: Lists) -> Iterator[tuple[bool, str, str
     """Each list has the forward and the backward of each micro-batch on the rank's stages, and no more."""
     for rank, actions in enumerate(lists):
         own = range(rank, size.stages, size.ranks)
-        kinds = ("forward", "backward")
-        wanted = Counter(Action(k, s, i) for k in kinds for s in own for i in range(size.micro_batches))  # type: ignore[arg-type]
+        kinds: tuple[Kind, ...] = ("forward", "backward")
+        wanted = Counter(Action(k, s, i) for k in kinds for s in own for i in range(size.micro_batches))
         seen = Counter(actions)
         missing, extra = wanted - seen, seen - wanted
         said = [f"{next(iter(missing))} is missing"] if missing else []

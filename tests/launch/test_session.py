@@ -14,6 +14,8 @@ import torch.distributed as dist
 import labkit
 from labkit.launch.session import Session
 
+DIST = "import torch.distributed as dist"
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -109,12 +111,16 @@ def test_a_syntax_error_never_reaches_the_ranks(session: Session) -> None:
 @pytest.mark.parametrize(
     ("cell", "verdict", "words"),
     [
-        ("import torch.distributed as dist\nif rank: raise ValueError('no')\ndist.barrier()", "error", "rank 1 failed: ValueError: no"),  # noqa: E501
-        ("import torch.distributed as dist\nif rank: dist.barrier()", "deadlock", "rank 1 waits in barrier"),
+        (
+            f"{DIST}\nif rank: raise ValueError('no')\ndist.barrier()",
+            "error",
+            "rank 1 failed: ValueError: no",
+        ),
+        (f"{DIST}\nif rank: dist.barrier()", "deadlock", "rank 1 waits in barrier"),
         ("while rank: pass", "timeout", "within 1.5 s: rank 1 still running"),
         ("import os\nif rank: os._exit(4)", "error", "exit code 4"),
     ],
-)  # fmt: skip
+)
 def test_ranks_that_cannot_go_on_are_replaced_within_a_second(
     session: Session, cell: str, verdict: str, words: str
 ) -> None:

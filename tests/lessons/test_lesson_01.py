@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -43,8 +44,8 @@ def run_here(directory: Path, request: RunRequest) -> JobFailure | None:
     read, inputs = read_request(directory)
     exercise = registry.exercise(read.exercise)
     for index, case in enumerate(read.cases):
-        # nothing is recorded, so there is no recorder
-        rank = Rank(case, inputs[case.name], ModuleType("nothing"), dist.group.WORLD, None)  # type: ignore[arg-type]
+        unused: Any = None  # nothing is recorded, so there is no recorder
+        rank = Rank(case, inputs[case.name], ModuleType("nothing"), dist.group.WORLD, unused)
         error = None
         try:
             with forbidding(exercise.forbids):

@@ -133,7 +133,8 @@ def test_a_step_on_a_gpu(name: str, attention: str) -> None:
     model = build(config, attention, "none").to("cuda", torch.bfloat16)
     ids = torch.randint(config.vocabulary, (4, 129), device="cuda")
     step = measured(model, ids)
-    plan = TrainingPlan(config, 128, 4, attention=attention, counting=eager_counting(2, "cuda"))  # type: ignore[arg-type]
+    counting = eager_counting(2, "cuda")
+    plan = TrainingPlan(config, 128, 4, attention=attention, counting=counting)  # type: ignore[arg-type]
     theory = training_memory(plan)
     assert step.weights == 2 * model.num_parameters
     assert step.activations == pytest.approx(theory.activations + theory.logits, rel=0.03)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from labkit.theory.activations import kept_bytes, layer_activation_bytes, logits_kept
@@ -37,10 +39,10 @@ FIGURE_7 = {
 }
 
 
-def first_stage_activations(name: str, **options: object) -> float:
+def first_stage_activations(name: str, **options: Any) -> float:
     """Activations of the layers of stage 0, without embedding and head, which figure 1 leaves out."""
     config, p, v, b = KORTHIKANTI[name]
-    one_layer = layer_activation_bytes(config, 2048, b, tensor_parallel=8, **options)  # type: ignore[arg-type]
+    one_layer = layer_activation_bytes(config, 2048, b, tensor_parallel=8, **options)
     held = in_flight("interleaved" if v > 1 else "1f1b", 0, p, 8 * p, v)
     return held * one_layer * config.num_layers / p
 

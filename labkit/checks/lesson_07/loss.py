@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ def _own_columns(case: Case, logits: Tensor, place: Place) -> Tensor:
     return padded[..., place.position * columns : (place.position + 1) * columns].clone()
 
 
-def _options(case: Case) -> dict[str, float]:
+def _options(case: Case) -> dict[str, Any]:
     """What the case says beside the four arguments that are always given."""
     return {name: case.params[name] for name in ("ignore_index", "label_smoothing") if name in case.params}
 
@@ -74,7 +75,7 @@ def _reference(case: Case, inputs: Inputs, index: int) -> tuple[Tensor, Tensor]:
     """The loss, and the gradient of the whole logits, by F.cross_entropy."""
     logits = inputs["logits"][index].clone().requires_grad_()
     lifted = logits if logits.dtype == torch.float64 else logits.float()
-    loss = F.cross_entropy(lifted.flatten(0, 1), inputs["targets"][index].flatten(), **_options(case))  # type: ignore[arg-type]
+    loss = F.cross_entropy(lifted.flatten(0, 1), inputs["targets"][index].flatten(), **_options(case))
     (loss * case.params.get("times", 1.0)).backward()
     assert logits.grad is not None
     return loss.detach(), logits.grad
