@@ -35,7 +35,7 @@ def _in_turns(numbers: int, calls: int, blocks: int) -> tuple[list[float], list[
     x = torch.ones(numbers)
     times: tuple[list[float], list[float]] = ([], [])
     for block in range(2 * blocks + 2):
-        which = block % 2
+        which = (block + block // 2) % 2  # each first in every second pair
         c10d.ProcessGroup.allreduce, c10d.Work.wait = (hooked, plain)[which]
         began = time.perf_counter()
         for _ in range(calls):
@@ -49,7 +49,7 @@ def recording(rounds: int, numbers: int, calls: int, target: float | None) -> Ro
     """Microseconds per all-reduce of two ranks; the median over neighbouring blocks of their ratio."""
     import labkit
 
-    job = labkit.launch(_in_turns, numbers, calls, 3 * rounds, ranks=2, timeout=600, record=False)
+    job = labkit.launch(_in_turns, numbers, calls, 6 * rounds, ranks=2, timeout=600, record=False)
     recorded, plain = ([t * 1e6 for t in times] for times in job.results[0])
     ratio = median([p / r for r, p in zip(recorded, plain, strict=True)])
     noise = f"{spread(recorded)} against {spread(plain)}"

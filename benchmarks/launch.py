@@ -11,23 +11,22 @@ The job is the same everywhere: four ranks, one all-reduce over gloo, exit. Peer
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
-import importlib.util
-import io
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from _common import Row, median, report, spread
+from _live_ranks import CLIENTS, MAGICS, RANKS
+from _race import Start, against, race, serve
 from _recording import flight_recorder, recording
 
-RANKS = 4
+LIVE = (*MAGICS, *CLIENTS)
 SCRIPT = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -114,146 +113,9 @@ def torchrunx() -> Iterator[Callable[[], None]]:
     yield lambda: launcher.run(all_reduce) and None
 
 
-CELL = "counter = counter + 1\ncounter"
-
-
-def labkit_session() -> Iterator[Callable[[], None]]:
-    """The magic itself, with the notebook's names looked at and the result drawn."""
-    from IPython.core.interactiveshell import InteractiveShell
-
-    import labkit  # noqa: F401
-
-    shell = InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "labkit")
-    shell.run_cell_magic("ranks", str(RANKS), "counter = 0")
-
-    def once() -> None:
-        shell.run_cell_magic("ranks", "", CELL)
-
-    yield once
-    shell.run_line_magic("ranks", "stop")
-
-
-def ipyparallel() -> Iterator[Callable[[], None]]:
-    import ipyparallel as peer
-
-    with peer.Cluster(n=RANKS, log_level=40) as client:
-        view = client[:]
-        view.execute("counter = 0", block=True)
-        yield lambda: view.execute(CELL, block=True) and None
-
-
-def nbdistributed() -> Iterator[Callable[[], None]]:
-    from nbdistributed.communication import CommunicationManager
-    from nbdistributed.process_manager import ProcessManager
-
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    manager = ProcessManager()
-    port = manager.start_workers(RANKS)
-    atexit.register(manager.shutdown)  # it leaves its workers behind otherwise
-    peer = CommunicationManager(RANKS, port)
-    while True:  # it does not say when its workers are ready
-        with contextlib.suppress(TimeoutError):
-            peer.send_to_all("execute", "counter = 0", timeout=5)
-            break
-    yield lambda: peer.send_to_all("execute", CELL) and None
-    manager.shutdown()
-
-
-CONTENDERS: dict[str, Callable[[], Iterator[Callable[[], None]]]] = {
-    contender.__name__: contender
-    for contender in (labkit_launch, torchrun, bare_fork, accelerate, torchrunx, labkit_session, ipyparallel,
-                      nbdistributed)
-}  # fmt: skip
-
-PACKAGES = ("accelerate", "torchrunx", "ipyparallel", "nbdistributed")
-
-
-def serve(name: str) -> None:
-    """In a contender's process: do it once for each line on stdin, and answer with the seconds."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with contextlib.redirect_stdout(io.StringIO()):
-        contender = CONTENDERS[name]()
-        once = next(contender)
-        once()
-        answers.write("ready\n")
-        answers.flush()
-        for _ in sys.stdin:
-            began = time.perf_counter()
-            once()
-            answers.write(f"{time.perf_counter() - began}\n")
-            answers.flush()
-        next(contender, None)
-
-
-# ---- the judge
-
-
-class Contender:
-    """A contender's process. One that is not installed, or fails, has no times and a reason instead."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.times, self.missing = name, list[float](), ""
-        if name in (
-            "accelerate",
-            "torchrunx",
-            "ipyparallel",
-            "nbdistributed",
-        ) and not importlib.util.find_spec(name):
-            self.missing = "not installed"
-            return
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--contender", name],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-        )  # fmt: skip
-        self._expect("ready")
-
-    def round(self) -> None:
-        if not self.missing:
-            assert self._process.stdin is not None
-            self._process.stdin.write("once\n")
-            self._process.stdin.flush()
-            self._expect("")
-
-    def _expect(self, word: str) -> None:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            self._log.seek(0)
-            self.missing = "failed: " + (self._log.read().strip().splitlines() or ["?"])[-1][:80]
-        elif line != word:
-            self.times.append(float(line))
-
-    def close(self) -> None:
-        if hasattr(self, "_process"):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait(60)
-
-
-def race(names: Sequence[str], rounds: int) -> dict[str, Contender]:
-    """Run the contenders in turn, `rounds` times each."""
-    contenders = {name: Contender(name) for name in names}
-    for _ in range(rounds):
-        for contender in contenders.values():
-            contender.round()
-    for contender in contenders.values():
-        contender.close()
-    return contenders
-
-
-def against(
-    what: str, ours: Contender, peer: Contender, target: float | None, unit: str = "s", scale: float = 1.0
-) -> Row:
-    """One row of a race."""
-    mine = median(ours.times) * scale
-    if peer.missing:
-        return Row(what, mine, None, unit, None, target, peer.name, peer.missing)
-    theirs = median(peer.times) * scale
-    noise = f"{spread([t * scale for t in ours.times])} against {spread([t * scale for t in peer.times])}"
-    return Row(what, mine, theirs, unit, theirs / mine, target, peer.name, noise)
+CONTENDERS: dict[str, Start] = {
+    start.__name__: start for start in (labkit_launch, torchrun, bare_fork, accelerate, torchrunx, *LIVE)
+}
 
 
 def launches(rounds: int) -> list[Row]:
@@ -269,13 +131,13 @@ def launches(rounds: int) -> list[Row]:
 
 
 def round_trips(rounds: int) -> list[Row]:
-    """A cell on live ranks."""
-    found = race(["labkit_session", "ipyparallel", "nbdistributed"], 5 * rounds)
-    what = f"%%ranks round trip on {RANKS} live ranks"
-    return [
-        against(what, found["labkit_session"], found[peer], 1.0, "ms", 1000)
-        for peer in ("ipyparallel", "nbdistributed")
-    ]
+    """A cell on live ranks: by each tool's magic, as a person runs it, and by its Python interface."""
+    rows = []
+    for (ours, *peers), what in ((MAGICS, "%%ranks"), (CLIENTS, "session.run")):
+        found = race([start.__name__ for start in (ours, *peers)], 5 * rounds)
+        what += f" round trip on {RANKS} live ranks"
+        rows += [against(what, found[ours.__name__], found[peer.__name__], 1.0, "ms", 1000) for peer in peers]
+    return rows
 
 
 def replacing(rounds: int) -> Row:
@@ -370,7 +232,7 @@ def _options() -> Any:
 def main() -> None:
     options = _options()
     if options.contender:
-        serve(options.contender)
+        serve(CONTENDERS[options.contender])
         return
     rows = [*launches(options.rounds), *round_trips(options.rounds), replacing(options.rounds)]
     rows += [fresh(options.rounds), recording(options.rounds, 1_000_000, 20, 0.95)]
