@@ -140,7 +140,7 @@ def compared(property_name: str, what: str, expected: Tensor, answer: RankAnswer
 def traffic(property_name: str, phase: str, expected: Sequence[Call], answer: RankAnswer) -> Finding:
     """Whether a rank took part in exactly the expected calls, in that order."""
     calls = [(c["op"], c["num_bytes"]) for c in answer.collectives.get(phase, [])]
-    wanted, seen = f"{phase}: {_calls(expected)}", f"{phase}: {_calls(calls)}"
+    wanted, seen = f"{phase}: {calls_text(expected)}", f"{phase}: {calls_text(calls)}"
     return finding(property_name, list(expected) == calls, wanted, seen, answer)
 
 
@@ -172,7 +172,8 @@ def describe(name: str, dim: int | None, place: Place) -> str:
     return what if dim is None else f"block {place.position} of {place.size} along dim {dim} of {what}"
 
 
-def _calls(calls: Sequence[Call]) -> str:
+def calls_text(calls: Sequence[Call]) -> str:
+    """Calls in words: all_reduce of 8 bytes, ..."""
     return ", ".join(f"{op} of {num_bytes:,} bytes" for op, num_bytes in calls) or "no communication"
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.modules import BLOCK, GPT, config_of, replicated_agree, sequence_parallel
-from labkit.checks.lesson_07.trial import ModuleEvidence, own_part, refused, use_module, with_weights
+from labkit.checks.lesson_07.trial import ModuleEvidence, own_part, use_module, whole_on
 from labkit.checks.rank import Rank
 from labkit.checks.sharded_evidence import finding
-from labkit.checks.sharded_layer import enter_group, full_weights, place_of
+from labkit.checks.sharded_layer import enter_group, place_of
 from labkit.record.memory import SavedTensors
 
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence
@@ -35,7 +35,7 @@ def block_on_rank(rank: Rank) -> None:
 
 def _measure_kept(rank: Rank) -> None:
     """Fact: kept, the bytes autograd keeps of one forward without parameters."""
-    full = with_weights(BLOCK.plain(rank.case).to(rank.device), full_weights(rank.inputs))
+    full = whole_on(rank, BLOCK)
     part = BLOCK.build(rank, full, rank.group)
     x = own_part(rank.case, rank.inputs["x"][0], place_of(rank.case, rank.rank)).clone().requires_grad_()
     saved = SavedTensors(leave_out=part.parameters())
@@ -51,7 +51,7 @@ def _watch_dropout(rank: Rank) -> None:
     The heads are alike, the second half undoes the first, and the MLP adds nothing: only different dropout of
     the probabilities on different ranks lets anything through.
     """
-    full = with_weights(BLOCK.plain(rank.case).to(rank.device), full_weights(rank.inputs))
+    full = whole_on(rank, BLOCK)
     _same_heads(full, config_of(rank.case).head_size)
     part = BLOCK.build(rank, full, rank.group)
     x = own_part(rank.case, rank.inputs["x"][0], place_of(rank.case, rank.rank)).clone()
@@ -81,15 +81,11 @@ def judge_block(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterat
     evidence = ModuleEvidence(case, inputs, answers, BLOCK)
     match case.params["kind"]:
         case "values":
-            yield from evidence.output("forward-values")
-            yield from evidence.input_gradients("input-gradients")
-            yield from evidence.parameters("parameter-gradients", "grad")
-            yield from evidence.parameters("trained-weights", "trained")
-            yield from evidence.stored("stored-shards")
+            yield from evidence.usual()
             for phase in ("forward", "backward"):
                 yield from evidence.traffic("communication", phase, *_block_calls(case, inputs, phase))
         case "sequence":
-            yield from evidence.everything("sequence-parallel")
+            yield from evidence.usual()
             for phase in ("forward", "backward"):
                 calls = _block_calls(case, inputs, phase)
                 small = 4 * 8 * case.params["hidden"]
@@ -98,11 +94,8 @@ def judge_block(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterat
             yield from _kept(case, answers)
         case "dropout":
             yield from _dropped(case, answers)
-        case "subgroup":
-            yield from evidence.output("subgroup")
-            yield from evidence.within_group("subgroup")
-        case "own-parts":
-            yield from evidence.everything("own-parts")
+        case _:
+            yield from evidence.usual()
 
 
 def _block_calls(case: Case, inputs: Inputs, phase: str, blocks: int = 1) -> list[tuple[str, int]]:
@@ -172,8 +165,7 @@ def gpt_on_rank(rank: Rank) -> None:
     """Use the part; or watch its replicas under dropout; or ask for what cannot be."""
     match rank.params["kind"]:
         case "dropout":
-            full = with_weights(GPT.plain(rank.case).to(rank.device), full_weights(rank.inputs))
-            part = GPT.build(rank, full, rank.group)
+            part = GPT.build(rank, whole_on(rank, GPT), rank.group)
             for name in ("first", "second"):
                 part.zero_grad()
                 loss = GPT.run(part, [rank.inputs["ids"][0], rank.inputs["targets"][0]])
@@ -193,17 +185,8 @@ def judge_gpt(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator
     evidence = ModuleEvidence(case, inputs, answers, GPT)
     match case.params["kind"]:
         case "values":
-            yield from evidence.output("losses")
-            yield from evidence.parameters("parameter-gradients", "grad")
-            yield from evidence.parameters("trained-weights", "trained")
-            yield from evidence.stored("stored-shards")
+            yield from evidence.usual()
             yield from _gpt_traffic(case, evidence, inputs)
-        case "untied" | "uneven-vocabulary" | "sequence-parallel" | "own-parts":
-            yield from evidence.everything(case.params["kind"])
-        case "round-trip":
-            yield from evidence.round_trip("round-trip")
-        case "refused":
-            yield from refused("refusals", answers, "refusal", ["ValueError"], *case.params["names"])
         case "dropout":
             names = {f"{n} loss": f"the {n} loss with dropout" for n in ("first", "second")}
             yield from replicated_agree(
@@ -211,6 +194,8 @@ def judge_gpt(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator
             )
             first, second = (answers[0].tensors[f"{n} loss"] for n in ("first", "second"))
             yield Finding("dropout", not torch.equal(first, second), "another loss each time", "the same", 0)
+        case _:
+            yield from evidence.usual()
 
 
 def _gpt_traffic(case: Case, evidence: ModuleEvidence, inputs: Inputs) -> Iterator[Finding]:

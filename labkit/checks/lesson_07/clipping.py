@@ -11,8 +11,8 @@ from labkit.checks.compare import difference
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import finding, within_group
-from labkit.checks.sharded_layer import drawn, dtype_of, enter_group, groups_of, place_of
+from labkit.checks.sharded_evidence import calls_text, finding, within_group
+from labkit.checks.sharded_layer import charged, drawn, dtype_of, enter_group, groups_of, place_of
 
 CUT = {"first": (8, 3), "second": (4, 5)}
 WHOLE = {"norm": (7,), "positions": (3, 4)}
@@ -63,10 +63,6 @@ def _difference(expected: torch.Tensor, seen: torch.Tensor | None) -> str | None
 def judge_clip(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
     """Compare with the norm of the whole model's gradient, each number counted once."""
     kind = case.params["kind"]
-    about = {"missing": "missing-gradients", "none-cut": "missing-gradients", "low": "low-precision"}.get(
-        kind
-    )
-    about = "subgroup" if kind == "subgroup" else "small-norms" if kind == "small" else about
     for answer in answers:
         place = place_of(case, answer.rank)
         names = list(WHOLE) if kind == "none-cut" else [*CUT, *WHOLE]
@@ -75,17 +71,16 @@ def judge_clip(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterato
         seen = answer.tensors.get("norm", torch.tensor(torch.nan))
         close = torch.allclose(norm, seen, rtol=1e-4 if case.params.get("dtype") else 1e-9)
         told = f"norm {norm.item():.6g}, of all numbers of the whole model once"
-        yield finding(about or "total-norm", close, told, f"{seen.item():.6g}", answer)
+        yield finding(charged(case, "total-norm"), close, told, f"{seen.item():.6g}", answer)
         factor = min(1.0, case.params["max_norm"] / norm.item())
         for name, gradient in _gradients(case, inputs, answer.rank).items():
             scaled = gradient if name not in names else (gradient.double() * factor).to(gradient.dtype)
             told = f"gradient of {name}, times {factor:.4g}"
             wrong = _difference(scaled, answer.tensors.get(f"grad.{name}"))
-            yield finding(about or "scaled-gradients", wrong is None, told, wrong or "", answer)
-        if about == "subgroup":
+            yield finding(charged(case, "scaled-gradients"), wrong is None, told, wrong or "", answer)
+        if kind == "subgroup":
             yield within_group("subgroup", case, answer)
-        if about is None:
+        if "communication" in case.properties:
             calls = calls_of(answer, "all")
             one = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
-            seen_calls = ", ".join(f"{op} of {n} bytes" for op, n in calls) or "nothing"
-            yield finding("communication", one, "one all_reduce of one number", seen_calls, answer)
+            yield finding("communication", one, "one all_reduce of one number", calls_text(calls), answer)

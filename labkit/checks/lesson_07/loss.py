@@ -12,7 +12,7 @@ from torch import Tensor
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of, refused
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import compared, finding, within_group
+from labkit.checks.sharded_evidence import calls_text, compared, finding, within_group
 from labkit.checks.sharded_layer import Place, charged, drawn, dtype_of, enter_group, groups_of, place_of
 
 MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponentials, and room for two more
@@ -81,17 +81,6 @@ def _reference(case: Case, inputs: Inputs, index: int) -> tuple[Tensor, Tensor]:
     return loss.detach(), logits.grad
 
 
-PROPERTY = {
-    "uneven": "uneven-vocabulary",
-    "ignored": "ignore-index",
-    "smoothed": "label-smoothing",
-    "large": "large-logits",
-    "owner": "one-owner",
-    "bfloat16": "low-precision",
-    "subgroup": "subgroup",
-}
-
-
 def judge_loss(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
     """Compare with F.cross_entropy of the whole logits."""
     kind = case.params["kind"]
@@ -99,16 +88,16 @@ def judge_loss(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterato
         for name in ("too large", "negative"):
             yield from refused("wrong-targets", answers, name, ["ValueError", "IndexError"])
         return
-    about = PROPERTY.get(kind)
     for answer in answers:
         place = place_of(case, answer.rank)
         loss, gradient = _reference(case, inputs, place.index)
-        yield compared(about or "loss-value", "F.cross_entropy of the whole logits", loss, answer, "loss")
+        about = charged(case, "loss-value")
+        yield compared(about, "F.cross_entropy of the whole logits", loss, answer, "loss")
         expected = _own_columns(case, gradient, place)
         real = expected.masked_fill(expected == BEYOND, 0.0)
         told = "this rank's columns of the gradient of the whole logits"
-        yield compared(about or "gradients", told, real, answer, "grad")
-        if about is None:
+        yield compared(charged(case, "gradients"), told, real, answer, "grad")
+        if "scalars-only" in case.properties:
             given = _own_columns(case, inputs["logits"][place.index], place)
             yield compared("gradients", "the logits as they were handed over", given, answer, "logits after")
             yield from _scalars(case, inputs, answer)
@@ -126,8 +115,7 @@ def _scalars(case: Case, inputs: Inputs, answer: RankAnswer) -> Iterator[Finding
         and sum(n for _, n in calls) <= room
     )
     told = f"forward: all_reduces of a few numbers a token, at most {room:,} bytes"
-    seen = ", ".join(f"{op} of {n:,} bytes" for op, n in calls) or "no communication"
-    yield finding("scalars-only", few, told, f"forward: {seen}", answer)
+    yield finding("scalars-only", few, told, f"forward: {calls_text(calls)}", answer)
     later = calls_of(answer, "backward")
-    seen = ", ".join(f"{op} of {n:,} bytes" for op, n in later)
-    yield finding("scalars-only", not later, "backward: no communication", f"backward: {seen}", answer)
+    seen = f"backward: {calls_text(later)}"
+    yield finding("scalars-only", not later, "backward: no communication", seen, answer)

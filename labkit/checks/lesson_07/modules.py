@@ -11,6 +11,7 @@ from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.cuts import cut_attention, cut_block, cut_gpt, cut_table
 from labkit.checks.lesson_07.trial import ModuleEvidence, Trial, refused, use_module
 from labkit.checks.rank import Rank
+from labkit.checks.sharded_evidence import nbytes
 from labkit.checks.sharded_layer import dtype_of, enter_group
 from labkit.model import Attention, Block, ModelConfig, Transformer, explicit_attention, gpt
 
@@ -110,27 +111,11 @@ def attention_on_rank(rank: Rank) -> None:
 def judge_attention(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
     """Findings for what the case is about."""
     evidence = ModuleEvidence(case, inputs, answers, ATTENTION)
-    match case.params["kind"]:
-        case "values":
-            yield from evidence.output("forward-values")
-            yield from evidence.input_gradients("input-gradients")
-            yield from evidence.parameters("parameter-gradients", "grad")
-            yield from evidence.parameters("trained-weights", "trained")
-            one = ("all_reduce", _bytes(inputs["x"][0]))
-            yield from evidence.traffic("communication", "forward", one)
-            yield from evidence.traffic("communication", "backward", one)
-            yield from evidence.stored("stored-shards")
-        case "grouped":
-            yield from evidence.everything("grouped-query")
-        case "round-trip":
-            yield from evidence.round_trip("round-trip")
-        case "layout":
-            yield from evidence.everything("any-layout")
-        case "refused":
-            yield from refused("refusals", answers, "refusal", ["ValueError"], *case.params["names"])
-        case "subgroup":
-            yield from evidence.output("subgroup")
-            yield from evidence.within_group("subgroup")
+    yield from evidence.usual()
+    if case.params["kind"] == "values":
+        one = ("all_reduce", nbytes(inputs["x"][0]))
+        yield from evidence.traffic("communication", "forward", one)
+        yield from evidence.traffic("communication", "backward", one)
 
 
 # -- embedding
@@ -175,30 +160,15 @@ def embedding_on_rank(rank: Rank) -> None:
 def judge_embedding(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
     """Findings for what the case is about."""
     evidence = ModuleEvidence(case, inputs, answers, EMBEDDING)
-    match case.params["kind"]:
-        case "values":
-            yield from evidence.output("forward-values")
-            yield from evidence.parameters("parameter-gradients", "grad")
-            yield from evidence.parameters("trained-weights", "trained")
-            yield from evidence.traffic(
-                "communication", "forward", ("all_reduce", _bytes(inputs["grad_output"][0]))
-            )
-            yield from evidence.traffic("communication", "backward")
-            yield from evidence.stored("stored-shards")
-        case "uneven":
-            yield from evidence.everything("uneven-vocabulary")
-        case "round-trip":
-            yield from evidence.round_trip("uneven-vocabulary")
-        case "wrong-ids":
-            for name in ("too large", "negative"):
-                yield from refused("wrong-ids", answers, name, ["IndexError", "ValueError"])
-        case "subgroup":
-            yield from evidence.output("subgroup")
-            yield from evidence.within_group("subgroup")
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    if case.params["kind"] == "wrong-ids":
+        for name in ("too large", "negative"):
+            yield from refused("wrong-ids", answers, name, ["IndexError", "ValueError"])
+        return
+    yield from evidence.usual()
+    if case.params["kind"] == "values":
+        one = ("all_reduce", nbytes(inputs["grad_output"][0]))
+        yield from evidence.traffic("communication", "forward", one)
+        yield from evidence.traffic("communication", "backward")
 
 
 def replicated_agree(

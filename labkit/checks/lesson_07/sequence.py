@@ -11,7 +11,7 @@ from torch import Tensor
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of, refused
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import compared, finding, nbytes, within_group
+from labkit.checks.sharded_evidence import calls_text, compared, finding, nbytes, within_group
 from labkit.checks.sharded_layer import charged, drawn, enter_group, groups_of, place_of
 from labkit.record.memory import SavedTensors
 
@@ -69,7 +69,7 @@ def judge_pair(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterato
         names = inputs["whole"].shape[2] - 1, case.ranks
         yield from refused("uneven-sequence", answers, "refusal", ["ValueError"], *names)
         return
-    about = {"layout": "any-layout", "subgroup": "subgroup"}.get(kind)
+    values, gradients = charged(case, "forward-values"), charged(case, "input-gradients")
     for answer in answers:
         place = place_of(case, answer.rank)
         joined = {n: torch.cat([inputs[n][r] for r in place.members], dim=1) for n in ("slice", "grad_slice")}
@@ -77,18 +77,16 @@ def judge_pair(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterato
             n: place.block(torch.stack([inputs[n][r] for r in place.members]).sum(0), 1)
             for n in ("whole", "grad_whole")
         }
-        yield compared(
-            about or "forward-values", "gather: all tokens", joined["slice"], answer, "gather output"
-        )
+        yield compared(values, "gather: all tokens", joined["slice"], answer, "gather output")
         told = "scatter: this rank's tokens of the sum"
-        yield compared(about or "forward-values", told, added["whole"], answer, "scatter output")
+        yield compared(values, told, added["whole"], answer, "scatter output")
         told = "backward of gather: this rank's tokens of the sum"
-        yield compared(about or "input-gradients", told, added["grad_whole"], answer, "gather input_grad")
+        yield compared(gradients, told, added["grad_whole"], answer, "gather input_grad")
         told = "backward of scatter: the gradients of all tokens"
-        yield compared(about or "input-gradients", told, joined["grad_slice"], answer, "scatter input_grad")
+        yield compared(gradients, told, joined["grad_slice"], answer, "scatter input_grad")
         if kind == "subgroup":
             yield within_group("subgroup", case, answer)
-        if about is None:
+        if kind == "values":
             for name, handed in HANDED.items():
                 for each in handed:
                     told, given = f"{name}: {each} as it was handed over", inputs[each][answer.rank]
@@ -107,8 +105,9 @@ def _pair_traffic(inputs: Inputs, answer: RankAnswer) -> Iterator[Finding]:
         ("scatter backward", gather),
     ):
         seen = calls_of(answer, phase)
-        told, was = (", ".join(f"{op} of {n:,} bytes" for op, n in c) or "nothing" for c in (calls, seen))
-        yield finding("communication", seen == calls, f"{phase}: {told}", was, answer)
+        yield finding(
+            "communication", seen == calls, f"{phase}: {calls_text(calls)}", calls_text(seen), answer
+        )
 
 
 # -- the two products
@@ -161,28 +160,26 @@ def products_on_rank(rank: Rank) -> None:
 
 def judge_products(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
     """Compare with F.linear on all tokens; count what is sent and kept."""
-    about = {"subgroup": "subgroup", "bare": "no-bias"}.get(case.params["kind"])
-    bias = case.params.get("bias", True)
+    kind, bias = case.params["kind"], case.params.get("bias", True)
     for answer in answers:
         place = place_of(case, answer.rank)
         whole = {n: inputs[n][place.index].clone().requires_grad_() for n in ("x", *CUT)}
         out = _two_products(whole, F.linear, F.linear, bias)
         out.backward(inputs["grad_output"][place.index])
         expected = place.block(out.detach(), 1)
-        yield compared(
-            about or "forward-values", "this rank's tokens of the output", expected, answer, "output"
-        )
-        for name, tensor in whole.items() if about != "subgroup" else ():
+        about = charged(case, "forward-values")
+        yield compared(about, "this rank's tokens of the output", expected, answer, "output")
+        for name, tensor in whole.items() if kind != "subgroup" else ():
             if tensor.grad is None:
                 continue
-            kind = "input-gradients" if name == "x" else "parameter-gradients"
+            about = charged(case, "input-gradients" if name == "x" else "parameter-gradients")
             dim = 1 if name == "x" else CUT[name]
             told = f"gradient of {name}: {'whole' if dim is None else 'its block'}, as of all tokens"
             expected = place.block(tensor.grad, dim)
-            yield compared(about or kind, told, expected, answer, f"grad.{name}")
-        if about == "subgroup":
+            yield compared(about, told, expected, answer, f"grad.{name}")
+        if kind == "subgroup":
             yield within_group("subgroup", case, answer)
-        if about is None and place.size > 1:
+        if kind == "values" and place.size > 1:
             yield from _products_manners(case, inputs, answer, place.size)
 
 
@@ -200,7 +197,6 @@ def _products_manners(case: Case, inputs: Inputs, answer: RankAnswer, size: int)
 
 def _calls_of(answer: RankAnswer, phase: str, calls: list[tuple[str, int]], small: int) -> Finding:
     large = sorted(call for call in calls_of(answer, phase) if call[0] != "all_reduce" or call[1] > small)
-    told = ", ".join(f"{op} of {n:,} bytes" for op, n in sorted(calls))
-    seen = ", ".join(f"{op} of {n:,} bytes" for op, n in large) or "nothing of that size"
     beside = " beside the sum of the bias's gradient" if small else ""
-    return finding("communication", large == sorted(calls), f"{phase}: {told}{beside}", seen, answer)
+    told = f"{phase}: {calls_text(sorted(calls))}{beside}"
+    return finding("communication", large == sorted(calls), told, calls_text(large), answer)

@@ -85,6 +85,11 @@ def with_weights(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     return module
 
 
+def whole_on(rank: Rank, trial: Trial) -> nn.Module:
+    """The case's whole module with the case's weights, on this rank's device."""
+    return with_weights(trial.plain(rank.case).to(rank.device), full_weights(rank.inputs))
+
+
 def is_cut(case: Case, tensor: Tensor) -> bool:
     """Whether a rank has only its own tokens of a tensor that is handed over or returned."""
     return bool(case.params.get("sequence_parallel")) and tensor.is_floating_point() and tensor.dim() > 1
@@ -104,7 +109,7 @@ def use_module(rank: Rank, trial: Trial) -> None:
     """
     group, place, case = enter_group(rank), place_of(rank.case, rank.rank), rank.case
     before = storages()
-    full = with_weights(trial.plain(case).to(rank.device), full_weights(rank.inputs))
+    full = whole_on(rank, trial)
     part = trial.build(rank, full, group)
     for name, weight in full.named_parameters():
         rank.answer(f"full.{name}", weight)
@@ -205,6 +210,28 @@ class ModuleEvidence:
             )
         return found | {f"trained.{n}": p.detach() for n, p in full.named_parameters()}
 
+    def usual(self) -> Iterator[Finding]:
+        """For the kinds of case that modules share, by what the case is about; all numbers for others."""
+        about = self.case.properties[0]
+        match self.case.params["kind"]:
+            case "values":
+                yield from self.output(about)
+                if "input_grad" in self.references[0]:
+                    yield from self.input_gradients("input-gradients")
+                yield from self.parameters("parameter-gradients", "grad")
+                yield from self.parameters("trained-weights", "trained")
+                yield from self.stored("stored-shards")
+            case "subgroup":
+                yield from self.output(about)
+                yield from self.within_group(about)
+            case "round-trip":
+                yield from self.round_trip(about)
+            case "refused":
+                names = self.case.params["names"]
+                yield from refused(about, self.answers, "refusal", ["ValueError"], *names)
+            case _:
+                yield from self.everything(about)
+
     def output(self, property_name: str) -> Iterator[Finding]:
         """What each rank gave is the whole module's output, or its own tokens of it."""
         yield from self._activation(property_name, "output", "the whole module's output")
@@ -286,7 +313,7 @@ class ModuleEvidence:
             if place_of(self.case, answer.rank).size > 1:
                 calls = calls_of(answer, phase)
                 seen = Counter(c for c in calls if c[0] != "all_reduce" or c[1] > ignore)
-                told, was = (f"{phase}: {_calls(n)}" for n in (Counter(expected), seen))
+                told, was = (f"{phase}: {_counted(n)}" for n in (Counter(expected), seen))
                 yield finding(property_name, seen == Counter(expected), told, was, answer)
 
     def within_group(self, property_name: str) -> Iterator[Finding]:
@@ -308,7 +335,7 @@ def calls_of(answer: RankAnswer, phase: str) -> list[tuple[str, int]]:
     return calls + list((native - twins).elements())
 
 
-def _calls(calls: Counter[tuple[str, int]]) -> str:
+def _counted(calls: Counter[tuple[str, int]]) -> str:
     told = (f"{n} x {op} of {num_bytes:,} bytes" for (op, num_bytes), n in sorted(calls.items()))
     return ", ".join(told) or "no communication"
 
