@@ -16,7 +16,8 @@ from typing import Any
 import labkit.checks
 from autograder.hidden.memory_values import REFERENCE, corrected_slides
 from labkit.checks.exercise import Case
-from labkit.checks.recorded_calls import EXACT, arguments_of, digest
+from labkit.checks.plain_numbers import EXACT
+from labkit.checks.recorded_calls import arguments_of, digest
 from labkit.theory.hardware import GPU, GPUS
 from labkit.theory.models import ModelConfig, gpt, llama, preset
 

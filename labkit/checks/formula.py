@@ -6,16 +6,13 @@ visible cases were recorded; those of the grader's are computed when it draws it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
 from labkit.checks.exercise import JSON, Case, Exercise, Finding, Inputs, Property, RankAnswer, no_inputs
+from labkit.checks.plain_numbers import number_or_words, shown, wrong_number
 from labkit.checks.rank import Rank
 
 Row = tuple[dict[str, JSON], float]  # arguments by name, value
-RELATIVE_ERROR = 1e-9  # a few roundings of float64, whatever the order of the operations
 
 
 def formula_exercise(
@@ -67,21 +64,12 @@ def _asks(name: str) -> Callable[[Rank], None]:
     def on_rank(rank: Rank) -> None:
         function = getattr(rank.student, name)
         for kind in ("rows", "agree"):
-            rank.fact(kind, [_number(function(**row)) for row in rank.params.get(kind, [])])
+            rank.fact(kind, [number_or_words(function(**row)) for row in rank.params.get(kind, [])])
         for index, row in enumerate(rank.params.get("refused", [])):
             with rank.expect_error(f"refusal {index}"):
                 function(**row)
 
     return on_rank
-
-
-def _number(value: object) -> float | str:
-    """A plain number, or what came instead of it."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return f"{type(value).__name__} {value!r}"[:200]
 
 
 def _judge(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
@@ -90,9 +78,8 @@ def _judge(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Fi
     for row, value, seen in zip(
         case.params.get("rows", []), case.expected.get("values", []), facts["rows"], strict=True
     ):
-        shown = f"{value:.9g}" if isinstance(seen, (int, float)) else "a number"
-        what = f"{shown} for {_in_words(row)}"
-        yield Finding(name, _same(value, seen), what, f"{seen:.9g}" if shown != "a number" else seen)
+        wrong = wrong_number(value, seen)
+        yield Finding(name, wrong is None, f"{shown(value)} for {_in_words(row)}", wrong or "")
     if "agree" in case.params:
         yield _agreement(name, facts["agree"])
     for index, row in enumerate(case.params.get("refused", [])):
@@ -102,13 +89,10 @@ def _judge(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Fi
 
 
 def _agreement(name: str, values: Sequence[object]) -> Finding:
-    right = all(isinstance(v, (int, float)) and v > 0 and _same(v, values[0]) for v in values)
-    seen = ", ".join(f"{v:.6g}" if isinstance(v, (int, float)) else str(v) for v in values)
+    numbers = [v for v in values if isinstance(v, int | float)]
+    right = len(numbers) == len(values) and all(v > 0 and not wrong_number(numbers[0], v) for v in numbers)
+    seen = ", ".join(map(str, values) if len(numbers) < len(values) else map(shown, numbers))
     return Finding(name, right, "the same positive number for all of them", seen)
-
-
-def _same(value: float, seen: object) -> bool:
-    return isinstance(seen, (int, float)) and math.isclose(value, seen, rel_tol=RELATIVE_ERROR)
 
 
 def _in_words(row: dict[str, JSON]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.checks.exercise import Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.plain_numbers import number_or_words
 from labkit.checks.rank import Rank
 from labkit.theory.pipeline import bubble_over_ideal
 
@@ -28,11 +29,6 @@ def _close(seen: object, wanted: float) -> bool:
     return isinstance(seen, (int, float)) and math.isclose(seen, wanted, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _number(value: Any) -> float | str:
-    """What the student returned, as data: a number, or words for what is none."""
-    return float(value) if isinstance(value, (int, float)) else f"{type(value).__name__} {value!r}"[:200]
-
-
 # ---- 04.bubble-fraction
 
 TIMES = ((1.0, 2.0), (1.0, 1.0), (0.5, 1.75))  # t_f, t_b
@@ -42,15 +38,16 @@ WANTED = (0.05, 0.1, 0.25, 0.5)  # the most of all time that may be idle
 def _bubble_on_rank(rank: Rank) -> None:
     student, answers = rank.student, []
     for schedule, p, m, v in rank.params["settings"]:
-        seconds = [_number(student.batch_seconds(schedule, p, m, f, b, v)) for f, b in TIMES]
-        ratio = _number(student.bubble_over_ideal(schedule, p, m, v))
-        fraction = _number(student.bubble_fraction(schedule, p, m, v))
+        seconds = [number_or_words(student.batch_seconds(schedule, p, m, f, b, v)) for f, b in TIMES]
+        ratio = number_or_words(student.bubble_over_ideal(schedule, p, m, v))
+        fraction = number_or_words(student.bubble_fraction(schedule, p, m, v))
         answers.append([seconds, ratio, fraction])
     rank.fact("answers", answers)
     with rank.attempt("fewest-micro-batches"):
         asked = [(s, p, v, share) for s, p, v in rank.params["fewest"] for share in WANTED]
         rank.fact(
-            "fewest", [_number(student.fewest_micro_batches(s, p, share, v)) for s, p, v, share in asked]
+            "fewest",
+            [number_or_words(student.fewest_micro_batches(s, p, share, v)) for s, p, v, share in asked],
         )
 
 
@@ -143,7 +140,7 @@ BUBBLE_FRACTION = Exercise(
 def _peak_on_rank(rank: Rank) -> None:
     counts = []
     for schedule, p, m, v in rank.params["settings"]:
-        counts.append([_number(rank.student.peak_in_flight(schedule, r, p, m, v)) for r in range(p)])
+        counts.append([number_or_words(rank.student.peak_in_flight(schedule, r, p, m, v)) for r in range(p)])
     rank.fact("counts", counts)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 
 from labkit.checks.exercise import JSON, Case, Finding, Inputs, RankAnswer
 from labkit.checks.forbidden import ForbiddenCall
+from labkit.checks.plain_numbers import as_data, shown, wrong_number
 from labkit.checks.rank import Rank
 from labkit.theory.hardware import GPU
 from labkit.theory.models import ModelConfig
 
-EXACT = 1e-9  # relative: room for the order of floating-point products, for nothing else
-MOST_BITS = 512
 ARGUMENT_TYPES = {"config": ModelConfig, "gpu": GPU}
 
 
@@ -62,19 +60,6 @@ def call_student(rank: Rank) -> None:
                 raise problem
 
 
-def as_data(value: object) -> JSON:
-    """A number, or a dict of numbers, as plain Python; TypeError says what was found instead."""
-    if isinstance(value, dict):
-        return {str(key): as_data(item) for key, item in value.items()}
-    if hasattr(value, "item") and not isinstance(value, int | float):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, found {_shown(value)}")
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise ValueError(f"expected a number of bytes or operations, found one of {value.bit_length()} bits")
-    return value
-
-
 def judge_values(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
     """One finding a call."""
     for answer in answers:
@@ -96,7 +81,7 @@ def judge_values(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Itera
 
 def _wrong_error(reply: JSON) -> str | None:
     if "raised" not in reply:
-        return f"no error, but {_shown(reply.get('value'))}"
+        return f"no error, but {shown(reply.get('value'))}"
     if "ValueError" in reply["raised"]:
         return None
     return f"{reply['raised'][0]}: {reply['message']}"
@@ -110,35 +95,22 @@ def _wrong_value(expected: JSON, seen: JSON, call: dict[str, JSON]) -> str | Non
     part = call.get("part")
     if part is not None:
         if not isinstance(seen, dict) or part not in seen:
-            return f"{_shown(seen)}, which has no {part!r}"
+            return f"{shown(seen)}, which has no {part!r}"
         seen = seen[part]
     if isinstance(expected, dict) and "digest" not in expected:
         if not isinstance(seen, dict):
-            return f"{_shown(seen)} instead of a dict with {', '.join(expected)}"
+            return f"{shown(seen)} instead of a dict with {', '.join(expected)}"
         if set(seen) != set(expected):
             return f"keys {', '.join(sorted(seen))} instead of {', '.join(sorted(expected))}"
         problems = (
-            (part, _wrong_number(expected[part], seen[part], call["tolerance"])) for part in sorted(expected)
+            (part, wrong_number(expected[part], seen[part], call["tolerance"])) for part in sorted(expected)
         )
         return next((f"{part}: {problem}" for part, problem in problems if problem), None)
     if isinstance(seen, dict):
         return "a dict instead of a number"
     if isinstance(expected, dict):
-        return (
-            None if digest(call["part"], seen) == expected["digest"] else f"{_shown(seen)}, which is not it"
-        )
-    return _wrong_number(expected, seen, call["tolerance"])
-
-
-def _wrong_number(expected: float, seen: JSON, tolerance: float) -> str | None:
-    if isinstance(seen, dict):
-        return "a dict instead of a number"
-    if not math.isfinite(seen):
-        return f"{seen}"
-    if math.isclose(expected, seen, rel_tol=tolerance, abs_tol=0.0):
-        return None
-    times = f", {seen / expected:.4g} times as much" if expected and expected != seen else ""
-    return f"{_shown(seen)} instead of {_shown(expected)}{times}"
+        return None if digest(call["part"], seen) == expected["digest"] else f"{shown(seen)}, which is not it"
+    return wrong_number(expected, seen, call["tolerance"])
 
 
 def digest(question: str, value: float) -> str:
@@ -150,13 +122,5 @@ def _expected_text(expected: JSON) -> str:
     if expected is None:
         return "ValueError"
     if isinstance(expected, dict):
-        return "?" if "digest" in expected else ", ".join(f"{k} {_shown(v)}" for k, v in expected.items())
-    return _shown(expected)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, int) or value.is_integer():
-        return f"{int(value):,}"
-    return f"{value:.6g}"
+        return "?" if "digest" in expected else ", ".join(f"{k} {shown(v)}" for k, v in expected.items())
+    return shown(expected)
