@@ -75,15 +75,22 @@ class NotebookPage:
     page: Page
 
     @classmethod
-    def open(cls, page: Page, url: str, path: str) -> NotebookPage:
-        """Open the notebook at `path` below the root; wait until its cells are there and its kernel rests."""
-        page.goto(url.replace("/lab?", f"/lab/tree/{path}?"))
+    @contextmanager
+    def open(cls, page: Page, url: str, path: str) -> Iterator[NotebookPage]:
+        """Open the notebook at `path` below the root; wait until its cells are there and its kernel rests.
+
+        At the end its kernel is shut down, and its ranks with it.
+        """
+        page.goto(url.replace("/lab?", f"/lab/tree/{path}?reset&"))  # nothing of the notebook before
         expect(page.locator(".jp-Notebook .jp-Cell").first).to_be_visible(timeout=60_000)
         expect(page.locator("#jp-main-statusbar")).to_contain_text(
             "Python 3 (ipykernel) | Idle", timeout=60_000
         )
         page.wait_for_load_state("networkidle")
-        return cls(page)
+        yield cls(page)
+        page.get_by_role("menuitem", name="Kernel", exact=True).click()
+        page.get_by_role("menuitem", name="Shut Down Kernel", exact=True).click()
+        expect(page.locator("#jp-main-statusbar")).to_contain_text("No Kernel")
 
     @property
     def code_cells(self) -> Locator:

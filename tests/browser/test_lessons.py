@@ -41,23 +41,22 @@ def lesson(name: str) -> Lesson:
     return read_lesson(find_lessons([name], HOUSE / "solutions")[0])
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    folder.mkdir()
-    return folder
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A JupyterLab for all lessons, with an empty home: its folder and its URL. Nothing of it may be left."""
+    root, home = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("home")
+    with jupyter_lab(root, home) as url:
+        yield root, url
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_every_cell_runs_and_shows(
-    lesson: Lesson, page: Page, home: Path, tmp_path: Path, pictures: Path
-) -> None:
+def test_every_cell_runs_and_shows(lesson: Lesson, page: Page, lab: tuple[Path, str], pictures: Path) -> None:
     """With the reference solution filled in: no error, figures drawn, a passing table for each exercise."""
-    file = tmp_path / "root" / lesson.name / f"{lesson.name}.ipynb"
+    root, url = lab
+    file = root / "solved" / lesson.name / f"{lesson.name}.ipynb"
     file.parent.mkdir(parents=True)
     file.write_text(notebook_text(instructor_notebook(lesson)))
-    with jupyter_lab(tmp_path / "root", home) as url:
-        opened = NotebookPage.open(page, url, f"{lesson.name}/{lesson.name}.ipynb")
+    with NotebookPage.open(page, url, str(file.relative_to(root))) as opened:
         saved = opened.run_all(file, seconds=300)
         assert [problem for cell in saved.cells for problem in errors(cell)] == []
         assert figures_that_are_not_drawn(page) == []
@@ -66,9 +65,8 @@ def test_every_cell_runs_and_shows(
             expect(table).to_be_visible()
             expect(table.locator("tr.passed")).to_have_count(len(exercise.properties))
             expect(table.locator("tr.failed")).to_have_count(0)
-            expect(table.locator("td").nth(2)).to_have_css(
-                "text-align", "left"
-            )  # our style, not JupyterLab's
+            style = "text-align", "left"  # ours, not JupyterLab's
+            expect(table.locator("td").nth(2)).to_have_css(*style)
         opened.screenshot(page.locator(".jp-Notebook h1").first, pictures / f"{lesson.name}_opening.png")
         opened.screenshot(page.locator(FIGURES).last, pictures / f"{lesson.name}_figure.png")
         for exercise in lesson_exercises(lesson):
@@ -77,19 +75,18 @@ def test_every_cell_runs_and_shows(
             opened.screenshot(opened.code_cells.nth(number - 1), pictures / f"{exercise.id}.png")
 
 
-@pytest.mark.parametrize("name", ["00_collectives", "06_tensor_parallel_ffn"])
-def test_the_released_lesson_opens(name: str, page: Page, home: Path, tmp_path: Path, pictures: Path) -> None:
+@pytest.mark.parametrize("name", [LESSONS[0], LESSONS[6], LESSONS[-1]])
+def test_the_released_lesson_opens(name: str, page: Page, lab: tuple[Path, str], pictures: Path) -> None:
     """What students get shows its title and its stubs, and keeps the graded cells folded away."""
-    shutil.copytree(HOUSE / "notebooks" / name, tmp_path / "root" / name)
-    with jupyter_lab(tmp_path / "root", home) as url:
-        opened = NotebookPage.open(page, url, f"{name}/{name}.ipynb")
+    root, url = lab
+    shutil.copytree(HOUSE / "notebooks" / name, root / "released" / name)
+    with NotebookPage.open(page, url, f"released/{name}/{name}.ipynb") as opened:
         expect(page.locator(".jp-Notebook h1").first).to_be_visible()
         expect(opened.code_cells.filter(has_text="raise NotImplementedError").first).to_be_visible()
         expect(page.get_by_text("labkit.score(").first).to_be_hidden()
         expect(page.get_by_role("menuitem", name="Nbgrader")).to_have_count(0)
-        expect(page.locator(".jp-Dialog, .Toastify__toast")).to_have_count(
-            0
-        )  # no question about news or kernels
+        dialogs = page.locator(".jp-Dialog, .Toastify__toast")
+        expect(dialogs).to_have_count(0)  # no question about news or kernels
         opened.screenshot(page.locator(".jp-Notebook h1").first, pictures / f"{name}_released.png")
 
 
