@@ -13,8 +13,8 @@
 # ranks tell each other, and what stays whole on every one of them?**
 #
 # **You need** lesson 06: the operators $f$ and $g$, and the cuts by columns and by rows. **You will have
-# built** a GPT that is loaded from an ordinary one, trains on any number of ranks with the same losses and
-# the same weights, and goes back to an ordinary one. About 120 minutes.
+# built** a GPT that is loaded from an ordinary one, trains on any number of ranks that divides its heads with
+# the same losses and the same weights, and goes back to an ordinary one. About 120 minutes.
 
 # %% tags=["setup"]
 import contextlib
@@ -107,7 +107,7 @@ Table(
 
 
 # %%
-Product = Callable[[Tensor, Tensor, Tensor | None, dist.ProcessGroup], Tensor]
+Product = Callable[[Tensor, Tensor, Tensor | None, dist.ProcessGroup], Tensor]  # as row_parallel
 
 
 def block_of(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -150,8 +150,8 @@ def parameter(tensor: Tensor | None) -> nn.Parameter | None:
 your_guess = ...
 
 # %%
-whole = torch.arange(12).repeat_interleave(2).reshape(12, 2)  # rows 0-3 queries, 4-7 keys, 8-11 values
-prediction("rows of rank 0, cut in one piece", your_guess, whole.chunk(3)[0][:, 0].tolist())
+rows = ["query"] * 4 + ["key"] * 4 + ["value"] * 4  # of the packed matrix of 4 heads of size 1
+prediction("rows of rank 0, cut in one piece", your_guess, ", ".join(rows[: len(rows) // 3]))
 
 # %% [markdown]
 # All queries, and no key or value to go with them. So cut each of the three first, and pack what is yours.
@@ -347,8 +347,8 @@ labkit.check("07.tensor-parallel-attention", TensorParallelAttention)
 
 # %% [markdown]
 # **Before you write it:** suppose you shift the ids into the rank's range, set foreign ids to 0 so that the
-# look-up does not fail, and forget to zero what comes out. What does token 0 of rank $r$'s block have to do
-# with it: how many wrong vectors are added to every right one on 4 ranks?
+# look-up does not fail, and forget to zero what comes out. What does a rank that does not have an id then
+# give for it? **How many wrong vectors are added to every right one on 4 ranks?**
 
 # %% predict="foreign-rows"
 your_wrong_vectors = ...
@@ -477,7 +477,8 @@ Table(
 )
 
 # %% [markdown]
-# Three numbers a token. Cross-entropy of a token with target $y$ is
+# Three numbers a token. With logits $z_v$, one for each token $v$ of the vocabulary, and target $y$,
+# cross-entropy is
 #
 # $$\ell = \log \sum_{v} e^{z_v - m} \;-\; (z_y - m), \qquad m = \max_v z_v$$
 #
@@ -485,9 +486,9 @@ Table(
 # the ranks combine **one number a token** for the maximum, one for the sum, one for the target's logit
 # (which one rank has, and the others count as zero). $V/3$ times fewer bytes than the logits.
 #
-# Backward sends nothing at all. The gradient of a logit is $p_v - [v = y]$, and a rank has everything it
-# needs for its own columns, once the sums went through $g$ and not through a bare `dist.all_reduce`, which
-# autograd does not see.
+# Backward sends nothing at all. The gradient of $\ell$ by the logit $z_v$ is $p_v - [v = y]$: the softmax's
+# probability, minus 1 at the target. A rank has everything it needs for its own columns, once the sums went
+# through $g$ and not through a bare `dist.all_reduce`, which autograd does not see.
 
 # %% [markdown]
 # ### Exercise: vocabulary-parallel cross-entropy
@@ -499,6 +500,8 @@ Table(
 # tokens share $\varepsilon$:
 #
 # $$\ell = \log \sum_v e^{z_v - m} - (1 - \varepsilon)(z_y - m) - \frac{\varepsilon}{V} \sum_v (z_v - m)$$
+#
+# The last sum is a fourth number a token.
 #
 # <details><summary>Hint 1: the maximum</summary><code>dist.all_reduce(largest, dist.ReduceOp.MAX,
 # group=group)</code>. It cancels in the loss, so it needs no gradient: take it of
@@ -585,10 +588,11 @@ labkit.check("07.vocab-parallel-cross-entropy", vocab_parallel_cross_entropy)
 # %% [markdown]
 # ## Who draws which random numbers
 #
-# GPT drops numbers in three places: attention's probabilities, and what attention and the MLP add to $x$.
-# The first are **cut**: each rank has other heads, and their masks should have nothing to do with each
-# other. The others are **whole**: every rank has the same numbers, and unless all drop the same ones, the
-# ranks hold different $x$ from here on, and nothing will ever bring them together again.
+# GPT drops numbers in four places: attention's probabilities, what attention and the MLP add to $x$, and the
+# sum of token and position vectors. The first are **cut**: each rank has other heads, and their masks should
+# have nothing to do with each other. The others are **whole**: every rank has the same numbers, and unless
+# all drop the same ones, the ranks hold different $x$ from here on, and nothing will ever bring them together
+# again.
 #
 # Two ranks, one $x$, dropout 0.1. Seed the ranks differently, or alike. **How far apart are their $x$ after
 # one dropout in each case?** (The numbers are about 1.)
@@ -738,6 +742,9 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 
 # %% [markdown]
 # ### Exercise: draw your part
+#
+# Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
+# whole weight does not, and the spread is 1 everywhere.
 #
 # <details><summary>Hint</summary>What is cut is drawn from <code>own()</code>, what is whole from
 # <code>shared()</code>; <code>in</code> is that of the whole weight in both.</details>
@@ -902,10 +909,10 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 #
 # Two traps wait where the pair meets the products.
 #
-# **Memory.** `F.linear` keeps its input for backward, and its input is the *gathered* $x$: whole again,
-# $2sbh$ bytes for attention and as much for the MLP. Keep the slice instead, and gather once more in
-# backward: two more gathers a block, which overlap with the product that needs no $x$ (Korthikanti et al.
-# 2022, section 4.2.2).
+# **Memory.** `F.linear` keeps its input for backward, and its input is the *gathered* $x$: whole again, in 16
+# bits $2sbh$ bytes for attention and as much for the MLP. Keep the slice instead, and gather once more in
+# backward: two more gathers a block, during which a rank can compute the product that needs no $x$
+# (Korthikanti et al. 2022, section 4.2.2).
 #
 # **Whole parameters.** The bias behind the scatter is added to the rank's own tokens, so a rank's gradient
 # of it knows only these. The copies of the bias drift apart. The same happens to the norms and to the
@@ -916,8 +923,9 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # ### Exercise: the two products with divided tokens
 #
 # They take the places of `column_parallel` and `row_parallel`. The first needs a `torch.autograd.Function`
-# of your own: $\partial X = \partial Y\, W$, $\partial W = \partial Y^{\mathsf T} X$, where
-# $Y = X W^{\mathsf T} + b$.
+# of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for the gradient of the loss by
+# something: $\partial X = \partial Y\, W$ and $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is
+# the sum of $\partial Y$ over all tokens.
 #
 # <details><summary>Hint 1</summary><code>ctx.save_for_backward(x, weight)</code> with the slice;
 # <code>ctx.needs_input_grad[2]</code> says whether there is a bias to care for.</details>
@@ -1425,8 +1433,8 @@ draw_losses(one, four, "four ranks, tokens divided")
 prediction("parameters on each of four ranks", your_parameters, held)
 
 # %% [markdown]
-# A little more than a quarter: what is whole is small, and stays small when $h$ grows, as it grows with $h$
-# and the rest with $h^2$.
+# A little more than a quarter: what is whole is small. And it becomes less when $h$ grows: it grows with $h$,
+# the matrices of the blocks with $h^2$.
 
 # %% [markdown]
 # ## One norm for cut and whole
