@@ -54,10 +54,10 @@ def distributed_magic() -> Iterator[Callable[[], object]]:
     shell = _shell("nbdistributed")
     shell.run_line_magic("dist_init", f"-n {RANKS}")
     magics = shell.find_cell_magic("distributed").__self__
-    atexit.register(magics.shutdown_all)  # it leaves its workers behind otherwise
+    atexit.register(magics._process_manager.shutdown)  # its own %dist_shutdown leaves the workers behind
     _until_ready(lambda: magics._comm_manager.send_to_all("execute", FIRST, timeout=5))
     yield lambda: shell.run_cell_magic("distributed", "", CELL)
-    shell.run_line_magic("dist_shutdown", "")
+    magics._process_manager.shutdown()
 
 
 def labkit_session() -> Iterator[Callable[[], object]]:
