@@ -9,7 +9,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -79,13 +80,28 @@ class LocalSlurm:
 
     def kill_node(self, node: str) -> None:
         """End a node as a power cut does: its slurmd, and all that it runs, at once."""
-        daemon = self._daemons.pop(node)
-        doomed = [daemon.pid, *self._steps_of(node)]
-        doomed += [child.pid for pid in doomed for child in _descendants(pid)]
-        for pid in doomed:
+        self._signal_all(node, signal.SIGKILL)
+        self._daemons.pop(node).wait(10)
+
+    @contextmanager
+    def silent_node(self, node: str) -> Iterator[None]:
+        """A node whose network is cut: nothing of it answers, and no connection is closed."""
+        stopped = self._signal_all(node, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def _signal_all(self, node: str, number: int) -> list[int]:
+        """Send this to a node's slurmd and to all that it runs; their pids."""
+        pids = [self._daemons[node].pid, *self._steps_of(node)]
+        pids += [child.pid for pid in pids for child in _descendants(pid)]
+        for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        daemon.wait(10)
+                os.kill(pid, number)
+        return pids
 
     def run(self, *command: str, seconds: float = 20) -> str:
         """What a command of Slurm's prints. CalledProcessError when it fails."""

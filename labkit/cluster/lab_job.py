@@ -77,6 +77,8 @@ def stop() -> int:
 
 def _submit(site: Site, named: str, asked: list[str], root: Path, idle: float) -> str:
     """sbatch of lab.sbatch, which reads the rest from the environment."""
+    if not SCRIPT.is_file():
+        raise CannotStart(f"no {SCRIPT}: copy the repository's folder cluster/ to {HOUSE}")
     told = {
         "LABKIT_PYTHON": sys.executable,
         "LABKIT_ROOT": str(root),

@@ -17,6 +17,7 @@ from slurm_cluster import LocalSlurm
 
 import labkit
 from labkit.launch.errors import DeadlockError, InfrastructureError, JobCancelled, JobTimeout, RankError
+from labkit.launch.nodes import beats
 from labkit.launch.nodes.files import remove_stale
 from labkit.magics import RanksMagics
 
@@ -84,6 +85,18 @@ def test_a_node_that_dies_is_named(inside: LocalSlurm) -> None:
         )
     finally:
         inside.start_node("n2")
+
+
+def test_a_node_that_falls_silent_is_named(inside: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of rank 0, with the store by which the nodes' agents know of each other."""
+    monkeypatch.setattr(beats, "_LOST_AFTER", 3.0)
+    job = labkit.launch(forever_together, nodes=2, ranks=4, wait=False, timeout=100)
+    wait_for_output(job)
+    with inside.silent_node(job.nodes[0]):
+        began = time.monotonic()
+        with pytest.raises(InfrastructureError, match=f"node {job.nodes[0]} died, with ranks 0 and 1: "):
+            job.wait()
+        assert time.monotonic() - began < 12
 
 
 def test_an_interrupt_ends_the_job_on_all_nodes(inside: LocalSlurm) -> None:

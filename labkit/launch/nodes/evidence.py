@@ -30,12 +30,13 @@ _NOISE = re.compile(r"[IW]\d{4} |.*lacks support for cpu binding")  # torch's re
 
 
 def diagnose_nodes(
-    directory: Path, request: Request, reports: Mapping[int, Report], stopping: str, state: JobState | None
-) -> Diagnosis:
+    directory: Path, request: Request, reports: Mapping[int, Report], stopping: str, state: JobState | None,
+    silent: Sequence[str] = (),
+) -> Diagnosis:  # fmt: skip
     """The diagnosis of a job that has ended.
 
     reports: of the nodes that arrived. stopping: why we ended it ourselves ("cancelled", "interrupted"), or
-    "". state: what Slurm says of the job, None when that does not matter.
+    "". state: what Slurm says of the job, None when that does not matter. silent: nodes that are not heard.
     """
     told = list(reports.values())
     if len(told) == request.nodes and all(report.state == "finished" for report in told):
@@ -45,7 +46,7 @@ def diagnose_nodes(
         known = stopping != "failed" or any(fact.failed or fact.died for fact in facts)
         return diagnose(stopping if known else "cancelled", facts, request)
     whole = _whole(told, request)
-    down = [] if whole else unwell([report.node for report in told])
+    down = [] if whole else list(silent) or unwell([report.node for report in told])
     if not down and not whole and state is not None and state.state in _BY_SLURM:
         verdict, summary, hint = _BY_SLURM[state.state]
         return Diagnosis(verdict, summary, hint=hint)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launch.directory import remove
+from labkit.launch.nodes.beats import beat_path
 from labkit.launch.processes import start_time
 from labkit.launch.request import Request, end_path, log_path
 from labkit.launch.reserved import read_reserved, reserve, write_reserved
@@ -89,6 +90,8 @@ def new_directory(request: Request) -> Path:
     (path / _OWNER).write_text(json.dumps(owner))
     for name in (ORDERS, EXIT, SRUN_LOG):
         (path / name).touch(0o600)
+    for number in range(request.nodes):
+        beat_path(path, number).touch(0o600)
     for rank in range(request.ranks):
         log_path(path, rank).touch(0o600)
         reserve(end_path(path, rank))

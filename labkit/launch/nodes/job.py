@@ -9,6 +9,7 @@ from typing import Any
 from labkit.launch.errors import Diagnosis
 from labkit.launch.job import Job, Watcher
 from labkit.launch.nodes import evidence
+from labkit.launch.nodes.beats import Silence
 from labkit.launch.nodes.files import Report, give_order, read_reports
 from labkit.launch.nodes.show import QueueLine
 from labkit.launch.nodes.steps import Step
@@ -34,6 +35,8 @@ class NodesJob(Job):
         self._next_look = 0.0
         self._over_since = float("inf")
         self._gave_up = False
+        self._silence = Silence(directory, request.nodes)
+        self._silent: list[str] = []
 
     @property
     def nodes(self) -> list[str]:
@@ -73,13 +76,19 @@ class NodesJob(Job):
         return super().poll(timeout) or self._abandoned()
 
     def _abandoned(self) -> bool:
-        """Give up nodes from which nothing is heard any more, some time after another has ended the job.
+        """Give up nodes from which nothing is heard any more, some time after another has ended the job, or
+        when others are still heard of.
 
         Slurm itself would wait until it is sure that the node is down, which takes minutes.
         """
         now = time.monotonic()
-        if any(report.state == "ended" for report in self._known().values()):
+        reports = self._known()
+        if any(report.state == "ended" for report in reports.values()):
             self._over_since = min(self._over_since, now)
+        elif not self.done and (silent := self._silence.look()):
+            self._silent = [reports[n].node for n in silent if n in reports and reports[n].state == "running"]
+            if self._silent:  # the others wait for it, and cannot end the job in order
+                self._over_since = min(self._over_since, now - _PARTING)
         if now > self._over_since + _PARTING and not self._gave_up:
             self._gave_up = True
             self._step.kill(self._directory)
@@ -146,7 +155,9 @@ class NodesJob(Job):
         self._next_look = 0.0
         self._known()
         state = None if self._stopping or self._gave_up else self._step.state_now()
-        found = evidence.diagnose_nodes(self._directory, self._request, self._reports, self._stopping, state)
+        found = evidence.diagnose_nodes(
+            self._directory, self._request, self._reports, self._stopping, state, self._silent
+        )
         if found.verdict == "infrastructure" and (words := self._step.last_words()):
             found = evidence.with_words(found, words)
         return evidence.with_nodes(found, self.nodes)

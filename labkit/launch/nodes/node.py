@@ -19,6 +19,7 @@ from typing import Any
 from labkit.cluster.slurm import node_address
 from labkit.launch import processes
 from labkit.launch.engine import warm_up
+from labkit.launch.nodes.beats import Beat
 from labkit.launch.nodes.files import Orders, Report, control_path
 from labkit.launch.request import Request
 from labkit.record.state import ControlPage
@@ -32,6 +33,7 @@ class _Node:
         self._directory, self._report = directory, report
         self._control = ControlPage(control_path(directory, report.number))
         self._orders = Orders(directory)
+        self._beat = Beat(directory, report.number)
         self._stdin = follow_stdin
         self._kill_at = float("inf")
 
@@ -67,6 +69,7 @@ class _Node:
                 return os.waitstatus_to_exitcode(status)
             if os.getppid() != parent or time.monotonic() > self._kill_at:
                 processes.send(agent, signal.SIGKILL)
+            self._beat.go_on()
             for order in self._orders.new():
                 self._obey(order)
             self._listen()
