@@ -37,13 +37,14 @@ class CannotStart(Exception):
 
 def run(
     *, port: int, root: Path, ip: str = "127.0.0.1", browser: bool | None = None, idle: float = 0,
-    tell: Callable[[int, str], None] | None = None,
+    base: str = "/", tell: Callable[[int, str], None] | None = None,
 ) -> int:  # fmt: skip
     """Run JupyterLab until it ends, or until Ctrl-C. Returns its exit status.
 
     port: the first one tried; a taken one is passed over.  root: the folder shown.
     browser: whether to open one; None means only where there is a screen.
     idle: minutes without use after which it ends by itself; 0 for never.
+    base: the path of its pages, with slashes around; "{port}" in it stands for its port.
     tell: called with port and token when it is up, instead of printing where it is.
     Raises CannotStart when JupyterLab, the folder or a free port is not there.
     """
@@ -65,15 +66,21 @@ def run(
         while True:
             port = free_port(ip, port)
             words = [*command(ip, port, root, open_browser), *idle_options(idle)]
-            came_up, status = _serve(words, ip, port, _environment(token, private), root, say)
+            path = base.format(port=port)
+            if (
+                path != "/"
+            ):  # behind another Jupyter, whose cookie has the same name unless this one's has its own
+                words += [f"--ServerApp.base_url={path}", f"--IdentityProvider.cookie_name=labkit-{port}"]
+            up = f"http://{host_in_url(ip)}:{port}{path}api/status"
+            came_up, status = _serve(words, up, _environment(token, private), root, partial(say, port))
             if came_up or free_port(ip, port) == port:
                 return status  # otherwise somebody took the port between our look and JupyterLab's
 
 
 def _serve(
-    words: list[str], ip: str, port: int, environment: dict[str, str], root: Path, say: Callable[[int], None]
+    words: list[str], up: str, environment: dict[str, str], root: Path, say: Callable[[], None]
 ) -> tuple[bool, int]:
-    """Run the server to its end: whether it ever answered, and its exit status."""
+    """Run the server to its end: whether it ever answered at the URL `up`, and its exit status."""
     server = subprocess.Popen(
         words,
         env=environment,
@@ -82,9 +89,9 @@ def _serve(
     )
     try:
         with _SignalsTo(server):
-            if not _wait_until_up(server, ip, port, environment["JUPYTER_TOKEN"]):
+            if not _wait_until_up(server, up, environment["JUPYTER_TOKEN"]):
                 return False, server.wait()
-            say(port)
+            say()
             return True, server.wait()
     finally:
         _stop(server)
@@ -231,9 +238,8 @@ def _environment(token: str, private: Path) -> dict[str, str]:
     }
 
 
-def _wait_until_up(server: subprocess.Popen[bytes], ip: str, port: int, token: str) -> bool:
+def _wait_until_up(server: subprocess.Popen[bytes], url: str, token: str) -> bool:
     """Whether the server answers before it ends. On a busy shared file system this can take a minute."""
-    url = f"http://{host_in_url(ip)}:{port}/api/status"
     request = urllib.request.Request(url, headers={"Authorization": f"token {token}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while server.poll() is None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from labkit.behind_jupyter import jupyter_around
 from labkit.lab import CannotStart, free_port, host_in_url, is_remote, tunnel
 
 # Above the well-known ports, and below those that Linux gives to outgoing connections (from 32768).
@@ -53,27 +54,18 @@ def announcement(
 ) -> str:
     """What to open: through Jupyter where it can pass the page on, by ssh from a remote node, or at once."""
     lines = ["", f"TensorBoard shows {logdir}", ""]
-    if through := _through_jupyter(port, secret, environment):
-        lines += ["In the browser that has this JupyterLab:", "", f"    {through}", ""]
+    jupyter = jupyter_around(environment)
+    if jupyter:
+        address = f"{jupyter.address}proxy/{port}/{secret}/"
+        lines += ["In the browser that has this JupyterLab:", "", f"    {address}", ""]
     if is_remote(environment):
         lines += ["On your own machine, in a terminal that stays open:", ""]
         lines += [f"    {tunnel(ip, port, environment, host)}", "", "then in your browser:", ""]
         lines += [f"    http://127.0.0.1:{port}/{secret}/", ""]
-    elif not through:
+    elif not jupyter:
         lines += [f"    http://{host_in_url(ip)}:{port}/{secret}/", ""]
     last = "Who has this address sees the page: there is no password. Ctrl-C ends it."
     return "\n".join([*lines, last, ""])
-
-
-def _through_jupyter(port: int, secret: str, environment: Mapping[str, str]) -> str:
-    """The page's address behind the Jupyter server whose terminal this is; empty where that cannot be."""
-    if find_spec("jupyter_server_proxy") is None:
-        return ""
-    if prefix := environment.get("JUPYTERHUB_SERVICE_PREFIX"):
-        address = environment.get("JUPYTERHUB_PUBLIC_URL") or f"the hub's address, then {prefix}"
-    elif not (address := environment.get("JUPYTER_SERVER_URL", "")):
-        return ""
-    return f"{address}proxy/{port}/{secret}/"
 
 
 def _serve(logdir: Path, ip: str, first: int, prefix: str) -> int:

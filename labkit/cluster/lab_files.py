@@ -10,7 +10,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach a JupyterLab. tunnel: the ssh command; url: to open once that runs."""
+    """How to reach a JupyterLab. tunnel: the ssh command; url: to open once that runs.
+
+    through: to open at once, in the browser that has the JupyterLab in whose terminal it was asked for.
+    """
 
     job: str
     node: str
@@ -18,9 +21,19 @@ class Connection:
     url: str
     tunnel: str
     idle: float
+    through: str = ""
 
     def __str__(self) -> str:
         lines = ["", f"JupyterLab runs on {self.node}, as Slurm job {self.job}.", ""]
+        if self.through:
+            lines += [
+                "In the browser that has this JupyterLab:",
+                "",
+                f"    {self.through}",
+                "",
+                "Or, by ssh:",
+                "",
+            ]
         lines += ["On your own machine, in a terminal that stays open:", "", f"    {self.tunnel}", ""]
         lines += ["then in your browser:", "", f"    {self.url}", ""]
         if self.idle:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from labkit.behind_jupyter import Jupyter, jupyter_around
 from labkit.cluster import lab_files, slurm
 from labkit.cluster.duration import minutes_of
 from labkit.cluster.site import HOUSE, Site, SiteError, current_site, find_site
@@ -84,11 +85,18 @@ def _submit(site: Site, named: str, asked: list[str], root: Path, idle: float) -
         "LABKIT_ROOT": str(root),
         "LABKIT_IDLE": f"{idle:g}",
         "LABKIT_SETUP": site.setup(),
+        **_told_of_jupyter(),
         **({"LABKIT_SITE": str(Path(named).resolve()) if Path(named).exists() else named} if named else {}),
     }
     os.environ.update(told)  # sbatch hands its own environment on to the job
     log = lab_files.folder() / "job-%j.log"
     return slurm.submit([f"--job-name={NAME}", f"--output={log}", *asked], SCRIPT.read_text())
+
+
+def _told_of_jupyter() -> dict[str, str]:
+    """For the job: the JupyterLab around us, which can pass on the pages of the new one."""
+    jupyter = jupyter_around(os.environ) or Jupyter("", "")  # and not one that was told a job around us
+    return {"LABKIT_JUPYTER": jupyter.address, "LABKIT_JUPYTER_PATH": jupyter.path}
 
 
 def _wait(job: str, cancel: bool) -> int:

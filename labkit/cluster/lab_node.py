@@ -11,7 +11,8 @@ import click
 
 from labkit.cluster import lab_files
 from labkit.cluster.site import SiteError, current_site
-from labkit.lab import CannotStart, host_in_url, run, tunnel
+from labkit.cluster.slurm import SlurmError, node_address
+from labkit.lab import CannotStart, run, tunnel
 
 _PORTS_EACH = 10
 
@@ -32,18 +33,23 @@ def main(root: Path, idle: float) -> None:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         site = current_site()
-        ip = "127.0.0.1" if site.ssh_to_nodes else "0.0.0.0"
+        around = os.environ.get("LABKIT_JUPYTER_PATH", "")  # asked for in a JupyterLab that can pass pages on
+        ip = "127.0.0.1" if site.ssh_to_nodes and not around else "0.0.0.0"
+        below = f"proxy/absolute/{node_address(node)}:{{port}}/" if around else ""
+        base = f"{around}{below}" or "/"
         reached = {**os.environ, **({"SLURM_SUBMIT_HOST": site.login} if site.login else {})}
 
         def tell(port: int, token: str) -> None:
-            url = f"http://{host_in_url('127.0.0.1')}:{port}/lab?token={token}"
+            page = f"lab?token={token}"
+            url = f"http://127.0.0.1:{port}{base.format(port=port)}{page}"
+            through = f"{os.environ['LABKIT_JUPYTER']}{below.format(port=port)}{page}" if around else ""
             line = tunnel(ip, port, reached, node)
-            written = lab_files.write(lab_files.Connection(job, node, port, url, line, idle))
+            written = lab_files.write(lab_files.Connection(job, node, port, url, line, idle, through))
             print(f"JupyterLab is up; how to reach it is in {written}", flush=True)
 
         first = own_port(site.ports, os.getuid())
-        sys.exit(run(port=first, root=root, ip=ip, browser=False, idle=idle, tell=tell))
-    except (CannotStart, SiteError) as error:
+        sys.exit(run(port=first, root=root, ip=ip, browser=False, idle=idle, base=base, tell=tell))
+    except (CannotStart, SiteError, SlurmError) as error:
         print(f"labkit: {error}", file=sys.stderr)
         sys.exit(2)
     finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slurm_cluster import LocalSlurm
 
+from labkit.lab import free_port
 from labkit.launch.job import Job
 
 
@@ -81,3 +82,27 @@ class UnusedLab:
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(20)
+
+
+@contextmanager
+def jupyter_server(home: Path, *more: str) -> Iterator[str]:
+    """The URL, with a path, of a Jupyter server whose token is `secret`."""
+    port = free_port("127.0.0.1", 18600)
+    options = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.base_url=/user/ada/"]
+    command = [sys.executable, "-m", "jupyter_server", *options, *more, "--allow-root", "--no-browser"]
+    environment = {**os.environ, "HOME": str(home), "JUPYTER_TOKEN": "secret"}
+    with (home / "log").open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as server:
+        try:
+            base = f"http://127.0.0.1:{port}/user/ada/"
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    urllib.request.urlopen(base + "api/status?token=secret", timeout=5).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline, (home / "log").read_text()
+                    time.sleep(0.1)
+            yield base
+        finally:
+            server.terminate()
+            server.wait(20)

@@ -9,18 +9,27 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import pytest
-from cluster_helpers import nothing_is_left
+from cluster_helpers import jupyter_server, nothing_is_left
+from playwright.sync_api import expect
 from slurm_cluster import LocalSlurm
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "browser"))
+from jupyter_page import NotebookPage, browser_page
+
+NODE = "import os; print('on', os.environ['SLURMD_NODENAME'])"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
 
-def lab(slurm: LocalSlurm, shared: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def lab(
+    slurm: LocalSlurm, shared: Path, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """`labkit lab` with these options, run to its end."""
     return subprocess.run(
         [sys.executable, "-m", "labkit.cli", "lab", *options],
-        env={**slurm.environment, "LABKIT_SHARED": str(shared)}, capture_output=True, text=True, timeout=90,
+        env={**slurm.environment, "LABKIT_SHARED": str(shared), **environment},
+        capture_output=True, text=True, timeout=90,
     )  # fmt: skip
 
 
@@ -94,3 +103,36 @@ def test_a_job_that_cannot_start_jupyterlab_says_why(slurm: LocalSlurm, tmp_path
     assert failed.returncode == 2
     assert "ended before JupyterLab was up (failed): no such module" in failed.stderr
     assert os.listdir(tmp_path / "lab")
+
+
+@pytest.mark.hub
+@pytest.mark.browser
+def test_through_the_jupyterlab_that_asks(slurm: LocalSlurm, tmp_path: Path) -> None:
+    """No tunnel: the page, its files and its kernel all come through the JupyterLab one has."""
+    pytest.importorskip("jupyter_server_proxy", reason='not installed: pip install -e ".[hub]"')
+    root, home = tmp_path / "lessons", tmp_path / "home"
+    for folder in (root, home):
+        folder.mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NODE)]), root / "one.ipynb")
+    nodes = "--ServerProxy.host_allowlist=['127.0.0.1']"  # the NodeAddr of each node here
+    with jupyter_server(home, nodes) as base, browser_page() as page:
+        up = lab(
+            slurm, tmp_path, "--slurm", "--root", str(root), "--time", "00:05:00", JUPYTER_SERVER_URL=base
+        )
+        assert up.returncode == 0, up.stderr
+        url, direct = (word for word in up.stdout.split() if word.startswith("http://"))
+        assert url.startswith(f"{base}proxy/absolute/127.0.0.1:")
+        assert "ssh -N -L" in up.stdout
+        assert direct.split("/", 3)[3] == url.split("/", 3)[3], "the tunnel leads to the same pages"
+        with urllib.request.urlopen(url, timeout=10) as refused:
+            assert "/user/ada/login" in refused.url, "the door of the JupyterLab one has comes first"
+        page.goto(f"{base}tree?token=secret")
+        with NotebookPage.open(page, url, "one.ipynb") as notebook:
+            page.locator(".jp-Notebook .jp-CodeCell .cm-content").first.click()
+            page.keyboard.press("Control+Enter")
+            expect(notebook.code_cells.locator(".jp-OutputArea").first).to_contain_text(
+                "on n", timeout=30_000
+            )
+            notebook.save(root / "one.ipynb")
+    lab(slurm, tmp_path, "--stop")
+    nothing_is_left(slurm, tmp_path)

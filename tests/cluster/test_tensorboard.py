@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster_helpers import jupyter_server
 
-from labkit.lab import CannotStart, free_port
+from labkit.lab import CannotStart
 from labkit.tensorboard import announcement, own_port, run
 
 STEPS = [[0, 4.0], [1, 2.0], [2, 1.0]]
@@ -110,7 +111,7 @@ def test_a_job_on_a_node_is_reached_through_the_login_node() -> None:
 
 
 def test_on_a_hub_it_is_found_below_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labkit.tensorboard.find_spec", lambda name: name)
+    monkeypatch.setattr("labkit.behind_jupyter.find_spec", lambda name: name)
     mine = {"JUPYTERHUB_SERVICE_PREFIX": "/user/ada/"}
     told = announcement("127.0.0.1", 17230, "key", Path("runs"), mine, "n07")
     assert "the hub's address, then /user/ada/proxy/17230/key/" in told
@@ -139,27 +140,3 @@ def test_behind_jupyter_server_proxy(logdir: Path, tmp_path: Path) -> None:
             assert b"<tb-webapp>" in page.read(), "the page itself"
         with urllib.request.urlopen(url + SCALAR, timeout=10) as refused:
             assert "/user/ada/login" in refused.url, "Jupyter's own door comes first"
-
-
-@contextmanager
-def jupyter_server(home: Path) -> Iterator[str]:
-    """The URL, with a path, of a Jupyter server whose token is `secret`."""
-    port = free_port("127.0.0.1", 18600)
-    options = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.base_url=/user/ada/"]
-    command = [sys.executable, "-m", "jupyter_server", *options, "--allow-root", "--no-browser"]
-    environment = {**os.environ, "HOME": str(home), "JUPYTER_TOKEN": "secret"}
-    with (home / "log").open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as server:
-        try:
-            base = f"http://127.0.0.1:{port}/user/ada/"
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    urllib.request.urlopen(base + "api/status?token=secret", timeout=5).close()
-                    break
-                except OSError:
-                    assert time.monotonic() < deadline, (home / "log").read_text()
-                    time.sleep(0.1)
-            yield base
-        finally:
-            server.terminate()
-            server.wait(20)
