@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.devices.ledger import readable
-from labkit.devices.session import Transfer, traffic
+from labkit.devices.watched import Transfer, Watched, counted
 
 
-class RealDevices:
+class RealDevices(Watched):
     """The first `count` GPUs of this host. Nothing in torch is replaced; transfers are counted in passing."""
 
     stand_in = False
 
     def __init__(self, count: int) -> None:
-        self.devices = [torch.device("cuda", index) for index in range(count)]
-        self.transfers: list[Transfer] = []
+        super().__init__(count)
         self._mode = _TransferCounter(self.transfers)
 
     def open(self) -> RealDevices:
@@ -33,12 +28,6 @@ class RealDevices:
     def close(self) -> None:
         """Count no more."""
         self._mode.__exit__(None, None, None)
-
-    def __enter__(self) -> RealDevices:
-        return self.open()
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def allocated(self, index: int) -> int:
         """Bytes torch holds on GPU `index` now."""
@@ -53,28 +42,13 @@ class RealDevices:
         for device in self.devices:
             torch.cuda.reset_peak_memory_stats(device)
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[list[Transfer]]:
-        """A list that holds, when the block has ended, the transfers made inside it."""
-        found: list[Transfer] = []
-        start = len(self.transfers)
-        try:
-            yield found
-        finally:
-            found.extend(self.transfers[start:])
-
     def synchronize(self) -> None:
         """Wait until everything queued on every GPU is done."""
         for device in self.devices:
             torch.cuda.synchronize(device)
 
-    def __repr__(self) -> str:
-        lines = [f"{len(self.devices)} GPUs ({torch.cuda.get_device_name(0)})"]
-        for index, device in enumerate(self.devices):
-            lines.append(
-                f"  {device}: {readable(self.allocated(index))} in use, at most {readable(self.peak(index))}"
-            )
-        return "\n".join([*lines, *(f"  {row}" for row in traffic(self.transfers))])
+    def title(self) -> str:
+        return f"{counted(len(self.devices), 'GPU')} ({torch.cuda.get_device_name(0)})"
 
 
 class _TransferCounter(TorchDispatchMode):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,24 +13,13 @@ from labkit.devices.ledger import Ledger, readable
 from labkit.devices.messages import no_such_device
 from labkit.devices.placement import HOST, Home, Placement
 from labkit.devices.streams import Busy, LateCopy, Queue
+from labkit.devices.watched import Transfer, Watched, counted
 from labkit.devices.watcher import Watcher
 
 _open_sessions: list[StandIns] = []  # at most one: torch itself is what a session changes
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """One tensor copied from one device to another."""
-
-    source: str
-    destination: str
-    num_bytes: int
-    shape: tuple[int, ...]
-    stream: int  # of the device; 0 is the default stream
-    non_blocking: bool
-
-
-class StandIns:
+class StandIns(Watched):
     """`count` devices, `cuda:0` to `cuda:{count-1}`, of `bytes_each` bytes. For `with`, or open and close.
 
     late_copies: copies from pinned memory with `non_blocking=True`, and to the host, hold NaN until somebody
@@ -50,11 +36,10 @@ class StandIns:
             raise ValueError(
                 f"expected at least one device of at least one byte, found {count} of {bytes_each}"
             )
-        self.devices = [torch.device("cuda", index) for index in range(count)]
+        super().__init__(count)
         self.ledgers = [Ledger(index, bytes_each) for index in range(count)]
         self.placement = Placement(self.ledgers)
         self.watcher = Watcher(self)
-        self.transfers: list[Transfer] = []
         self.timeline: list[Busy] = []
         self.late_copies, self.host_link = late_copies, host_link
         self.opened_at = 0.0
@@ -86,12 +71,6 @@ class StandIns:
         self._stack.close()
         self.placement.forget_all()
 
-    def __enter__(self) -> StandIns:
-        return self.open()
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     # ---- what happened
 
     def allocated(self, index: int) -> int:
@@ -106,16 +85,6 @@ class StandIns:
         """Measure peaks from now on."""
         for ledger in self.ledgers:
             ledger.reset_peak()
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[list[Transfer]]:
-        """A list that holds, when the block has ended, the transfers made inside it."""
-        found: list[Transfer] = []
-        start = len(self.transfers)
-        try:
-            yield found
-        finally:
-            found.extend(self.transfers[start:])
 
     def synchronize(self) -> None:
         """Wait until everything queued on every device is done."""
@@ -234,29 +203,10 @@ class StandIns:
 
     # ---- how it is shown
 
-    def __repr__(self) -> str:
-        lines = [f"{_count(len(self.devices), 'stand-in device')} of {readable(self.ledgers[0].capacity)}"]
-        for device, ledger in zip(self.devices, self.ledgers, strict=True):
-            now, peak = readable(ledger.allocated), readable(ledger.peak)
-            lines.append(f"  {device}: {now} in use, at most {peak}")
-        return "\n".join([*lines, *(f"  {row}" for row in traffic(self.transfers))])
-
-
-def traffic(transfers: Sequence[Transfer]) -> list[str]:
-    """One line a pair of devices: how many tensors went from one to the other, and their bytes."""
-    pairs = sorted({(t.source, t.destination) for t in transfers})
-    rows = []
-    for source, destination in pairs:
-        sizes = [t.num_bytes for t in transfers if (t.source, t.destination) == (source, destination)]
-        rows.append(f"{source} -> {destination}: {_count(len(sizes), 'transfer')}, {readable(sum(sizes))}")
-    return rows
+    def title(self) -> str:
+        return f"{counted(len(self.devices), 'stand-in device')} of {readable(self.ledgers[0].capacity)}"
 
 
 def open_session() -> StandIns | None:
     """The stand-in devices that are open now, if any are."""
     return _open_sessions[-1] if _open_sessions else None
-
-
-def _count(number: int, what: str) -> str:
-    """1 transfer, 2 transfers."""
-    return f"{number} {what}" + ("" if number == 1 else "s")
