@@ -279,24 +279,71 @@ def probe_packages() -> list[Finding]:
     return found
 
 
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64")
+ALLOW_NAMESPACES = (
+    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; Ubuntu: an AppArmor profile)"
+)
+
+
 def probe_sandbox() -> list[Finding]:
-    """Whether student code can be confined here: a sandbox is actually entered."""
-    if shutil.which("bwrap"):
-        system = [
-            part
-            for path in ("/usr", "/bin", "/lib", "/lib64")
-            if Path(path).exists()
-            for part in ("--ro-bind", path, path)
-        ]
-        status, answer = _output(
-            "bwrap", "--unshare-all", "--die-with-parent", *system, "--proc", "/proc", "/bin/true"
-        )
-        if status == 0:
+    """By what student code can be confined here: each kind is actually entered, the better one first.
+    LABKIT_SANDBOX names the one to use, as it does for the grader.
+    """
+    wanted = os.environ.get("LABKIT_SANDBOX", "")
+    refusals = []
+    if wanted in ("", "bubblewrap"):
+        refusal = _bubblewrap_refuses()
+        if not refusal:
             return [Finding("sandbox", "ok", "bubblewrap works: submissions can be graded here")]
-        fix = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; Ubuntu: an AppArmor profile)"
-        return [Finding("sandbox", "missing", f"bubblewrap is installed but refused: {answer[-200:]}", fix)]
-    says = "no bubblewrap: submissions cannot be graded here; lessons are not affected"
-    return [Finding("sandbox", "missing", says, "apt-get install bubblewrap")]
+        refusals.append(refusal)
+    if wanted in ("", "apptainer"):
+        refusal = apptainer_refuses()
+        if not refusal:
+            says = (
+                "Apptainer works: submissions can be graded here. Inside, student code is still your user, "
+                "and /dev/shm is limited by looking only (autograder/README.md has what it cannot give)"
+            )
+            return [Finding("sandbox", "note", "; ".join([*refusals, says]))]
+        refusals.append(refusal)
+    if not refusals:
+        return [Finding("sandbox", "missing", f"LABKIT_SANDBOX={wanted}: bubblewrap or apptainer expected")]
+    says = f"{'; '.join(refusals)}: submissions cannot be graded here; lessons are not affected"
+    installed = shutil.which("bwrap") is not None
+    return [
+        Finding("sandbox", "missing", says, ALLOW_NAMESPACES if installed else "apt-get install bubblewrap")
+    ]
+
+
+def _bubblewrap_refuses() -> str:
+    """Why bubblewrap cannot confine a program here; empty when it can."""
+    if not shutil.which("bwrap"):
+        return "no bubblewrap"
+    system = [part for path in SYSTEM if Path(path).exists() for part in ("--ro-bind", path, path)]
+    status, answer = _output(
+        "bwrap", "--unshare-all", "--die-with-parent", *system, "--proc", "/proc", "/bin/true"
+    )
+    return "" if status == 0 else f"bubblewrap is installed but refused: {answer[-200:]}"
+
+
+def apptainer_refuses() -> str:
+    """Why Apptainer cannot confine a program here, with a network and calls of its own; empty when it can."""
+    apptainer = shutil.which("apptainer")
+    if not apptainer:
+        return "no Apptainer"
+    with tempfile.TemporaryDirectory(prefix="labkit-doctor-") as folder:
+        root, profile = Path(folder, "root"), Path(folder, "seccomp.json")
+        for path in (*SYSTEM, "/proc", "/dev", "/tmp"):
+            Path(f"{root}{path}").mkdir(parents=True)
+        profile.write_text('{"defaultAction": "SCMP_ACT_ALLOW"}')
+        system = [part for path in SYSTEM if Path(path).exists() for part in ("--bind", f"{path}:{path}:ro")]
+        status, answer = _output(
+            apptainer, "--silent", "exec", "--containall", "--net", "--network", "none", "--no-privs",
+            "--no-mount", "home,cwd", "--security", f"seccomp:{profile}", *system, str(root),
+            "/bin/cat", "/proc/self/status",
+        )  # fmt: skip
+    if status == 0 and "Seccomp:\t2" in answer:
+        return ""
+    return f"Apptainer is installed but refused: {'no seccomp filter' if status == 0 else answer[-200:]}"
 
 
 def probe_apptainer() -> list[Finding]:

@@ -47,7 +47,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for marker in ("gpu", "browser", "sandbox", "slurm", "hub"):
+    for marker in ("gpu", "browser", "sandbox", "apptainer", "slurm", "hub"):
         if item.get_closest_marker(marker) is None:
             continue
         reason = _lacks(marker)
@@ -65,6 +65,8 @@ def _lacks(marker: str) -> str | None:
     if marker == "sandbox":
         found = doctor.probe_sandbox()[0]
         return None if found.state == "ok" else f"{found.says} ({found.install})"
+    if marker == "apptainer":
+        return doctor.apptainer_refuses() or None
     if marker == "slurm":
         needed = [name for name in ("slurmctld", "slurmd", "sbatch", "munged") if not shutil.which(name)]
         return f"no {', '.join(needed)} (apt-get install slurm-wlm munge)" if needed else None
