@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autograder.sandbox import NoSandbox, Sandbox, find_sandbox
+from autograder.unconfined import Unconfined
 
 if TYPE_CHECKING:
     from autograder.batch import Run
@@ -291,7 +292,7 @@ def _lesson_of(notebook: Path) -> str:
 def _sandbox(unsafe: bool) -> Sandbox:
     if unsafe:
         click.echo("WARNING: student code runs unconfined on this machine.", err=True)
-        return Sandbox("")
+        return Unconfined()
     try:
         return find_sandbox()
     except NoSandbox as problem:

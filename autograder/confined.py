@@ -12,17 +12,14 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from autograder.sandbox import COURSE, GRADER, IN, OUT, Sandbox, sandbox_pid
-from autograder.usage import Traffic, Usage, end_all, usage_of
+from autograder.sandbox import MIB, CouldNotStart, Sandbox
+from autograder.usage import Traffic, Usage
 
 Ended = Literal["answered", "deadline", "memory", "processes", "files", "died"]
 START_SECONDS = 120.0  # a cold disk reads torch slowly
@@ -41,10 +38,6 @@ class Outcome:
     memory: int = 0  # bytes, the most that was seen
 
 
-class CouldNotStart(RuntimeError):
-    """The sandbox did not come up: nothing a student did."""
-
-
 class Confined:
     """A started sandbox. Use as a context manager; leaving it ends everything inside.
 
@@ -55,11 +48,9 @@ class Confined:
 
     def __init__(self, sandbox: Sandbox, requests: Path, hide: Sequence[str] = ()) -> None:
         self.sandbox, self.requests, self.hide = sandbox, requests, tuple(hide)
-        self._scratch = tempfile.TemporaryDirectory(prefix="unconfined-") if not sandbox.bwrap else None
         self._errors = b""
-        self._replies = b""
-        self._process, self._pid = self._spawn()
-        self.proc = Path(f"/proc/{self._pid}")
+        self._started = sandbox.start(requests, self.hide)
+        self._process = self._started.process
         self._wait_until_ready()
 
     def __enter__(self) -> Confined:
@@ -73,11 +64,16 @@ class Confined:
         return self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        """The first process inside."""
+        return self._started.pid
+
+    @property
     def out(self) -> Path:
         """Where /out can be read from outside. Everything below it is the student's: never follow a link
         there.
         """
-        return Path(self._scratch.name) if self._scratch else self.proc / f"root{OUT}"
+        return self._started.out
 
     def run(self, name: str, seconds: float) -> Outcome:
         """Have the request called `name` run; at most `seconds`, then everything inside is ended."""
@@ -101,11 +97,11 @@ class Confined:
         return Outcome(ended, detail, time.monotonic() - started, counted, peak)
 
     def usage(self) -> Usage:
-        return usage_of(self.proc, self.out, self._process.pid, confined=bool(self.sandbox.bwrap))
+        return self._started.usage()
 
     def traffic(self) -> Traffic | None:
         """Bytes and packets its loopback has carried, counted by the kernel."""
-        return Traffic.read(self.proc) if self.sandbox.bwrap else None
+        return self._started.traffic()
 
     def last_words(self) -> str:
         """The end of what the sandbox itself wrote to stderr (not what the ranks print)."""
@@ -114,17 +110,11 @@ class Confined:
 
     def close(self) -> None:
         """End everything inside and wait until it is gone."""
-        if self._process.poll() is None:
-            if not self.sandbox.bwrap:
-                end_all(self._process.pid)
-            self._process.kill()
-        self._process.wait(timeout=30)
+        self._started.end()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        if self._scratch:
-            self._scratch.cleanup()
 
     def _verdict(self, replied: bool, usage: Usage, late: bool) -> tuple[Ended | None, str]:
         limits = self.sandbox.limits
@@ -134,6 +124,10 @@ class Confined:
             return "processes", f"more than {limits.processes} processes and threads"
         if usage.files > limits.files:
             return "files", f"more than {limits.files} files written"
+        if usage.written > limits.answers + limits.scratch:
+            return "files", f"more than {(limits.answers + limits.scratch) // MIB} MiB written"
+        if usage.shared > limits.shared_memory:
+            return "memory", f"more than {limits.shared_memory // MIB} MiB of shared memory in use"
         if replied:
             return "answered", ""
         if not self.alive:
@@ -168,29 +162,6 @@ class Confined:
     def _stdin(self) -> IO[bytes]:
         return self._pipe("stdin")
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], int]:
-        limits = json.dumps(self.sandbox.limits.inside() if self.sandbox.bwrap else {})
-        if not self.sandbox.bwrap:
-            process = _popen(_unconfined_command(self.requests, self.out, limits), (), None)
-            os.set_blocking(process.stderr.fileno(), False)  # type: ignore[union-attr]
-            return process, process.pid
-        program = [sys.executable, "-s", "-E", "-B", f"{GRADER}/inside.py", IN, OUT, COURSE, limits]
-        with _pipe() as (reading, writing), tempfile.TemporaryFile() as options:
-            told = self.sandbox.options(self.requests, self.hide, writing.fileno())
-            options.write("\0".join(told).encode())
-            options.seek(0)
-            # Through a file: the first process inside shows its command line to all others.
-            command = [self.sandbox.bwrap, "--args", str(options.fileno()), "--", *program]
-            process = _popen(command, (writing.fileno(), options.fileno()), {})
-            writing.close()
-            os.set_blocking(process.stderr.fileno(), False)  # type: ignore[union-attr]
-            info = _read_all(reading.fileno())
-        if not info:
-            process.wait(timeout=30)
-            words = process.stderr.read() if process.stderr else b""
-            raise CouldNotStart((words or b"bubblewrap said nothing").decode(errors="replace"))
-        return process, sandbox_pid(info)
-
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not self._reply():
@@ -198,50 +169,11 @@ class Confined:
                 words = self.last_words()
                 self.close()
                 raise CouldNotStart(words or "the sandbox ended before it was ready")
-
-
-def _popen(
-    command: Sequence[str], pass_fds: Sequence[int], environment: dict[str, str] | None
-) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe,
-        pass_fds=pass_fds, env=environment, start_new_session=True,
-    )  # fmt: skip
-
-
-def _unconfined_command(requests: Path, out: Path, limits: str) -> list[str]:
-    here = Path(__file__).parent
-    return [
-        sys.executable,
-        "-s",
-        "-E",
-        "-B",
-        str(here / "inside.py"),
-        str(requests),
-        str(out),
-        str(here.parent),
-        limits,
-    ]
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Both ends as files, which close once: a number closed twice may be another thread's file by then."""
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as one, open(writing, "wb", buffering=0) as other:
-        yield one, other
-
-
-def _read_all(descriptor: int) -> str:
-    """All that is written until the other side closes; bubblewrap closes at once."""
-    data = b""
-    while part := os.read(descriptor, 4096):
-        data += part
-        with contextlib.suppress(ValueError):
-            json.loads(data)
-            break
-    return data.decode()
+        try:
+            self._started.look_in()
+        except CouldNotStart:
+            self.close()
+            raise
 
 
 def ignore_broken_pipes() -> None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autograder.confined import Confined, CouldNotStart, Outcome
+from autograder.confined import Confined, Outcome
 from autograder.evidence import Baseline, JobEvidence, job_evidence
 from autograder.feedback import for_the_student
 from autograder.inside import AGENT_ENDED, FAILURE
 from autograder.reference import all_cases, graded_submission, solved_cells
 from autograder.salvage import tail, take
-from autograder.sandbox import MIB, Sandbox
+from autograder.sandbox import MIB, CouldNotStart, Sandbox
 from autograder.scan import Flag, scan
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.files import INPUTS, REQUEST, RunRequest

@@ -1,33 +1,34 @@
-"""Runs a program where it can harm nothing: bubblewrap, a filesystem of its own, no network, limits on
-everything.
+"""What a sandbox is: a way to start a program that can harm nothing, and to see from outside what it does.
 
-What is inside: the interpreter and its packages, the system's libraries, `labkit`, and one read-only folder
-of requests. What is not: the course, the gradebook, this package, other submissions, the environment, a
-home, a network. The only places that can be written are three small file systems in memory that vanish with
-it.
+Two kinds confine: bubblewrap where user namespaces work, Apptainer where they do not. What is inside, with
+both: the interpreter and its packages, the system's libraries, `labkit`, and one read-only folder of
+requests. What is not: the course, the gradebook, this package, other submissions, the grader's environment,
+a home, a network.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
-import labkit
+from autograder.usage import Traffic, Usage
 
 MIB = 2**20
 IN, OUT, COURSE, GRADER = "/in", "/out", "/course", "/grader"
-PACKAGE_TO_INSTALL = "bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
+CHOICE = "LABKIT_SANDBOX"  # names the kind to use, where the first that works is not wanted
 
 
 class NoSandbox(RuntimeError):
     """This machine cannot confine student code."""
+
+
+class CouldNotStart(RuntimeError):
+    """The sandbox did not come up: nothing a student did."""
 
 
 @dataclass(frozen=True)
@@ -59,116 +60,92 @@ class Limits:
         }
 
 
-@dataclass(frozen=True)
-class Sandbox:
-    """A way to start a confined program, or, with `bwrap` empty, an unconfined one that marks every grade."""
+class Started(ABC):
+    """A program in a sandbox, as it is seen from outside.
 
-    bwrap: str
-    limits: Limits = field(default_factory=Limits)
+    process: the child of ours to talk to; it ends when everything inside has.
+    """
+
+    process: subprocess.Popen[bytes]
 
     @property
-    def name(self) -> str:
-        return "bubblewrap" if self.bwrap else "none"
+    @abstractmethod
+    def pid(self) -> int:
+        """The first process inside."""
 
-    def options(self, requests: Path, hide: Sequence[str], info_fd: int) -> list[str]:
-        """bubblewrap's options: `requests` is mounted at /in, what it started is reported on `info_fd`."""
-        return [
-            *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
-            *("--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "lab"),
-            *("--clearenv", "--info-fd", str(info_fd)),
-            *("--proc", "/proc", "--dev", "/dev"),
-            *_writable_mounts(self.limits),  # before the interpreter, which may itself be under /tmp
-            *_system_mounts(),
-            *("--ro-bind", str(requests), IN),
-            *_course_mounts(hide),
-            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"),
-        ]
+    @property
+    @abstractmethod
+    def out(self) -> Path:
+        """Where /out can be read from outside. Everything below it is the student's: never follow a link
+        there.
+        """
 
-    def works(self) -> str:
-        """Why a confined program cannot be started here; empty when it can."""
-        return _try_out(self.bwrap)
+    def look_in(self) -> None:  # noqa: B027  (most kinds can look at any time)
+        """Called once, when the program is ready and before any student code runs."""
 
+    @abstractmethod
+    def usage(self) -> Usage:
+        """What is in use now; nothing when it has just ended."""
 
-def find_sandbox(limits: Limits | None = None) -> Sandbox:
-    """The sandbox of this machine. NoSandbox says what to install, or what stands in the way."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise NoSandbox(
-            f"student code needs a sandbox and this machine has none.\nInstall {PACKAGE_TO_INSTALL}.\n"
-            "To try the grader without one, on code you trust, add --unsafe-no-sandbox: grades are marked."
-        )
-    sandbox = Sandbox(bwrap, limits or Limits())
-    if problem := sandbox.works():
-        raise NoSandbox(
-            f"bubblewrap is installed but cannot confine a program here: {problem}\n"
-            "User namespaces must be allowed (sysctl user.max_user_namespaces, "
-            "kernel.unprivileged_userns_clone; in a container: not blocked by its seccomp profile)."
-        )
-    return sandbox
+    @abstractmethod
+    def traffic(self) -> Traffic | None:
+        """Bytes and packets its loopback has carried, counted by the kernel; None where nothing is."""
+
+    def end(self) -> None:
+        """End everything inside and wait until it is gone. Can be called again."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=30)
 
 
-@cache
-def _try_out(bwrap: str) -> str:
-    command = [
-        bwrap,
-        "--unshare-all",
-        "--unshare-user",
-        "--disable-userns",
-        "--ro-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-        "true",
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return "" if done.returncode == 0 else done.stderr.strip() or f"exit status {done.returncode}"
+@dataclass(frozen=True, kw_only=True)
+class Sandbox(ABC):
+    """A way to start `inside.py` confined."""
+
+    name: ClassVar[str]
+    limits: Limits = field(default_factory=Limits)
+
+    @abstractmethod
+    def start(self, requests: Path, hide: Sequence[str]) -> Started:
+        """`inside.py`, with `requests` at /in, without the files and folders of labkit named in `hide`."""
 
 
-def _system_mounts() -> list[str]:
-    """Libraries and the interpreter, read-only, where they are outside; no shell and no tools."""
-    mounts = []
-    for directory in ("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64", "/etc/ld.so.cache"):
-        path = Path(directory)
-        if path.is_symlink():
-            mounts += ["--symlink", os.readlink(path), directory]
-        elif path.exists():
-            mounts += ["--ro-bind", directory, directory]
-    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
-        if prefix == "/usr":
-            interpreter = os.path.realpath(sys.executable)
-            mounts += ["--ro-bind", interpreter, interpreter]
-            mounts += ["--ro-bind-try", "/usr/local/lib", "/usr/local/lib"]
-        else:
-            mounts += ["--ro-bind", prefix, prefix]
-    return mounts
+def find_sandbox(limits: Limits | None = None, kind: str = "") -> Sandbox:
+    """The sandbox of this machine: of that kind, or else of the one LABKIT_SANDBOX names, or else the first
+    that works. NoSandbox says what to install, or what stands in the way.
+    """
+    from autograder import apptainer, bubblewrap
+
+    finders: dict[str, Callable[[Limits], Sandbox]] = {
+        "bubblewrap": bubblewrap.find,
+        "apptainer": apptainer.find,
+    }
+    wanted = kind or os.environ.get(CHOICE, "")
+    if wanted and wanted not in finders:
+        raise NoSandbox(f"{CHOICE}: expected {' or '.join(finders)}, found {wanted!r}")
+    obstacles = []
+    for name in [wanted] if wanted else finders:
+        try:
+            return finders[name](limits or Limits())
+        except NoSandbox as obstacle:
+            obstacles.append(f"- {name}: {obstacle}")
+    asked_for = f" ({wanted} was asked for)" if wanted else ""
+    raise NoSandbox("\n".join([
+        f"student code needs a sandbox and this machine has none{asked_for}.",
+        *obstacles,
+        "To try the grader without one, on code you trust, add --unsafe-no-sandbox: grades are marked.",
+    ]))  # fmt: skip
 
 
-def _writable_mounts(limits: Limits) -> list[str]:
-    sizes = {OUT: limits.answers, "/tmp": limits.scratch, "/dev/shm": limits.shared_memory}
-    return [word for path, size in sizes.items() for word in ("--size", str(size), "--tmpfs", path)]
-
-
-def _course_mounts(hide: Sequence[str]) -> list[str]:
-    """labkit without what is hidden, and the one file of this package that runs inside."""
-    package = Path(labkit.__file__).parent
-    mounts = ["--ro-bind", str(package), f"{COURSE}/labkit"]
-    for name in hide:
-        if (package / name).is_file():
-            mounts += ["--ro-bind", str(package / "py.typed"), f"{COURSE}/labkit/{name}"]  # an empty file
-        elif (package / name).is_dir():
-            mounts += ["--tmpfs", f"{COURSE}/labkit/{name}", "--remount-ro", f"{COURSE}/labkit/{name}"]
-    here = Path(__file__).parent
-    mounts += ["--ro-bind", str(here / "inside.py"), f"{GRADER}/inside.py"]
-    if here.is_relative_to(sys.prefix):  # installed among the packages that are mounted above
-        mounts += ["--tmpfs", str(here), "--remount-ro", str(here)]
-        mounts += ["--ro-bind", str(here / "inside.py"), f"{GRADER}/inside.py"]
-    return mounts
-
-
-def sandbox_pid(info: str) -> int:
-    """The sandbox's first process as bubblewrap reported it."""
-    return int(json.loads(info)["child-pid"])
+def spawn(
+    command: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
+    """A child with three pipes, in a session of its own; its errors are read without waiting."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe,
+        pass_fds=pass_fds, env=environment, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    os.set_blocking(process.stderr.fileno(), False)
+    return process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,15 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True)
 class Usage:
     """memory: bytes resident in all processes, what they share counted once; processes: threads of all of
-    them.
+    them; files: how many there are; written, shared: bytes in files, where the kernel does not see to their
+    limit.
     """
 
     memory: int = 0
     processes: int = 0
     files: int = 0
+    written: int = 0
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,33 +38,37 @@ class Traffic:
         return Traffic(self.bytes - earlier.bytes, self.packets - earlier.packets)
 
     @classmethod
-    def read(cls, proc: Path) -> Traffic | None:
-        """The counters of the network a process lives in; None when the process is gone."""
-        try:
-            lines = (proc / "net/dev").read_text().splitlines()
-        except OSError:
-            return None
-        fields = next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()
+    def of(cls, text: str) -> Traffic:
+        """The counters in the text of a /proc/PID/net/dev."""
+        loopback = next(line for line in text.splitlines() if line.strip().startswith("lo:"))
+        fields = loopback.split(":")[1].split()
         return cls(int(fields[0]), int(fields[1]))
 
 
-def usage_of(proc: Path, out: Path, launcher: int, confined: bool) -> Usage:
-    """What runs in the sandbox whose first process is `proc`, whose /out is `out`."""
-    try:
-        if confined:
-            pids = [proc / "root/proc" / name for name in os.listdir(proc / "root/proc") if name.isdigit()]
-        else:
-            pids = [Path(f"/proc/{p.pid}") for p in psutil.Process(launcher).children(recursive=True)]
-        disk = os.statvfs(out)
-    except (OSError, psutil.Error):
-        return Usage()  # it has just ended
+def in_use(processes: Iterable[Path]) -> tuple[int, int]:
+    """Bytes of memory and threads of the processes with these folders in /proc; those that end meanwhile do
+    not count.
+    """
     own, threads = 0, 0
-    for pid in pids:
+    for process in processes:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            resident, shared = (int(word) for word in (pid / "statm").read_text().split()[1:3])
+            resident, shared = (int(word) for word in (process / "statm").read_text().split()[1:3])
             own += (resident - shared) * PAGE
-            threads += int((pid / "stat").read_text().rsplit(")", 1)[1].split()[17])
-    return Usage(own, threads, disk.f_files - disk.f_ffree if confined else 0)
+            threads += int((process / "stat").read_text().rsplit(")", 1)[1].split()[17])
+    return own, threads
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below one, as the kernel lists them: without going through everything that runs here."""
+    above = [pid]
+    while above:
+        tasks = Path(f"/proc/{above.pop()}/task")
+        with contextlib.suppress(OSError):
+            for task in os.listdir(tasks):
+                with contextlib.suppress(OSError):
+                    children = [int(word) for word in (tasks / task / "children").read_text().split()]
+                    yield from children
+                    above += children
 
 
 def end_all(root: int) -> None:

@@ -15,11 +15,14 @@ import psutil
 import pytest
 from conftest import F_ID, SEED, solution
 
-import autograder.sandbox
-from autograder.confined import Confined, _pipe
+import autograder.bubblewrap
+from autograder.bubblewrap import Bubblewrap, _pipe
+from autograder.confined import Confined
 from autograder.harness import Harness
 from autograder.reference import solved_cells
-from autograder.sandbox import NoSandbox, Sandbox, find_sandbox
+from autograder.sandbox import CHOICE, NoSandbox, find_sandbox
+from autograder.unconfined import Unconfined
+from labkit import doctor
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.submission import Cell
 
@@ -48,7 +51,8 @@ print(open("/proc/net/dev").read().count(":"), *programs)
 
 def look(tmp_path: Path, hide: list[str]) -> list[str]:
     """Run LOOK confined; the lines it prints."""
-    sandbox = find_sandbox()
+    sandbox = find_sandbox(kind="bubblewrap")
+    assert isinstance(sandbox, Bubblewrap)
     reading, writing = os.pipe()
     options = sandbox.options(tmp_path, hide, writing)
     command = [sandbox.bwrap, *options, "--", sys.executable, "-c", LOOK]
@@ -73,10 +77,11 @@ def test_theory_can_be_hidden(tmp_path: Path) -> None:
     assert look(tmp_path, ["theory"])[2].startswith("['labkit'] False")
 
 
-def test_no_bubblewrap_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sandbox_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NoSandbox, match="apt install bubblewrap") as refusal:
         find_sandbox()
+    assert "apptainer-suid" in str(refusal.value)
     assert "--unsafe-no-sandbox" in str(refusal.value)
 
 
@@ -85,10 +90,36 @@ def test_bubblewrap_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch,
     broken.write_text("#!/bin/sh\necho no user namespaces >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    autograder.sandbox._try_out.cache_clear()
-    with pytest.raises(NoSandbox, match="no user namespaces"):
+    autograder.bubblewrap._try_out.cache_clear()
+    with pytest.raises(NoSandbox, match="no user namespaces") as refusal:
         find_sandbox()
-    autograder.sandbox._try_out.cache_clear()
+    autograder.bubblewrap._try_out.cache_clear()
+    assert "- apptainer: it is not here" in str(refusal.value)
+
+
+def test_a_kind_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever operates the host; another kind is not taken in its place."""
+    monkeypatch.setenv(CHOICE, "bubblewrap")
+    assert find_sandbox().name == "bubblewrap"
+    monkeypatch.setenv(CHOICE, "apptainer")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NoSandbox, match="apptainer was asked for") as refusal:
+        find_sandbox()
+    assert "bubblewrap" not in str(refusal.value)
+    monkeypatch.setenv(CHOICE, "docker")
+    with pytest.raises(NoSandbox, match="expected bubblewrap or apptainer, found 'docker'"):
+        find_sandbox()
+
+
+def test_the_doctor_says_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for asked_for, told in (("", "no bubblewrap; no Apptainer"), ("apptainer", "no Apptainer")):
+        monkeypatch.setenv(CHOICE, asked_for)
+        found = doctor.probe_sandbox()[0]
+        assert found.state == "missing"
+        assert found.says.startswith(f"{told}: submissions cannot be graded here")
+    monkeypatch.setenv(CHOICE, "docker")
+    assert "bubblewrap or apptainer expected" in doctor.probe_sandbox()[0].says
 
 
 def test_closing_leaves_no_process(tmp_path: Path) -> None:
@@ -104,7 +135,7 @@ def test_a_killed_grader_leaves_no_process(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from autograder.confined import Confined\n"
         "from autograder.sandbox import find_sandbox\n"
-        f"c = Confined(find_sandbox(), Path({str(tmp_path)!r})); print(c._pid, flush=True); time.sleep(60)"
+        f"c = Confined(find_sandbox(), Path({str(tmp_path)!r})); print(c.pid, flush=True); time.sleep(60)"
     )
     grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert grader.stdout is not None
@@ -120,7 +151,7 @@ def test_a_killed_grader_leaves_no_process(tmp_path: Path) -> None:
 def test_without_a_sandbox_the_same_points(f_exercise: Exercise, two_ranks: list[Case]) -> None:
     """--unsafe-no-sandbox grades alike, and leaves nothing either."""
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    with Harness(Sandbox("")) as harness:
+    with Harness(Unconfined()) as harness:
         graded = harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks)
     assert graded.report.row("input-gradients").passed
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before

@@ -43,8 +43,8 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path) -> No
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     from autograder.course import Course
     from autograder.grading import Conditions
-    from autograder.sandbox import Sandbox
     from autograder.slurm import SlurmFailed, grade_on_slurm
+    from autograder.unconfined import Unconfined
 
     init_course(tmp_path)
     path = os.environ["PATH"]
@@ -52,6 +52,6 @@ def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     os.environ["PATH"] = "/nowhere"
     try:
         with pytest.raises(SlurmFailed, match="no sbatch"):
-            grade_on_slurm(course, Conditions(LESSON, 1, Sandbox("")), 1, False)
+            grade_on_slurm(course, Conditions(LESSON, 1, Unconfined()), 1, False)
     finally:
         os.environ["PATH"] = path

@@ -1,0 +1,212 @@
+"""Grading under Apptainer: the same points and the same refusals as under bubblewrap."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import MEMORY, SEED
+
+from autograder.apptainer import Apptainer, _Image
+from autograder.attacks import Attack, attacks
+from autograder.attacks.prying import CANARY
+from autograder.confined import Confined
+from autograder.contents import contents
+from autograder.harness import Harness, grade_cells
+from autograder.reference import solved_cells
+from autograder.sandbox import MIB, Limits, Sandbox, find_sandbox
+from labkit import doctor
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.submission import Cell
+
+pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(120)]
+
+TRIED = (
+    *("network", "fork-bomb", "thread-bomb", "memory-bomb", "disk-bomb", "file-bomb", "output-bomb"),
+    *("deaf", "daemon", "kill-everyone", "kill-parents"),
+)
+HIDDEN_BOMB = Attack(
+    "hidden-bomb",
+    "fills memory through files without a name",
+    """
+    import os
+    held = []
+    while True:
+        held.append(open("/dev/shm/bomb", "wb"))
+        os.unlink("/dev/shm/bomb")
+        for _ in range(64):
+            held[-1].write(bytes(2**20))
+    """,
+)
+LOOK = """
+import ctypes, os, socket
+def writable(path):
+    try:
+        open(path + "/probe", "w").close()
+    except OSError:
+        return False
+    return True
+places = [d for d, _, _ in os.walk("/") if not d.startswith("/proc") and writable(d)]
+print(sorted({"/".join(d.split("/")[: 3 if d.startswith("/dev") else 2]) for d in places}))
+outside = ("/root/.bashrc", "/etc/passwd", "/etc/shadow", "/bin/sh", "/usr/bin/env", "/sys")
+theory = os.path.exists("/course/labkit/theory/parameters.py")
+print(os.environ.get("SECRET"), [p for p in outside if os.path.exists(p)], os.listdir("/course"), theory)
+print([line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line], socket.gethostname())
+libc = ctypes.CDLL(None)
+print([libc.unshare(0x10000000), libc.mount(b"a", b"/tmp", b"tmpfs", 0, 0), libc.syscall(250, 0, -4, 0)])
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return find_sandbox(Limits(memory=MEMORY), kind="apptainer")
+
+
+@pytest.fixture(scope="module")
+def confining(sandbox: Sandbox) -> Iterator[Harness]:
+    with Harness(sandbox, grace=3.0) as made:
+        yield made
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A server on this host that must never hear from a submission."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+def left() -> list[str]:
+    """What this process has started and is still running."""
+    children = psutil.Process().children(recursive=True)
+    return [child.name() for child in children if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_what_can_be_seen_and_done(sandbox: Sandbox, tmp_path: Path) -> None:
+    assert isinstance(sandbox, Apptainer)
+    image = _Image()
+    command = sandbox.command(image, contents(tmp_path, ["theory"]), [sys.executable, "-c", LOOK])
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=image.environment | {"SECRET": "x"}
+    )
+    image.cleanup()
+    assert done.returncode == 0, done.stderr
+    writable, seen, machine, calls = done.stdout.splitlines()
+    assert eval(writable) == ["/dev", "/dev/mqueue", "/dev/shm", "/out", "/tmp"]
+    assert seen == "None [] ['labkit'] False"
+    assert machine == "['lo'] lab"
+    assert eval(calls) == [-1, -1, -1], "no user namespace, no mount, no keys"
+
+
+def test_the_doctor_names_it_and_what_it_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_SANDBOX", "apptainer")
+    found = doctor.probe_sandbox()[0]
+    assert found.state == "note"
+    assert found.says.startswith("Apptainer works")
+    assert "still your user" in found.says
+
+
+def test_the_reference_earns_all_points_and_a_stub_none(sandbox: Sandbox) -> None:
+    """Points, and the kernel's count of what was sent."""
+    exercises = registry.exercises("06")
+    assert [g.report.points for g in grade_cells(exercises[:1], [], sandbox, SEED)] == [0]
+    before = left()
+    graded = grade_cells(exercises, solved_cells("06"), sandbox, SEED)
+    assert [g.report.points for g in graded] == [g.report.max_points for g in graded]
+    assert all(job.wire > job.num_bytes for g in graded for job in g.jobs)
+    assert [flag for g in graded for flag in g.flags] == []
+    assert left() == before
+
+
+@pytest.mark.parametrize(
+    "attack", [*(a for a in attacks() if a.id in TRIED), HIDDEN_BOMB], ids=lambda attack: attack.id
+)
+def test_attack(
+    attack: Attack,
+    confining: Harness,
+    f_exercise: Exercise,
+    two_ranks: list[Case],
+    listener: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing earned, nothing read, nobody reached, nothing left but one sandbox."""
+    monkeypatch.setenv("LABKIT_TEST_SECRET", CANARY)
+    source = attack.source.replace("PORT", str(listener.getsockname()[1]))
+    graded = confining.grade(f_exercise, [Cell("cell 1", source)], SEED, two_ranks[:1])
+    assert graded.report.verdict not in ("passed", "could_not_be_graded", "not_attempted")
+    assert not graded.report.row("input-gradients").passed
+    assert CANARY not in json.dumps(graded.report.to_json())
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+    assert len(left()) <= 4, "the keeper, Apptainer, its first process inside, the program"
+
+
+def test_reading_is_refused(confining: Harness, f_exercise: Exercise, two_ranks: list[Case]) -> None:
+    """Every attack that looks for secrets in files, processes and the environment."""
+    from autograder.attacks.prying import ATTACKS
+
+    os.environ["LABKIT_TEST_SECRET"] = CANARY
+    try:
+        for attack in ATTACKS:
+            graded = confining.grade(f_exercise, [Cell("cell 1", attack.source)], SEED, two_ranks[:1])
+            assert CANARY not in json.dumps(graded.report.to_json()), attack.id
+    finally:
+        del os.environ["LABKIT_TEST_SECRET"]
+
+
+def test_an_honest_answer_after_all_that(
+    confining: Harness, f_exercise: Exercise, two_ranks: list[Case]
+) -> None:
+    graded = confining.grade(f_exercise, solved_cells("06"), SEED, two_ranks)
+    assert graded.report.row("input-gradients").passed
+    assert graded.flags == []
+
+
+def test_shared_memory_is_ended_when_it_oversteps(
+    f_exercise: Exercise, two_ranks: list[Case], sandbox: Sandbox
+) -> None:
+    """The kernel has no limit there: it is looked at, and what files without a name hold counts too."""
+    with Harness(sandbox, grace=3.0) as harness:
+        harness.grade(f_exercise, [Cell("cell 1", HIDDEN_BOMB.source)], SEED, two_ranks[:1])
+        outcome = harness.outcomes[-1]
+    assert outcome.ended == "memory"
+    assert f"more than {sandbox.limits.shared_memory // MIB} MiB of shared memory" in outcome.detail
+
+
+def test_closing_leaves_no_process(sandbox: Sandbox, tmp_path: Path) -> None:
+    before = left()
+    with Confined(sandbox, tmp_path) as confined:
+        assert confined.usage().memory > 0
+        assert confined.traffic() is not None
+        assert list(confined.out.iterdir()) == []
+    assert left() == before
+
+
+def test_a_killed_grader_leaves_no_process(tmp_path: Path, sandbox: Sandbox) -> None:
+    script = (
+        "import time; from pathlib import Path; from autograder.confined import Confined\n"
+        "from autograder.sandbox import find_sandbox\n"
+        f"c = Confined(find_sandbox(kind='apptainer'), Path({str(tmp_path)!r}))\n"
+        "print(c.pid, flush=True); time.sleep(60)"
+    )
+    grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert grader.stdout is not None
+    inside = psutil.Process(int(grader.stdout.readline()))
+    grader.send_signal(signal.SIGKILL)
+    grader.wait(10)
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while inside.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
