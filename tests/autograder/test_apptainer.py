@@ -109,6 +109,16 @@ def test_what_can_be_seen_and_done(sandbox: Sandbox, tmp_path: Path) -> None:
     assert eval(calls) == [-1, -1, -1], "no user namespace, no mount, no keys"
 
 
+def test_it_is_taken_where_bubblewrap_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho no user namespaces >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert find_sandbox().name == "apptainer"
+    found = doctor.probe_sandbox()[0]
+    assert found.says.startswith("bubblewrap is installed but refused: no user namespaces; Apptainer works")
+
+
 def test_the_doctor_names_it_and_what_it_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_SANDBOX", "apptainer")
     found = doctor.probe_sandbox()[0]
