@@ -183,10 +183,10 @@ def test_a_student_from_login_to_stop(hub: Hub) -> None:
         assert hub.slurm.run("squeue", "-h", "-o", "%P %c %m %l %b") == "all 2 3G 5:00 gres:gpu:1"
         fetch(page)
         work = hub.house.home("ada") / "course"
-        notebook = NotebookPage.open(page, f"{hub.url}/user/ada/lab?reset", f"{LESSON}/{LESSON}.ipynb")
-        run_first(page, RANKS)
-        expect(notebook.code_cells.first).to_contain_text(f"(1, {FIRST_UID + 1}, '1')", timeout=60_000)
-        notebook.save(work / LESSON / f"{LESSON}.ipynb")
+        with NotebookPage.open(page, f"{hub.url}/user/ada/lab?reset", f"{LESSON}/{LESSON}.ipynb") as notebook:
+            run_first(page, RANKS)
+            expect(notebook.code_cells.first).to_contain_text(f"(1, {FIRST_UID + 1}, '1')", timeout=60_000)
+            notebook.save(work / LESSON / f"{LESSON}.ipynb")
         assert (work / LESSON / f"{LESSON}.ipynb").stat().st_uid == FIRST_UID + 1
         assert (work / "shared" / LESSON).is_dir()
         refused = hub.house.run("ada", "touch", str(work / "shared" / "mine"), check=False)
