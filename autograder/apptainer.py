@@ -41,16 +41,16 @@ from typing import ClassVar
 
 from autograder.contents import Emptied, Link, Piece, Shown, contents, program
 from autograder.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
+from autograder.seccomp import UNCOUNTED_MEMORY
 from autograder.usage import Traffic, Usage, descendants, in_use
 
 FLOOD = 10  # times the limit of processes, above what the user runs already: where the kernel stops a flood
 CLONE_NEWUSER = 0x10000000
-# What lessons do without: ways to a file system of one's own, the user's keys, and memory that is in nobody's
-# count, because no process has it mapped.
+# What lessons do without: ways to a file system of one's own, the user's keys, and memory that nobody counts.
 REFUSED_CALLS = (
     *("mount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount", "fspick", "open_tree"),
     *("move_mount", "mount_setattr", "unshare", "setns", "add_key", "request_key", "keyctl"),
-    *("memfd_create", "memfd_secret", "shmget", "mq_open"),
+    *UNCOUNTED_MEMORY,
 )
 
 

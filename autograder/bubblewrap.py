@@ -21,6 +21,7 @@ from typing import IO, ClassVar
 
 from autograder.contents import Emptied, Link, Piece, Shown, contents, program
 from autograder.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
+from autograder.seccomp import uncounted_memory_refused
 from autograder.usage import Traffic, Usage, in_use
 
 PACKAGE_TO_INSTALL = "bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
@@ -49,14 +50,13 @@ class Bubblewrap(Sandbox):
 
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
         """See `Sandbox.start`. What bubblewrap itself says goes through a pipe of its own."""
-        words = program(json.dumps(self.limits.inside()))
-        with _pipe() as (reading, writing), tempfile.TemporaryFile() as options:
-            told = self.options(requests, hide, writing.fileno())
-            options.write("\0".join(told).encode())
-            options.seek(0)
-            # Through a file: the first process inside shows its command line to all others.
-            command = [self.bwrap, "--args", str(options.fileno()), "--", *words]
-            process = spawn(command, (writing.fileno(), options.fileno()), {})
+        words, refused = program(json.dumps(self.limits.inside())), uncounted_memory_refused()
+        with _pipe() as (reading, writing), _file(refused) as calls:
+            told = self.options(requests, hide, writing.fileno(), calls.fileno() if refused else None)
+            with _file("\0".join(told).encode()) as options:
+                # Through a file: the first process inside shows its command line to all others.
+                command = [self.bwrap, "--args", str(options.fileno()), "--", *words]
+                process = spawn(command, (writing.fileno(), calls.fileno(), options.fileno()), {})
             writing.close()
             info = _read_all(reading.fileno())
         if not info:
@@ -65,9 +65,14 @@ class Bubblewrap(Sandbox):
             raise CouldNotStart((said or b"bubblewrap said nothing").decode(errors="replace"))
         return _Started(process, int(json.loads(info)["child-pid"]))
 
-    def options(self, requests: Path, hide: Sequence[str], info_fd: int) -> list[str]:
-        """bubblewrap's options: `requests` is mounted at /in, what it started is reported on `info_fd`."""
+    def options(
+        self, requests: Path, hide: Sequence[str], info_fd: int, calls_fd: int | None = None
+    ) -> list[str]:
+        """bubblewrap's options: `requests` is mounted at /in, what it started is reported on `info_fd`, and
+        a filter of the calls it may make is read from `calls_fd`.
+        """
         return [
+            *(["--seccomp", str(calls_fd)] if calls_fd is not None else []),
             *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
             *("--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "lab"),
             *("--clearenv", "--info-fd", str(info_fd)),
@@ -142,6 +147,15 @@ def _mount(piece: Piece) -> list[str]:
 def _writable_mounts(limits: Limits) -> list[str]:
     sizes = {OUT: limits.answers, "/tmp": limits.scratch, "/dev/shm": limits.shared_memory}
     return [word for path, size in sizes.items() for word in ("--size", str(size), "--tmpfs", path)]
+
+
+@contextlib.contextmanager
+def _file(content: bytes) -> Iterator[IO[bytes]]:
+    """An open file without a name, to be read from its beginning."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import platform
 import signal
 import subprocess
 import sys
@@ -16,11 +16,12 @@ import pytest
 from conftest import F_ID, SEED, solution
 
 import autograder.bubblewrap
-from autograder.bubblewrap import Bubblewrap, _pipe
+from autograder.bubblewrap import Bubblewrap, _file, _pipe
 from autograder.confined import Confined
 from autograder.harness import Harness
 from autograder.reference import solved_cells
 from autograder.sandbox import CHOICE, NoSandbox, find_sandbox
+from autograder.seccomp import uncounted_memory_refused
 from autograder.unconfined import Unconfined
 from labkit import doctor
 from labkit.checks.exercise import Case, Exercise
@@ -46,6 +47,9 @@ theory = os.path.exists("/course/labkit/theory/parameters.py")
 print(os.listdir("/course"), theory)
 programs = [os.path.exists(p) for p in ("/bin/sh", "/usr/bin/env")]
 print(open("/proc/net/dev").read().count(":"), *programs)
+import ctypes
+libc = ctypes.CDLL(None)
+print(libc.memfd_create(b"m", 0), libc.shmget(0, 4096, 0o1600), libc.syscall(0x40000000 + 20) if X32 else -1)
 """
 
 
@@ -53,24 +57,24 @@ def look(tmp_path: Path, hide: list[str]) -> list[str]:
     """Run LOOK confined; the lines it prints."""
     sandbox = find_sandbox(kind="bubblewrap")
     assert isinstance(sandbox, Bubblewrap)
-    reading, writing = os.pipe()
-    options = sandbox.options(tmp_path, hide, writing)
-    command = [sandbox.bwrap, *options, "--", sys.executable, "-c", LOOK]
-    done = subprocess.run(
-        command, capture_output=True, text=True, pass_fds=(writing,), env={"SECRET": "x"}, timeout=60
-    )
-    os.close(reading)
-    os.close(writing)
+    with _pipe() as (_, writing), _file(uncounted_memory_refused()) as calls:
+        pass_fds = writing.fileno(), calls.fileno()
+        command = [sandbox.bwrap, *sandbox.options(tmp_path, hide, *pass_fds), "--", sys.executable, "-c"]
+        done = subprocess.run(
+            [*command, f"X32 = {platform.machine() == 'x86_64'}\n{LOOK}"], pass_fds=pass_fds,
+            capture_output=True, text=True, env={"SECRET": "x"}, timeout=60,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_what_can_be_written_and_seen(tmp_path: Path) -> None:
-    writable, secrets, course, machine = look(tmp_path, [])
+    writable, secrets, course, machine, uncounted = look(tmp_path, [])
     assert eval(writable) == ["/dev/shm", "/out", "/tmp"]
     assert secrets == "None False False 65534"
     assert course.startswith("['labkit'] True")
     assert machine == "1 False False", "one interface (lo), no shell, no programs"
+    assert uncounted == "-1 -1 -1", "no memory that nobody counts, nor other numbers for the same calls"
 
 
 def test_theory_can_be_hidden(tmp_path: Path) -> None:
