@@ -12,7 +12,10 @@ from labkit.build.markup import Cell, read_lesson
 from labkit.build.rules import stub
 
 # What a student needs besides notebooks/, as it stands in the repository.
-PARTS = ("labkit", "pyproject.toml", "constraints.txt", "LICENSE", "Makefile")
+PARTS = (
+    *("labkit", "cluster/slurm", "cluster/sites"),
+    *("pyproject.toml", "constraints.txt", "LICENSE", "Makefile"),
+)
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
 DISTINCTIVE = 25  # characters a line needs to say whose it is
 

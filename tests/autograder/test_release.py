@@ -18,6 +18,7 @@ def test_no_distinctive_line_of_a_solution_is_in_the_notebooks(tmp_path: Path) -
     assert not [(path.name, line) for path, text in texts.items() for line in lines if f'"{line}' in text]
     names = {path.relative_to(tmp_path / "bundle").parts[0] for path in paths}
     assert names >= {"labkit", "notebooks", "pyproject.toml"}
+    assert (tmp_path / "bundle" / "cluster" / "slurm" / "lab.sbatch").is_file(), "for `labkit lab --slurm`"
     assert not names & {"autograder", "solutions", "tests"}
 
 
