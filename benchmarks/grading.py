@@ -4,8 +4,9 @@ by torchrun.
     python benchmarks/grading.py [--json] [--submissions 20] [--stock 1] [--large 0]
 
 Both grade lesson 06, solved, with the same visible and unseen cases. Stock nbgrader grades one after the
-other and each costs the same, so a few stand for many; ours are really graded, and with `--large 200` also
-that many, to see growth.
+other and each costs the same, so a few stand for many; ours are really graded. With `--large 200` also so
+many as a class hands in, with one exercise solved in each, against a few of the same: what grows is what is
+done once a submission, not the ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from nbformat.v4 import new_code_cell
 
 from autograder.course import Course, init_course
 from autograder.reference import lesson_source
-from autograder.run import grade_course
+from autograder.run import conditions_for, grade_course
 from autograder.sandbox import find_sandbox
 from labkit.build.course import instructor_notebook
 from labkit.checks import registry
@@ -79,7 +80,7 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="bench-grading-") as name:
         stock_seconds = _stock(Path(name) / "stock", options.stock)
-        ours_seconds, memory = _ours(Path(name) / "ours", options.submissions)
+        ours_seconds, memory = _ours(Path(name) / "ours", options.submissions, _solved())
         rows = [
             _rate("submissions a minute", options.submissions / ours_seconds, options.stock / stock_seconds)
         ]
@@ -87,11 +88,7 @@ def main() -> None:
         rows.append(Row("one submission, five exercises", each, theirs, "s", theirs / each, None, "nbgrader"))
         rows.append(Row("memory of the grading process", memory, None, "MiB", None, None))
         if options.large:
-            seconds, memory = _ours(Path(name) / "large", options.large)
-            each = seconds / options.large
-            note = f"{each * options.submissions / ours_seconds:.2f} times one of {options.submissions}"
-            rows.append(Row(f"one of {options.large} submissions", each, None, "s", None, None, note=note))
-            rows.append(Row(f"memory after {options.large}", memory, None, "MiB", None, None))
+            rows += _growth(Path(name), options.submissions, options.large)
     report("grading", rows, (__doc__ or "").splitlines()[0])
 
 
@@ -99,16 +96,46 @@ def _rate(name: str, ours: float, peer: float) -> Row:
     return Row(name, 60 * ours, 60 * peer, "1/min", ours / peer, 10.0, "nbgrader")
 
 
-def _ours(root: Path, count: int) -> tuple[float, float]:
-    """Seconds for `autograder grade` of `count` solved notebooks, everything included; MiB at the end."""
+def _growth(folder: Path, few: int, many: int) -> list[Row]:
+    """One submission of many against one of few. ratio: how many times cheaper one of many is."""
+    only = next(iter(registry.exercises("06"))).id
+    each, memory = {}, {}
+    for count in (few, many):
+        seconds, memory[count] = _ours(folder / str(count), count, _solved(only), known_reference=True)
+        each[count] = seconds / count
+    what = f"one submission of {many} against one of {few}, one exercise"
+    return [
+        Row(what, each[many], each[few], "s", each[few] / each[many], None, "autograder"),
+        Row(f"memory of the grading process after {many}", memory[many], memory[few], "MiB", None, None),
+    ]
+
+
+def _solved(only: str = "") -> nbformat.NotebookNode:
+    """The lesson with everything solved, or one exercise."""
+    notebook = instructor_notebook(lesson_source("06"))
+    if only:
+        exercises = (cell.metadata.get("labkit", {}).get("exercise", only) for cell in notebook.cells)
+        notebook.cells = [c for c, of in zip(notebook.cells, exercises, strict=True) if of == only]
+    return notebook
+
+
+def _ours(
+    root: Path, count: int, solved: nbformat.NotebookNode, known_reference: bool = False
+) -> tuple[float, float]:
+    """Seconds for `autograder grade` of `count` such notebooks, everything included; MiB at the end.
+
+    known_reference: without the one run of the reference solution that precedes the first submission.
+    """
     init_course(root)
-    solved = instructor_notebook(lesson_source("06"))
     for number in range(count):
         path = root / "submitted" / f"student{number:03d}" / LESSON / f"{LESSON}.ipynb"
         path.parent.mkdir(parents=True)
         nbformat.write(solved, path)
+    course = Course(root)
+    if known_reference:
+        conditions_for(course, LESSON, SEED, False, lambda unsafe: find_sandbox())
     started = time.perf_counter()
-    run = grade_course(Course(root), LESSON, _jobs(), SEED, False, lambda unsafe: find_sandbox())
+    run = grade_course(course, LESSON, _jobs(), SEED, False, lambda unsafe: find_sandbox())
     seconds = time.perf_counter() - started
     assert len(run.graded) == count, run
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
