@@ -424,15 +424,13 @@ class OverlappedDataParallel(nn.Module):
             [parameters[i] for i in bucket] for bucket in assign_buckets(parameters, bucket_bytes)
         ]
         self.flats = [bucket[0].new_zeros(sum(p.numel() for p in bucket)) for bucket in self.buckets]
-        self.views = [
-            [part.view_as(p) for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True)]
-            for bucket, flat in zip(self.buckets, self.flats, strict=True)
-        ]
+        self.places: dict[nn.Parameter, Tensor] = {}  # where in its bucket a gradient goes
+        for number, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
+            for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                self.places[parameter] = part.view_as(parameter)
+                parameter.register_post_accumulate_grad_hook(self._hook_of(number))
         self.sync = True
         self._reset()
-        for number, bucket in enumerate(self.buckets):
-            for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(self._hook_of(number))
         ### END SOLUTION
 
     def forward(self, *args, **kwargs):
@@ -449,7 +447,7 @@ class OverlappedDataParallel(nn.Module):
             self.sync = before
 
     def _reset(self) -> None:
-        self.missing = [len(bucket) for bucket in self.buckets]  # gradients each bucket still waits for
+        self.missing = [set(bucket) for bucket in self.buckets]  # whose gradients have still to come
         self.started: list[dist.Work] = []
         self.callback_queued = False
 
@@ -460,23 +458,28 @@ class OverlappedDataParallel(nn.Module):
             if not self.callback_queued:
                 self.callback_queued = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-            self.missing[number] -= 1
-            while len(self.started) < len(self.buckets) and self.missing[len(self.started)] == 0:
+            self._fill(parameter)  # while the gradient is still in the cache
+            self.missing[number].remove(parameter)
+            while len(self.started) < len(self.buckets) and not self.missing[len(self.started)]:
                 self._start_next()
 
         return hook
 
+    def _fill(self, parameter: nn.Parameter) -> None:
+        place = self.places[parameter]
+        if parameter.grad is None:
+            place.zero_()
+        else:
+            torch.mul(parameter.grad, 1 / dist.get_world_size(self.group), out=place)
+        parameter.grad = place  # no copy back: the mean arrives here
+
     def _start_next(self) -> None:
-        number, world_size = len(self.started), dist.get_world_size(self.group)
-        for parameter, view in zip(self.buckets[number], self.views[number], strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                torch.div(parameter.grad, world_size, out=view)
-            parameter.grad = view  # no copy back: the mean arrives here
+        number = len(self.started)
         self.started.append(dist.all_reduce(self.flats[number], group=self.group, async_op=True))
 
     def _finish(self) -> None:
+        for parameter in [p for missing in self.missing for p in missing]:
+            self._fill(parameter)  # this rank did not use it
         while len(self.started) < len(self.buckets):
             self._start_next()
         for handle in self.started:

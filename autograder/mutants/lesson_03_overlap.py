@@ -31,8 +31,8 @@ OF_OVERLAP = [
             "trained-weights",
             "no-sync",
         ),
-        "torch.div(parameter.grad, world_size, out=view)",
-        "view.copy_(parameter.grad)",
+        "torch.mul(parameter.grad, 1 / dist.get_world_size(self.group), out=place)",
+        "place.copy_(parameter.grad)",
         "the sum, not divided",
     ),
     Mutant(
@@ -64,7 +64,7 @@ OF_OVERLAP = [
         ("overlap",),
         (
             "            while len(self.started) < len(self.buckets) and "
-            "self.missing[len(self.started)] == 0:\n"
+            "not self.missing[len(self.started)]:\n"
             "                self._start_next()\n"
         ),
         "",
@@ -126,7 +126,7 @@ OF_OVERLAP = [
             "gradients",
             "trained-weights",
         ),
-        "            parameter.grad = view  # no copy back: the mean arrives here\n",
+        "        parameter.grad = place  # no copy back: the mean arrives here\n",
         "",
         "the mean arrives in the bucket, and the gradients stay this rank's own",
     ),
@@ -134,8 +134,8 @@ OF_OVERLAP = [
         "stale-bucket-for-unused",
         OVERLAP,
         ("unused-parameter",),
-        "                view.zero_()\n",
-        "                pass\n",
+        "            place.zero_()\n",
+        "            pass\n",
         "an unused parameter sends what its bucket held from the step before",
     ),
     Mutant(
@@ -180,13 +180,13 @@ OF_OVERLAP = [
         ("unused-parameter",),
         (
             "            while len(self.started) < len(self.buckets) and "
-            "self.missing[len(self.started)] == 0:\n"
+            "not self.missing[len(self.started)]:\n"
             "                self._start_next()\n"
         ),
         (
-            "            if self.missing[number] == 0:\n"
+            "            if not self.missing[number]:\n"
             "                turn = len(self.started)\n"
-            "                for kept in (self.buckets, self.flats, self.views):\n"
+            "                for kept in (self.buckets, self.flats):\n"
             "                    kept[turn], kept[number] = kept[number], kept[turn]\n"
             "                self._start_next()\n"
         ),
