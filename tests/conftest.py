@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +24,9 @@ from labkit import doctor
 LONGEST_FIRST = ("cluster/", "browser/", "test_slurm", "autograder/test_course", "test_every_lesson")
 ONE_MACHINE = ("cluster/", "autograder/test_slurm")  # one Slurm, and users with fixed numbers
 ALONE = ("browser/", "test_every_lesson")  # tests that share nothing with others of their file
+
+# A shell's background command ignores interrupts, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
 

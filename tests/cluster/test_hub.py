@@ -211,8 +211,9 @@ def test_a_student_from_login_to_stop(hub: Hub) -> None:
 def refuse_what_is_not_offered(page: Page, hub: Hub) -> None:
     """Neither the page, with a value of one's own in its list, nor the hub's API takes more than there is."""
     for value in ("9", "1\n#SBATCH --exclusive"):
-        page.eval_on_selector("#gpus", "(list, text) => list.add(new Option(text, text, true, true))", value)
-        page.click("text=Start")
+        page.locator("#gpus").evaluate("(list, text) => list.add(new Option(text, text, true, true))", value)
+        with page.expect_navigation():
+            page.click("text=Start")
         expect(page.locator(".spawn-error-msg")).to_contain_text("there is 0, 1, 2 (a node of Oak has 2)")
     key = next(one["value"] for one in page.context.cookies() if one["name"] == "_xsrf")
     for told in ({"gpus": 9}, {"options": "#SBATCH --exclusive"}, {"cmd": "touch ~/was-here; sleep 99"}):
