@@ -25,6 +25,7 @@ from autograder.reference import reference_cells
 from labkit.checks.submission import Submission, collect
 from labkit.pipeline import PipelinePart, TimedStage, measured_bubble
 from labkit.theory.pipeline import bubble_of_total
+from labkit.theory.schedule import simulate
 
 WIDTH, SAMPLES, MICRO_BATCHES = 256, 128, 8
 SCHEDULES = ("gpipe", "1f1b")
@@ -155,13 +156,27 @@ def bubble_rows(submission: Submission, repeats: int) -> list[Row]:
     return rows
 
 
+def simulation_row(submission: Submission, rounds: int) -> Row:
+    """How long the simulator takes for a large schedule."""
+    size, m, seconds = 64, 512, []
+    lesson = submission.load()
+    schedule = [actions_for("1f1b", lesson, rank, size, m) for rank in range(size)]
+    for _ in range(rounds):
+        began = time.perf_counter()
+        simulate(schedule)
+        seconds.append(1e3 * (time.perf_counter() - began))
+    name, mine = f"simulating 1f1b, p={size}, m={m}", median(seconds)
+    return Row(name, mine, 100.0, "ms", 100.0 / mine, 1.0, "100 ms", spread(seconds))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     options, _ = parser.parse_known_args()
     submission = solution()
-    rows = step_rows(submission, options.rounds) + bubble_rows(submission, options.repeats)
+    rows = [simulation_row(submission, options.rounds), *step_rows(submission, options.rounds)]
+    rows += bubble_rows(submission, options.repeats)
     report("pipeline", rows, "lesson 04's executor against torch's, and its bubble against theory")
 
 
