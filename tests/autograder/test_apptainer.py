@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import MEMORY, SEED
+from conftest import MEMORY, PLACES, SEED
 
 from autograder.apptainer import Apptainer, _Image
 from autograder.attacks import Attack, attacks
@@ -49,16 +49,10 @@ HIDDEN_BOMB = Attack(
             held[-1].write(bytes(2**20))
     """,
 )
-LOOK = """
-import ctypes, os, socket
-def writable(path):
-    try:
-        open(path + "/probe", "w").close()
-    except OSError:
-        return False
-    return True
-places = [d for d, _, _ in os.walk("/") if not d.startswith("/proc") and writable(d)]
-print(sorted({"/".join(d.split("/")[: 3 if d.startswith("/dev") else 2]) for d in places}))
+LOOK = (
+    PLACES
+    + """
+import ctypes, socket
 outside = ("/root/.bashrc", "/etc/passwd", "/etc/shadow", "/bin/sh", "/usr/bin/env", "/sys")
 theory = os.path.exists("/course/labkit/theory/parameters.py")
 print(os.environ.get("SECRET"), [p for p in outside if os.path.exists(p)], os.listdir("/course"), theory)
@@ -66,6 +60,7 @@ print([line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in li
 libc = ctypes.CDLL(None)
 print([libc.unshare(0x10000000), libc.mount(b"a", b"/tmp", b"tmpfs", 0, 0), libc.syscall(250, 0, -4, 0)])
 """
+)
 
 
 @pytest.fixture(scope="module")
