@@ -14,9 +14,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from autograder.course import Course, CourseError, Submitted, put_in_place, student_id_problem
 from autograder.grading import Conditions, digest_of, grade_notebook
 from autograder.records import Record, checks_digest, load, path_of, save
+
+MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more
 
 
 @dataclass
@@ -158,5 +162,8 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
 
 
 def auto_jobs() -> int:
-    """Submissions at once: a job of four ranks keeps about two cores busy, and reading torch another."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+    """Submissions at once: as many as there are cores and memory for. The ranks of a job wait for one another
+    more than they compute, so that one job does not keep its share of the cores busy.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, psutil.virtual_memory().available // MEMORY_OF_A_JOB))

@@ -114,9 +114,10 @@ def _import_what_ranks_need() -> None:
     """Import, and do nothing: a process that has computed with threads cannot be forked."""
     import labkit.checks.execute  # noqa: F401
     from labkit.launch import processes
-    from labkit.launch.engine import warm_up
+    from labkit.launch.engine import import_for_backward, warm_up
 
     processes.adopt_orphans()
+    import_for_backward()
     warm_up()
 
 

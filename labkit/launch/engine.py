@@ -29,6 +29,7 @@ from labkit.launch.reserved import write_reserved
 
 MESSAGE_BYTES = 65536
 _IDLE = 1000  # milliseconds without work after which there is time for more imports
+_FOR_BACKWARD = "torch.fx.experimental.symbolic_shapes"
 _FOR_THE_ENGINE = ("GLIBC_TUNABLES", "PYTHONMALLOC", "PYTHONUNBUFFERED")  # not for what ranks start
 
 
@@ -114,6 +115,7 @@ class Engine:
         self._end_strays()
         self._gpus.give_back(running.gpus)
         self._send({"event": "ended", "job": running.job, "code": os.waitstatus_to_exitcode(status)})
+        import_for_backward()  # where one job was, there will be more, perhaps without a pause between them
 
     def _end_strays(self) -> None:
         """Whatever became a child of the engine without being an agent was left by a job that is over."""
@@ -195,11 +197,19 @@ def warm_up() -> None:
     gc.freeze()
 
 
+def import_for_backward() -> None:
+    """Import what the first `backward(gradient)` of a process does, 480 modules, on each rank of each job."""
+    if _FOR_BACKWARD not in sys.modules:
+        importlib.import_module(_FOR_BACKWARD)
+        gc.freeze()
+
+
 def import_the_rest() -> None:
     """Import what many ranks need, but not the first launch, which waits for the engine to start.
 
     torch._dynamo: the first optimizer that a process makes imports it, 800 modules, on each rank of each job.
     """
+    import_for_backward()
     importlib.import_module("torch._dynamo")
     gc.unfreeze()
     gc.collect()
