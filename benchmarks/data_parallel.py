@@ -2,12 +2,12 @@
 
     python benchmarks/data_parallel.py [--json] [--rounds 150]
 
-Same model, data, bucket size and ranks, in one job. The two take turns, each first in every second round, and
-a step lasts from a barrier to a barrier. ratio: how many times faster ours is, the median over the rounds; no
-slower than 1.05 times means at least 0.952. Two layers fill a bucket; PyTorch makes its first one smaller.
+Same model, data, buckets (two layers fill one) and ranks, in one job. The two take turns, each first in every
+second round, and a step lasts from a barrier to a barrier. ratio: how many times faster ours is, the median
+over the rounds; no slower than 1.05 times means at least 0.952.
 
-A quarter of the weights is measured too, without a target: on few cores, and with several ranks on each, two
-runs of DistributedDataParallel against itself differ by up to 5%.
+Where a job's tensors happen to lie makes up to 5% between DistributedDataParallel and itself: so the rounds
+are those of several jobs. A quarter of the weights is measured too, without a target.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from labkit.checks.submission import Submission, collect
 
 WIDTH, SMALL_WIDTH, LAYERS, ROWS = 1024, 512, 6, 64
 TARGET = 1 / 1.05
+JOBS = 5
 
 
 def solution() -> Submission:
@@ -82,8 +83,14 @@ def race(
 
 
 def compared(ranks: int, width: int, rounds: int, target: float | None) -> Row:
-    job = labkit.launch(race, solution(), width, rounds, ranks=ranks, record=False, timeout=300)
-    ours, theirs, difference = job.results[0]
+    ours: list[float] = []
+    theirs: list[float] = []
+    difference = 0.0
+    for _ in range(JOBS):
+        job = labkit.launch(race, solution(), width, rounds // JOBS, ranks=ranks, record=False, timeout=300)
+        ours += job.results[0][0]
+        theirs += job.results[0][1]
+        difference = max(difference, job.results[0][2])
     ratio = median([b / a for a, b in zip(ours, theirs, strict=True)])
     note = f"ours {spread([s * 1e3 for s in ours])}, theirs {spread([s * 1e3 for s in theirs])}"
     note += f"; weights differ by {difference:.1g}"

@@ -4,9 +4,9 @@ by torchrun.
     python benchmarks/grading.py [--json] [--submissions 20] [--stock 1] [--large 0]
 
 Both grade lesson 06, solved, with the same visible and unseen cases. Stock nbgrader grades one after the
-other and each costs the same, so a few stand for many; ours are really graded. With `--large 200` also so
-many as a class hands in, with one exercise solved in each, against a few of the same: what grows is what is
-done once a submission, not the ranks.
+other and each costs the same, so a few stand for many; ours are really graded. Then one solved submission of
+every lesson, alone. With `--large 200` also so many as a class hands in, with one exercise solved in each,
+against a few of the same: what grows is what is done once a submission, not the ranks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import nbformat
 from _common import Row, report
 from nbformat.v4 import new_code_cell
 
+from autograder.batch import auto_jobs
 from autograder.course import Course, init_course
-from autograder.reference import lesson_source
+from autograder.records import load_all
+from autograder.reference import graded_lessons, lesson_source
 from autograder.run import conditions_for, grade_course
 from autograder.sandbox import find_sandbox
 from labkit.build.course import instructor_notebook
@@ -80,13 +82,14 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="bench-grading-") as name:
         stock_seconds = _stock(Path(name) / "stock", options.stock)
-        ours_seconds, memory = _ours(Path(name) / "ours", options.submissions, _solved())
+        ours_seconds, memory = _ours(Path(name) / "ours", options.submissions, _solved(LESSON))
         rows = [
             _rate("submissions a minute", options.submissions / ours_seconds, options.stock / stock_seconds)
         ]
         each, theirs = ours_seconds / options.submissions, stock_seconds / options.stock
         rows.append(Row("one submission, five exercises", each, theirs, "s", theirs / each, None, "nbgrader"))
         rows.append(Row("memory of the grading process", memory, None, "MiB", None, None))
+        rows += [_alone(Path(name) / "alone", lesson) for lesson in graded_lessons()]
         if options.large:
             rows += _growth(Path(name), options.submissions, options.large)
     report("grading", rows, (__doc__ or "").splitlines()[0])
@@ -96,12 +99,20 @@ def _rate(name: str, ours: float, peer: float) -> Row:
     return Row(name, 60 * ours, 60 * peer, "1/min", ours / peer, 10.0, "nbgrader")
 
 
+def _alone(folder: Path, lesson: str) -> Row:
+    """One full submission of a lesson, from its sandbox's start to its feedback page."""
+    seconds, _ = _ours(folder / lesson, 1, _solved(lesson), lesson, known_reference=True)
+    what = f"one submission of {lesson}, {len(registry.exercises(lesson[:2]))} exercises"
+    return Row(what, seconds, None, "s", None, None)
+
+
 def _growth(folder: Path, few: int, many: int) -> list[Row]:
     """One submission of many against one of few. ratio: how many times cheaper one of many is."""
     only = next(iter(registry.exercises("06"))).id
     each, memory = {}, {}
     for count in (few, many):
-        seconds, memory[count] = _ours(folder / str(count), count, _solved(only), known_reference=True)
+        solved = _solved(LESSON, only)
+        seconds, memory[count] = _ours(folder / str(count), count, solved, known_reference=True)
         each[count] = seconds / count
     what = f"one submission of {many} against one of {few}, one exercise"
     return [
@@ -110,9 +121,9 @@ def _growth(folder: Path, few: int, many: int) -> list[Row]:
     ]
 
 
-def _solved(only: str = "") -> nbformat.NotebookNode:
-    """The lesson with everything solved, or one exercise."""
-    notebook = instructor_notebook(lesson_source("06"))
+def _solved(lesson: str, only: str = "") -> nbformat.NotebookNode:
+    """A lesson with everything solved, or one exercise."""
+    notebook = instructor_notebook(lesson_source(lesson[:2]))
     if only:
         exercises = (cell.metadata.get("labkit", {}).get("exercise", only) for cell in notebook.cells)
         notebook.cells = [c for c, of in zip(notebook.cells, exercises, strict=True) if of == only]
@@ -120,7 +131,7 @@ def _solved(only: str = "") -> nbformat.NotebookNode:
 
 
 def _ours(
-    root: Path, count: int, solved: nbformat.NotebookNode, known_reference: bool = False
+    root: Path, count: int, solved: nbformat.NotebookNode, lesson: str = LESSON, known_reference: bool = False
 ) -> tuple[float, float]:
     """Seconds for `autograder grade` of `count` such notebooks, everything included; MiB at the end.
 
@@ -128,23 +139,21 @@ def _ours(
     """
     init_course(root)
     for number in range(count):
-        path = root / "submitted" / f"student{number:03d}" / LESSON / f"{LESSON}.ipynb"
+        path = root / "submitted" / f"student{number:03d}" / lesson / f"{lesson}.ipynb"
         path.parent.mkdir(parents=True)
         nbformat.write(solved, path)
     course = Course(root)
     if known_reference:
-        conditions_for(course, LESSON, SEED, False, lambda unsafe: find_sandbox())
+        conditions_for(course, lesson, SEED, False, lambda unsafe: find_sandbox())
     started = time.perf_counter()
-    run = grade_course(course, LESSON, _jobs(), SEED, False, lambda unsafe: find_sandbox())
+    run = grade_course(course, lesson, auto_jobs(), SEED, False, lambda unsafe: find_sandbox())
     seconds = time.perf_counter() - started
     assert len(run.graded) == count, run
+    there = {cell.metadata.get("labkit", {}).get("exercise") for cell in solved.cells}
+    all_points = sum(e.max_points for e in registry.exercises(lesson[:2]) if e.id in there)
+    earned = [record.points for record in load_all(root, lesson)]
+    assert earned == [all_points] * count, earned
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _jobs() -> int:
-    from autograder.batch import auto_jobs
-
-    return auto_jobs()
 
 
 def _stock(root: Path, count: int) -> float:

@@ -471,11 +471,12 @@ class OverlappedDataParallel(nn.Module):
             place.zero_()
         else:
             torch.mul(parameter.grad, 1 / dist.get_world_size(self.group), out=place)
-        parameter.grad = place  # no copy back: the mean arrives here
 
     def _start_next(self) -> None:
         number = len(self.started)
         self.started.append(dist.all_reduce(self.flats[number], group=self.group, async_op=True))
+        for parameter in self.buckets[number]:
+            parameter.grad = self.places[parameter]  # no copy back: the mean arrives here
 
     def _finish(self) -> None:
         for parameter in [p for missing in self.missing for p in missing]:

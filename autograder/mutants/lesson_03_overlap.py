@@ -126,7 +126,8 @@ OF_OVERLAP = [
             "gradients",
             "trained-weights",
         ),
-        "        parameter.grad = place  # no copy back: the mean arrives here\n",
+        "        for parameter in self.buckets[number]:\n"
+        "            parameter.grad = self.places[parameter]  # no copy back: the mean arrives here\n",
         "",
         "the mean arrives in the bucket, and the gradients stay this rank's own",
     ),
