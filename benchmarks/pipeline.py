@@ -1,10 +1,13 @@
 """Lesson 04's executor against torch.distributed.pipelining, and its measured bubble against theory.
 
-    python benchmarks/pipeline.py [--json] [--rounds 20] [--repeats 3]
+    python benchmarks/pipeline.py [--json] [--rounds 60] [--repeats 3]
 
 Step time: the same stages, batch and ranks in one job; ours and theirs take turns, and a step lasts from a
-barrier to a barrier. Bubble: stages of fixed duration (a sleep stands for a kernel), so that four of them can
-work at once on two cores.
+barrier to a barrier. The rounds are those of several jobs, each of which has its luck with where things lie.
+ratio: how many times faster ours is, the median over the rounds.
+
+Bubble: stages of fixed duration (a sleep stands for a kernel), so that four of them can work at once on two
+cores.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from labkit.theory.schedule import simulate
 WIDTH, SAMPLES, MICRO_BATCHES = 256, 128, 8
 SCHEDULES = ("gpipe", "1f1b")
 FORWARD_MS, BACKWARD_MS = 20, 40
+WHO, JOBS = ("ours", "theirs"), 5
 POINTS = 5.0  # how far the measured bubble may be from theory, in percentage points
 
 
@@ -90,10 +94,13 @@ def step_times(submission: Submission, rounds: int, group: dist.ProcessGroup) ->
         inputs, target = ((x,) if rank == 0 else ()), (y if rank == size - 1 else None)
         return lambda: runner.step(*inputs, target=target)
 
-    contenders = {f"{who.__name__} {s}": who(s) for s in SCHEDULES for who in (ours, theirs)}
+    contenders = {
+        f"{name} {s}": who(s) for s in SCHEDULES for name, who in zip(WHO, (ours, theirs), strict=True)
+    }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 3):
-        for name, step in contenders.items():
+        for name in in_turn(list(contenders), number):
+            step = contenders[name]
             stage.zero_grad()
             dist.barrier(group=group)
             start = time.perf_counter()
@@ -104,17 +111,25 @@ def step_times(submission: Submission, rounds: int, group: dist.ProcessGroup) ->
     return times
 
 
+def in_turn(names: list[str], number: int) -> list[str]:
+    """The order of a round: each is at each place, and after each of its neighbours, equally often."""
+    order = names[number % len(names) :] + names[: number % len(names)]
+    return order[::-1] if number // len(names) % 2 else order
+
+
 def step_rows(submission: Submission, rounds: int) -> list[Row]:
     rows = []
     for size in (2, 4):
-        job = labkit.launch(
-            step_times, submission, rounds, ranks=size, backend="gloo", timeout=300, record=False
-        )
-        times = job.results[0]
+        jobs = [
+            labkit.launch(
+                step_times, submission, rounds, ranks=size, backend="gloo", timeout=300, record=False
+            )
+            for _ in range(JOBS)
+        ]
         for schedule in SCHEDULES:
-            ours, theirs = times[f"ours {schedule}"], times[f"theirs {schedule}"]
+            ours, theirs = ([t for j in jobs for t in j.results[0][f"{who} {schedule}"]] for who in WHO)
             note = f"{spread(ours)} against {spread(theirs)}"
-            ratio = median(theirs) / median(ours)
+            ratio = median([b / a for a, b in zip(ours, theirs, strict=True)])
             name = f"step time, {schedule}, p={size}, m={MICRO_BATCHES}"
             peer = "torch.distributed.pipelining"
             rows.append(Row(name, median(ours), median(theirs), "s", ratio, 1.0, peer, note))
@@ -171,7 +186,7 @@ def simulation_row(submission: Submission, rounds: int) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     options, _ = parser.parse_known_args()
     submission = solution()
