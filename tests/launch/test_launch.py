@@ -137,6 +137,19 @@ def test_two_jobs_at_once() -> None:
     assert [job.wait().results for job in jobs] == [[1, 1], [1, 1]]
 
 
+def test_what_backward_imports_is_there_before_the_second_job() -> None:
+    """Else every rank of every job imports some 480 modules for itself, longer than most jobs take."""
+
+    def imported_by_backward() -> list[str]:
+        before = set(sys.modules)
+        x = torch.ones(2, requires_grad=True)
+        (2 * x).backward(torch.ones(2))
+        return sorted(set(sys.modules) - before)
+
+    labkit.launch(on_ranks.sum_of_ranks, 1.0, ranks=1)
+    assert labkit.launch(imported_by_backward, ranks=1).results == [[]]
+
+
 def test_a_job_inside_a_job() -> None:
     def outer() -> float:
         inner = labkit.launch(on_ranks.sum_of_ranks, 1.0, ranks=2)
