@@ -1,4 +1,4 @@
-"""What stand-in devices replace in torch.cuda and torch.autocast while they are open."""
+"""What stand-in devices replace in torch.cuda, torch.autocast and torch.accelerator while they are open."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def replace_cuda(session: StandIns, stack: contextlib.ExitStack) -> None:
     for name, value in functions.items():
         replace(stack, torch.cuda, name, value)
     replace(stack, torch.autocast, "__init__", _autocast_init(torch.autocast.__init__))
+    # As in a build of torch for CPUs. One for CUDA asks the driver, which is not there, in every step of Adam.
+    replace(stack, torch.accelerator, "current_accelerator", lambda check_available=False: None)
 
 
 def _devices(session: StandIns) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def test_every_cell_runs_and_shows(lesson: Lesson, page: Page, lab: tuple[Path, 
             expect(table.locator("td").nth(2)).to_have_css(*style)
         opened.screenshot(page.locator(".jp-Notebook h1").first, pictures / f"{lesson.name}_opening.png")
         opened.screenshot(page.locator(FIGURES).last, pictures / f"{lesson.name}_figure.png")
-        for exercise in lesson_exercises(lesson):
+        wanted = lesson_exercises(lesson) if "LABKIT_SCREENSHOTS" in os.environ else []  # a second each
+        for exercise in wanted:
             check = opened.code_cells.filter(has_text=f'labkit.check("{exercise.id}"').first
             number = check.evaluate("cell => [...document.querySelectorAll('.jp-CodeCell')].indexOf(cell)")
             opened.screenshot(opened.code_cells.nth(number - 1), pictures / f"{exercise.id}.png")

@@ -24,6 +24,15 @@ def gpus():
         yield opened
 
 
+def test_a_build_for_cuda_does_not_ask_its_driver(monkeypatch):
+    """There is none; Adam would, in every step."""
+    of_cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: of_cuda)
+    with devices.stand_in(1, bytes_each=MIB):
+        assert torch.accelerator.current_accelerator(check_available=True) is None
+    assert torch.accelerator.current_accelerator() is of_cuda
+
+
 class Net(nn.Module):
     """Embedding, attention, normalisation, dropout, a buffer and a head tied to the embedding."""
 
