@@ -22,7 +22,7 @@ def replace_cuda(session: StandIns, stack: contextlib.ExitStack) -> None:
     for name, value in functions.items():
         replace(stack, torch.cuda, name, value)
     replace(stack, torch.autocast, "__init__", _autocast_init(torch.autocast.__init__))
-    # As in a build of torch for CPUs. One for CUDA asks the driver, which is not there, in every step of Adam.
+    # As in a build of torch for CPUs. One for CUDA asks the driver, which is not there, whenever Adam steps.
     replace(stack, torch.accelerator, "current_accelerator", lambda check_available=False: None)
 
 
