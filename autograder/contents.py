@@ -53,7 +53,7 @@ def _system() -> Iterator[Piece]:
             yield Link(os.readlink(path), directory)
         elif path.exists():
             yield Shown(directory, directory)
-    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
+    for prefix in dict.fromkeys(map(os.path.abspath, (sys.base_prefix, sys.prefix))):
         if prefix != "/usr":
             yield Shown(prefix, prefix)
             continue
@@ -62,11 +62,16 @@ def _system() -> Iterator[Piece]:
             yield Shown("/usr/local/lib", "/usr/local/lib")
 
 
+def _python() -> str:
+    """This interpreter by a path without `..`, which leads through folders that are not there inside."""
+    return os.path.abspath(sys.executable)
+
+
 def _interpreter() -> Iterator[Piece]:
     """The system's, also under the names that an environment's own link to it goes through."""
     program = os.path.realpath(sys.executable)
     yield Shown(program, program)
-    path = sys.executable
+    path = _python()
     while os.path.islink(path):
         path = os.path.normpath(Path(path).parent / os.readlink(path))
         if path != program and not Path(path).is_relative_to(sys.prefix):
@@ -90,4 +95,4 @@ def _course(hide: Sequence[str]) -> Iterator[Piece]:
 
 def program(limits: str) -> list[str]:
     """The command that runs inside."""
-    return [sys.executable, "-s", "-E", "-B", f"{GRADER}/inside.py", IN, OUT, COURSE, limits]
+    return [_python(), "-s", "-E", "-B", f"{GRADER}/inside.py", IN, OUT, COURSE, limits]

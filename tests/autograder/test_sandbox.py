@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import signal
 import subprocess
@@ -67,6 +68,16 @@ def test_what_can_be_written_and_seen(tmp_path: Path) -> None:
     assert course.startswith("['labkit'] True")
     assert machine == "1 False False", "one interface (lo), no shell, no programs"
     assert uncounted == "-1 -1 -1", "no memory that nobody counts, nor other numbers for the same calls"
+
+
+def test_an_interpreter_that_was_started_by_a_roundabout_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, f_exercise: Exercise, two_ranks: list[Case]
+) -> None:
+    """As `../.venv/bin/python` from a folder that is not there inside."""
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/{os.path.relpath(sys.executable, tmp_path)}")
+    with Harness(find_sandbox()) as harness:
+        graded = harness.grade(f_exercise, solved_cells("06"), SEED, two_ranks)
+    assert graded.report.verdict != "could_not_be_graded", graded.report
 
 
 def test_theory_can_be_hidden(tmp_path: Path) -> None:
