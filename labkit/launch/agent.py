@@ -25,18 +25,20 @@ _INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RAN
               "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 
 
-class _OneNode(RendezvousHandler):
-    """The rendezvous of a job on one machine: there is nobody to wait for, and nothing listens on a port."""
+class Settled(RendezvousHandler):
+    """A rendezvous that is over: who takes part is known, and nobody else will come.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._store = dist.HashStore()
+    use_agent_store: whether the ranks may use the store of `met` too.
+    """
+
+    def __init__(self, name: str, met: RendezvousInfo, use_agent_store: bool) -> None:
+        self._name, self._met, self._use_agent_store = name, met, use_agent_store
 
     def get_backend(self) -> str:
-        return "one-node"
+        return "settled"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
+        return self._met
 
     def is_closed(self) -> bool:
         return False
@@ -55,7 +57,13 @@ class _OneNode(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        return False
+        return self._use_agent_store
+
+
+def _one_node(name: str) -> Settled:
+    """For a job on one machine: there is nobody to wait for, and nothing listens on a port."""
+    met = RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
+    return Settled(name, met, use_agent_store=False)
 
 
 class _NoLogs(LogsSpecs):
@@ -116,7 +124,7 @@ def run_job(directory: Path) -> bool:
     watchdog = Watchdog(directory, request)
     spec = WorkerSpec(
         role="rank", local_world_size=request.ranks, fn=run_rank,
-        args=(str(directory), os.getpid(), watchdog.bell), rdzv_handler=_OneNode(directory.name),
+        args=(str(directory), os.getpid(), watchdog.bell), rdzv_handler=_one_node(directory.name),
         max_restarts=0, monitor_interval=1e-4,
     )  # fmt: skip
     try:

@@ -18,10 +18,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
 from labkit.launch import processes
-from labkit.launch.agent import Agent
+from labkit.launch.agent import Agent, Settled
 from labkit.launch.gpu_lock import GpuLocks, device_names
 from labkit.launch.nodes.files import Report, control_path
 from labkit.launch.nodes.meeting import Met, interface_of
@@ -33,37 +33,10 @@ from labkit.record.state import ControlPage
 FAILED = 3  # exit status of a node whose job did not finish
 
 
-class _HasMet(RendezvousHandler):
+def _has_met(met: Met, store: dist.Store) -> Settled:
     """The rendezvous as the agent sees it: it is over, and another process keeps it."""
-
-    def __init__(self, met: Met, store: dist.Store) -> None:
-        self._met, self._store = met, store
-
-    def get_backend(self) -> str:
-        return "c10d"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        met = self._met
-        return RendezvousInfo(self._store, met.rank, met.nodes, RendezvousStoreInfo(met.address, met.port))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return "labkit"
-
-    def shutdown(self) -> bool:
-        return True
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
+    where = RendezvousStoreInfo(met.address, met.port)
+    return Settled("labkit", RendezvousInfo(store, met.rank, met.nodes, where), use_agent_store=True)
 
 
 class _NodeAgent(Agent):
@@ -91,7 +64,7 @@ def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
     _set_deadline(directory, report.number, request.timeout)
     spec = WorkerSpec(
         role="rank", local_world_size=ranks, fn=run_rank, args=(str(directory), os.getpid(), watchdog.bell),
-        rdzv_handler=_HasMet(met, store), max_restarts=0, monitor_interval=1e-4,
+        rdzv_handler=_has_met(met, store), max_restarts=0, monitor_interval=1e-4,
     )  # fmt: skip
     try:
         result: Any = _NodeAgent(spec, watchdog).run()
