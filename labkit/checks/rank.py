@@ -65,11 +65,14 @@ class Rank:
         self._answer.facts[name] = value
 
     @contextlib.contextmanager
-    def recording(self, name: str) -> Iterator[None]:
-        """Send back, under `name`, the collectives and messages this rank took part in inside the block."""
-        with traffic_of_block(self._recorder) as calls:
+    def recording(self, name: str) -> Iterator[float]:
+        """Send back, under `name`, the collectives and messages this rank took part in inside the block.
+
+        Yields the monotonic second that their times count from.
+        """
+        with traffic_of_block(self._recorder) as (calls, begin):
             self._answer.collectives[name] = calls
-            yield
+            yield begin
 
     @contextlib.contextmanager
     def expect_error(self, name: str) -> Iterator[None]:

@@ -14,12 +14,15 @@ from labkit.record.versions import flight_recorder_entries
 
 
 @contextlib.contextmanager
-def traffic_of_block(recorder: Recorder) -> Iterator[list[dict[str, JSON]]]:
-    """A list that, once the block has ended, holds the calls started in it (see labkit.record.Collective)."""
+def traffic_of_block(recorder: Recorder) -> Iterator[tuple[list[dict[str, JSON]], float]]:
+    """A list that, once the block has ended, holds the calls started in it (see labkit.record.Collective).
+
+    With it, the monotonic second in which the block began: the calls' times count from there.
+    """
     found: list[dict[str, JSON]] = []
     start = time.monotonic()
     try:
-        yield found
+        yield found, start
     finally:
         end = time.monotonic()
         calls = recorder.collectives(start)

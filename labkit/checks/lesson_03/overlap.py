@@ -61,8 +61,7 @@ def _train(rank: Rank, model: Any, net: nn.Module, ready: list[float]) -> None:
 def _time_backward(rank: Rank, model: Any, net: nn.Module, ready: list[float]) -> None:
     loss = loss_of(model, rank.case, rank.inputs, 0, rank.rank)
     ready.clear()
-    begin = time.monotonic()
-    with rank.recording("step 0"):
+    with rank.recording("step 0") as begin:  # of two zeros, a pause between them would be overlap
         loss.backward()
     rank.fact("ready", [moment - begin for moment in ready])
 
