@@ -177,13 +177,14 @@ class _Started(Started):
         try:
             for name, path in (("out", f"{root}{OUT}"), ("shared", f"{root}/dev/shm")):
                 self._open[name] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._open["network"] = os.open(f"/proc/{program}/net/dev", os.O_RDONLY | os.O_CLOEXEC)
+            for name in ("dev", "snmp"):
+                self._open[name] = os.open(f"/proc/{program}/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise CouldNotStart(f"the sandbox cannot be looked into: {error}") from None
         self._before = self._disk("out")[0]
 
     def usage(self) -> Usage:
-        if "network" not in self._open:
+        if "snmp" not in self._open:
             return Usage()
         pids = islice(descendants(self._first), FLOOD * self._limits.processes)
         memory, threads = in_use(Path(f"/proc/{pid}") for pid in pids)
@@ -191,7 +192,7 @@ class _Started(Started):
         return Usage(memory + shared, threads, files + more - self._before, written, shared)
 
     def traffic(self) -> Traffic | None:
-        return Traffic.of(os.pread(self._open["network"], 8192, 0).decode())
+        return Traffic.of(*(os.pread(self._open[name], 8192, 0).decode() for name in ("dev", "snmp")))
 
     def end(self) -> None:
         """The first process inside takes all others with it; then Apptainer's own, which cleans up, ends."""

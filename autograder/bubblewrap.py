@@ -107,7 +107,7 @@ class _Started(Started):
 
     def traffic(self) -> Traffic | None:
         try:
-            return Traffic.of((self._proc / "net/dev").read_text())
+            return Traffic.of(*((self._proc / "net" / name).read_text() for name in ("dev", "snmp")))
         except OSError:
             return None
 

@@ -29,20 +29,24 @@ class Usage:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the loopback of a sandbox has carried since it started."""
+    """What the loopback of a sandbox has carried since it started. resent: segments that TCP sent again."""
 
     bytes: int
     packets: int
+    resent: int
 
     def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(self.bytes - earlier.bytes, self.packets - earlier.packets)
+        return Traffic(
+            self.bytes - earlier.bytes, self.packets - earlier.packets, self.resent - earlier.resent
+        )
 
     @classmethod
-    def of(cls, text: str) -> Traffic:
-        """The counters in the text of a /proc/PID/net/dev."""
-        loopback = next(line for line in text.splitlines() if line.strip().startswith("lo:"))
+    def of(cls, devices: str, protocols: str) -> Traffic:
+        """The counters in the texts of /proc/PID/net/dev and /proc/PID/net/snmp."""
+        loopback = next(line for line in devices.splitlines() if line.strip().startswith("lo:"))
         fields = loopback.split(":")[1].split()
-        return cls(int(fields[0]), int(fields[1]))
+        names, values = (line.split() for line in protocols.splitlines() if line.startswith("Tcp:"))
+        return cls(int(fields[0]), int(fields[1]), int(values[names.index("RetransSegs")]))
 
 
 def in_use(processes: Iterable[Path]) -> tuple[int, int]:
