@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -26,7 +28,7 @@ from nbformat.v4 import new_code_cell
 
 from autograder.batch import auto_jobs
 from autograder.course import Course, init_course
-from autograder.records import load_all
+from autograder.records import Record, load_all
 from autograder.reference import graded_lessons, lesson_source
 from autograder.run import conditions_for, grade_course
 from autograder.sandbox import find_sandbox
@@ -80,6 +82,8 @@ def check(exercise_id, history):
 
 def main() -> None:
     options = _options()
+    # nbgrader's own use of its database, as in autograder/cli.py
+    warnings.filterwarnings("ignore", message="Object of type .* not in session")
     with tempfile.TemporaryDirectory(prefix="bench-grading-") as name:
         stock_seconds = _stock(Path(name) / "stock", options.stock)
         ours_seconds, memory = _ours(Path(name) / "ours", options.submissions, _solved(LESSON))
@@ -151,9 +155,21 @@ def _ours(
     assert len(run.graded) == count, run
     there = {cell.metadata.get("labkit", {}).get("exercise") for cell in solved.cells}
     all_points = sum(e.max_points for e in registry.exercises(lesson[:2]) if e.id in there)
-    earned = [record.points for record in load_all(root, lesson)]
-    assert earned == [all_points] * count, earned
+    records = load_all(root, lesson)
+    assert [r.points for r in records] == [all_points] * count, "\n".join(_losses(records))
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _losses(records: Sequence[Record]) -> list[str]:
+    """What solved submissions did not earn, and why."""
+    losses = []
+    for record in records:
+        for exercise, graded in record.graded.items():
+            tried = graded.report.verdict != "not_attempted"
+            lost = [row for row in graded.report.rows if tried and not row.passed]
+            losses += [f"{record.student} {exercise} {row.name}: {row.seen}" for row in lost]
+            losses += [f"{record.student} {exercise}: {flag}" for flag in graded.flags]
+    return losses
 
 
 def _stock(root: Path, count: int) -> float:
