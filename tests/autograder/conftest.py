@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
+from autograder.course import Course, init_course
 from autograder.harness import Harness
+from autograder.records import FOLDER
 from autograder.reference import all_cases, lesson_source, solved_cells
+from autograder.run import conditions_for
 from autograder.sandbox import Limits, find_sandbox
+from autograder.settings import Settings
 from labkit.build.course import instructor_notebook, student_notebook
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
@@ -23,6 +28,8 @@ F_ID = "06.copy-to-tensor-parallel"
 SEED = 3
 MEMORY = 3 * 2**30  # bytes; four ranks need one
 
+
+MakeCourse = Callable[[Path], Course]
 
 # For a program inside a sandbox: the first line it prints is the places it can write to.
 PLACES = """
@@ -66,6 +73,24 @@ def hand_in(course: Path, student: str, what: Any, name: str = LESSON) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(what if isinstance(what, bytes) else json.dumps(what).encode())
     return path
+
+
+@pytest.fixture(scope="session")
+def make_course(tmp_path_factory: pytest.TempPathFactory) -> MakeCourse:
+    """Makes courses whose lesson 06 is drawn from SEED. The reference's run, which precedes the first grade,
+    is made once for all of them; test_guide has one of its own.
+    """
+    measured = tmp_path_factory.mktemp("reference")
+    init_course(measured)
+    conditions_for(Course(measured), LESSON, SEED, False, lambda unsafe: find_sandbox())
+
+    def make(root: Path) -> Course:
+        init_course(root)
+        Settings(root, {LESSON: SEED}).save()
+        shutil.copytree(measured / FOLDER, root / FOLDER)
+        return Course(root)
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner, Result
-from conftest import F_ID, LESSON, SEED, hand_in, notebook, solution
+from conftest import F_ID, LESSON, SEED, MakeCourse, hand_in, notebook, solution
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 
 from autograder.batch import Run
 from autograder.cli import main
-from autograder.course import Course, init_course
+from autograder.course import Course
 from autograder.records import load, load_all
 from autograder.run import grade_course, regrade_course
 from autograder.sandbox import Sandbox, find_sandbox
@@ -60,10 +60,12 @@ SPLIT = [
 
 
 @pytest.fixture(scope="module")
-def graded(tmp_path_factory: pytest.TempPathFactory, released: NotebookNode) -> tuple[Path, Run]:
+def graded(
+    tmp_path_factory: pytest.TempPathFactory, make_course: MakeCourse, released: NotebookNode
+) -> tuple[Path, Run]:
     """One course with one of everything, graded once."""
     root = tmp_path_factory.mktemp("a course")
-    init_course(root)
+    course = make_course(root)
     submissions: dict[str, Any] = {
         "honest": notebook(solution(F_ID)),
         "broken-marks": with_f_solved(released),
@@ -87,7 +89,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory, released: NotebookNode) -> 
     linked.parent.mkdir(parents=True)
     linked.symlink_to(root / "submitted" / "honest" / LESSON / f"{LESSON}.ipynb")
     hand_in(root, "bad[name]*", notebook(solution(F_ID)))
-    run = grade_course(Course(root), LESSON, 2, SEED, False, find)
+    run = grade_course(course, LESSON, 2, SEED, False, find)
     return root, run
 
 

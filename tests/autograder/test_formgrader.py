@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import F_ID, LESSON, hand_in, notebook, solution
+from conftest import F_ID, LESSON, MakeCourse, hand_in, notebook, solution
 
-from autograder.course import Course, init_course
 from autograder.records import load
 from labkit import doctor
 from labkit.checks import registry
@@ -24,10 +23,9 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.browser, pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def course(tmp_path_factory: pytest.TempPathFactory, make_course: MakeCourse) -> Path:
     root = tmp_path_factory.mktemp("formgrader")
-    init_course(root)
-    Course(root).add_lesson(LESSON)
+    make_course(root).add_lesson(LESSON)
     hand_in(root, "ada", notebook(solution(F_ID)))
     return root
 

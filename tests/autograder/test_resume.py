@@ -11,13 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import F_ID, LESSON, SEED, hand_in, notebook, solution
+from conftest import F_ID, LESSON, SEED, MakeCourse, hand_in, notebook, solution
 from nbgrader.api import Gradebook
 
-from autograder.course import Course, init_course
 from autograder.records import FOLDER, load_all
-from autograder.run import conditions_for
-from autograder.sandbox import find_sandbox
 from labkit.checks import registry
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(500)]
@@ -32,12 +29,12 @@ def start(course: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*command, "--seed", str(SEED), "--jobs", "2"], stdout=says, stderr=says)
 
 
-def test_killed_at_random_times(tmp_path: Path) -> None:
-    init_course(tmp_path)
+def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None:
+    make_course(
+        tmp_path
+    )  # with the reference graded: else most kills would meet that, and no student's grading
     for number in range(STUDENTS):
         hand_in(tmp_path, f"student{number}", notebook(solution(F_ID), f"# {number}"))
-    # The reference is graded beforehand: else most kills would meet that, and no student's grading.
-    conditions_for(Course(tmp_path), LESSON, SEED, False, lambda unsafe: find_sandbox())
     draw, done_before = random.Random(7), dict[str, str]()
     for _ in range(KILLS):
         grading = start(tmp_path)

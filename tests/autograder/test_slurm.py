@@ -8,20 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import F_ID, LESSON, hand_in, notebook, solution
+from conftest import F_ID, LESSON, MakeCourse, hand_in, notebook, solution
 from nbgrader.api import Gradebook
 from slurm_cluster import LocalSlurm
 
 from autograder.course import init_course
 from autograder.records import load_all
+from autograder.slurm import SHARE
 from labkit.checks import registry
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.slurm, pytest.mark.timeout(400)]
 
 
-def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path) -> None:
-    init_course(tmp_path)
-    for number in range(8):
+def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse) -> None:
+    make_course(tmp_path)
+    for number in range(2 * SHARE):
         answer = solution(F_ID) if number % 2 else "x = 1"
         hand_in(tmp_path, f"student{number}", notebook(answer, f"# {number}"))
     command = [sys.executable, "-m", "autograder", "grade", "06", "--course", str(tmp_path), "--jobs", "1"]
@@ -31,10 +32,10 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path) -> No
     )  # fmt: skip
     logs = [path.read_text() for path in (tmp_path / "records" / LESSON / "slurm").glob("*.log")]
     assert done.returncode == 0, (done.stderr, logs)
-    assert len(logs) == 2, "two tasks of four submissions each"
+    assert len(logs) == 2, "two tasks"
     assert all("student" in log for log in logs)
     most = registry.exercise(F_ID).max_points
-    expected = {f"student{n}": most * (n % 2) for n in range(8)}
+    expected = {f"student{n}": most * (n % 2) for n in range(2 * SHARE)}
     assert {r.student: r.points for r in load_all(tmp_path, LESSON)} == expected
     with Gradebook(f"sqlite:///{tmp_path}/gradebook.db") as gradebook:
         assert {s: gradebook.find_submission(LESSON, s).score for s in expected} == expected

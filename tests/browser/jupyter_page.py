@@ -15,12 +15,14 @@ from pathlib import Path
 
 import nbformat
 import psutil
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Locator, Page, expect, sync_playwright
 
 from labkit.doctor import find_browser
 
 # Every cell is on the page at once, so that what is asked of the page is asked of the whole notebook.
 SETTINGS = {"@jupyterlab/notebook-extension/tracker.jupyterlab-settings": '{"windowingMode": "none"}'}
+
+SCALE = 1.5 if "LABKIT_SCREENSHOTS" in os.environ else 1  # pictures that are kept are sharp
 
 
 @contextmanager
@@ -55,17 +57,24 @@ def _announced_url(server: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def browser_page() -> Iterator[Page]:
-    """A page of the system's Chromium, wide enough for a notebook."""
+def browser() -> Iterator[BrowserContext]:
+    """The system's Chromium, its pages wide enough for a notebook; they share what it has loaded."""
     with sync_playwright() as playwright:
         options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=options)
+        started = playwright.chromium.launch(executable_path=find_browser(), args=options)
         try:
-            page = browser.new_page(viewport={"width": 1280, "height": 900}, device_scale_factor=1.5)
-            page.set_default_timeout(60_000)
-            yield page
+            context = started.new_context(viewport={"width": 1280, "height": 900}, device_scale_factor=SCALE)
+            context.set_default_timeout(60_000)
+            yield context
         finally:
-            browser.close()
+            started.close()
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """One page of a Chromium of its own."""
+    with browser() as context:
+        yield context.new_page()
 
 
 @dataclass

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jupyter_page import NotebookPage, browser_page, jupyter_lab
+from jupyter_page import NotebookPage, browser, jupyter_lab
 from nbformat import NotebookNode
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from labkit.build import Lesson, find_lessons, instructor_notebook, read_lesson
 from labkit.build.course import lesson_exercises, notebook_text
@@ -30,9 +30,15 @@ def pictures(tmp_path: Path) -> Path:
     return Path(os.environ.get("LABKIT_SCREENSHOTS") or tmp_path / "pictures")
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[BrowserContext]:
+    with browser() as started:
+        yield started
+
+
 @pytest.fixture
-def page() -> Iterator[Page]:
-    with browser_page() as opened:
+def page(chromium: BrowserContext) -> Iterator[Page]:
+    with chromium.new_page() as opened:
         yield opened
 
 
