@@ -66,13 +66,16 @@ def clear(folder: Path) -> None:
 
 def run_job(directory: Path) -> dict[str, Any] | None:
     """Run one request as a job of torch's elastic agent, in a forked process; how it failed, if it did."""
+    from labkit.checks.registry import module_of
     from labkit.launch import standalone
     from labkit.launch.describe import failure_text
+    from labkit.launch.engine import import_for_ranks
     from labkit.launch.errors import Diagnosis
     from labkit.launch.request import VERDICT
     from labkit.launch.reserved import read_reserved
 
     about = json.loads((directory / "request.json").read_text())
+    import_for_ranks([module_of(about["exercise"])])
     job = directory / "job"
     job.mkdir()
     answer = standalone.run(job, "inside:run_on_rank", about["ranks"], about["timeout"], "gloo")

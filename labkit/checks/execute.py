@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-import torch
 import torch.distributed as dist
 
 from labkit.checks import registry
@@ -16,6 +15,7 @@ from labkit.checks.exercise import Case, Exercise, Inputs, StudentError
 from labkit.checks.files import REQUEST, RunRequest, read_request, reported_ranks, write_answer
 from labkit.checks.forbidden import forbidding
 from labkit.checks.rank import Rank, StudentLoadError, load_student, student_error
+from labkit.checks.seeding import seed_generators
 from labkit.record.current import current_recorder
 
 # After an error, how long to wait for the other ranks to report the same case before giving the job up.
@@ -48,7 +48,7 @@ def _run_case(
     recorder = current_recorder()
     assert recorder is not None, f"{path / REQUEST} needs a job that records"
     group = dist.new_group(list(range(request.ranks)))
-    torch.manual_seed(case.seed * 1009 + dist.get_rank())
+    seed_generators(case.seed * 1009 + dist.get_rank())
     rank = Rank(case, inputs, ModuleType("nothing"), group, recorder)
     submission = request.own_parts if case.own_parts else request.submission
     error = None

@@ -73,7 +73,10 @@ def run_on_host(directory: Path, request: RunRequest) -> JobFailure | None:
     from labkit.launch.api import start
 
     try:
-        job = start(run_rank, (str(directory),), ranks=request.ranks, timeout=request.timeout, backend="gloo")
+        job = start(
+            run_rank, (str(directory),), ranks=request.ranks, timeout=request.timeout, backend="gloo",
+            imports=[run_rank.__module__, registry.module_of(request.exercise)],
+        )  # fmt: skip
         job.wait()
     except LaunchError as error:
         verdict = "could_not_be_graded" if error.verdict == "infrastructure" else error.verdict

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.rank import Rank
+from labkit.checks.seeding import seed_generators
 from labkit.record.live import LiveBytes
 
 Call = Callable[..., Any]
@@ -147,7 +148,7 @@ def observe(subject: Subject, call: Call, seed: int) -> dict[str, Tensor]:
     "output", "input_grad", "grad.NAME", "buffer.NAME", and "next_random": what the generator draws
     afterwards.
     """
-    torch.manual_seed(seed)
+    seed_generators(seed)
     with _autocast(subject):
         results = call(subject.function, *subject.args)
     output = results[subject.result] if isinstance(results, (tuple, list)) else results

@@ -29,11 +29,16 @@ def lessons() -> list[str]:
     return sorted(match[1] for match in found if match)
 
 
+def module_of(lesson: str) -> str:
+    """The module that holds the exercises of a lesson, given as its folder, or as one of its exercises."""
+    return f"labkit.checks.lesson_{lesson[:2]}"
+
+
 @cache
 def exercises(lesson: str) -> tuple[Exercise, ...]:
     """A lesson's exercises in the order they are met. `lesson` is its two digits, or its folder name."""
     number = lesson[:2]
-    module = f"labkit.checks.lesson_{number}"
+    module = module_of(lesson)
     if not re.fullmatch(r"\d\d", number) or importlib.util.find_spec(module) is None:
         raise UnknownExercise(f"no lesson {lesson!r}; the lessons with exercises are {', '.join(lessons())}")
     return tuple(importlib.import_module(module).EXERCISES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,12 @@ def start(
     backend: str | None = None,
     env: dict[str, str] | None = None,
     record: bool = True,
+    imports: Sequence[str] = (),
 ) -> Job:
-    """As `launch`, without waiting and without showing anything."""
+    """As `launch`, without waiting and without showing anything.
+
+    imports: modules that every rank will import; on this machine the engine does it once for all.
+    """
     _check(fn, ranks, nodes, timeout)
     if nodes > 1:
         from labkit.launch.nodes import start as on_nodes
@@ -77,6 +81,7 @@ def start(
     request = Request(
         ranks=placement.ranks, backend=placement.backend, timeout=timeout, env=env or {}, record=record,
         cwd=os.getcwd(), sys_path=import_path(), devices=list(placement.devices), threads=placement.threads,
+        imports=list(imports),
     )  # fmt: skip
     job = submit(request, payload)
     job.notes += placement.notes

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,12 +96,14 @@ class Engine:
         from labkit.launch.agent import fork_job
 
         directory = self._directory / job
-        gpus = device_names(Request.read(directory).devices, os.environ)
+        request = Request.read(directory)
+        gpus = device_names(request.devices, os.environ)
         taken = self._gpus.take(gpus)
         if taken:
             write_reserved(directory / VERDICT, _gpus_taken(taken).to_json())
             self._send({"event": "ended", "job": job, "code": 3})
             return
+        import_for_ranks(request.imports)
         pid = fork_job(directory)
         self._jobs[pid] = _Running(job, gpus)
 
@@ -197,11 +200,19 @@ def warm_up() -> None:
     gc.freeze()
 
 
+def import_for_ranks(names: Iterable[str]) -> None:
+    """Import once what each rank would. What cannot be imported is for the ranks to stumble over."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    if missing:
+        gc.freeze()
+
+
 def import_for_backward() -> None:
     """Import what the first `backward(gradient)` of a process does, 480 modules, on each rank of each job."""
-    if _FOR_BACKWARD not in sys.modules:
-        importlib.import_module(_FOR_BACKWARD)
-        gc.freeze()
+    import_for_ranks([_FOR_BACKWARD])
 
 
 def import_the_rest() -> None:

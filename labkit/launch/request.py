@@ -20,6 +20,7 @@ class Request:
     target: "payload" for the pickled function in the directory, else "module:function", called with the
     directory. timeout: seconds until the job is ended; 0 for never. devices: GPU of each rank, empty on CPU.
     threads: how many threads torch may use in each rank. nodes: how many machines the ranks are spread over.
+    imports: modules that the engine imports before it forks the job, because every rank would.
     """
 
     ranks: int
@@ -34,6 +35,7 @@ class Request:
     threads: int = 1
     max_result_bytes: int = 512 << 20
     nodes: int = 1
+    imports: list[str] = field(default_factory=list)
 
     def write(self, directory: Path) -> None:
         (directory / REQUEST).write_text(json.dumps(asdict(self)))

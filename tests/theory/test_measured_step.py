@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from labkit.model import (
     ModelConfig,
@@ -94,6 +93,8 @@ def test_a_step_holds_what_the_formulas_say(
 @pytest.mark.parametrize("name", ["gpt with dropout", "llama"])
 def test_two_rulers_agree(name: str) -> None:
     """torch's MemTracker follows every live tensor: what it sees after forward is what autograd saved."""
+    from torch.distributed._tools.mem_tracker import MemTracker  # seconds, for all who only collect the tests
+
     config = SHAPES[name]
     model = build(config, "explicit", "none")
     ids = torch.randint(config.vocabulary, (2, 101))

@@ -12,6 +12,7 @@ from labkit.checks.compare import difference
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_03.evidence import describe, groups_used
 from labkit.checks.rank import Rank
+from labkit.checks.seeding import seed_generators
 from labkit.checks.sharded_layer import enter_group, place_of
 
 # -- shard_indices
@@ -26,7 +27,7 @@ def indices_on_rank(rank: Rank) -> None:
             with rank.expect_error(f"{r} of {w}"):
                 ask(n, r, w, 0, 0)
         return
-    torch.manual_seed(7)
+    seed_generators(7)
     for name, epoch, seed in (("a", 0, 3), ("b", 1, 3), ("c", 0, 4), ("again", 0, 3)):
         with rank.recording(name):
             rank.fact(name, [[int(i) for i in ask(n, r, world, epoch, seed)] for r in range(world)])
@@ -44,7 +45,7 @@ def judge_indices(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iter
         return
     for name in ("a", "b", "c"):
         yield from _partition(facts[name], n, world)
-    torch.manual_seed(7)
+    seed_generators(7)
     same = torch.equal(torch.rand(2), answers[0].tensors["random"])
     yield Finding(
         "reproducible", same, "torch's global generator is left alone", "" if same else "it was seeded"

@@ -12,6 +12,7 @@ from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.modules import BLOCK, GPT, config_of, replicated_agree, sequence_parallel
 from labkit.checks.lesson_07.trial import ModuleEvidence, own_part, use_module, whole_on
 from labkit.checks.rank import Rank
+from labkit.checks.seeding import seed_generators
 from labkit.checks.sharded_evidence import finding
 from labkit.checks.sharded_layer import enter_group, place_of
 from labkit.record.memory import SavedTensors
@@ -56,7 +57,7 @@ def _watch_dropout(rank: Rank) -> None:
     part = BLOCK.build(rank, full, rank.group)
     x = own_part(rank.case, rank.inputs["x"][0], place_of(rank.case, rank.rank)).clone()
     for name, seed in (("differ", rank.rank), ("agree", 0)):
-        torch.manual_seed(seed)
+        seed_generators(seed)
         rank.answer(name, part(x) - x)
     part.eval()
     rank.answer("eval", part(x) - x)

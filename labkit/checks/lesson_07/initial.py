@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import refused
 from labkit.checks.rank import Rank
+from labkit.checks.seeding import seed_generators
 from labkit.checks.sharded_evidence import compared, finding
 from labkit.checks.sharded_layer import charged, enter_group, place_of
 
@@ -32,7 +32,7 @@ def initial_on_rank(rank: Rank) -> None:
             rank.student.initial_weight(shape, 0, streams, group)
         return
     for number, (name, cut) in enumerate(DRAWN.items()):
-        torch.manual_seed(number if cut is not None else 100 * (1 + rank.rank) + number)
+        seed_generators(number if cut is not None else 100 * (1 + rank.rank) + number)
         rank.answer(name, rank.student.initial_weight(shape, cut, streams, group))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.rank import Rank
+from labkit.checks.seeding import seed_generators
 from labkit.checks.sharded_evidence import finding
 from labkit.checks.sharded_layer import enter_group, place_of
 
@@ -27,10 +28,10 @@ def streams_on_rank(rank: Rank) -> None:
     itself for what it gave beside them.
     """
     group = enter_group(rank)
-    torch.manual_seed(100 + rank.rank)
+    seed_generators(100 + rank.rank)
     for time in OUTSIDE:
         rank.answer(f"alone {time}", _draw(rank))
-    torch.manual_seed(100 + rank.rank)
+    seed_generators(100 + rank.rank)
     streams = rank.student.RandomStreams(rank.params["stream_seed"], group)
     other = rank.student.RandomStreams(rank.params["stream_seed"] + 1, group)
     rank.answer("made", _draw(rank))
