@@ -15,6 +15,7 @@ from launch_helpers import wait_for_output
 
 import labkit
 from labkit.launch import client
+from labkit.launch.api import start
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -148,6 +149,14 @@ def test_what_backward_imports_is_there_before_the_second_job() -> None:
 
     labkit.launch(on_ranks.sum_of_ranks, 1.0, ranks=1)
     assert labkit.launch(imported_by_backward, ranks=1).results == [[]]
+
+
+def test_what_a_job_names_is_imported_once_and_not_by_its_ranks() -> None:
+    def loaded() -> list[str]:
+        return [name for name in ("labkit.checks.execute", "labkit.checks.lesson_01") if name in sys.modules]
+
+    wanted = ["labkit.checks.execute", "labkit.checks.lesson_01", "no.such.module"]
+    assert start(loaded, ranks=2, imports=wanted).wait().results == [wanted[:2]] * 2
 
 
 def test_a_job_inside_a_job() -> None:
