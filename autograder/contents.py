@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -82,15 +83,34 @@ def _course(hide: Sequence[str]) -> Iterator[Piece]:
     """labkit without what is hidden, and the one file of this package that runs inside."""
     package = Path(labkit.__file__).parent
     yield Shown(str(package), f"{COURSE}/labkit")
-    for name in hide:
-        if (package / name).is_file():
-            yield Shown(str(package / "py.typed"), f"{COURSE}/labkit/{name}")  # an empty file
-        elif (package / name).is_dir():
-            yield Emptied(f"{COURSE}/labkit/{name}")
+    yield from _hidden(package, f"{COURSE}/labkit", hide)
+    if _is_installed(package):
+        yield from _hidden(package, str(package), hide)
     here = Path(__file__).parent
     yield Shown(str(here / "inside.py"), f"{GRADER}/inside.py")
-    if here.is_relative_to(sys.prefix):  # installed among the packages that are shown above
+    if _is_installed(here):
         yield Emptied(str(here))
+
+
+def _is_installed(package: Path) -> bool:
+    """Whether it stands among the packages that a sandbox shows, and is seen there too."""
+    return any(package.is_relative_to(piece.source) for piece in _system() if isinstance(piece, Shown))
+
+
+def _hidden(package: Path, at: str, hide: Sequence[str]) -> Iterator[Piece]:
+    """Files and folders of labkit made empty where they are seen, and what Python has compiled of them."""
+    for name in hide:
+        path = package / name
+        if path.is_file():
+            yield Shown(str(package / "py.typed"), f"{at}/{name}")  # an empty file
+        elif path.is_dir():
+            yield Emptied(f"{at}/{name}")
+    for folder in dict.fromkeys(Path(name).parent for name in hide if (package / name).is_file()):
+        compiled = package / folder / "__pycache__"
+        with contextlib.suppress(OSError):
+            compiled.mkdir(exist_ok=True)  # else it could appear later, while a sandbox shows the folder
+        if compiled.is_dir():
+            yield Emptied(os.path.normpath(f"{at}/{folder}/__pycache__"))
 
 
 def program(limits: str) -> list[str]:

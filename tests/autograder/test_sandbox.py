@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import py_compile
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ import pytest
 from conftest import F_ID, PLACES, SEED, solution
 
 import autograder.bubblewrap
+import labkit
 from autograder.bubblewrap import Bubblewrap, _file, _pipe
 from autograder.confined import Confined
+from autograder.contents import Emptied, Shown, contents
 from autograder.harness import Harness
 from autograder.reference import solved_cells
-from autograder.sandbox import CHOICE, NoSandbox, find_sandbox
+from autograder.sandbox import CHOICE, COURSE, NoSandbox, find_sandbox
 from autograder.seccomp import uncounted_memory_refused
 from autograder.unconfined import Unconfined
 from labkit import doctor
@@ -82,6 +85,46 @@ def test_an_interpreter_that_was_started_by_a_roundabout_path(
 
 def test_theory_can_be_hidden(tmp_path: Path) -> None:
     assert look(tmp_path, ["theory"])[2].startswith("['labkit'] False")
+
+
+READS_COMPILED = """
+import glob, marshal
+
+class CopyToTensorParallel:
+    @staticmethod
+    def apply(x, group):
+        found = {}
+        for path in glob.glob("/course/labkit/__pycache__/tensor_parallel.*.pyc"):
+            exec(marshal.loads(open(path, "rb").read()[16:]), found)
+        return found["_CopyToRanks"].apply(x, group)
+"""
+
+
+def test_what_is_hidden_cannot_be_read_as_python_compiled_it(
+    f_exercise: Exercise, two_ranks: list[Case]
+) -> None:
+    """The library's own f is beside lesson 06 on every machine that has imported it once."""
+    (name,) = f_exercise.hides
+    compiled = Path(py_compile.compile(str(Path(labkit.__file__).parent / name), doraise=True))
+    assert b"_CopyToRanks" in compiled.read_bytes()
+    with Harness(find_sandbox(), f_exercise.hides) as harness:
+        graded = harness.grade(f_exercise, [Cell("cell 1", READS_COMPILED, F_ID)], SEED, two_ranks)
+    assert graded.report.points == 0, graded.report
+
+
+def test_what_is_hidden_is_hidden_where_it_is_installed_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From a wheel, labkit stands among the packages that are shown."""
+    package = Path(labkit.__file__).parent
+    monkeypatch.setattr(sys, "prefix", str(package.parent))
+    pieces = list(contents(tmp_path, ["tensor_parallel.py", "theory"]))
+    empty = str(package / "py.typed")
+    for seen in (str(package), f"{COURSE}/labkit"):
+        assert Shown(empty, f"{seen}/tensor_parallel.py") in pieces
+        assert Emptied(f"{seen}/__pycache__") in pieces
+        assert Emptied(f"{seen}/theory") in pieces
+    assert Emptied(str(package.parent / "autograder")) in pieces
 
 
 def test_no_sandbox_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
