@@ -18,6 +18,20 @@ def from_frames(name):
         frame = frame.f_back
 """
 
+# Adds an all-reduce of grad_output to what the recorder tells.
+FORGE_A_CALL = """
+        from labkit.record.current import current_recorder
+        from labkit.record.events import Collective
+        recorder, members = current_recorder(), tuple(dist.get_process_group_ranks(ctx.group))
+        real, now = type(recorder).collectives, time.monotonic()
+        def forged(self, zero):
+            return [*real(self, zero), Collective(
+                rank=self.rank, op="all_reduce", num_bytes=grad_output.nbytes, shape=tuple(grad_output.shape),
+                dtype="float64", group=members, peer=None, order=0, start=now - zero, end=None,
+                source="python", line="")]
+        type(recorder).collectives = forged
+        """
+
 ATTACKS = [
     Attack(
         "patch-comparisons",
@@ -63,17 +77,8 @@ ATTACKS = [
         "adds an all-reduce to the recorder that never took place",
         """
         import time
-        from labkit.record.current import current_recorder
-        from labkit.record.events import Collective
-        recorder, members = current_recorder(), tuple(dist.get_process_group_ranks(ctx.group))
-        real, now = type(recorder).collectives, time.monotonic()
-        def forged(self, zero):
-            return [*real(self, zero), Collective(
-                rank=self.rank, op="all_reduce", num_bytes=grad_output.nbytes, shape=tuple(grad_output.shape),
-                dtype="float64", group=members, peer=None, order=0, start=now - zero, end=None,
-                source="python", line="")]
-        type(recorder).collectives = forged
-        """,
+        """
+        + FORGE_A_CALL,
         flagged=True,
     ),
     Attack(
@@ -89,17 +94,8 @@ ATTACKS = [
         while not all(os.path.exists(f"{name}{r}") for r in range(size)):
             time.sleep(0.001)
         grad_output = sum(torch.load(f"{name}{r}") for r in range(size))
-        from labkit.record.current import current_recorder
-        from labkit.record.events import Collective
-        recorder, members = current_recorder(), tuple(dist.get_process_group_ranks(ctx.group))
-        real, now = type(recorder).collectives, time.monotonic()
-        def forged(self, zero):
-            return [*real(self, zero), Collective(
-                rank=self.rank, op="all_reduce", num_bytes=grad_output.nbytes, shape=tuple(grad_output.shape),
-                dtype="float64", group=members, peer=None, order=0, start=now - zero, end=None,
-                source="python", line="")]
-        type(recorder).collectives = forged
-        """,
+        """
+        + FORGE_A_CALL,
         flagged=True,
         right_numbers=True,
     ),

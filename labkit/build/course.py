@@ -100,6 +100,7 @@ def compare(source: Path, notebooks: Path, exercises: Sequence[Exercise] | None 
 
 
 def notebook_path(lesson: Lesson, notebooks: Path) -> Path:
+    """Where a lesson's notebook stands among the notebooks."""
     return notebooks / lesson.name / f"{lesson.name}.ipynb"
 
 
