@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autograder.sandbox import NoSandbox, Sandbox, find_sandbox
-from autograder.unconfined import Unconfined
+from autograder.sandbox.sandbox import NoSandbox, Sandbox, find_sandbox
+from autograder.sandbox.unconfined import Unconfined
 
 if TYPE_CHECKING:
-    from autograder.batch import Run
-    from autograder.course import Course
+    from autograder.grade.batch import Run
+    from autograder.gradebook.course import Course
 
 unsafe_option = click.option(
     "--unsafe-no-sandbox", "unsafe", is_flag=True, help="Run submissions unconfined. Every grade is marked."
@@ -30,7 +30,7 @@ class _Commands(click.Group):
     """Says what is wrong with a course's folder without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from autograder.course import CourseError
+        from autograder.gradebook.course import CourseError
 
         try:
             return super().invoke(ctx)
@@ -55,7 +55,7 @@ def main() -> None:
 @unsafe_option
 def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe: bool) -> None:
     """Grade one notebook, visible and unseen cases, and print the points. Writes nothing."""
-    from autograder.grading import Conditions, grade_notebook
+    from autograder.grade.grading import Conditions, grade_notebook
 
     name = _lesson(lesson or _lesson_of(notebook))
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -78,7 +78,7 @@ def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe:
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def init(folder: Path) -> None:
     """Make FOLDER a course: nbgrader's configuration with the steps of this grader."""
-    from autograder.course import init_course
+    from autograder.gradebook.course import init_course
 
     click.echo(f"wrote {init_course(folder)}")
 
@@ -88,7 +88,7 @@ def init(folder: Path) -> None:
 @course_option
 def add(lesson: str, course: Path) -> None:
     """Put a lesson into the course: source/, release/ (what to hand out) and the gradebook."""
-    from autograder.course import Course
+    from autograder.gradebook.course import Course
 
     name = _lesson(lesson)
     Course(course).add_lesson(name)
@@ -114,7 +114,7 @@ def grade(
     """Grade everything under submitted/ for LESSON: gradebook, feedback pages and
     records/LESSON/grades.csv.
     """
-    from autograder.run import grade_course
+    from autograder.grade.run import grade_course
 
     run = grade_course(
         _course(course), _lesson(lesson), _jobs(jobs), seed, unsafe, _sandbox,
@@ -133,8 +133,8 @@ def report(
     lesson: str, course: Path, explain: str | None, csv_file: Path | None, figure: Path | None
 ) -> None:
     """What was graded: one line a student, and where points are lost."""
-    from autograder import report as reports
-    from autograder.records import load, load_all
+    from autograder.grade.records import load, load_all
+    from autograder.gradebook import report as reports
 
     name = _lesson(lesson)
     about = load(course.resolve(), name, explain) if explain is not None else None
@@ -160,7 +160,7 @@ def regrade(
     lesson: str, course: Path, students: tuple[str, ...], exercises: tuple[str, ...], unsafe: bool
 ) -> None:
     """Grade students or exercises again, and leave everything else as it is."""
-    from autograder.run import regrade_course
+    from autograder.grade.run import regrade_course
     from labkit.checks.registry import UnknownExercise, exercise
 
     try:
@@ -179,7 +179,7 @@ def regrade(
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here, instead of to the screen.")
 def export(lesson: str, course: Path, form: str, canvas_ids: bool, output: Path | None) -> None:
     """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
-    from autograder import report as reports
+    from autograder.gradebook import report as reports
 
     name = _lesson(lesson)
     scores = _course(course).scores(name)
@@ -198,7 +198,7 @@ def release(folder: Path) -> None:
     """Write the students' bundle to FOLDER: notebooks and labkit, no solutions, no references, no
     autograder.
     """
-    from autograder.release import write_bundle
+    from autograder.gradebook.release import write_bundle
 
     for path in write_bundle(folder):
         click.echo(path)
@@ -210,8 +210,8 @@ def release(folder: Path) -> None:
 @click.option("--seeds", default=1, help="How many seeds the reference solutions are tried with.")
 def selftest(lessons: tuple[str, ...], jobs: str, seeds: int) -> None:
     """Grade the references, stubs and mutants of the lessons; print the kill table; fail if one survives."""
-    from autograder.reference import graded_lessons
-    from autograder.selftest import NoMutants, kill_table, run_trials, trials
+    from autograder.grade.reference import graded_lessons
+    from autograder.grade.selftest import NoMutants, kill_table, run_trials, trials
 
     names = [_lesson(name) for name in lessons] or graded_lessons()
     try:
@@ -233,7 +233,7 @@ def selftest(lessons: tuple[str, ...], jobs: str, seeds: int) -> None:
 @click.option("--jobs", default="auto")
 def work(lesson: str, course: Path, part: int, parts: int, jobs: str) -> None:
     """One task of a job array: write the records of every PARTS-th submission that has none."""
-    from autograder.run import work_on_part
+    from autograder.grade.run import work_on_part
 
     work_on_part(_course(course), _lesson(lesson), part, parts, _jobs(jobs), _sandbox)
 
@@ -251,7 +251,7 @@ def _tell(run: Run) -> None:
 
 
 def _course(folder: Path) -> Course:
-    from autograder.course import CONFIG_FILE, Course
+    from autograder.gradebook.course import CONFIG_FILE, Course
 
     if not (folder / CONFIG_FILE).is_file():
         raise click.ClickException(
@@ -262,7 +262,7 @@ def _course(folder: Path) -> Course:
 
 def _lesson(name: str) -> str:
     """The full name of a lesson given by its number or name."""
-    from autograder.reference import lesson_source
+    from autograder.grade.reference import lesson_source
 
     try:
         return lesson_source(name).name
@@ -271,7 +271,7 @@ def _lesson(name: str) -> str:
 
 
 def _jobs(text: str) -> int:
-    from autograder.batch import auto_jobs
+    from autograder.grade.batch import auto_jobs
 
     if text == "auto":
         return auto_jobs()

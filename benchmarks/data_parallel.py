@@ -22,8 +22,8 @@ from _common import Row, median, report, spread
 from torch import Tensor, nn
 
 import labkit
-from autograder.reference import reference_cells
-from labkit.checks.submission import Submission, collect
+from autograder.grade.reference import reference_cells
+from labkit.checks.source.submission import Submission, collect
 
 WIDTH, SMALL_WIDTH, LAYERS, ROWS = 1024, 512, 6, 64
 TARGET = 1 / 1.05

@@ -26,12 +26,12 @@ import nbformat
 from _common import Row, report
 from nbformat.v4 import new_code_cell
 
-from autograder.batch import auto_jobs
-from autograder.course import Course, init_course
-from autograder.records import Record, load_all
-from autograder.reference import graded_lessons, lesson_source
-from autograder.run import conditions_for, grade_course
-from autograder.sandbox import find_sandbox
+from autograder.grade.batch import auto_jobs
+from autograder.grade.records import Record, load_all
+from autograder.grade.reference import graded_lessons, lesson_source
+from autograder.grade.run import conditions_for, grade_course
+from autograder.gradebook.course import Course, init_course
+from autograder.sandbox.sandbox import find_sandbox
 from labkit.build.course import instructor_notebook
 from labkit.checks import registry
 
@@ -43,10 +43,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 STOCK_CHECK = '''
 import subprocess, sys
 from pathlib import Path
-from autograder.reference import all_cases
+from autograder.grade.reference import all_cases
 from labkit.checks import registry
 from labkit.checks.judge import JobFailure, judge_exercise
-from labkit.checks.notebook import cells_of_history, collect_exercise
+from labkit.checks.source.notebook import cells_of_history, collect_exercise
 
 RANK = """
 import sys

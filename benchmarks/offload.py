@@ -16,7 +16,7 @@ import _common
 import torch
 from torch import Tensor, nn
 
-from autograder.reference import graded_submission, solved_cells
+from autograder.grade.reference import graded_submission, solved_cells
 from labkit.checks import registry
 from labkit.model import Block, fused_attention, gpt
 

@@ -24,8 +24,8 @@ from _common import Row, median, report, spread
 from torch import Tensor, nn
 
 import labkit
-from autograder.reference import reference_cells
-from labkit.checks.submission import Submission, collect
+from autograder.grade.reference import reference_cells
+from labkit.checks.source.submission import Submission, collect
 from labkit.pipeline import PipelinePart, TimedStage, measured_bubble
 from labkit.theory.pipeline import bubble_of_total
 from labkit.theory.schedule import simulate

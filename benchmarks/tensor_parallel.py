@@ -22,8 +22,8 @@ from _common import Row, median, report, spread
 from torch import Tensor, nn
 
 import labkit
-from autograder.reference import reference_cells
-from labkit.checks.submission import Submission, collect
+from autograder.grade.reference import reference_cells
+from labkit.checks.source.submission import Submission, collect
 from labkit.model import Block, fused_attention, gpt
 
 HIDDEN, HEADS, BATCH, SEQUENCE = 256, 8, 4, 128

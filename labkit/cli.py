@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from labkit.cluster.options import slurm_options
+from labkit.slurm.options import slurm_options
 
 # Exit statuses, the same for every subcommand (click itself exits 2 on wrong usage).
 FAILED = 1  # the command ran, and what it looked at is not right
@@ -91,9 +91,9 @@ def validate(notebook: Path, as_json: bool) -> None:
 
     Exits 0 when every exercise passed, 1 when one did not, and 2 when the notebook cannot be used.
     """
-    from labkit.checks.notebook import BadNotebook
     from labkit.checks.practice import validate as validate_notebook
     from labkit.checks.registry import UnknownExercise
+    from labkit.checks.source.notebook import BadNotebook
 
     try:
         reports = validate_notebook(notebook, lambda report: None if as_json else click.echo(f"{report!r}\n"))
@@ -134,11 +134,11 @@ def lab(port: int, root: Path, ip: str, browser: bool | None, slurm: bool, stop:
 
     Without --slurm it runs here, and the options about jobs mean nothing.
     """
-    from labkit.lab import CannotStart, run
+    from labkit.jupyter.lab import CannotStart, run
 
     try:
         if slurm or stop:
-            from labkit.cluster import lab_job
+            from labkit.slurm import lab_job
 
             sys.exit(lab_job.stop() if stop else lab_job.start(root.resolve(), **asked))
         sys.exit(run(port=port, root=root, ip=ip, browser=browser))
@@ -154,8 +154,8 @@ def lab(port: int, root: Path, ip: str, browser: bool | None, slurm: bool, stop:
 @click.option("--ip", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def tensorboard(logdir: Path, port: int | None, ip: str) -> None:
     """Show the runs below LOGDIR in TensorBoard, on a port of your own, and print where it is."""
-    from labkit.lab import CannotStart
-    from labkit.tensorboard import run
+    from labkit.jupyter.lab import CannotStart
+    from labkit.jupyter.tensorboard import run
 
     try:
         sys.exit(run(logdir=logdir, port=port, ip=ip))
@@ -172,8 +172,8 @@ def release(lesson: str, course: Path, force: bool) -> None:
 
     Exits 1 when the lesson is released, but permissions are not right.
     """
-    from labkit.exchange import CannotRelease
-    from labkit.exchange import release as release_lesson
+    from labkit.jupyter.exchange import CannotRelease
+    from labkit.jupyter.exchange import release as release_lesson
 
     try:
         released = release_lesson(lesson, course.resolve(), force)
@@ -194,8 +194,8 @@ def doctor(as_json: bool, site: str | None) -> None:
 
     Exits 1 when something the course cannot do without is missing, or the site file is not right.
     """
-    from labkit.cluster.site_check import examine_site
     from labkit.doctor import examine, to_json, to_table
+    from labkit.slurm.site_check import examine_site
 
     findings = examine_site(site) if site else examine()
     click.echo(json.dumps(to_json(findings), indent=1) if as_json else to_table(findings))

@@ -14,7 +14,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from labkit import unfinished
 from labkit.launch import client
-from labkit.launch.errors import LaunchError
+from labkit.launch.failure.errors import LaunchError
 from labkit.launch.live import Screen, shell
 from labkit.launch.names import current_cell
 from labkit.launch.render import cell_html, cell_text, progress_html

@@ -28,7 +28,7 @@ ATTACKS = [
     Attack(
         "import-grader",
         "imports the unseen cases",
-        "import autograder.hidden.lesson_06 as hidden; raise ValueError('GOT ' + repr(hidden.CASES))",
+        "import autograder.lessons.lesson_06.unseen as hidden; raise ValueError('GOT ' + repr(hidden.CASES))",
         flagged=True,
     ),
     Attack(

@@ -18,8 +18,8 @@ from batchspawner.batchspawner import format_template
 from tornado.web import HTTPError
 from traitlets.config import Config
 
-from labkit.cluster.choices import Choice, chosen, form, from_form, offered
-from labkit.cluster.site import SiteError, find_site
+from labkit.slurm.choices import Choice, chosen, form, from_form, offered
+from labkit.slurm.site import SiteError, find_site
 
 HERE = Path(__file__).resolve().parent
 

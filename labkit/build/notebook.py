@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.build.markup import Cell, Lesson
 from labkit.checks.exercise import Exercise
-from labkit.checks.notebook import grade_id
+from labkit.checks.source.notebook import grade_id
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 _GRADED_CELLS = (

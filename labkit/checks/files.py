@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from labkit.checks.exercise import Case, Inputs, RankAnswer, StudentError
-from labkit.checks.submission import Submission
+from labkit.checks.source.submission import Submission
 
 REQUEST, INPUTS = "request.json", "inputs.safetensors"
 LONGEST_MESSAGE = 2000  # characters of a student's error

@@ -16,7 +16,7 @@ import torch
 from labkit.checks.exercise import Case, Exercise, Finding, Inputs, RankAnswer, StudentError
 from labkit.checks.files import BadAnswer, RunRequest, read_answers, reported_errors, write_request
 from labkit.checks.report import PropertyResult, Report
-from labkit.checks.submission import Submission
+from labkit.checks.source.submission import Submission
 
 LONGEST_TEXT = 800  # characters of what is shown as expected or seen
 MOST_FAILED_JOBS = 3  # of one exercise and world size: after that the remaining cases are not started

@@ -11,9 +11,9 @@ from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.files import RunRequest
 from labkit.checks.judge import JobFailure, judge_exercise
-from labkit.checks.notebook import collect_exercise, live_cells, read_cells
 from labkit.checks.report import PropertyResult, Report
-from labkit.checks.submission import Cell
+from labkit.checks.source.notebook import collect_exercise, live_cells, read_cells
+from labkit.checks.source.submission import Cell
 
 VISIBLE_SEED = (
     1  # the visible cases are the same on every run, so that a number seen once can be looked for again

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from labkit.checks.exercise import JSON, Case, Inputs, RankAnswer, StudentError
 from labkit.checks.files import LONGEST_MESSAGE
 from labkit.checks.forbidden import ForbiddenCall
-from labkit.checks.submission import Submission
+from labkit.checks.source.submission import Submission
 from labkit.checks.traffic import traffic_of_block
 from labkit.record.recorder import Recorder
 

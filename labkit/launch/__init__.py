@@ -1,7 +1,7 @@
 """Run a function or a notebook cell on ranks. Importing this does not import torch."""
 
 from labkit.launch.api import launch
-from labkit.launch.errors import (
+from labkit.launch.failure.errors import (
     DeadlockError,
     InfrastructureError,
     JobCancelled,

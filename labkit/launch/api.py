@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launch import client, hosts
-from labkit.launch.directory import remove
-from labkit.launch.errors import Diagnosis, RankError
+from labkit.launch.failure.errors import Diagnosis, RankError
+from labkit.launch.handover.directory import remove
+from labkit.launch.handover.pickling import dumps, find_unsendable
+from labkit.launch.handover.request import PAYLOAD, VERDICT, Request
+from labkit.launch.handover.reserved import reserve
 from labkit.launch.job import Job, job_directory_full
-from labkit.launch.pickling import dumps, find_unsendable
-from labkit.launch.request import PAYLOAD, VERDICT, Request
-from labkit.launch.reserved import reserve
 
 
 def launch(

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 
 import labkit
-from labkit.launch import directory, processes
+from labkit import processes
+from labkit.launch.handover import directory
 
 _MESSAGE_BYTES = 65536
-_START = "import sys; sys.path[:0] = [{root!r}]; from labkit.launch.engine import main; main()"
+_START = "import sys; sys.path[:0] = [{root!r}]; from labkit.launch.engine.forkserver import main; main()"
 
 
 class EngineGone(ConnectionError):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launch.client import EngineGone, EngineProcess
-from labkit.launch.directory import remove
-from labkit.launch.errors import Diagnosis, InfrastructureError, LaunchError, error_for
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError, LaunchError, error_for
+from labkit.launch.handover.directory import remove
+from labkit.launch.handover.request import CONTROL, VERDICT, Request, records_path, result_path, state_path
+from labkit.launch.handover.reserved import read_reserved
 from labkit.launch.names import readable, readable_text
 from labkit.launch.output import Outputs
-from labkit.launch.request import CONTROL, VERDICT, Request, records_path, result_path, state_path
-from labkit.launch.reserved import read_reserved
 from labkit.record.events import Collective, MemoryUse, Span
 from labkit.record.files import read_records
 from labkit.record.state import ControlPage, StatePage

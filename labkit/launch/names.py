@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from labkit.launch.errors import Diagnosis, Frame, RankReport
+from labkit.launch.failure.errors import Diagnosis, Frame, RankReport
 
 _PLACE = re.compile(r"(/[^\s:]+\.py|<ipython-input[^>]*>):(\d+)")
 

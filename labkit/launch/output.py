@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from labkit.launch.request import log_path
+from labkit.launch.handover.request import log_path
 
 _KEEP = 512 << 10  # bytes kept of the beginning, and again of the end, of each rank's output
 _MOST_AT_ONCE = 4 << 20

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launch import api, hosts
-from labkit.launch.diagnose import RankFacts, diagnose
-from labkit.launch.errors import Diagnosis, InfrastructureError, error_for
+from labkit.launch.failure.diagnose import RankFacts, diagnose
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError, error_for
+from labkit.launch.handover.notebook_names import Sender
+from labkit.launch.handover.request import Request, records_path, result_path, state_path
+from labkit.launch.handover.session_wire import SOCKET, listen_at
 from labkit.launch.job import Job
 from labkit.launch.names import readable
-from labkit.launch.notebook_names import Sender
-from labkit.launch.request import Request, records_path, result_path, state_path
-from labkit.launch.session_wire import SOCKET, listen_at
 from labkit.record.events import Collective, Span
 from labkit.record.files import read_records
 from labkit.record.state import State, StatePage
@@ -92,7 +92,7 @@ class Session:
         placement = self._placement
         request = Request(
             ranks=placement.ranks, backend=placement.backend, timeout=0, env=self._env, cwd=os.getcwd(),
-            sys_path=api.import_path(), target="labkit.launch.session_rank:serve",
+            sys_path=api.import_path(), target="labkit.launch.engine.session_rank:serve",
             devices=list(placement.devices), threads=placement.threads,
         )  # fmt: skip
         self._sender = Sender()

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.launch import client, processes
-from labkit.launch.errors import Diagnosis, JobTimeout, RankError
+from labkit import processes
+from labkit.launch import client
+from labkit.launch.failure.errors import Diagnosis, JobTimeout, RankError
 
 _GRACE = 1.0
 _INHERITED = (

@@ -17,18 +17,18 @@ import psutil
 import pytest
 from conftest import MEMORY, PLACES, SEED
 
-from autograder.apptainer import Apptainer, _Image
 from autograder.attacks import Attack, attacks
 from autograder.attacks.prying import CANARY
-from autograder.confined import Confined
-from autograder.contents import contents
-from autograder.harness import Harness, grade_cells
-from autograder.reference import solved_cells
-from autograder.sandbox import MIB, Limits, Sandbox, find_sandbox
+from autograder.grade.harness import Harness, grade_cells
+from autograder.grade.reference import solved_cells
+from autograder.sandbox.apptainer import Apptainer, _Image
+from autograder.sandbox.confined import Confined
+from autograder.sandbox.contents import contents
+from autograder.sandbox.sandbox import MIB, Limits, Sandbox, find_sandbox
 from labkit import doctor
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
-from labkit.checks.submission import Cell
+from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(120)]
 
@@ -207,8 +207,8 @@ def test_closing_leaves_no_process(sandbox: Sandbox, tmp_path: Path, elsewhere: 
 
 def test_a_killed_grader_leaves_no_process(tmp_path: Path, sandbox: Sandbox) -> None:
     script = (
-        "import time; from pathlib import Path; from autograder.confined import Confined\n"
-        "from autograder.sandbox import find_sandbox\n"
+        "import time; from pathlib import Path; from autograder.sandbox.confined import Confined\n"
+        "from autograder.sandbox.sandbox import find_sandbox\n"
         f"c = Confined(find_sandbox(kind='apptainer'), Path({str(tmp_path)!r}))\n"
         "print(c.pid, flush=True); time.sleep(60)"
     )

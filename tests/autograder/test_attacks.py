@@ -16,10 +16,10 @@ from conftest import F_ID, SEED, solution
 
 from autograder.attacks import Attack, attacks
 from autograder.attacks.prying import CANARY
-from autograder.evidence import Baseline
-from autograder.harness import Graded, Harness
+from autograder.grade.evidence import Baseline
+from autograder.grade.harness import Graded, Harness
 from labkit.checks.exercise import Case, Exercise
-from labkit.checks.submission import Cell
+from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 

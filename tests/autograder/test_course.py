@@ -18,14 +18,14 @@ from conftest import F_ID, LESSON, SEED, MakeCourse, hand_in, notebook, solution
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 
-from autograder.batch import Run
 from autograder.cli import main
-from autograder.course import Course
-from autograder.records import load, load_all
-from autograder.run import grade_course, regrade_course
-from autograder.sandbox import Sandbox, find_sandbox
+from autograder.grade.batch import Run
+from autograder.grade.records import load, load_all
+from autograder.grade.run import grade_course, regrade_course
+from autograder.gradebook.course import Course
+from autograder.sandbox.sandbox import Sandbox, find_sandbox
 from labkit.checks import registry
-from labkit.checks.notebook import grade_id
+from labkit.checks.source.notebook import grade_id
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(580)]
 

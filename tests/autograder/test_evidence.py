@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autograder.evidence import Baseline, JobEvidence
-from autograder.usage import Traffic
+from autograder.grade.evidence import Baseline, JobEvidence
+from autograder.sandbox.usage import Traffic
 
 # 00.find-the-deadlock on two ranks: three runs of the reference, as measured. Its large messages fill the
 # receiver's buffer now and then, and TCP sends a dozen segments once more.

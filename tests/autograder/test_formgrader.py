@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import F_ID, LESSON, MakeCourse, hand_in, notebook, solution
 
-from autograder.records import load
+from autograder.grade.records import load
 from labkit import doctor
 from labkit.checks import registry
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from conftest import LESSON
 
-from autograder.harness import Graded, hold_back
-from autograder.records import Record, deciding_files
-from autograder.report import as_csv, table
+from autograder.grade.harness import Graded, hold_back
+from autograder.grade.records import Record, deciding_files
+from autograder.gradebook.report import as_csv, table
 from labkit.checks import registry
 from labkit.checks.report import PropertyResult, Report
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.release import Leak, leaked_lines, solution_lines, write_bundle
+from autograder.gradebook.release import Leak, leaked_lines, solution_lines, write_bundle
 
 
 def test_no_distinctive_line_of_a_solution_is_in_the_notebooks(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from conftest import F_ID, LESSON, SEED, MakeCourse, hand_in, notebook, solution
 from nbgrader.api import Gradebook
 
-from autograder.records import FOLDER, load_all
+from autograder.grade.records import FOLDER, load_all
 from labkit.checks import registry
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(500)]

@@ -17,19 +17,19 @@ import psutil
 import pytest
 from conftest import F_ID, PLACES, SEED, solution
 
-import autograder.bubblewrap
+import autograder.sandbox.bubblewrap
 import labkit
-from autograder.bubblewrap import Bubblewrap, _file, _pipe
-from autograder.confined import Confined
-from autograder.contents import Emptied, Shown, contents
-from autograder.harness import Harness
-from autograder.reference import solved_cells
-from autograder.sandbox import CHOICE, COURSE, NoSandbox, find_sandbox
-from autograder.seccomp import uncounted_memory_refused
-from autograder.unconfined import Unconfined
+from autograder.grade.harness import Harness
+from autograder.grade.reference import solved_cells
+from autograder.sandbox.bubblewrap import Bubblewrap, _file, _pipe
+from autograder.sandbox.confined import Confined
+from autograder.sandbox.contents import Emptied, Shown, contents
+from autograder.sandbox.sandbox import CHOICE, COURSE, NoSandbox, find_sandbox
+from autograder.sandbox.seccomp import uncounted_memory_refused
+from autograder.sandbox.unconfined import Unconfined
 from labkit import doctor
 from labkit.checks.exercise import Case, Exercise
-from labkit.checks.submission import Cell
+from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -140,10 +140,10 @@ def test_bubblewrap_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch,
     broken.write_text("#!/bin/sh\necho no user namespaces >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    autograder.bubblewrap._try_out.cache_clear()
+    autograder.sandbox.bubblewrap._try_out.cache_clear()
     with pytest.raises(NoSandbox, match="no user namespaces") as refusal:
         find_sandbox()
-    autograder.bubblewrap._try_out.cache_clear()
+    autograder.sandbox.bubblewrap._try_out.cache_clear()
     assert "- apptainer: it is not here" in str(refusal.value)
 
 
@@ -183,8 +183,8 @@ def test_closing_leaves_no_process(tmp_path: Path) -> None:
 def test_a_killed_grader_leaves_no_process(tmp_path: Path) -> None:
     """The kernel ends the sandbox when the process that started it is gone, even by SIGKILL."""
     script = (
-        "import sys, time; from pathlib import Path; from autograder.confined import Confined\n"
-        "from autograder.sandbox import find_sandbox\n"
+        "import sys, time; from pathlib import Path; from autograder.sandbox.confined import Confined\n"
+        "from autograder.sandbox.sandbox import find_sandbox\n"
         f"c = Confined(find_sandbox(), Path({str(tmp_path)!r})); print(c.pid, flush=True); time.sleep(60)"
     )
     grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from conftest import F_ID
 
-from autograder.reference import graded_submission, solved_cells, stub_cells
-from autograder.scan import scan
+from autograder.grade.reference import graded_submission, solved_cells, stub_cells
+from autograder.grade.scan import scan
 from labkit.checks import registry
-from labkit.checks.submission import Cell, collect
+from labkit.checks.source.submission import Cell, collect
 
 SUSPICIOUS = [
     ("import ctypes", "imports ctypes"),

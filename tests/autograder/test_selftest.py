@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from autograder import selftest
+from autograder.grade import selftest
+from autograder.grade.reference import graded_lessons, reference_cells
+from autograder.grade.selftest import NoMutants, Row, kill_table, run_trials, trials
 from autograder.mutants import Mutant, MutantError, mutants
-from autograder.reference import graded_lessons, reference_cells
-from autograder.sandbox import find_sandbox
-from autograder.selftest import NoMutants, Row, kill_table, run_trials, trials
+from autograder.sandbox.sandbox import find_sandbox
 from labkit.checks import registry
 
 LESSON = "06"

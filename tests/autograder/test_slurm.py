@@ -12,9 +12,9 @@ from conftest import F_ID, LESSON, MakeCourse, hand_in, notebook, solution
 from nbgrader.api import Gradebook
 from slurm_cluster import LocalSlurm
 
-from autograder.course import init_course
-from autograder.records import load_all
-from autograder.slurm import SHARE
+from autograder.grade.records import load_all
+from autograder.grade.slurm import SHARE
+from autograder.gradebook.course import init_course
 from labkit.checks import registry
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.slurm, pytest.mark.timeout(400)]
@@ -42,10 +42,10 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path, make_
 
 
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
-    from autograder.course import Course
-    from autograder.grading import Conditions
-    from autograder.slurm import SlurmFailed, grade_on_slurm
-    from autograder.unconfined import Unconfined
+    from autograder.grade.grading import Conditions
+    from autograder.grade.slurm import SlurmFailed, grade_on_slurm
+    from autograder.gradebook.course import Course
+    from autograder.sandbox.unconfined import Unconfined
 
     init_course(tmp_path)
     path = os.environ["PATH"]

@@ -12,12 +12,12 @@ from conftest import notebook
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder import rebuild
-from autograder.course import remove_links, student_id_problem
-from autograder.reference import graded_submission
-from autograder.submitted import parse_notebook, read_notebook
+from autograder.grade.reference import graded_submission
+from autograder.grade.submitted import parse_notebook, read_notebook
+from autograder.gradebook import rebuild
+from autograder.gradebook.course import remove_links, student_id_problem
 from labkit.checks import registry
-from labkit.checks.notebook import BadNotebook
+from labkit.checks.source.notebook import BadNotebook
 
 F = registry.exercise("06.copy-to-tensor-parallel")
 DEFINES_F = "class CopyToTensorParallel: pass"

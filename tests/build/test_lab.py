@@ -19,8 +19,17 @@ import psutil
 import pytest
 from jupyter_client import BlockingKernelClient
 
-from labkit.lab import CannotStart, announcement, command, free_port, has_screen, host_in_url, run, tunnel
-from labkit.launch import processes
+from labkit import processes
+from labkit.jupyter.lab import (
+    CannotStart,
+    announcement,
+    command,
+    free_port,
+    has_screen,
+    host_in_url,
+    run,
+    tunnel,
+)
 
 HOST = "n07"
 SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada", "SSH_CONNECTION": "there"}

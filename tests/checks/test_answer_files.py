@@ -17,7 +17,7 @@ from labkit.checks.files import (
     write_answer,
     write_request,
 )
-from labkit.checks.submission import Cell, collect
+from labkit.checks.source.submission import Cell, collect
 
 CASE = Case("plain", ranks=1, params={"rows": 3}, seed=4, properties=("a",))
 

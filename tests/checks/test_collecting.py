@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.checks.notebook import BadNotebook, cells_of, grade_id, read_cells
 from labkit.checks.rank import StudentLoadError, load_student, student_error
-from labkit.checks.statements import parse_cell
-from labkit.checks.submission import Cell, Submission, collect
+from labkit.checks.source.notebook import BadNotebook, cells_of, grade_id, read_cells
+from labkit.checks.source.statements import parse_cell
+from labkit.checks.source.submission import Cell, Submission, collect
 
 
 def collected(*sources: str, name: str = "Made", **options) -> Submission:

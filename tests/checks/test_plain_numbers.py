@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit.checks.plain_numbers import number_or_words, wrong_number
+from labkit.checks.shared.plain_numbers import number_or_words, wrong_number
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import ast
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 
-from labkit.checks import statements
-from labkit.checks.syntax import parse
+from labkit.checks.source import statements
+from labkit.checks.source.syntax import parse
 
 
 class _Finalised:

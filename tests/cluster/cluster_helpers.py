@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurm_cluster import LocalSlurm
 
-from labkit.lab import free_port
+from labkit.jupyter.lab import free_port
 from labkit.launch.job import Job
 
 
@@ -58,7 +58,7 @@ class UnusedLab:
         self.began = time.monotonic()
         self.folder, self.log = root / "lab", root / "log"
         told = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "LABKIT_SHARED": str(root)}
-        command = [sys.executable, "-m", "labkit.cluster.lab_node", "--root", str(root), "--idle", "0.02"]
+        command = [sys.executable, "-m", "labkit.slurm.lab_node", "--root", str(root), "--idle", "0.02"]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, env={**os.environ, **told}, stdout=log, stderr=log)
         self.had_kernel = self._start_kernel()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from people import REPOSITORY, People, people
 
-from labkit.exchange import CannotRelease, problems, release
+from labkit.jupyter.exchange import CannotRelease, problems, release
 
 LESSON = "00_collectives"
 

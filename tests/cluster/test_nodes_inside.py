@@ -16,7 +16,13 @@ from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_o
 from slurm_cluster import LocalSlurm
 
 import labkit
-from labkit.launch.errors import DeadlockError, InfrastructureError, JobCancelled, JobTimeout, RankError
+from labkit.launch.failure.errors import (
+    DeadlockError,
+    InfrastructureError,
+    JobCancelled,
+    JobTimeout,
+    RankError,
+)
 from labkit.launch.nodes import beats
 from labkit.launch.nodes.files import remove_stale
 from labkit.magics import RanksMagics

@@ -12,7 +12,7 @@ from nodes_functions import forever, forever_together, sum_of_ranks
 from slurm_cluster import LocalSlurm
 
 import labkit
-from labkit.launch.errors import InfrastructureError, JobCancelled
+from labkit.launch.failure.errors import InfrastructureError, JobCancelled
 from labkit.launch.nodes.job import NodesJob
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cluster.duration import minutes_of, slurm_time
-from labkit.cluster.site import SITES, SiteError, load_site
+from labkit.slurm.duration import minutes_of, slurm_time
+from labkit.slurm.site import SITES, SiteError, load_site
 
 
 @pytest.mark.parametrize("path", sorted(SITES.glob("*.toml")), ids=lambda path: path.stem)

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from cluster_helpers import jupyter_server
 
-from labkit.lab import CannotStart
-from labkit.tensorboard import announcement, own_port, run
+from labkit.jupyter.lab import CannotStart
+from labkit.jupyter.tensorboard import announcement, own_port, run
 
 STEPS = [[0, 4.0], [1, 2.0], [2, 1.0]]
 SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada"}
@@ -111,7 +111,7 @@ def test_a_job_on_a_node_is_reached_through_the_login_node() -> None:
 
 
 def test_on_a_hub_it_is_found_below_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labkit.behind_jupyter.find_spec", lambda name: name)
+    monkeypatch.setattr("labkit.jupyter.behind_jupyter.find_spec", lambda name: name)
     mine = {"JUPYTERHUB_SERVICE_PREFIX": "/user/ada/"}
     told = announcement("127.0.0.1", 17230, "key", Path("runs"), mine, "n07")
     assert "the hub's address, then /user/ada/proxy/17230/key/" in told
@@ -124,7 +124,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("tensorboard", reason='not installed: pip install -e ".[tensorboard]"')
     with pytest.raises(CannotStart, match=r"no folder .*none"):
         run(logdir=tmp_path / "none")
-    monkeypatch.setattr("labkit.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setattr("labkit.jupyter.tensorboard.find_spec", lambda name: None)
     with pytest.raises(CannotStart, match=r"pip install -e .*tensorboard"):
         run(logdir=tmp_path)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import labkit
-from labkit.launch import client, processes
+from labkit import processes
+from labkit.launch import client
 
 
 def leftovers() -> list[str]:

@@ -14,7 +14,8 @@ import rank_functions as on_ranks
 from launch_helpers import wait_for_output
 
 import labkit
-from labkit.launch import client, processes
+from labkit import processes
+from labkit.launch import client
 
 pytestmark = pytest.mark.timeout(60)
 

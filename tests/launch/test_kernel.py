@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from labkit.launch import processes
+from labkit import processes
 
 manager = pytest.importorskip("jupyter_client.manager", reason="a kernel is needed: pip install labkit[lab]")
 pytestmark = pytest.mark.timeout(120)

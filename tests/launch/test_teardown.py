@@ -17,7 +17,9 @@ import rank_functions as on_ranks
 from launch_helpers import leftovers
 
 import labkit
-from labkit.launch import client, directory, processes
+from labkit import processes
+from labkit.launch import client
+from labkit.launch.handover import directory
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from labkit.launch import gpu_lock, names, notebook_names, processes, render
-from labkit.launch.deadlock import find_mismatch, is_stuck
-from labkit.launch.diagnose import Exit, RankFacts, diagnose, stack_frames
+from labkit import processes
+from labkit.launch import names, render
+from labkit.launch.engine.forkserver import gpu_lock
+from labkit.launch.failure.deadlock import find_mismatch, is_stuck
+from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_frames
+from labkit.launch.handover import notebook_names
+from labkit.launch.handover.request import Request, log_path
 from labkit.launch.hosts import gpu_count, place
 from labkit.launch.output import Outputs
-from labkit.launch.request import Request, log_path
 from labkit.record.state import RUNNING, WAITING, State, StatePage, Wait, group_key, pack_wait
 
 REQUEST = Request(ranks=2, backend="gloo", timeout=5)
@@ -179,7 +182,7 @@ def test_names_that_a_cell_uses() -> None:
 def test_a_gpu_is_held_by_one_engine_at_a_time() -> None:
     name = f"test-{os.getpid()}"
     code = f"""
-from labkit.launch.gpu_lock import GpuLocks
+from labkit.launch.engine.gpu_lock import GpuLocks
 locks = GpuLocks()
 print(repr(locks.take([{name!r}])), flush=True)
 input()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from autograder.grade.reference import graded_submission, solved_cells
 from autograder.mutants import mutants
-from autograder.reference import graded_submission, solved_cells
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.judge import judge_exercise
 from labkit.checks.practice import run_on_host
 from labkit.checks.report import Report
-from labkit.checks.submission import Cell
+from labkit.checks.source.submission import Cell
 
 
 def graded(exercise: Exercise, cells: list[Cell], cases: list[Case]) -> Report:

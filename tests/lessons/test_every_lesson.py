@@ -11,8 +11,8 @@ from itertools import groupby
 import pytest
 from lesson_grading import graded, solved_but
 
+from autograder.grade.reference import all_cases, graded_lessons, solved_cells, stub_cells
 from autograder.mutants import Mutant, mutants
-from autograder.reference import all_cases, graded_lessons, solved_cells, stub_cells
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 import labkit
-from autograder.reference import all_cases, lesson_source, reference_cells
+from autograder.grade.reference import all_cases, lesson_source, reference_cells
 from labkit.checks import registry
 from labkit.checks.exercise import Case
 from labkit.checks.judge import judge_exercise
-from labkit.checks.notebook import collect_exercise
 from labkit.checks.practice import VISIBLE_SEED, run_on_host
 from labkit.checks.report import Report
+from labkit.checks.source.notebook import collect_exercise
 from labkit.launch import DeadlockError
 
 RING = "00.ring-all-reduce"
@@ -99,7 +99,7 @@ def test_other_right_rings_earn_every_point(name: str) -> None:
 def test_expected_values_do_not_travel() -> None:
     """What the ranks are sent holds no expected value, and the grader's own case does."""
     from labkit.checks.files import RunRequest
-    from labkit.checks.submission import Submission
+    from labkit.checks.source.submission import Submission
 
     cases = [c for c in all_cases(registry.exercise("00.bus-bandwidth"), seed=1) if "rows" in c.params]
     assert all(case.expected["values"] for case in cases)

@@ -16,9 +16,9 @@ import pytest
 import torch.distributed as dist
 
 import labkit.checks
-from autograder.hidden.lesson_01 import recorded
+from autograder.grade.reference import all_cases, graded_submission, hidden_cases, solved_cells, stub_cells
+from autograder.lessons.lesson_01.unseen import recorded
 from autograder.mutants import Mutant, mutants
-from autograder.reference import all_cases, graded_submission, hidden_cases, solved_cells, stub_cells
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.files import RunRequest, read_request, write_answer
@@ -26,10 +26,12 @@ from labkit.checks.forbidden import forbidding
 from labkit.checks.judge import JobFailure, judge_exercise
 from labkit.checks.rank import Rank, load_student, student_error
 from labkit.checks.report import Report
-from labkit.checks.submission import Cell
+from labkit.checks.source.submission import Cell
 
 EXERCISES = registry.exercises("01")
 BY_ID = {exercise.id: exercise for exercise in EXERCISES}
+
+VISIBLE = Path(labkit.checks.__path__[0]) / "lesson_01" / "visible.json"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -210,12 +212,12 @@ def test_tensors_and_numpy_numbers_are_numbers_too() -> None:
 
 
 def test_the_recorded_cases_are_up_to_date() -> None:
-    """`python -m autograder.hidden.lesson_01` writes them."""
-    kept = json.loads((Path(labkit.checks.__path__[0]) / "lesson_01.json").read_text(encoding="utf-8"))
+    """`python -m autograder.lessons.lesson_01.unseen` writes them."""
+    kept = json.loads(VISIBLE.read_text(encoding="utf-8"))
     assert kept == json.loads(json.dumps(recorded()))
 
 
 def test_the_slides_answers_are_not_to_be_read() -> None:
-    text = (Path(labkit.checks.__path__[0]) / "lesson_01.json").read_text(encoding="utf-8")
+    text = VISIBLE.read_text(encoding="utf-8")
     slides = json.dumps(json.loads(text)["01.slide-mistakes"])
     assert not any(answer in slides for answer in ("1120", "651.9", "3776", "989"))

@@ -11,7 +11,7 @@ from lesson_grading import lost, report_of
 from autograder.mutants import mutants
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
-from labkit.checks.partitions import smallest_maximum
+from labkit.checks.lesson_02.partitions import smallest_maximum
 
 EXERCISES = registry.exercises("02")
 ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
+from autograder.grade.reference import graded_submission, solved_cells
 from autograder.mutants import Mutant, mutants
-from autograder.reference import graded_submission, solved_cells
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.judge import judge_exercise
 from labkit.checks.practice import run_on_host
 from labkit.checks.report import Report
-from labkit.checks.submission import Cell
+from labkit.checks.source.submission import Cell
 
 EXERCISES = registry.exercises("06")
 ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autograder.grade.reference import graded_submission, solved_cells
 from autograder.mutants import Mutant, mutants
-from autograder.reference import graded_submission, solved_cells
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import judge_exercise

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from labkit.checks.exercise import Case, Inputs
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_layer import groups_of, place_of
+from labkit.checks.shared.sharded_layer import groups_of, place_of
 
 LEARNING_RATE = 0.1
 STEPS = 2

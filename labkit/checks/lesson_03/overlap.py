@@ -28,7 +28,7 @@ from labkit.checks.lesson_03.net import (
 )
 from labkit.checks.lesson_03.replicas import trained_reference
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_layer import enter_group
+from labkit.checks.shared.sharded_layer import enter_group
 
 
 class _Interrupted(Exception):

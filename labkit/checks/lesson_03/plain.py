@@ -13,7 +13,7 @@ from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_03.evidence import describe, groups_used
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.sharded_layer import enter_group, place_of
+from labkit.checks.shared.sharded_layer import enter_group, place_of
 
 # -- shard_indices
 

@@ -22,7 +22,7 @@ from labkit.checks.lesson_03.net import (
     uses_aside,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_layer import enter_group
+from labkit.checks.shared.sharded_layer import enter_group
 
 # -- broadcast_module
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.checks.exercise import Case, Exercise, Property, no_inputs
-from labkit.checks.formula import formula_exercise, values_case
 from labkit.checks.lesson_07 import cases
 from labkit.checks.lesson_07.block import block_on_rank, gpt_on_rank, judge_block, judge_gpt
 from labkit.checks.lesson_07.clipping import clip_inputs, clip_on_rank, judge_clip
@@ -49,6 +48,7 @@ from labkit.checks.lesson_07.sequence import (
 )
 from labkit.checks.lesson_07.streams import judge_streams, streams_on_rank
 from labkit.checks.lesson_07.trial import Trial, trial_inputs
+from labkit.checks.shared.formula import formula_exercise, values_case
 
 TORCHS_OWN = (
     "torch.distributed.tensor.parallel.parallelize_module",

@@ -11,8 +11,8 @@ from labkit.checks.compare import difference
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import calls_text, finding, within_group
-from labkit.checks.sharded_layer import charged, drawn, dtype_of, enter_group, groups_of, place_of
+from labkit.checks.shared.sharded_evidence import calls_text, finding, within_group
+from labkit.checks.shared.sharded_layer import charged, drawn, dtype_of, enter_group, groups_of, place_of
 
 CUT = {"first": (8, 3), "second": (4, 5)}
 WHOLE = {"norm": (7,), "positions": (3, 4)}

@@ -12,8 +12,16 @@ from torch import Tensor
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of, refused
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import calls_text, compared, finding, within_group
-from labkit.checks.sharded_layer import Place, charged, drawn, dtype_of, enter_group, groups_of, place_of
+from labkit.checks.shared.sharded_evidence import calls_text, compared, finding, within_group
+from labkit.checks.shared.sharded_layer import (
+    Place,
+    charged,
+    drawn,
+    dtype_of,
+    enter_group,
+    groups_of,
+    place_of,
+)
 
 MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponentials, and room for two more
 MOST_CALLS = 5

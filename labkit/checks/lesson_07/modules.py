@@ -11,8 +11,8 @@ from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.cuts import cut_attention, cut_block, cut_gpt, cut_table
 from labkit.checks.lesson_07.trial import ModuleEvidence, Trial, refused, use_module
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import nbytes
-from labkit.checks.sharded_layer import dtype_of, enter_group
+from labkit.checks.shared.sharded_evidence import nbytes
+from labkit.checks.shared.sharded_layer import dtype_of, enter_group
 from labkit.model import Attention, Block, ModelConfig, Transformer, explicit_attention, gpt
 
 

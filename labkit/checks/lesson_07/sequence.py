@@ -11,8 +11,8 @@ from torch import Tensor
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of, refused
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import calls_text, compared, finding, nbytes, within_group
-from labkit.checks.sharded_layer import charged, drawn, enter_group, groups_of, place_of
+from labkit.checks.shared.sharded_evidence import calls_text, compared, finding, nbytes, within_group
+from labkit.checks.shared.sharded_layer import charged, drawn, enter_group, groups_of, place_of
 from labkit.record.memory import SavedTensors
 
 # -- the pair

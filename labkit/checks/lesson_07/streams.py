@@ -10,8 +10,8 @@ from torch import Tensor
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.sharded_evidence import finding
-from labkit.checks.sharded_layer import enter_group, place_of
+from labkit.checks.shared.sharded_evidence import finding
+from labkit.checks.shared.sharded_layer import enter_group, place_of
 
 NUMBERS = 16
 OUTSIDE = {

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.cuts import State
 from labkit.checks.rank import Rank
-from labkit.checks.sharded_evidence import SLACK_BYTES, compared, finding, nbytes, within_group
-from labkit.checks.sharded_layer import (
+from labkit.checks.shared.sharded_evidence import SLACK_BYTES, compared, finding, nbytes, within_group
+from labkit.checks.shared.sharded_layer import (
     Place,
     charged,
     drawn,

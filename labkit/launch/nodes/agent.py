@@ -20,14 +20,14 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
-from labkit.launch import processes
-from labkit.launch.agent import Agent, Settled
-from labkit.launch.gpu_lock import GpuLocks, device_names
+from labkit import processes
+from labkit.launch.engine.agent import Agent, Settled
+from labkit.launch.engine.gpu_lock import GpuLocks, device_names
+from labkit.launch.engine.worker import run_rank
+from labkit.launch.handover.request import Request
 from labkit.launch.nodes.files import Report, control_path
 from labkit.launch.nodes.meeting import Met, interface_of
 from labkit.launch.nodes.watchdog import NodeWatchdog
-from labkit.launch.request import Request
-from labkit.launch.worker import run_rank
 from labkit.record.state import ControlPage
 
 FAILED = 3  # exit status of a node whose job did not finish

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.cluster.slurm import JobState, offers, unwell
-from labkit.launch import words
-from labkit.launch.diagnose import RankFacts, diagnose
-from labkit.launch.errors import Diagnosis, RankReport
+from labkit.launch.failure import words
+from labkit.launch.failure.diagnose import RankFacts, diagnose
+from labkit.launch.failure.errors import Diagnosis, RankReport
+from labkit.launch.handover.request import Request, records_path, status_path
 from labkit.launch.nodes.files import Report
-from labkit.launch.request import Request, records_path, status_path
 from labkit.record.agreement import find_disagreement
 from labkit.record.state import PHASES, STARTING, State
+from labkit.slurm.commands import JobState, offers, unwell
 
 _BY_SLURM = {
     "CANCELLED": ("cancelled", "the Slurm job was cancelled (scancel, or the operator)", ""),

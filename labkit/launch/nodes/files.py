@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.launch.directory import remove
+from labkit.launch.handover.directory import remove
+from labkit.launch.handover.request import Request, end_path, log_path
+from labkit.launch.handover.reserved import read_reserved, reserve, write_reserved
 from labkit.launch.nodes.beats import beat_path
-from labkit.launch.processes import start_time
-from labkit.launch.request import Request, end_path, log_path
-from labkit.launch.reserved import read_reserved, reserve, write_reserved
+from labkit.processes import start_time
 
 ORDERS = "orders"  # lines of JSON from the notebook: {"do": "stop" | "deadline" | "interrupt", ...}
 EXIT = "exit"  # the exit status of srun in a job of its own

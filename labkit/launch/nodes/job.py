@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.launch.errors import Diagnosis
+from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.handover.request import Request
 from labkit.launch.job import Job, Watcher
 from labkit.launch.nodes import evidence
 from labkit.launch.nodes.beats import Silence
 from labkit.launch.nodes.files import Report, give_order, read_reports
 from labkit.launch.nodes.show import QueueLine
 from labkit.launch.nodes.steps import Step
-from labkit.launch.request import Request
 
 _ORDERLY = 8.0  # seconds the nodes get to end the job by themselves
 _HARD = 60.0  # seconds Slurm gets to end it

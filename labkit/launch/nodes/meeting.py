@@ -17,8 +17,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from labkit.launch.handover.reserved import read_reserved, write_reserved
 from labkit.launch.nodes.files import MEETING
-from labkit.launch.reserved import read_reserved, write_reserved
 
 _PATIENCE = 120.0  # seconds for all nodes to import torch and arrive
 

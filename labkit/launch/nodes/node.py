@@ -16,13 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from labkit.cluster.slurm import node_address
-from labkit.launch import processes
-from labkit.launch.engine import warm_up
+from labkit import processes
+from labkit.launch.engine.forkserver import warm_up
+from labkit.launch.handover.request import Request
 from labkit.launch.nodes.beats import Beat
 from labkit.launch.nodes.files import Orders, Report, control_path
-from labkit.launch.request import Request
 from labkit.record.state import ControlPage
+from labkit.slurm.commands import node_address
 
 _LISTEN_EVERY = 0.2  # seconds between two looks at the orders
 _PATIENCE = 8.0  # seconds the agent gets to end the job in an orderly way

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.launch.errors import Diagnosis
+from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.handover.notebook_names import Sender
 from labkit.launch.nodes import evidence, wire
 from labkit.launch.nodes.files import give_order
 from labkit.launch.nodes.job import NodesJob
 from labkit.launch.nodes.start import plan, submit
-from labkit.launch.notebook_names import Sender
 from labkit.launch.session import Session
 from labkit.record.state import State
 
@@ -22,7 +22,7 @@ _LOOK_EVERY = 0.05
 
 def serve(directory: str) -> None:
     """The function of the ranks' job: answer the notebook until it hangs up."""
-    from labkit.launch.session_rank import answer_on
+    from labkit.launch.engine.session_rank import answer_on
 
     answer_on(wire.connect(Path(directory)), directory)
 

@@ -6,8 +6,8 @@ import html
 import sys
 import time
 
-from labkit.cluster.slurm import JobState
 from labkit.launch.live import Screen, shell
+from labkit.slurm.commands import JobState
 
 
 class QueueLine:

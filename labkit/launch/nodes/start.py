@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.cluster import slurm
-from labkit.cluster.site import Site, current_site
 from labkit.launch import api, hosts
-from labkit.launch.directory import remove
-from labkit.launch.errors import Diagnosis, InfrastructureError
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError
+from labkit.launch.handover.directory import remove
+from labkit.launch.handover.request import PAYLOAD, Request
 from labkit.launch.nodes.files import new_directory
 from labkit.launch.nodes.job import NodesJob
 from labkit.launch.nodes.steps import BatchStep, SrunStep, Step
-from labkit.launch.request import PAYLOAD, Request
+from labkit.slurm import commands as slurm
+from labkit.slurm.site import Site, current_site
 
 _RANKS_WITHOUT_GPU = 4  # on each node
 _MARGIN = 3  # minutes beyond the job's timeout for Python to start and the nodes to meet

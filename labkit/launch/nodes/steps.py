@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from labkit.cluster import slurm
 from labkit.launch.nodes.files import EXIT, SRUN_LOG, read_reports
+from labkit.slurm import commands as slurm
 
 _OF_THE_JOB = ("SLURM_CPU_BIND", "SLURM_MEM_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE",
                "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")  # fmt: skip

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from labkit.launch import processes
-from labkit.launch.deadlock import is_stuck
-from labkit.launch.diagnose import Exit, RankFacts
+from labkit import processes
+from labkit.launch.engine.watchdog import QUIET, Watchdog
+from labkit.launch.failure.deadlock import is_stuck
+from labkit.launch.failure.diagnose import Exit, RankFacts
+from labkit.launch.handover.request import Request
 from labkit.launch.nodes.files import Report, control_path
 from labkit.launch.nodes.meeting import Met
-from labkit.launch.request import Request
-from labkit.launch.watchdog import QUIET, Watchdog
 from labkit.record.state import FINISHED, IDLE, WAITING, ControlPage, State
 
 _HEAR_EVERY = 0.05  # seconds between two questions to the store

@@ -1,0 +1,1 @@
+"""From a submission to a record: the harness, the evidence, whole classes."""

@@ -1,0 +1,169 @@
+"""Grades every submission of a lesson: sandboxes in parallel, one process that writes the gradebook.
+
+A submission's record is written when its grading ends, and merged into the gradebook after that; each is
+done again only if it was not finished. So a run that is killed at any instant goes on where it was when it
+is started again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from autograder.grade.grading import Conditions, digest_of, grade_notebook
+from autograder.grade.records import Record, checks_digest, load, path_of, save
+from autograder.gradebook.course import Course, CourseError, Submitted, put_in_place, student_id_problem
+
+MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more
+
+
+@dataclass
+class Run:
+    """What one call of `grade_lesson` did. failed: student -> why nothing could be written.
+
+    ungraded: students with an exercise that the harness, not they, failed."""
+
+    graded: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    ungraded: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One submission is done: for a progress bar."""
+
+    student: str
+    record: Record | None
+    problem: str = ""
+
+
+def grade_lesson(
+    course: Course,
+    conditions: Conditions,
+    jobs: int,
+    students: Sequence[str] = (),
+    force: bool = False,
+    feedback: bool = True,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Run:
+    """Grade what is under submitted/ and not yet graded, or all of it with `force`; then merge.
+
+    students: only these. jobs: how many submissions at once.
+    """
+    run = Run()
+    for problem in unusable_names(course, conditions.lesson):
+        run.failed[problem.split(":")[0]] = problem
+    todo: list[Submitted] = []
+    done: list[Submitted] = []
+    for submitted in course.submissions(conditions.lesson):
+        if students and submitted.student not in students:
+            continue
+        (todo if force or not is_graded(course.root, submitted, conditions) else done).append(submitted)
+    for submitted in done:
+        _finish(course, conditions, submitted, feedback, run.kept, run.failed, on_event)
+    for submitted in graded_in_parallel(course.root, todo, conditions, jobs, run.failed):
+        _finish(course, conditions, submitted, feedback, run.graded, run.failed, on_event)
+    return run
+
+
+def graded_in_parallel(
+    root: Path, todo: Sequence[Submitted], conditions: Conditions, jobs: int, failed: dict[str, str]
+) -> Iterable[Submitted]:
+    """Grade each submission and write its record; yields them as they are done. A failure is noted and
+    passed over.
+    """
+    waiting = list(reversed(todo))
+    running: dict[Future[None], Submitted] = {}
+    with ThreadPoolExecutor(jobs, thread_name_prefix="grading") as pool:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                submitted = waiting.pop()
+                running[pool.submit(grade_one, root, submitted, conditions)] = submitted
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                submitted = running.pop(future)
+                if (error := future.exception()) is not None:
+                    failed[submitted.student] = f"{type(error).__name__}: {error}"
+                else:
+                    yield submitted
+
+
+def grade_one(root: Path, submitted: Submitted, conditions: Conditions) -> None:
+    """Grade one submission and write its record."""
+    record = grade_notebook(submitted.notebook, submitted.student, conditions)
+    if submitted.others:
+        record.notes.append(f"not graded: {', '.join(submitted.others)}")
+    save(root, record)
+
+
+def regrade(course: Course, conditions: Conditions, submitted: Submitted, only: Sequence[str]) -> Record:
+    """Grade some exercises of one submission again, leaving the others of its record as they are."""
+    new = grade_notebook(submitted.notebook, submitted.student, conditions, only)
+    old = load(course.root, conditions.lesson, submitted.student)
+    if old is not None and old.sha256 == new.sha256:
+        new.graded = {**old.graded, **new.graded}
+    save(course.root, new)
+    return new
+
+
+def is_graded(root: Path, submitted: Submitted, conditions: Conditions) -> bool:
+    """Whether there is a record of these bytes under these conditions."""
+    record = load(root, conditions.lesson, submitted.student)
+    digest, checks = digest_of(submitted.notebook), checks_digest(conditions.lesson)
+    return record is not None and record.fits(digest, conditions.seed, conditions.sandbox.name, checks)
+
+
+def unusable_names(course: Course, lesson: str) -> list[str]:
+    """Folders under submitted/ whose name cannot be a student's id, and why."""
+    names = [folder.parent.name for folder in sorted((course.root / "submitted").glob(f"*/{lesson}"))]
+    return [problem for name in names if (problem := student_id_problem(name))]
+
+
+def _finish(
+    course: Course,
+    conditions: Conditions,
+    submitted: Submitted,
+    feedback: bool,
+    done: list[str],
+    failed: dict[str, str],
+    on_event: Callable[[Event], None],
+) -> None:
+    """Bring the gradebook and the feedback page up to a record, unless they are already."""
+    record = load(course.root, conditions.lesson, submitted.student)
+    try:
+        merge_if_needed(course, conditions.lesson, submitted, feedback)
+        done.append(submitted.student)
+        on_event(Event(submitted.student, record))
+    except (CourseError, OSError) as error:
+        failed[submitted.student] = str(error)
+        on_event(Event(submitted.student, record, str(error)))
+
+
+def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback: bool) -> None:
+    """Write the record's grade into the gradebook and make the feedback page; a marker beside it says it
+    was done.
+    """
+    path = path_of(course.root, lesson, submitted.student)
+    marker = path.with_suffix(".merged")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() + (" with feedback" if feedback else "")
+    if marker.is_file() and marker.read_text().startswith(digest):
+        return
+    put_in_place(submitted, lesson)
+    course.merge(lesson, submitted.student)
+    if feedback:
+        course.feedback(lesson, submitted.student)
+    marker.write_text(digest)
+
+
+def auto_jobs() -> int:
+    """Submissions at once: as many as there are cores and memory for. The ranks of a job wait for one another
+    more than they compute, so that one job does not keep its share of the cores busy.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, psutil.virtual_memory().available // MEMORY_OF_A_JOB))

@@ -1,0 +1,83 @@
+"""From a notebook file to a record."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autograder.grade.evidence import Baseline
+from autograder.grade.harness import Graded, grade_cells
+from autograder.grade.records import Record, checks_digest
+from autograder.grade.submitted import parse_notebook, read_bytes
+from autograder.sandbox.sandbox import Sandbox
+from labkit.checks import registry
+from labkit.checks.exercise import Exercise
+from labkit.checks.report import PropertyResult, Report
+from labkit.checks.source.notebook import BadNotebook
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is the same for every submission of a run."""
+
+    lesson: str  # the assignment's name: 06_tensor_parallel_ffn
+    seed: int
+    sandbox: Sandbox
+    baseline: Baseline | None = None  # what the reference sends, where it was measured
+
+    @property
+    def exercises(self) -> tuple[Exercise, ...]:
+        return registry.exercises(self.lesson)
+
+
+def grade_notebook(
+    path: Path,
+    student: str,
+    conditions: Conditions,
+    only: Sequence[str] = (),
+    on_graded: Callable[[Graded], None] = lambda graded: None,
+) -> Record:
+    """Grade a notebook file, whatever is in it. `only`: exercise ids; all of the lesson's without it."""
+    exercises = [e for e in conditions.exercises if not only or e.id in only]
+    record = _empty_record(path, student, conditions)
+    try:
+        data = read_bytes(path)
+        record.sha256 = hashlib.sha256(data).hexdigest()
+        cells = parse_notebook(data, path.name).cells
+    except BadNotebook as problem:
+        record.problem = str(problem)
+        record.graded = {e.id: Graded(unreadable(e, str(problem))) for e in exercises}
+        return record
+    for graded in grade_cells(
+        exercises, cells, conditions.sandbox, conditions.seed, conditions.baseline, on_graded
+    ):
+        record.graded[graded.report.exercise] = graded
+    return record
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a submitted file's bytes; empty when it cannot be read."""
+    try:
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except BadNotebook:
+        return ""
+
+
+def unreadable(exercise: Exercise, why: str) -> Report:
+    """The report of an exercise in a file that is not a notebook."""
+    rows = [PropertyResult(p.name, p.kind, 0, p.points, False, p.says, seen=why) for p in exercise.properties]
+    return Report(exercise.id, exercise.title, rows, "error", [why])
+
+
+def _empty_record(path: Path, student: str, conditions: Conditions) -> Record:
+    return Record(
+        lesson=conditions.lesson,
+        student=student,
+        notebook=path.name,
+        sha256="",
+        seed=conditions.seed,
+        sandbox=conditions.sandbox.name,
+        checks=checks_digest(conditions.lesson),
+    )

@@ -1,0 +1,232 @@
+"""Grades one submission: its source goes into the sandbox, data comes out, and the judging happens here.
+
+No student code is imported, unpickled or executed by this process. Each exercise is a request of its own,
+served by one sandbox for the whole submission; a sandbox that dies or hangs is replaced for the exercises
+that follow.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autograder.grade.evidence import Baseline, JobEvidence, job_evidence
+from autograder.grade.feedback import for_the_student
+from autograder.grade.reference import all_cases, graded_submission, solved_cells
+from autograder.grade.scan import Flag, scan
+from autograder.sandbox.confined import Confined, Outcome
+from autograder.sandbox.inside import AGENT_ENDED, FAILURE
+from autograder.sandbox.salvage import tail, take
+from autograder.sandbox.sandbox import MIB, CouldNotStart, Sandbox
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.files import INPUTS, REQUEST, RunRequest
+from labkit.checks.judge import CouldNotBeGraded, JobFailure, judge_exercise
+from labkit.checks.report import PropertyResult, Report
+from labkit.checks.source.submission import Cell, Submission
+
+GRACE = 10.0
+KNOWN_VERDICTS = ("error", "timeout", "deadlock", "out_of_memory", "killed")
+
+
+@dataclass
+class Graded:
+    """One exercise's outcome: the report, what a person should look at, and how long it took."""
+
+    report: Report
+    flags: list[Flag] = field(default_factory=list)
+    seconds: float = 0.0
+    held: list[str] = field(default_factory=list)  # properties that wait for a person
+    jobs: list[JobEvidence] = field(default_factory=list)  # those that ran to their end
+
+
+def hold_back(graded: Graded) -> None:
+    """Take the points that rest on a record which is not true, until a person has looked: not a zero."""
+    graded.held = [row.name for row in graded.report.rows if row.kind == "mechanism" and row.passed]
+    told = "held back until a person has looked at it"
+    rows = [
+        replace(row, passed=False, points=0, seen=told) if row.name in graded.held else row
+        for row in graded.report.rows
+    ]
+    verdict = "failed" if graded.held else graded.report.verdict
+    graded.report = replace(graded.report, rows=rows, verdict=verdict)
+
+
+class Harness:
+    """Grades exercises of one submission in one sandbox at a time. Use as a context manager.
+
+    hide: files and folders of labkit that must not be seen. grace: seconds beyond a job's own deadline, at
+    which the job names the ranks that hang, until the sandbox is ended from outside.
+    """
+
+    def __init__(self, sandbox: Sandbox, hide: Sequence[str] = (), grace: float = GRACE) -> None:
+        self.sandbox, self.hide, self.grace = sandbox, hide, grace
+        self.outcomes: list[Outcome] = []
+        self.evidence: list[JobEvidence] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="grading-")
+        self._confined: Confined | None = None
+        self._count = 0
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._folder.cleanup()
+
+    def grade(
+        self, exercise: Exercise, cells: Sequence[Cell], seed: int, cases: Sequence[Case] | None = None
+    ) -> Graded:
+        """Points for one exercise. Its verdict is "could_not_be_graded" when the fault is not the
+        student's.
+        """
+        submission, own_parts = graded_submission(cells, exercise)
+        flags = list(dict.fromkeys(scan(submission, exercise.forbids) + scan(own_parts, exercise.forbids)))
+        self.outcomes, self.evidence = [], []
+        try:
+            cases = all_cases(exercise, seed) if cases is None else cases
+            report = judge_exercise(exercise, cases, submission, own_parts, self.run_job)
+        except CouldNotBeGraded as problem:
+            return Graded(could_not_be_graded(exercise, str(problem)), flags)
+        seconds = sum(outcome.seconds for outcome in self.outcomes)
+        return Graded(for_the_student(report, exercise, submission), flags, seconds, jobs=self.evidence)
+
+    def cross_check(self, graded: Graded, exercise: Exercise, seed: int, baseline: Baseline | None) -> None:
+        """Flag jobs whose record the network contradicts, and hold back what rests on the record.
+
+        baseline: what the reference sends; where it is not known, code that was flagged has it measured now.
+        """
+        if baseline is None and not graded.flags:
+            return
+        if baseline is None:
+            reference = self.grade(exercise, solved_cells(exercise.lesson), seed)
+            baseline = Baseline.of(reference.jobs)
+        contradictions = baseline.flags(graded.jobs)
+        if contradictions:
+            graded.flags += contradictions
+            hold_back(graded)
+
+    def run_job(self, directory: Path, request: RunRequest) -> JobFailure | None:
+        """Run the request in `directory` inside, and put what came out beside it. How it failed, if it
+        did.
+        """
+        outcome, failure = self._run_once(directory, request)
+        ended = failure is not None and failure.message == AGENT_ENDED
+        if ended or outcome.ended == "died":  # the host's doing, perhaps: once more, with nothing else inside
+            self._end()
+            for name in answer_names(request):
+                (directory / name).unlink(missing_ok=True)
+            outcome, failure = self._run_once(directory, request)
+        return failure
+
+    def _run_once(self, directory: Path, request: RunRequest) -> tuple[Outcome, JobFailure | None]:
+        confined = self._started()
+        self._count += 1
+        name = f"{self._count:04d}"
+        shutil.copytree(directory, Path(self._folder.name) / name)
+        for path in (Path(self._folder.name) / name).iterdir():
+            path.chmod(0o644)
+        outcome = confined.run(name, request.timeout + self.grace)
+        self.outcomes.append(outcome)
+        shutil.rmtree(Path(self._folder.name) / name)
+        if outcome.ended != "answered":
+            return outcome, _overstepped(outcome, request)
+        refused = take(confined.out / name, answer_names(request), directory, self.sandbox.limits.answers)
+        if refused:
+            for name in {
+                f"{stem}.{kind}" for stem in map(_stem, refused) for kind in ("json", "safetensors")
+            }:
+                (directory / name).unlink(missing_ok=True)  # an answer counts whole or not at all
+            return outcome, JobFailure("error", "; ".join(f"{k}: {v}" for k, v in refused.items())[:500])
+        failure = _told_failure(tail(confined.out / name, FAILURE, MIB))
+        if failure is None and outcome.traffic is not None:
+            job = confined.out / name / "job"
+            self.evidence.append(job_evidence(request, directory, job, outcome.traffic))
+        return outcome, failure
+
+    def _started(self) -> Confined:
+        if self._confined is None or not self._confined.alive:
+            self._end()
+            try:
+                self._confined = Confined(self.sandbox, Path(self._folder.name), self.hide)
+            except (CouldNotStart, OSError) as error:
+                raise CouldNotBeGraded(f"the sandbox did not start: {str(error)[-500:]}") from None
+        return self._confined
+
+    def _end(self) -> None:
+        if self._confined is not None:
+            self._confined.close()
+            self._confined = None
+
+
+def hidden_files(exercises: Sequence[Exercise]) -> list[str]:
+    """What of labkit holds the answer to one of these exercises."""
+    return sorted({name for exercise in exercises for name in exercise.hides})
+
+
+def grade_cells(
+    exercises: Sequence[Exercise],
+    cells: Sequence[Cell],
+    sandbox: Sandbox,
+    seed: int,
+    baseline: Baseline | None = None,
+    on_graded: Callable[[Graded], None] = lambda graded: None,
+) -> list[Graded]:
+    """Grade exercises one after the other in one sandbox. An exercise that breaks its sandbox gets a new
+    one after it.
+    """
+    graded = []
+    with Harness(sandbox, hidden_files(exercises)) as harness:
+        for exercise in exercises:
+            graded.append(harness.grade(exercise, cells, seed))
+            if graded[-1].jobs:
+                harness.cross_check(graded[-1], exercise, seed, baseline)
+            on_graded(graded[-1])
+    return graded
+
+
+def answer_names(request: RunRequest) -> list[str]:
+    """The files a job may leave."""
+    pairs = [(case, rank) for case in range(len(request.cases)) for rank in range(request.ranks)]
+    return [f"case{case}.rank{rank}.{kind}" for case, rank in pairs for kind in ("safetensors", "json")]
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def could_not_be_graded(exercise: Exercise, why: str) -> Report:
+    """A report without points that is not a zero: the exercise is to be graded again."""
+    rows = [PropertyResult(p.name, p.kind, 0, p.points, False, p.says, seen=why) for p in exercise.properties]
+    return Report(exercise.id, exercise.title, rows, "could_not_be_graded", [why])
+
+
+def _overstepped(outcome: Outcome, request: RunRequest) -> JobFailure:
+    match outcome.ended:
+        case "deadline":
+            return JobFailure(
+                "timeout", f"not finished after {request.timeout:g} s, and could not be stopped from within"
+            )
+        case "memory":
+            return JobFailure("out_of_memory", outcome.detail)
+        case "died":
+            return JobFailure("error", "your code ended the process that runs the ranks")
+    return JobFailure("error", outcome.detail)
+
+
+def _told_failure(text: str) -> JobFailure | None:
+    """How the job failed, in the words of the inside: words only, which decide nothing about points."""
+    if not text:
+        return None
+    try:
+        told = json.loads(text)
+        verdict, message = told["verdict"], str(told["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return JobFailure("error", "the job ended without saying how")
+    return JobFailure(verdict if verdict in KNOWN_VERDICTS else "error", message[:4000])
+
+
+__all__ = ["INPUTS", "REQUEST", "Graded", "Harness", "Submission", "grade_cells"]

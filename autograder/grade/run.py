@@ -1,0 +1,149 @@
+"""What the `grade` and `regrade` commands do with a course: conditions, baseline, grading, the CSV."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from autograder.grade.batch import Run, grade_lesson, graded_in_parallel, is_graded, merge_if_needed, regrade
+from autograder.grade.evidence import Baseline
+from autograder.grade.grading import Conditions
+from autograder.grade.harness import grade_cells
+from autograder.grade.records import FOLDER, checks_digest, load_all
+from autograder.grade.reference import solved_cells
+from autograder.grade.settings import Settings
+from autograder.gradebook.course import Course, CourseError
+from autograder.gradebook.report import as_csv
+from autograder.sandbox.sandbox import Sandbox
+
+FindSandbox = Callable[[bool], Sandbox]
+
+
+class ReferenceFails(RuntimeError):
+    """The reference solution does not get all points here: nobody is graded before that is understood."""
+
+
+def grade_course(
+    course: Course,
+    lesson: str,
+    jobs: int,
+    seed: int | None,
+    unsafe: bool,
+    find: FindSandbox,
+    students: Sequence[str] = (),
+    force: bool = False,
+    feedback: bool = True,
+    executor: str = "local",
+) -> Run:
+    """Grade a lesson's submissions, and write records/LESSON/grades.csv. Reference first: see
+    `baseline_for`.
+    """
+    conditions = conditions_for(course, lesson, seed, unsafe, find)
+    if not course.has_lesson(lesson):
+        course.add_lesson(lesson)
+    if executor == "slurm":
+        from autograder.grade.slurm import grade_on_slurm
+
+        grade_on_slurm(course, conditions, jobs, force)
+        force = False
+    todo = [s for s in course.submissions(lesson) if not students or s.student in students]
+    with _progress() as bar:
+        task = bar.add_task(lesson, total=len(todo))
+        run = grade_lesson(
+            course, conditions, jobs, students, force, feedback, lambda event: bar.advance(task)
+        )
+    return _finished(course, lesson, run)
+
+
+def regrade_course(
+    course: Course,
+    lesson: str,
+    students: Sequence[str],
+    exercises: Sequence[str],
+    unsafe: bool,
+    find: FindSandbox,
+) -> Run:
+    """Grade some students' exercises again; all students, or all exercises, where none is named."""
+    conditions = conditions_for(course, lesson, None, unsafe, find)
+    run = Run()
+    for submitted in course.submissions(lesson):
+        if students and submitted.student not in students:
+            continue
+        try:
+            regrade(course, conditions, submitted, exercises)
+            merge_if_needed(course, lesson, submitted, feedback=True)
+            run.graded.append(submitted.student)
+        except (CourseError, OSError) as error:
+            run.failed[submitted.student] = str(error)
+    return _finished(course, lesson, run)
+
+
+def work_on_part(course: Course, lesson: str, part: int, parts: int, jobs: int, find: FindSandbox) -> None:
+    """Write the records of this task's share of a lesson's ungraded submissions. The gradebook is not
+    touched.
+    """
+    conditions = conditions_for(course, lesson, None, Settings.load(course.root).unsafe, find)
+    share = list(course.submissions(lesson))[part::parts]
+    mine = [submitted for submitted in share if not is_graded(course.root, submitted, conditions)]
+    failed: dict[str, str] = {}
+    for submitted in graded_in_parallel(course.root, mine, conditions, jobs, failed):
+        print(submitted.student, flush=True)
+    for student, problem in failed.items():
+        print(f"{student}: {problem}", flush=True)
+
+
+def conditions_for(
+    course: Course, lesson: str, seed: int | None, unsafe: bool, find: FindSandbox
+) -> Conditions:
+    """What is the same for all submissions: sandbox, seed, and what the reference sends."""
+    sandbox = find(unsafe)
+    settings = Settings.load(course.root)
+    if seed is not None:
+        settings.seeds[lesson] = seed
+    settings.unsafe = unsafe
+    settings.save()
+    conditions = Conditions(lesson, settings.seed(lesson), sandbox)
+    return Conditions(lesson, conditions.seed, sandbox, baseline_for(course.root, conditions))
+
+
+def baseline_for(root: Path, conditions: Conditions) -> Baseline:
+    """What the reference sends under these conditions, measured once. ReferenceFails when it loses a
+    point.
+    """
+    digest = checks_digest(conditions.lesson)
+    name = f".reference-{conditions.seed}-{digest}-{conditions.sandbox.name}.json"
+    path = root / FOLDER / conditions.lesson / name
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # not there, or of another version
+        return Baseline.from_json(json.loads(path.read_text()))
+    lesson, sandbox, seed = conditions.lesson, conditions.sandbox, conditions.seed
+    found = grade_cells(conditions.exercises, solved_cells(lesson), sandbox, seed)
+    for graded in found:
+        if graded.report.points < graded.report.max_points:
+            raise ReferenceFails(
+                f"the reference solution does not pass here, so nobody is graded:\n{graded.report!r}"
+            )
+    baseline = Baseline.of([job for graded in found for job in graded.jobs])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(baseline.to_json()))
+    draft.rename(path)
+    return baseline
+
+
+def _finished(course: Course, lesson: str, run: Run) -> Run:
+    records = load_all(course.root, lesson)
+    touched = {*run.graded, *run.kept}
+    run.ungraded = [r.student for r in records if r.ungraded and r.student in touched]
+    folder = course.root / FOLDER / lesson
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "grades.csv").write_text(as_csv(records, lesson), encoding="utf-8")
+    return run
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, transient=True)

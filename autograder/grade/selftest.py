@@ -1,0 +1,173 @@
+"""Grades what must pass and what must not: the references, the stubs, an empty notebook, and every mutant."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+from autograder.grade.evidence import Baseline
+from autograder.grade.harness import Graded, Harness, hidden_files
+from autograder.grade.reference import all_cases, solved_cells, stub_cells
+from autograder.mutants import Mutant, mutants
+from autograder.sandbox.sandbox import Sandbox
+from labkit.checks import registry
+from labkit.checks.exercise import Case, Exercise
+from labkit.checks.judge import NOT_REACHED
+from labkit.checks.source.submission import Cell
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing to grade. must_fail: properties it must lose; None when it must earn all points.
+
+    verdict: what the verdict must be, where that is part of the trial. says: the mistake, for a mutant,
+    which is graded on the cases that give evidence for what it breaks, and on no others.
+    """
+
+    name: str
+    exercise: Exercise
+    cells: tuple[Cell, ...]
+    seed: int
+    must_fail: tuple[str, ...] | None
+    verdict: str = ""
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial and what came of it."""
+
+    trial: Trial
+    graded: Graded
+
+    @property
+    def lost(self) -> list[str]:
+        """Properties that evidence speaks against; not those that no case of the trial was about."""
+        rows = [row for row in self.graded.report.rows if not row.passed]
+        return [row.name for row in rows if NOT_REACHED not in row.seen]
+
+    @property
+    def told(self) -> str:
+        """What was lost, in words."""
+        return f"lost {', '.join(self.lost)}" if self.lost else "lost nothing"
+
+    @property
+    def ok(self) -> bool:
+        report, trial = self.graded.report, self.trial
+        if report.verdict == "could_not_be_graded" or (trial.verdict and report.verdict != trial.verdict):
+            return False
+        if trial.must_fail is None:
+            return report.points == report.max_points and not self.graded.flags
+        return set(trial.must_fail) <= set(self.lost)
+
+    def __str__(self) -> str:
+        report = self.graded.report
+        mark = "ok  " if self.ok else "FAIL"
+        flags = "".join(f"; flagged: {flag}" for flag in self.graded.flags) if not self.ok else ""
+        points = f"{report.points:g}/{report.max_points:g}"
+        about = f"{report.exercise:<32} {self.trial.name:<30} {points:>6}"
+        return f"{mark} {about} {report.verdict}: {self.told}{flags}"
+
+
+class NoMutants(ValueError):
+    """An exercise without mutants is an exercise whose check nobody has tried to fool."""
+
+
+def trials(lesson: str, seeds: Sequence[int]) -> list[Trial]:
+    """Everything a lesson is tried with. NoMutants when an exercise has none."""
+    exercises = registry.exercises(lesson)
+    found = mutants(lesson)
+    without = [e.id for e in exercises if e.id not in {m.exercise for m in found}]
+    if without:
+        file = f"autograder/mutants/lesson_{lesson[:2]}.py"
+        raise NoMutants(f"no mutants for {', '.join(without)}: add some to {file}")
+    return [*_honest(lesson, exercises, seeds), *(_mutated(lesson, mutant, seeds[0]) for mutant in found)]
+
+
+def run_trials(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
+    """Grade each trial, `jobs` at a time; yields rows as they are done.
+
+    Lesson by lesson, as students are graded, because what is hidden from one lesson another may need.
+    Sandboxes are kept from trial to trial of a lesson.
+    """
+    for lesson in dict.fromkeys(trial.exercise.lesson for trial in wanted):
+        yield from _run_lesson([t for t in wanted if t.exercise.lesson == lesson], sandbox, jobs)
+
+
+def _run_lesson(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
+    free: queue.SimpleQueue[Harness] = queue.SimpleQueue()
+    hide = hidden_files([trial.exercise for trial in wanted])
+    harnesses = [Harness(sandbox, hide) for _ in range(jobs)]
+    for harness in harnesses:
+        free.put(harness)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for future in as_completed([pool.submit(_grade, trial, free) for trial in wanted]):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for harness in harnesses:
+                harness.__exit__()
+
+
+def kill_table(rows: Sequence[Row], show: Callable[[str], None]) -> bool:
+    """Show every row, those that went wrong last. Whether all are as they must be."""
+    for row in sorted(
+        rows, key=lambda row: (not row.ok, row.trial.exercise.id, row.trial.name), reverse=False
+    ):
+        show(str(row))
+    wrong = [row for row in rows if not row.ok]
+    of_mutants = [row for row in rows if row.trial.says]
+    show(
+        f"{sum(row.ok for row in of_mutants)} of {len(of_mutants)} mutants lost what they break; "
+        f"{len(rows) - len(wrong)} of {len(rows)} trials as they must be"
+    )
+    return not wrong
+
+
+def _grade(trial: Trial, free: queue.SimpleQueue[Harness]) -> Row:
+    harness = free.get()
+    try:
+        graded = harness.grade(trial.exercise, trial.cells, trial.seed, _cases(trial))
+        if trial.must_fail is None and graded.jobs:
+            graded = _again(trial, harness, Baseline.of(graded.jobs))
+        return Row(trial, graded)
+    finally:
+        free.put(harness)
+
+
+def _again(trial: Trial, harness: Harness, baseline: Baseline) -> Graded:
+    """Graded as a student's work is: what the network carried is compared with an earlier run."""
+    graded = harness.grade(trial.exercise, trial.cells, trial.seed, _cases(trial))
+    harness.cross_check(graded, trial.exercise, trial.seed, baseline)
+    return graded
+
+
+def _cases(trial: Trial) -> list[Case]:
+    cases = all_cases(trial.exercise, trial.seed)
+    if not trial.says or trial.must_fail is None:
+        return cases
+    return [case for case in cases if not case.properties or set(case.properties) & set(trial.must_fail)]
+
+
+def _honest(lesson: str, exercises: Sequence[Exercise], seeds: Sequence[int]) -> Iterator[Trial]:
+    reference, stubs = solved_cells(lesson), stub_cells(lesson)
+    for exercise in exercises:
+        everything = tuple(p.name for p in exercise.properties)
+        for seed in seeds:
+            yield Trial(f"reference, seed {seed}", exercise, reference, seed, None, "passed")
+        yield Trial("stub", exercise, stubs, seeds[0], everything, "not_attempted")
+        yield Trial("empty notebook", exercise, (), seeds[0], everything, "not_attempted")
+
+
+def _mutated(lesson: str, mutant: Mutant, seed: int) -> Trial:
+    exercise = registry.exercise(mutant.exercise)
+    for name in mutant.breaks:
+        exercise.property(name)
+    cells = tuple(
+        replace(c, source=mutant.apply(c.source)) if c.exercise == mutant.exercise else c
+        for c in solved_cells(lesson)
+    )
+    return Trial(mutant.id, exercise, cells, seed, mutant.breaks, says=mutant.says)

@@ -1,0 +1,59 @@
+"""What an instructor sets for a course, kept in its folder: the seed of each lesson, and whether there is
+a sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autograder.sandbox.sandbox import Sandbox, find_sandbox
+from autograder.sandbox.unconfined import Unconfined
+
+FILE = "autograder.json"
+
+
+@dataclass
+class Settings:
+    """seeds: lesson -> what its cases are drawn from, chosen once, so that every student of a lesson gets
+    the same.
+    """
+
+    course: Path
+    seeds: dict[str, int] = field(default_factory=dict)
+    unsafe: bool = False
+
+    @classmethod
+    def load(cls, course: Path) -> Settings:
+        """The course's settings; ValueError names the file when it cannot be read."""
+        path = course / FILE
+        if not path.exists():
+            return cls(course)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return cls(course, {str(k): int(v) for k, v in data["seeds"].items()}, bool(data["unsafe"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}); expected {{'seeds': {{...}}, 'unsafe': false}}"
+            ) from None
+
+    def save(self) -> None:
+        draft = self.course / f".{FILE}.{os.getpid()}"
+        draft.write_text(
+            json.dumps({"seeds": self.seeds, "unsafe": self.unsafe}, indent=1) + "\n", encoding="utf-8"
+        )
+        draft.rename(self.course / FILE)
+
+    def seed(self, lesson: str) -> int:
+        """The lesson's seed, drawn and kept the first time it is asked for."""
+        if lesson not in self.seeds:
+            self.seeds[lesson] = secrets.randbelow(2**31)
+            self.save()
+        return self.seeds[lesson]
+
+    def sandbox(self) -> Sandbox:
+        """This machine's sandbox, or none where the course says so. NoSandbox otherwise."""
+        return Unconfined() if self.unsafe else find_sandbox()

@@ -1,0 +1,54 @@
+"""Reads a submitted notebook as data, whatever is in the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.checks.source.notebook import LARGEST_NOTEBOOK, BadNotebook, cells_of
+from labkit.checks.source.submission import Cell
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A submitted notebook: its JSON object, and its code cells as practice reads them too."""
+
+    raw: dict[str, Any]
+    cells: list[Cell]
+
+
+def read_bytes(path: Path, most: int = LARGEST_NOTEBOOK) -> bytes:
+    """A regular file's bytes; links are not followed. BadNotebook says what it is instead."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        reason = "it is a symbolic link" if path.is_symlink() else error.strerror
+        raise BadNotebook(f"{path.name} cannot be read: {reason}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise BadNotebook(f"{path.name} is not a regular file")
+    with os.fdopen(handle, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise BadNotebook(
+            f"{path.name} has more than {most // 2**20} MiB; clear its outputs and submit again"
+        )
+    return data
+
+
+def read_notebook(path: Path) -> Notebook:
+    """The notebook at `path`. BadNotebook when it is not one."""
+    return parse_notebook(read_bytes(path), path.name)
+
+
+def parse_notebook(data: bytes, name: str = "the notebook") -> Notebook:
+    """A notebook from its bytes."""
+    try:
+        raw = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise BadNotebook(f"{name} is not a notebook: {type(error).__name__}: {str(error)[:200]}") from None
+    return Notebook(raw, cells_of(raw, name))

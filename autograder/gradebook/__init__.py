@@ -1,0 +1,1 @@
+"""The nbgrader side: course folders, release, formgrader, feedback, reports."""

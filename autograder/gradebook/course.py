@@ -1,0 +1,252 @@
+"""A course's folder: nbgrader's directories, its gradebook, and the few steps that work on them.
+
+course/  nbgrader_config.py  autograder.json  gradebook.db
+  source/LESSON  release/LESSON  submitted/STUDENT/LESSON  autograded/...  feedback/...  records/LESSON/*.json
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.converters import Autograde, GenerateAssignment, GenerateFeedback
+from nbgrader.coursedir import CourseDirectory
+from traitlets.config import Config, PyFileConfigLoader
+
+from autograder.grade.reference import lesson_source
+from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
+from autograder.gradebook.report import Score
+from labkit.build.course import instructor_notebook
+
+CONFIG_FILE = "nbgrader_config.py"
+
+
+class CourseError(RuntimeError):
+    """Something about the course's folder has to be put right first; the message says what."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One student's hand-in for a lesson. others: further notebooks in the same folder, which are not
+    graded.
+    """
+
+    student: str
+    notebook: Path
+    others: tuple[str, ...] = ()
+
+
+class Course:
+    """The folder of a course, and nbgrader's configuration for it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        _find_our_programs()
+        self.config = _read_config(self.root)
+        self.directory = CourseDirectory(config=self.config)
+        self.directory.root = str(self.root)
+        if not self.db_url.startswith("sqlite:") and not self.directory.course_id:
+            # nbgrader stores lessons of the course "", which only SQLite lets pass
+            line = 'c.CourseDirectory.course_id = "tml"'
+            raise CourseError(
+                f"a gradebook on a server needs a course id: add {line} to {self.root / CONFIG_FILE}"
+            )
+
+    @property
+    def db_url(self) -> str:
+        return str(self.directory.db_url)
+
+    def add_lesson(self, lesson: str) -> None:
+        """Put a lesson's instructor version into source/, its release into release/, and its cells into
+        the gradebook.
+        """
+        source = lesson_source(lesson)
+        written = self.root / "source" / source.name / f"{source.name}.ipynb"
+        written.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(instructor_notebook(source), written)
+        with self._about(source.name):
+            self._convert(GenerateAssignment, force=True)
+
+    def has_lesson(self, lesson: str) -> bool:
+        with Gradebook(self.db_url) as gradebook:
+            try:
+                gradebook.find_notebook(lesson, lesson)
+            except MissingEntry:
+                return False
+        return True
+
+    def submissions(self, lesson: str) -> Iterator[Submitted]:
+        """What was handed in for a lesson, by student. A folder whose name nbgrader cannot hold is left
+        out.
+        """
+        for folder in sorted((self.root / "submitted").glob(f"*/{lesson}")):
+            student = folder.parent.name
+            found = _choose(folder, lesson)
+            if found and student_id_problem(student) == "":
+                yield Submitted(student, found[0], tuple(p.name for p in found[1:]))
+
+    def merge(self, lesson: str, student: str) -> None:
+        """Write a graded submission into autograded/ and the gradebook, from its record. Only one process
+        may do this.
+        """
+        with self._about(lesson):
+            self._convert(_One(student, lesson, self), force=True)
+
+    def feedback(self, lesson: str, student: str) -> Path:
+        """Write a student's feedback page; returns its path."""
+        with self._about(lesson):
+            self._convert(_OneFeedback(student, lesson, self), force=True)
+        return self.root / "feedback" / student / lesson / f"{lesson}.html"
+
+    def scores(self, lesson: str) -> list[Score]:
+        """What the gradebook holds for a lesson, by student: with a person's changes and late penalties."""
+        found = []
+        with Gradebook(self.db_url) as gradebook:
+            for submission in gradebook.assignment_submissions(lesson):
+                late = sum(notebook.late_submission_penalty or 0.0 for notebook in submission.notebooks)
+                grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
+                complete = all(g.auto_score is not None or g.manual_score is not None for g in grades)
+                score = max(0.0, submission.score - late)
+                found.append(Score(submission.student.id, score, submission.max_score, complete))
+        return sorted(found, key=lambda score: score.student)
+
+    @contextmanager
+    def _about(self, lesson: str) -> Iterator[None]:
+        self.directory.assignment_id = lesson
+        try:
+            yield
+        finally:
+            self.directory.assignment_id = ""
+
+    def _convert(self, made: Any, force: bool) -> None:
+        complaints = _Complaints()
+        converter = made(coursedir=self.directory, config=self.config, log=complaints.log)
+        converter.force = force
+        here = os.getcwd()
+        try:
+            converter.start()
+        except (Exception, SystemExit) as error:
+            raise CourseError(
+                "\n".join([*complaints.messages[-3:], f"{type(error).__name__}: {error}"])
+            ) from error
+        finally:
+            os.chdir(here)
+
+
+class _One:
+    """Makes a converter that takes one submission, named exactly, and no pattern."""
+
+    base: Any = Autograde
+    step = "submitted"
+
+    def __init__(self, student: str, lesson: str, course: Course) -> None:
+        self.folder = course.root / self.step / student / lesson
+        self.notebook = self.folder / f"{lesson}.ipynb"
+
+    def __call__(self, **options: Any) -> Any:
+        found = {str(self.folder): [str(self.notebook)]}
+        converter = self.base(**options)
+        converter.init_notebooks = lambda: setattr(converter, "assignments", found)
+        return converter
+
+
+class _OneFeedback(_One):
+    base = GenerateFeedback
+    step = "autograded"
+
+
+def init_course(root: Path) -> Path:
+    """Make a folder a course: nbgrader's configuration, and nothing else. Returns the configuration's
+    path.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / CONFIG_FILE
+    if not path.exists():
+        path.write_text(COURSE_FILE, encoding="utf-8")
+    return path
+
+
+def without_links(assignment: str, student: str, notebooks: Sequence[str]) -> None:
+    """nbgrader's hook before a submission is copied: links in it would be followed, so they are taken out."""
+    for notebook in notebooks:
+        remove_links(Path(notebook).parent)
+
+
+def remove_links(folder: Path) -> list[str]:
+    """Remove what is not a plain file or folder from a submission; returns the names."""
+    removed = []
+    for directory, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            path = Path(directory) / name
+            if name.endswith(".ipynb"):
+                continue  # never copied, and read without following
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                path.unlink()
+                removed.append(str(path.relative_to(folder)))
+    return removed
+
+
+def student_id_problem(student: str) -> str:
+    """Why a folder's name cannot be a student's id; empty when it can."""
+    if not student.isprintable() or student != student.strip() or len(student) > 128:
+        return f"{student!r}: expected up to 128 printable characters"
+    if any(c in student for c in "/\\{}*?[]") or student.startswith("."):
+        return f"{student!r}: / \\ {{ }} * ? [ ] and a leading dot cannot be used in a student's id"
+    return ""
+
+
+def put_in_place(submitted: Submitted, lesson: str) -> str:
+    """Give a renamed notebook the name nbgrader looks for. Returns what to tell, empty when nothing had
+    to be done.
+    """
+    wanted = submitted.notebook.parent / f"{lesson}.ipynb"
+    if submitted.notebook == wanted:
+        return ""
+    shutil.copyfile(submitted.notebook, wanted, follow_symlinks=False)
+    return f"graded {submitted.notebook.name}, as there was no {wanted.name}"
+
+
+def _choose(folder: Path, lesson: str) -> list[Path]:
+    """The notebook to grade, then the others: the right name first, then the newest."""
+    there = [p for p in folder.glob("*.ipynb") if p.is_symlink() or p.is_file()]
+    there.sort(key=lambda p: (p.stem != lesson, -p.lstat().st_mtime, p.name))
+    return there
+
+
+def _find_our_programs() -> None:
+    """nbgrader starts `alembic` by its bare name: let it be found where this interpreter's programs are."""
+    programs = os.path.join(sys.prefix, "bin")
+    if programs not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
+
+
+def _read_config(root: Path) -> Config:
+    if (root / CONFIG_FILE).is_file():
+        config = PyFileConfigLoader(CONFIG_FILE, path=str(root)).load_config()
+    else:
+        config = Config()
+        configure(config)
+    config.Exporter.default_preprocessors = []
+    return config
+
+
+class _Complaints(logging.Handler):
+    """Keeps what nbgrader logs as errors, which its exception only points to."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+        self.log = logging.Logger("autograder.nbgrader")
+        self.log.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())

@@ -1,0 +1,109 @@
+"""Puts a submitted notebook back into the shape nbgrader needs, whatever was done to its cells.
+
+Nothing in a submission's metadata is kept. Exercise cells are found by what they define; graded cells are
+laid down anew from the gradebook, so their points are right even when a student deleted, copied or edited
+them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbgrader.utils import compute_checksum
+
+from labkit.checks.exercise import Exercise
+from labkit.checks.source.notebook import grade_id
+from labkit.checks.source.syntax import parse
+
+MOST_CELLS = 2000
+LONGEST_SOURCE = 200_000
+
+
+def rebuilt(
+    raw: Mapping[str, Any], exercises: Sequence[Exercise], graded_cells: Sequence[NotebookNode]
+) -> NotebookNode:
+    """The student's cells without outputs or metadata, exercise cells marked, then the gradebook's graded
+    cells.
+    """
+    cells = [cell for cell in map(_plain, _listed(raw)) if cell is not None and not is_score(cell.source)]
+    for exercise in exercises:
+        place = exercise_cell(cells, exercise)
+        if place is not None and "nbgrader" not in cells[place].metadata:
+            mark_solution(cells[place], grade_id(exercise.id))
+    cells += graded_cells
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"
+    return new_notebook(cells=cells, metadata={"kernelspec": _KERNEL, "language_info": {"name": "python"}})
+
+
+def placeholder(why: str, graded_cells: Sequence[NotebookNode]) -> NotebookNode:
+    """What stands for a submission that is not a notebook: one sentence, and the graded cells."""
+    return rebuilt(
+        {"cells": [{"cell_type": "markdown", "source": f"**This submission could not be read.** {why}"}]},
+        (),
+        graded_cells,
+    )
+
+
+def exercise_cell(cells: Sequence[NotebookNode], exercise: Exercise) -> int | None:
+    """The place of the last code cell that defines one of the exercise's names at top level."""
+    for place in range(len(cells) - 1, -1, -1):
+        if cells[place].cell_type == "code" and set(exercise.names) & top_level_names(cells[place].source):
+            return place
+    return None
+
+
+def mark_solution(cell: NotebookNode, name: str) -> None:
+    """nbgrader's metadata of a cell the student writes in."""
+    cell.metadata["nbgrader"] = {
+        "grade": False, "grade_id": name, "locked": False, "schema_version": 3,
+        "solution": True, "task": False,
+    }  # fmt: skip
+
+
+def graded_cell(name: str, points: float, source: str) -> NotebookNode:
+    """A graded cell as the gradebook knows it."""
+    cell = new_code_cell(source)
+    cell.metadata["nbgrader"] = {
+        "grade": True, "grade_id": name, "locked": True, "schema_version": 3,
+        "solution": False, "task": False, "points": points, "cell_type": "code",
+    }  # fmt: skip
+    cell.metadata["nbgrader"]["checksum"] = compute_checksum(cell)
+    return cell
+
+
+def top_level_names(source: str) -> set[str]:
+    """Functions and classes a cell defines; none when it is not Python."""
+    try:
+        tree = parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
+
+
+def is_score(source: str) -> bool:
+    """Whether this is a graded cell of the release, or a copy of one."""
+    return source.strip().startswith("labkit.score(") and "\n" not in source.strip()
+
+
+def _listed(raw: Mapping[str, Any]) -> list[Any]:
+    found = raw.get("cells")
+    return found[:MOST_CELLS] if isinstance(found, list) else []
+
+
+def _plain(cell: Any) -> NotebookNode | None:
+    if not isinstance(cell, dict):
+        return None
+    source = cell.get("source")
+    parts = source if isinstance(source, list) else [source]
+    text = (
+        "".join(p for p in parts if isinstance(p, str)).encode("utf-8", "replace").decode()[:LONGEST_SOURCE]
+    )
+    return new_code_cell(text) if cell.get("cell_type") == "code" else new_markdown_cell(text)
+
+
+_KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}

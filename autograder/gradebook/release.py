@@ -1,0 +1,78 @@
+"""The students' bundle: the released notebooks and labkit, and nothing that gives an answer away."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from autograder.grade.reference import REPOSITORY, solutions_folder
+from labkit.build.course import build, find_lessons
+from labkit.build.markup import Cell, read_lesson
+from labkit.build.rules import stub
+
+# What a student needs besides notebooks/, as it stands in the repository.
+PARTS = (
+    *("labkit", "cluster/slurm", "cluster/sites"),
+    *("pyproject.toml", "constraints.txt", "LICENSE", "Makefile"),
+)
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
+DISTINCTIVE = 25  # characters a line needs to say whose it is
+
+
+class Leak(RuntimeError):
+    """The bundle would hold a line of a solution; the message says which, and where."""
+
+
+def write_bundle(folder: Path) -> list[Path]:
+    """Write the bundle into `folder`, which must be new or empty. Leak when a solution's line is in it."""
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty: a bundle goes into a folder of its own")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PARTS:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=LEFT_OUT)
+        elif source.is_file():
+            shutil.copy2(source, folder / name)
+    for lesson in find_lessons([], solutions_folder()):
+        build(lesson, folder / "notebooks")
+    leaks = list(leaked_lines(folder))
+    if leaks:
+        shutil.rmtree(folder)
+        raise Leak("\n".join(leaks))
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def solution_lines() -> dict[str, str]:
+    """Lines that stand in a solution and in nothing any lesson shows -> the lesson they are from."""
+    lessons = [read_lesson(path) for path in find_lessons([], solutions_folder())]
+    shown = {
+        line.strip() for lesson in lessons for cell in lesson.cells for line in _shown(cell).splitlines()
+    }
+    found: dict[str, str] = {}
+    for lesson in lessons:
+        solved = [
+            line.strip() for c in lesson.cells if "exercise" in c.options for line in c.source.splitlines()
+        ]
+        found.update({line: lesson.name for line in solved if len(line) >= DISTINCTIVE and line not in shown})
+    return found
+
+
+def _shown(cell: Cell) -> str:
+    """A cell as it is released."""
+    return stub(cell.source, cell.options["exercise"]) if "exercise" in cell.options else cell.source
+
+
+def leaked_lines(folder: Path) -> Iterator[str]:
+    """Where a whole line of a solution stands in a notebook of the bundle, or anything of the grader's in
+    it.
+    """
+    lines = solution_lines()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix == ".ipynb":
+            text = path.read_text(encoding="utf-8")
+            released = {line.strip().strip('",').removesuffix("\\n").strip() for line in text.splitlines()}
+            yield from (f"{path}: {line!r} of {lines[line]}" for line in sorted(released & set(lines)))
+        if path.name == "unseen.py" or "autograder" in path.relative_to(folder).parts:
+            yield f"{path}: belongs to the grader"

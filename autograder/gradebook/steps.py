@@ -1,0 +1,152 @@
+"""The steps this course gives nbgrader in place of its own: read safely, grade in the sandbox, write the
+record's points.
+
+They are configured in `nbgrader_config.py`, so `nbgrader autograde`, the formgrader page's button and
+`autograder grade` all go through them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nbconvert.exporters import NotebookExporter
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+from nbgrader.api import Gradebook
+from nbgrader.preprocessors import NbGraderPreprocessor
+
+from autograder.grade.grading import Conditions, digest_of, grade_notebook
+from autograder.grade.records import Record, checks_digest, load, save
+from autograder.grade.settings import Settings
+from autograder.grade.submitted import parse_notebook, read_bytes
+from autograder.gradebook import rebuild
+from labkit.checks import registry
+from labkit.checks.report import CSS, Report
+from labkit.checks.source.notebook import BadNotebook, grade_id
+
+
+class SafeExporter(NotebookExporter):
+    """nbgrader's exporter, reading a file that may be anything. What is not a notebook becomes one that
+    says so.
+    """
+
+    def from_filename(self, filename: str, resources: Any = None, **kw: Any) -> tuple[Any, Any]:
+        resources = self._init_resources(resources)
+        path = Path(filename)
+        try:
+            raw = parse_notebook(read_bytes(path), path.name).raw
+            resources["labkit"] = {"raw": raw, "problem": "", "path": str(path)}
+        except BadNotebook as problem:
+            resources["labkit"] = {"raw": {"cells": []}, "problem": str(problem), "path": str(path)}
+        if getattr(self.parent, "_sanitizing", True):  # the student's own file; afterwards it is one of ours
+            return self.from_notebook_node(rebuild.placeholder("", ()), resources=resources, **kw)
+        return super().from_filename(filename, resources=resources, **kw)
+
+
+class GradeInSandbox(NbGraderPreprocessor):
+    """Takes the place of the steps that clean up a submission, and of the one that executes it."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        about, nbgrader = resources["labkit"], resources["nbgrader"]
+        lesson = nbgrader["assignment"]
+        record = current_record(Path(about["path"]), lesson, nbgrader["student"])
+        cells = graded_cells(nbgrader["db_url"], nbgrader["notebook"], lesson)
+        if record.problem:
+            return rebuild.placeholder(record.problem, cells), resources
+        return rebuild.rebuilt(about["raw"], registry.exercises(lesson), cells), resources
+
+
+class SaveGrades(NbGraderPreprocessor):
+    """Writes the record's points for every graded cell of the gradebook, and shows the tables beside the
+    student's code.
+    """
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        about = resources["nbgrader"]
+        record = load(Path.cwd(), about["assignment"], about["student"])
+        if record is None:
+            raise RuntimeError(f"no record of {about['student']}: the sandbox step comes first")
+        with Gradebook(about["db_url"]) as gradebook:
+            save_grades(gradebook, about["notebook"], about["student"], record)
+        show_results(nb, record)
+        return nb, resources
+
+
+def current_record(path: Path, lesson: str, student: str) -> Record:
+    """The submission's record, made now if there is none that fits."""
+    settings = Settings.load(Path.cwd())
+    sandbox = settings.sandbox()
+    record = load(Path.cwd(), lesson, student)
+    if record is None or not record.fits(
+        digest_of(path), settings.seed(lesson), sandbox.name, checks_digest(lesson)
+    ):
+        record = grade_notebook(path, student, Conditions(lesson, settings.seed(lesson), sandbox))
+        save(Path.cwd(), record)
+    return record
+
+
+def graded_cells(db_url: str, notebook: str, assignment: str) -> list[NotebookNode]:
+    """The graded cells of an assignment as the gradebook has them, in their order."""
+    with Gradebook(db_url) as gradebook:
+        found = gradebook.find_notebook(notebook, assignment)
+        sources = {cell.name: cell.source for cell in found.source_cells}
+        return [
+            rebuild.graded_cell(c.name, c.max_score, sources.get(c.name) or "") for c in found.grade_cells
+        ]
+
+
+def save_grades(gradebook: Gradebook, notebook: str, student: str, record: Record) -> None:
+    """One score for each graded cell. No score, and a mark for a person, where the harness could not
+    grade.
+    """
+    points = scores(record)
+    submission = gradebook.find_submission_notebook(notebook, record.lesson, student)
+    for grade in submission.grades:
+        score = points.get(grade.name)
+        grade.auto_score = score
+        grade.needs_manual_grade = (
+            score is None or grade.manual_score is not None or grade.name in _to_look_at(record)
+        )
+    gradebook.db.commit()
+
+
+def scores(record: Record) -> dict[str, float | None]:
+    """Graded cell -> points; None where the exercise could not be graded."""
+    found: dict[str, float | None] = {}
+    for name, graded in record.graded.items():
+        for row in graded.report.rows:
+            open_question = name in record.ungraded or row.name in graded.held
+            found[grade_id(name, row.name)] = None if open_question else row.points
+    return found
+
+
+def show_results(nb: NotebookNode, record: Record) -> None:
+    """Put each exercise's table under the student's cell, or under its first graded cell, and a line
+    under each of those.
+    """
+    places = {c.metadata["nbgrader"]["grade_id"]: c for c in nb.cells if "nbgrader" in c.metadata}
+    for name, graded in record.graded.items():
+        report = graded.report
+        first = places.get(grade_id(name, report.rows[0].name))
+        for row in report.rows:
+            if cell := places.get(grade_id(name, row.name)):
+                cell.outputs = [_text(f"{row.points:g} of {row.max_points:g}: {row.message}")]
+        if cell := places.get(grade_id(name)) or first:
+            cell.outputs = [_table(report, record), *cell.outputs]
+
+
+def _to_look_at(record: Record) -> set[str]:
+    """The first graded cell of each exercise with flags: where formgrader will ask a person to look."""
+    flagged = {name for name, _ in record.flags}
+    return {grade_id(name, record.graded[name].report.rows[0].name) for name in flagged}
+
+
+def _table(report: Report, record: Record) -> NotebookNode:
+    unsafe = "" if record.sandbox != "none" else "<p><b>Graded without a sandbox: for practice only.</b></p>"
+    data = {"text/html": f"<style>{CSS}</style>{unsafe}{report.table()}", "text/plain": repr(report)}
+    return new_output("display_data", data)
+
+
+def _text(text: str) -> NotebookNode:
+    return new_output("display_data", {"text/plain": text})

@@ -1,0 +1,120 @@
+"""Unseen cases of lesson 00: other sizes, ranks, groups and dtypes; numbers worked out in exact fractions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+from labkit.checks.exercise import Case
+from labkit.checks.lesson_00.programs import grid_case, loss_case, pass_case
+from labkit.checks.lesson_00.ring import TRAFFIC, ring_case
+from labkit.checks.shared.formula import Row, agreement_case, refusal_case, values_case
+
+
+def _ring_cases(seed: int) -> list[Case]:
+    draw = Random(f"00/ring/{seed}")
+
+    def case(ranks: int, shape: list[int], *properties: str, **params: Any) -> Case:
+        found = ring_case(ranks, shape, *properties, seed=seed, **params)
+        return Case(**{**found.to_json(), "name": f"unseen: {found.name}, {ranks} ranks"})
+
+    return [
+        case(4, [draw.randint(30, 60), 4], "sum-values", *TRAFFIC),
+        case(4, [4 * draw.randint(2, 9) + draw.randint(1, 3)], "uneven-sizes"),
+        case(4, [4, 8], "any-dtype", dtype="float32"),
+        case(4, [8], "any-dtype", dtype="int64"),
+        case(4, [2, 4, 6], "any-layout", layout="rows"),
+        case(4, [12], "subgroup", groups=[[0, 3], [1, 2]]),
+        case(5, [5 * draw.randint(40, 60)], "any-world-size", *TRAFFIC),
+        case(5, [draw.randint(1, 4)], "uneven-sizes"),
+        case(5, [24], "subgroup", groups=[[1, 3, 4], [0, 2]]),
+        case(2, [draw.randint(150_000, 300_000), 2], "large-tensors"),
+        case(2, [4], "any-dtype", dtype="int32"),
+        case(1, [2, draw.randint(1, 9)], "any-world-size"),
+    ]
+
+
+def _power(draw: Random, low: int, high: int) -> float:
+    """A number with a few digits between 10^low and 10^high."""
+    return float(f"{draw.randint(101, 999)}e{draw.randint(low, high - 1) - 2}")
+
+
+def _seconds_row(num_bytes: int, world_size: int, alpha: float, beta: float) -> Row:
+    """2(n-1) alpha + 2(n-1)/n S beta, in exact arithmetic until the end."""
+    n, size = Fraction(world_size), Fraction(num_bytes)
+    value = 2 * (n - 1) * Fraction(alpha) + 2 * (n - 1) / n * size * Fraction(beta)
+    row = {"num_bytes": num_bytes, "world_size": world_size, "alpha": alpha, "beta": beta}
+    return row, float(value)
+
+
+def _seconds_cases(seed: int) -> list[Case]:
+    draw = Random(f"00/seconds/{seed}")
+
+    def row(alpha: bool = True, beta: bool = True) -> Row:
+        return _seconds_row(
+            draw.randint(10**3, 10**10),
+            draw.choice((2, 3, 5, 6, 7, 12, 16, 100, 1024)),
+            _power(draw, -7, -3) if alpha else 0.0,
+            _power(draw, -12, -8) if beta else 0.0,
+        )
+
+    bad = {"num_bytes": 10, "world_size": -draw.randint(0, 5), "alpha": 1e-6, "beta": 1e-9}
+    return [
+        values_case("latency-term", [row(beta=False) for _ in range(4)], seed, ", unseen"),
+        values_case("bandwidth-term", [row(alpha=False) for _ in range(4)], seed, ", unseen"),
+        values_case("whole-formula", [row() for _ in range(6)], seed, ", unseen"),
+        values_case("limits", [_seconds_row(draw.randint(1, 10**9), 1, 1e-5, 1e-9)], seed, ", unseen"),
+        refusal_case("limits", [bad], seed, ", unseen"),
+    ]
+
+
+def _bandwidth_row(num_bytes: int, seconds: float, world_size: int) -> Row:
+    """S/t 2(n-1)/n, in exact arithmetic until the end."""
+    n = Fraction(world_size)
+    value = Fraction(num_bytes) / Fraction(seconds) * 2 * (n - 1) / n
+    return {"num_bytes": num_bytes, "seconds": seconds, "world_size": world_size}, float(value)
+
+
+def _ideal(num_bytes: int, beta: float, world_size: int) -> dict[str, Any]:
+    """What a ring without latency would be measured to take."""
+    (row, seconds) = _seconds_row(num_bytes, world_size, 0.0, beta)
+    return {"num_bytes": row["num_bytes"], "seconds": seconds, "world_size": world_size}
+
+
+def _bandwidth_cases(seed: int) -> list[Case]:
+    draw = Random(f"00/bandwidth/{seed}")
+    size, seconds, beta = draw.randint(10**3, 10**10), _power(draw, -4, 1), _power(draw, -12, -8)
+    several = [
+        _bandwidth_row(draw.randint(10**3, 10**10), _power(draw, -4, 1), draw.randint(2, 300))
+        for _ in range(5)
+    ]
+    bad = {"num_bytes": size, "seconds": -seconds, "world_size": 8}
+    return [
+        values_case("bytes-per-second", several, seed, ", unseen"),
+        agreement_case(
+            "same-link-same-number", [_ideal(size, beta, n) for n in (2, 3, 6, 64)], seed, ", unseen"
+        ),
+        values_case("limits", [_bandwidth_row(size, seconds, 1)], seed, ", unseen"),
+        refusal_case("limits", [bad, {**bad, "seconds": seconds, "world_size": 0}], seed, ", unseen"),
+    ]
+
+
+def _deadlock_cases(seed: int) -> list[Case]:
+    draw = Random(f"00/deadlock/{seed}")
+    cases = [
+        pass_case(2, [draw.randint(1, 50)], "pass-right-messages", seed=seed),
+        pass_case(5, [draw.randint(1, 9), 3], "pass-right-any-group", seed=seed, groups=[[0, 2, 4], [1, 3]]),
+        loss_case([0, draw.randint(1, 9), 0], "mean-loss-values", "mean-loss-calls", seed=seed),
+        grid_case(3, 2, "grid-sums-any-shape", seed=seed),
+    ]
+    return [Case(**{**case.to_json(), "name": f"unseen: {case.name}"}) for case in cases]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "00.ring-all-reduce": _ring_cases,
+    "00.all-reduce-seconds": _seconds_cases,
+    "00.bus-bandwidth": _bandwidth_cases,
+    "00.find-the-deadlock": _deadlock_cases,
+}

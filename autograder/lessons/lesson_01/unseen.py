@@ -1,0 +1,356 @@
+"""Unseen cases of lesson 01, with their values from `labkit.theory`.
+
+`python -m autograder.lessons.lesson_01.unseen` records the visible ones into
+`labkit/checks/lesson_01/visible.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import labkit.checks
+from autograder.lessons.lesson_01.memory_values import REFERENCE, corrected_slides
+from labkit.checks.exercise import Case
+from labkit.checks.lesson_01.recorded_calls import arguments_of, digest
+from labkit.checks.shared.plain_numbers import EXACT
+from labkit.theory.hardware import GPU, GPUS
+from labkit.theory.models import ModelConfig, gpt, llama, preset
+
+VISIBLE_SEED = 1
+UNSEEN = ", unseen"  # ends the names of these cases, so that they differ from the visible ones
+# ---- calls, and cases made of them
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as evidence for a property; `expected` is left to REFERENCE unless the call must raise."""
+
+    property: str
+    function: str
+    arguments: dict[str, Any]
+    tolerance: float = EXACT
+    may_raise: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {k: asdict(v) if isinstance(v, ModelConfig | GPU) else v for k, v in self.arguments.items()}
+        return {
+            "property": self.property,
+            "function": self.function,
+            "arguments": plain,
+            "tolerance": self.tolerance,
+            "may_raise": self.may_raise,
+            "told": f"{self.function}({', '.join(f'{k}={_told(v)}' for k, v in self.arguments.items())})",
+        }
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, ModelConfig | GPU):
+        return value.name
+    return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def _case(calls: list[Call], seed: int, own_parts: bool = False) -> Case:
+    """One case for calls that are all evidence for one property."""
+    data = [call.to_json() for call in calls]
+    values = [
+        None if call.may_raise else REFERENCE[call.function](**arguments_of(plain))
+        for call, plain in zip(calls, data, strict=True)
+    ]
+    name = calls[0].property
+    label = f"{name}{UNSEEN}"
+    expected = {"values": values}
+    return Case(label, 1, {"calls": data}, seed, properties=(name,), own_parts=own_parts, expected=expected)
+
+
+def _cases(calls: Iterable[Call], seed: int) -> list[Case]:
+    by_property: dict[str, list[Call]] = {}
+    for call in calls:
+        by_property.setdefault(call.property, []).append(call)
+    return [_case(some, seed, own_parts=name == "own-parts") for name, some in by_property.items()]
+
+
+# ---- shapes
+
+
+def _gpt(random: Random, **fields: Any) -> ModelConfig:
+    heads, size = random.choice([6, 8, 12, 20]), random.choice([32, 64, 80])
+    shape = gpt(
+        random.randint(3, 60),
+        heads * size,
+        heads,
+        vocabulary=random.randint(900, 60_000),
+        max_sequence=random.choice([500, 1024, 2048]),
+    )
+    return shape.but(name=f"a GPT, L={shape.num_layers}, h={shape.hidden}", **fields)
+
+
+def _llama(random: Random, **fields: Any) -> ModelConfig:
+    kv_heads, groups, size = random.choice([2, 4, 8]), random.choice([2, 3, 4]), random.choice([48, 64, 128])
+    hidden = kv_heads * groups * size
+    shape = llama(
+        random.randint(3, 60),
+        hidden,
+        kv_heads * groups,
+        kv_heads,
+        ffn=random.randint(2 * hidden, 4 * hidden),
+        vocabulary=random.randint(900, 140_000),
+    )
+    return shape.but(name=f"a Llama, L={shape.num_layers}, h={hidden}", **fields)
+
+
+def _in_between(random: Random) -> list[ModelConfig]:
+    odd_heads = _gpt(random).but(head_size=72)
+    return [
+        _gpt(random, tied_embeddings=False),
+        _gpt(random, biases="none", positions="rotary"),
+        _gpt(random, gated_mlp=True, ffn=1111),
+        odd_heads.but(num_kv_heads=odd_heads.num_heads // 2),
+        _llama(random, tied_embeddings=True),
+        _llama(random, biases="qkv"),
+        _llama(random, norm="layernorm", positions="learned"),
+    ]
+
+
+# ---- one generator of calls an exercise
+
+
+def _count_calls(random: Random) -> Iterable[Call]:
+    count = partial(Call, function="count_parameters")
+    for shape in (preset("GPT-2 124M"), preset("GPT-2 1.5B"), _gpt(random), _gpt(random)):
+        yield count("gpt", arguments={"config": shape})
+    for shape in (preset("Llama 3 8B"), preset("Llama 3 70B"), _llama(random), _llama(random)):
+        yield count("llama", arguments={"config": shape})
+    for shape in _in_between(random):
+        yield count("in-between", arguments={"config": shape})
+
+
+def _inference_calls(random: Random) -> Iterable[Call]:
+    for bits in (16, 8, 4):
+        num_params = random.randrange(10**9, 10**11)
+        overhead = random.choice([1.2, 1.0])
+        arguments = {"num_params": num_params, "bits": bits, "overhead": overhead}
+        yield Call("weights", "inference_bytes", arguments)
+    for shape in (preset("Llama 3 70B"), _llama(random), _gpt(random), _gpt(random, head_size=40)):
+        sizes = {"sequence": random.randint(100, 9000), "batch": random.randint(2, 9)}
+        bits = random.choice([16, 8])
+        yield Call("kv-cache", "kv_cache_bytes", {"config": shape, **sizes, "bits": bits})
+
+
+def _state_calls(random: Random) -> Iterable[Call]:
+    of = {
+        "adamw-mixed": ["adamw-mixed", "adamw-no-master", "adamw-fp32"],
+        "gradients": ["adamw-mixed-fp32-gradients", "adamw-mixed-both-gradients"],
+        "sgd": ["sgd-mixed", "sgd-momentum-mixed"],
+    }
+    for name, recipes in of.items():
+        for recipe in recipes:
+            arguments = {"num_params": random.randrange(10**6, 10**11), "recipe": recipe}
+            yield Call(name, "training_state_bytes", arguments)
+    unknown = {"num_params": 1000, "recipe": random.choice(["adamw", "lion-mixed", ""])}
+    yield Call("unknown-recipe", "training_state_bytes", unknown, may_raise=True)
+
+
+def _zero_calls(random: Random) -> Iterable[Call]:
+    def call(name: str, stage: int, ranks: int, largest: int) -> Call:
+        recipe = random.choice(["adamw-mixed", "adamw-mixed-fp32-gradients"])
+        arguments = {"num_params": random.randrange(10**9, 10**11) * 64, "recipe": recipe, "stage": stage}
+        return Call(name, "zero_state_bytes", {**arguments, "data_parallel": ranks, "largest_layer": largest})
+
+    for stage in (0, 1, 2, 3):
+        yield call("stages", stage, random.choice([4, 8, 64]), 0)
+    for stage in (0, 1, 2, 3):
+        yield call("working-set", stage, random.choice([2, 16]), random.randrange(10**6, 10**8))
+    for stage in (1, 2, 3):
+        yield call("one-rank", stage, 1, random.randrange(10**6, 10**8))
+
+
+def _activation_calls(random: Random) -> Iterable[Call]:
+    def call(name: str, **options: Any) -> Call:
+        config = _gpt(random).but(vocabulary=51_200)
+        ranks = options.pop("tensor_parallel", 1)
+        if ranks > 1:
+            config = config.but(
+                hidden=config.hidden * 8, num_heads=config.num_heads * 8, ffn=0, num_kv_heads=0
+            )
+            config = config.but(head_size=config.hidden // config.num_heads, ffn=4 * config.hidden)
+            options = {"tensor_parallel": ranks, **options}
+        sizes = {"sequence": random.randint(300, 4000), "micro_batch": random.randint(1, 6)}
+        return Call(name, "activation_bytes", {"config": config, **sizes, **options})
+
+    yield call("kept")
+    yield call("kept", recompute="none")
+    for ranks in (2, 8):
+        yield call("tensor-parallel", tensor_parallel=ranks)
+        yield call("tensor-parallel", tensor_parallel=ranks, recompute="selective")
+        yield call("sequence-parallel", tensor_parallel=ranks, sequence_parallel=True)
+    yield call("sequence-parallel", tensor_parallel=8, sequence_parallel=True, recompute="selective")
+    yield call("recompute", recompute="selective")
+    yield call("recompute", recompute="full")
+    yield call("recompute", recompute="full", tensor_parallel=4, sequence_parallel=True)
+    yield call("fused-attention", fused_attention=True)
+    yield call("fused-attention", fused_attention=True, recompute="selective")
+    yield call("fused-attention", fused_attention=True, recompute="full")
+    yield call("fused-attention", fused_attention=True, tensor_parallel=4)
+    wrong = call("wrong-argument", recompute=random.choice(["some", "half", ""]))
+    yield Call("wrong-argument", wrong.function, wrong.arguments, may_raise=True)
+
+
+def _flops_calls(random: Random) -> Iterable[Call]:
+    def call(name: str, config: ModelConfig, recompute: str = "none") -> Call:
+        sizes = {"sequence": random.randint(300, 9000), "batch": random.randint(2, 600)}
+        return Call(name, "train_step_flops", {"config": config, **sizes, "recompute": recompute})
+
+    yield call("gpt", _gpt(random))
+    yield call("gpt", gpt(96, 12_288, 96).but(name="a GPT, L=96, h=12288"))
+    yield call("llama", preset("Llama 3 8B"))
+    yield call("llama", _llama(random))
+    yield call("llama", _gpt(random, head_size=24))
+    for recompute in ("selective", "full"):
+        yield call("recompute", _gpt(random), recompute)
+        yield call("recompute", _llama(random), recompute)
+
+
+def _utilization_calls(random: Random) -> Iterable[Call]:
+    def call(name: str, config: ModelConfig, batch: int, seconds: float, gpus: int, gpu: str) -> Call:
+        arguments = {"config": config, "sequence": 2048, "batch": batch, "seconds": seconds, "num_gpus": gpus}
+        return Call(name, "model_flops_utilization", {**arguments, "gpu": GPUS[gpu]})
+
+    paper = gpt(96, 12_288, 96).but(name="Korthikanti 175B")
+    yield call("published", paper, 64, 13.75, 64, "A100 80 GB")
+    yield call("published", preset("Llama 3 8B"), 128, random.uniform(10, 20), 1, "H100 80 GB")
+    yield call("all-gpus", _gpt(random), 512, random.uniform(2, 9), random.choice([24, 256]), "H100 80 GB")
+    yield call("own-parts", _llama(random), 256, random.uniform(2, 9), 16, "H200 141 GB")
+
+
+def _fits_calls(random: Random) -> Iterable[Call]:
+    def call(name: str, shape: ModelConfig, gpu: str, sequence: int, recompute: str = "none") -> Call:
+        arguments: dict[str, Any] = {"config": shape, "sequence": sequence, "gpu_bytes": GPUS[gpu].memory}
+        return Call(
+            name, "largest_micro_batch", {**arguments, "recipe": "adamw-mixed", "recompute": recompute}
+        )
+
+    def small(vocabulary: int) -> ModelConfig:
+        layers = random.randint(10, 30)
+        return gpt(layers, 1024, 16, vocabulary).but(name=f"a GPT, L={layers}, h=1024, V={vocabulary:_}")
+
+    yield call("fits", small(2000), "A100 40 GB", random.randint(800, 2048))
+    yield call("fits", small(2000), "A100 80 GB", random.randint(800, 2048), "full")
+    yield call("fits", small(2000), "H200 141 GB", random.randint(800, 2048), "selective")
+    yield call("logits", small(256_000), "A100 80 GB", random.randint(800, 2048))
+    yield call("logits", small(128_000), "H100 80 GB", random.randint(800, 2048), "full")
+    yield call("nothing-fits", gpt(32, 4096, 32).but(name="a GPT, L=32, h=4096"), "A100 80 GB", 2048)
+    yield call("own-parts", small(50_000), "A100 64 GB (Leonardo)", random.randint(800, 2048), "selective")
+
+
+def _batch_calls(random: Random) -> Iterable[Call]:
+    for _ in range(3):
+        b, accumulation, d = random.randint(1, 8), random.randint(2, 40), random.choice([1, 3, 16, 512])
+        arguments = {"micro_batch": b, "accumulation": accumulation, "data_parallel": d}
+        yield Call("sequences", "global_batch_size", arguments)
+
+    def steps(name: str, tokens: int, sequence: int, b: int, d: int, **more: Any) -> Call:
+        arguments = {"tokens_per_step": tokens, "sequence": sequence, "micro_batch": b, "data_parallel": d}
+        return Call(name, "accumulation_steps", arguments, **more)
+
+    yield steps("accumulation", 2**22, 4096, 2, 128)
+    yield steps("accumulation", 2**22, 4096, 2, 512)
+    b, d, k, s = random.randint(1, 4), random.randint(2, 99), random.randint(2, 30), random.randint(500, 5000)
+    yield steps("accumulation", b * d * k * s, s, b, d)
+    yield steps("does-not-divide", 2**22, 4096, 2, 768, may_raise=True)
+    yield steps("does-not-divide", 4_000_000, 4096, 1, 1, may_raise=True)
+
+
+def _step_calls(random: Random) -> Iterable[Call]:
+    def call(name: str, tolerance: float, fused: bool) -> Call:
+        heads, layers, vocabulary = random.choice([4, 8]), random.randint(2, 6), random.randint(1500, 4000)
+        shape = gpt(layers, heads * 32, heads, vocabulary, 1024, dropout=0.0)
+        shape = shape.but(name=f"a GPT, L={layers}, h={shape.hidden}, V={vocabulary}, no dropout")
+        sizes = {"sequence": random.randint(200, 600), "micro_batch": random.randint(2, 5)}
+        options = {"element_bytes": random.choice([2, 4]), "fused_attention": fused}
+        return Call(name, "predict_step", {"config": shape, **sizes, **options}, tolerance)
+
+    for _ in range(2):
+        yield call("state", 0.01, True)
+        yield call("activations", 0.03, True)
+        yield call("scores", 0.03, False)
+
+
+def _step_cases(seed: int) -> list[Case]:
+    """Each call is evidence for one part of the prediction: the others are left out of what is compared."""
+    return [
+        _only(case, "state" if case.properties == ("state",) else "activations")
+        for case in _drawn(_step_calls, seed)
+    ]
+
+
+def _only(case: Case, part: str) -> Case:
+    calls = [{**call, "part": part} for call in case.params["calls"]]
+    values = [value[part] for value in case.expected["values"]]
+    return Case(**{**case.to_json(), "params": {"calls": calls}, "expected": {"values": values}})
+
+
+def _slide_cases(seed: int) -> list[Case]:
+    """The answers are the same each time, so they are kept as digests."""
+    of = {
+        "units": ["gib_of_700e9_bytes"],
+        "state": [
+            "gb_of_70b_adamw_mixed",
+            "optimizer_bytes_per_parameter_adamw",
+            "optimizer_bytes_per_parameter_sgd_momentum",
+            "gb_of_236b_adamw_mixed",
+        ],
+        "activations": ["full_recompute_bytes", "score_term_with_8_ranks"],
+        "rates": ["h100_dense_bf16_tflops", "sequences_of_4000_in_4_million_tokens"],
+    }
+    answers, cases = corrected_slides(), []
+    for name, questions in of.items():
+        calls = [
+            {**Call(name, "corrected_slides", {}).to_json(), "part": part, "told": part} for part in questions
+        ]
+        values = [{"digest": digest(part, answers[part])} for part in questions]
+        expected = {"values": values}
+        cases.append(Case(f"{name}{UNSEEN}", 1, {"calls": calls}, seed, (name,), expected=expected))
+    return cases
+
+
+def _drawn(calls: Callable[[Random], Iterable[Call]], seed: int) -> list[Case]:
+    return _cases(calls(Random(seed)), seed)
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "01.count-parameters": partial(_drawn, _count_calls),
+    "01.inference-bytes": partial(_drawn, _inference_calls),
+    "01.training-state-bytes": partial(_drawn, _state_calls),
+    "01.zero-state-bytes": partial(_drawn, _zero_calls),
+    "01.activation-bytes": partial(_drawn, _activation_calls),
+    "01.train-step-flops": partial(_drawn, _flops_calls),
+    "01.model-flops-utilization": partial(_drawn, _utilization_calls),
+    "01.largest-micro-batch": partial(_drawn, _fits_calls),
+    "01.global-batch-size": partial(_drawn, _batch_calls),
+    "01.slide-mistakes": _slide_cases,
+    "01.predict-step": _step_cases,
+}
+
+
+def recorded() -> dict[str, list[dict[str, Any]]]:
+    """The visible cases, as the file beside the lesson's checks holds them."""
+    return {
+        name: [case.to_json() | {"name": case.name.removesuffix(UNSEEN)} for case in draw(VISIBLE_SEED)]
+        for name, draw in CASES.items()
+    }
+
+
+def main() -> None:
+    """Write the visible cases."""
+    path = Path(labkit.checks.__path__[0]) / "lesson_01" / "visible.json"
+    path.write_text(json.dumps(recorded(), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

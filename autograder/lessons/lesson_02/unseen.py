@@ -1,0 +1,132 @@
+"""Unseen cases of lesson 02: other costs, sizes, cuts, devices, resident layers and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+from labkit.checks.exercise import Case
+from labkit.checks.lesson_02.layerwise import layerwise_case
+from labkit.checks.lesson_02.offloading import offload_case, wide_layers, with_buffers
+from labkit.checks.lesson_02.partitions import EVEN, model_costs, partition_case, partition_refusals
+from labkit.checks.lesson_02.remote_stages import stage_case
+from labkit.checks.lesson_02.small_layers import Specs
+from labkit.checks.lesson_02.step_timing import timing_case
+
+
+def _hidden(cases: list[Case]) -> list[Case]:
+    return [replace(case, name=f"unseen: {case.name}", hidden=True) for case in cases]
+
+
+def random_layers(draw: Random, count: int, counting_at: int | None = None) -> Specs:
+    """Dense layers of sizes that fit together, one of them followed by a running mean if asked."""
+    widths = [draw.randint(2, 9) for _ in range(count + 1)]
+    layers: Specs = [["dense", a, b] for a, b in pairwise(widths)]
+    if counting_at is not None:
+        layers.insert(counting_at + 1, ["counting", widths[counting_at + 1]])
+    return layers
+
+
+def _partition_cases(seed: int) -> list[Case]:
+    draw = Random(f"02/hidden/partition/{seed}")
+    random = [[[round(draw.uniform(0, 9), 2) for _ in range(draw.randint(6, 14))], k] for k in (2, 3, 5, 6)]
+    heavy = [[[*[1] * 9, 9], 3], [[9, *[1] * 9], 4], [[0, 5, 0, 5, 0, 5, 0], 3], [[7, 7, 7], 2]]
+    models = [[model_costs(draw, n), k] for n, k in ((9, 4), (18, 5), (34, 8))]
+    large = [[[round(draw.expovariate(0.3), 3) for _ in range(250)], 12]]
+    refused = [[[1, 2, 3], -2], [[2, 2, -7.5], 3]]
+    return _hidden(
+        [
+            partition_case("random", EVEN, random, seed),
+            partition_case("one heavy layer", EVEN, heavy, seed),
+            partition_case("models", EVEN, models, seed),
+            partition_case("250 layers", ("many-layers",), large, seed),
+            partition_case("few", ("few-layers",), [[[3], 3], [[], 2], [[1, 2, 3], 1], [[0, 4], 5]], seed),
+            partition_refusals("refused", refused, ["-2", "-7.5"], seed),
+        ]
+    )
+
+
+def _timing_cases(seed: int) -> list[Case]:
+    draw = Random(f"02/hidden/timing/{seed}")
+    return _hidden(
+        [
+            timing_case("three", "device-time", [20, draw.randint(45, 60), 30], seed),
+            timing_case("slow start", "first-step", [30, 40], seed, first_ms=draw.randint(200, 300)),
+            timing_case("queue", "earlier-work", [50], seed, earlier_ms=draw.randint(250, 300)),
+        ]
+    )
+
+
+def _layerwise_cases(seed: int) -> list[Case]:
+    draw = Random(f"02/hidden/layerwise/{seed}")
+    layers, buffered = random_layers(draw, 7), random_layers(draw, 6, counting_at=draw.randint(0, 4))
+    cuts = sorted(draw.sample(range(1, 7), 3))
+    four = [sum(index >= cut for cut in cuts) for index in range(7)]
+    lead = [draw.randint(1, 3), draw.randint(2, 4)]
+    width = draw.randint(3, 7)
+    tied: Specs = [["dense", width, 5], ["dense", 5, 5], ["tied", 0], ["dense", width, 4], ["tied", 3]]
+    return _hidden(
+        [
+            layerwise_case("four", "values", layers, four, lead, seed),
+            layerwise_case("back again", "values", layers, [1, 1, 0, 2, 2, 1, 1], [4], seed),
+            layerwise_case("float32", "values", layers, four, [5], seed, dtype="float32"),
+            layerwise_case("running mean", "buffers", with_buffers(buffered), four, lead, seed),
+            layerwise_case("two ties", "tied", tied, [0, 1, 1, 2, 3], [3], seed),
+            layerwise_case("ties at home", "tied", tied, [1, 1, 1, 0, 0], [3], seed),
+            layerwise_case("earlier", "optimizer-before", random_layers(draw, 5), [0, 1, 1, 2, 2], [3], seed),
+            layerwise_case("too many", "refusal", layers[:3], [0, 1, 1, 0], [3], seed, names=["3", "4"]),
+        ]
+    )
+
+
+def _offload_cases(seed: int) -> list[Case]:
+    draw = Random(f"02/hidden/offload/{seed}")
+    layers = random_layers(draw, 7)
+    width, count = draw.choice([56, 72]), draw.randint(6, 8)
+    lead = [draw.randint(1, 3), draw.randint(2, 4)]
+    wide = wide_layers(width, count)
+    return _hidden(
+        [
+            offload_case("some", "values", layers, draw.randint(1, 5), lead, seed),
+            offload_case("float32", "values", layers, 3, [4], seed, dtype="float32"),
+            offload_case("memory", "watched", wide, draw.randint(1, 3), [1], seed),
+            offload_case("memory, none", "watched", wide, 0, [1], seed),
+            offload_case("late", "late", layers, draw.randint(0, 4), lead, seed),
+            offload_case("buffers", "buffers", with_buffers(layers), draw.randint(0, 5), lead, seed),
+            offload_case("none", "extreme", layers, 0, lead, seed),
+            offload_case("all", "extreme", layers, 7, lead, seed),
+            offload_case("one of one", "extreme", layers[:1], 0, lead, seed),
+            offload_case("too many", "refusal", layers, 8, [3], seed, names=["8", "7"]),
+            offload_case("negative", "refusal", layers, -3, [3], seed, names=["-3"]),
+        ]
+    )
+
+
+def _stage_cases(seed: int) -> list[Case]:
+    draw = Random(f"02/hidden/stages/{seed}")
+    layers = random_layers(draw, 6)
+    lead = [draw.randint(1, 3), draw.randint(2, 4)]
+    two, three = [0, draw.randint(1, 5), 6], [0, *sorted(draw.sample(range(1, 6), 2)), 6]
+    crossed = [[0, 2], [1, 3]]
+    return _hidden(
+        [
+            stage_case("three", "values", 3, layers, three, lead, seed),
+            stage_case("two", "values", 2, layers, two, [5], seed, dtype="float32"),
+            stage_case("shapes", "shapes", 2, layers, two, lead, seed),
+            stage_case("shapes, three", "shapes", 3, layers, three, [2], seed),
+            stage_case("inference", "no-grad", 3, layers, three, lead, seed),
+            stage_case("crossed", "subgroup", 4, layers, two, lead, seed, groups=crossed),
+            stage_case("alone", "values", 1, layers, [0, 6], lead, seed),
+        ]
+    )
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "02.partition-layers": _partition_cases,
+    "02.step-seconds": _timing_cases,
+    "02.layerwise-model": _layerwise_cases,
+    "02.offloaded-model": _offload_cases,
+    "02.remote-stage": _stage_cases,
+}

@@ -1,0 +1,136 @@
+"""Unseen cases of lesson 04: other sizes, other schedules, and orders of actions drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from labkit.checks.exercise import Case
+from labkit.checks.lesson_04 import PLAYED, refusing_case, schedule_case, split_case
+from labkit.checks.lesson_04.executor import bad_lists_case, gpipe, one_f_one_b, run_case
+from labkit.checks.lesson_04.formulas import Setting, formula_case
+from labkit.checks.lesson_04.lists import (
+    lists_by_choice,
+    one_at_a_time,
+    random_lists,
+)
+
+
+def _unseen(case: Case) -> Case:
+    return Case(**{**case.to_json(), "name": f"unseen: {case.name}"})
+
+
+def _split(seed: int) -> list[Case]:
+    draw = Random(f"04/split/{seed}")
+    shapes = []
+    for rest in ([], [3], [2, 5], [1], [4, 2]):
+        m = draw.randint(2, 9)
+        shapes.append([m, m * draw.randint(1, 4) + draw.randint(0, m - 1), *rest])
+    samples = draw.randint(2, 9)
+    return [
+        split_case("unseen shapes", seed, shapes, refused=[[samples + draw.randint(1, 3), samples], [-1, 3]])
+    ]
+
+
+def _sizes(draw: Random) -> list[list[int]]:
+    sizes = [[p, draw.randint(p + 1, 4 * p)] for p in (2, 5, draw.randint(6, 8))]
+    return [*sizes, [p := draw.randint(4, 7), draw.randint(1, p - 1)], [p, p], [1, 1]]
+
+
+def _schedule(seed: int) -> list[Case]:
+    return [schedule_case("unseen sizes", seed, _sizes(Random(f"04/schedule/{seed}")))]
+
+
+def _interleaved(seed: int) -> list[Case]:
+    draw = Random(f"04/interleaved/{seed}")
+    sizes = [[p, p * draw.randint(1, 4), draw.randint(2, 4)] for p in (2, 3, draw.randint(4, 6))]
+    p = draw.randint(3, 6)
+    played = Case("unseen sizes", 1, {"sizes": sizes}, seed, properties=PLAYED)
+    own = Case("unseen: your own in_turn", 1, {"sizes": sizes[:1]}, seed, ("own-parts",), own_parts=True)
+    return [played, refusing_case("unseen: a remainder", seed, [[p, p * 2 + draw.randint(1, p - 1), 2]]), own]
+
+
+def _bubble(seed: int) -> list[Case]:
+    draw = Random(f"04/bubble/{seed}")
+    p, v = draw.randint(2, 16), draw.randint(2, 6)
+    settings: list[Setting] = [
+        ("gpipe", p, draw.randint(1, 64), 1),
+        ("1f1b", p, draw.randint(1, 64), 1),
+        ("interleaved", p, p * draw.randint(1, 8), v),
+        ("gpipe", 1, draw.randint(1, 9), 1),
+    ]
+    fewest: list[Any] = [
+        ["1f1b", p, 1],
+        ["gpipe", draw.randint(2, 9), 1],
+        ["interleaved", p, v],
+        ["1f1b", 1, 1],
+    ]
+    return [formula_case("unseen sizes", seed, settings, fewest=fewest)]
+
+
+def _peak(seed: int) -> list[Case]:
+    draw = Random(f"04/peak/{seed}")
+    p, v = draw.randint(3, 9), draw.randint(2, 5)
+    settings: list[Setting] = [
+        ("gpipe", p, p + draw.randint(1, 20), 1),
+        ("1f1b", p, p + draw.randint(1, 20), 1),
+        ("1f1b", p, draw.randint(1, p - 1), 1),
+        ("interleaved", p, 4 * p, v),
+        ("interleaved", p, p, v),
+        ("gpipe", p, 1, 1),
+    ]
+    return [formula_case("unseen sizes", seed, settings)]
+
+
+def _widths(draw: Random, num_stages: int) -> list[list[int]]:
+    """One to three layers a stage, of 2 to 8 wide; what leaves a stage enters the next."""
+    widths = []
+    enters = draw.randint(2, 8)
+    for _ in range(num_stages):
+        own = [enters, *(draw.randint(2, 8) for _ in range(draw.randint(1, 3)))]
+        widths.append(own)
+        enters = own[-1]
+    return widths
+
+
+def _run(seed: int) -> list[Case]:
+    draw = Random(f"04/run/{seed}")
+
+    def case(kind: str, lists: list[list[Any]], stages: int, sizes: list[int], told: str = "") -> Case:
+        widths = _widths(draw, stages)
+        params: dict[str, Any] = {"schedule": told or kind}
+        if kind.startswith("tied"):
+            widths[-1][-1] = widths[0][0]
+            params["vocabulary"] = draw.randint(5, 12)
+        return _unseen(run_case(kind, seed, lists, widths, sizes, **params))
+
+    m, b, again = draw.choice((5, 6, 7)), draw.randint(1, 3), draw.randint(0, 10**6)
+    uneven = [draw.randint(1, 3), draw.randint(4, 6), draw.randint(1, 3), draw.randint(4, 6)]
+    naive = lists_by_choice(2, 2, 5, one_at_a_time)
+    cases = [
+        case("gpipe", gpipe(3, m), 3, [b] * m),
+        case("naive", naive, 2, [b] * 5),
+        case("train", gpipe(3, 4), 3, [b] * 4),
+        case("in-flight", one_f_one_b(3, m), 3, [1] * m, "1F1B"),
+        case("any-schedule", random_lists(3, 6, 3, again), 6, [b] * 3, "a random order"),
+        case("any-schedule", random_lists(2, 4, 5, again), 4, [1] * 5, "a random order"),
+        case("unequal", gpipe(3, 4), 3, uneven),
+        case("few", gpipe(3, 2), 3, [2, 2]),
+        case("tied", gpipe(2, 4), 2, [2] * 4),
+        case("tied-train", gpipe(3, 4), 3, [2] * 4),
+        case("ready", random_lists(1, 3, 3, again), 3, [2] * 3, "a random order"),
+        case("one-rank", random_lists(1, 3, 4, again), 3, uneven, "a random order"),
+    ]
+    return [*cases, _unseen(bad_lists_case(seed))]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "04.split-micro-batches": _split,
+    "04.gpipe-schedule": _schedule,
+    "04.one-f-one-b-schedule": _schedule,
+    "04.interleaved-schedule": _interleaved,
+    "04.bubble-fraction": _bubble,
+    "04.peak-in-flight": _peak,
+    "04.run-schedule": _run,
+}

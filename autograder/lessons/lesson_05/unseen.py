@@ -1,0 +1,83 @@
+"""Unseen cases of lesson 05: other functions, sizes and chains, and the formulas' answers worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from labkit.checks.exercise import Case
+from labkit.checks.lesson_05 import VALUES, best_row, chain_case, checkpoint_case, memory_row
+from labkit.checks.shared.formula import values_case
+
+
+def _checkpoint_cases(seed: int) -> list[Case]:
+    draw = Random(f"05/checkpoint/{seed}")
+    sizes = {"rows": draw.randint(2, 9), "width": draw.randint(2, 9), "inner": draw.randint(3, 11)}
+    large = {"rows": 64, "width": 24, "inner": 256}
+    return [
+        checkpoint_case("unseen: an MLP", "mlp", seed, VALUES, **sizes),
+        checkpoint_case("unseen: measured", "mlp", seed, ("forward-counts", "saved-bytes"), **large),
+        checkpoint_case("unseen: dropout", "dropout", seed, ("random-state",), **sizes),
+        checkpoint_case("unseen: autocast", "autocast", seed, ("autocast",), rows=12, width=16, inner=20),
+        checkpoint_case("unseen: data", "mlp", seed, ("no-input-gradient",), input_grad=False, **sizes),
+        checkpoint_case(
+            "unseen: the other result", "several", seed, ("several-arguments",), result=1, **sizes
+        ),
+        checkpoint_case("unseen: nested", "nested", seed, ("nested",), **sizes),
+        checkpoint_case("unseen: averages", "batchnorm", seed, ("buffers-once",), **sizes),
+        checkpoint_case("unseen: an error", "raises", seed, ("state-after-error",), **sizes),
+        checkpoint_case("unseen: four ranks", "all-reduce", seed, ("on-ranks",), ranks=4, **sizes),
+    ]
+
+
+def _chain_cases(seed: int) -> list[Case]:
+    draw = Random(f"05/chain/{seed}")
+    layers = draw.randint(9, 17)
+    segments = next(k for k in (5, 4, 7) if layers % k)
+    return [
+        chain_case("unseen: uneven", "values", 1, layers, segments, seed, rows=4, width=3, inner=8),
+        chain_case("unseen: two", "values", 1, 3, 2, seed, rows=2, width=6, inner=3),
+        chain_case("unseen: one layer", "values", 1, 1, 1, seed),
+        chain_case("unseen: measured", "bytes", 1, 12, 4, seed, rows=64, width=24, inner=80),
+        chain_case("unseen: refused", "refused", 1, 6, 0, seed),
+        chain_case("unseen: own", "own-parts", 1, 5, 2, seed),
+    ]
+
+
+def even_lengths(layers: int, segments: int) -> list[int]:
+    """Lengths of nearly even segments, longer ones first."""
+    return [layers // segments + (i < layers % segments) for i in range(segments)]
+
+
+def peak_bytes(lengths: Sequence[int], boundary: int, layer: int) -> int:
+    """The most a chain holds in backward: the boundaries before a segment, and the segment."""
+    return max(before * boundary + length * layer for before, length in enumerate(lengths))
+
+
+def _memory_cases(seed: int) -> list[Case]:
+    draw = Random(f"05/memory/{seed}")
+    rows = []
+    for _ in range(8):
+        lengths = [draw.randint(1, 9) for _ in range(draw.randint(1, 7))]
+        boundary = draw.randint(1, 5000)
+        layer = boundary * draw.randint(1, 40)
+        rows.append(memory_row(lengths, boundary, layer, peak_bytes(lengths, boundary, layer)))
+    return [values_case("peak", rows, seed, ", unseen")]
+
+
+def _best_cases(seed: int) -> list[Case]:
+    draw = Random(f"05/best/{seed}")
+    rows = []
+    for _ in range(10):
+        layers, boundary, layer = draw.randint(1, 96), draw.randint(1, 300), draw.randint(1, 3000)
+        peaks = {k: peak_bytes(even_lengths(layers, k), boundary, layer) for k in range(1, layers + 1)}
+        rows.append(best_row(layers, boundary, layer, min(peaks, key=lambda k: (peaks[k], k))))
+    return [values_case("least-peak", rows, seed, ", unseen")]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "05.checkpoint": _checkpoint_cases,
+    "05.checkpoint-sequential": _chain_cases,
+    "05.saved-activation-bytes": _memory_cases,
+    "05.best-segment-count": _best_cases,
+}

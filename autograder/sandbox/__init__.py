@@ -1,0 +1,1 @@
+"""Where students' code runs: confined, with data going in and data coming out."""

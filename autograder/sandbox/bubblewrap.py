@@ -1,0 +1,177 @@
+"""The sandbox where user namespaces work: bubblewrap.
+
+The program gets namespaces of its own of every kind, a uid that is nobody's, no capabilities. The only
+places that can be written are three small file systems in memory that vanish with it, whose sizes the
+kernel enforces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, ClassVar
+
+from autograder.sandbox.contents import Emptied, Link, Piece, Shown, contents, program
+from autograder.sandbox.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
+from autograder.sandbox.seccomp import uncounted_memory_refused
+from autograder.sandbox.usage import Traffic, Usage, in_use
+
+PACKAGE_TO_INSTALL = "bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
+
+
+def find(limits: Limits) -> Bubblewrap:
+    """This machine's, tried out. NoSandbox says what is missing."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise NoSandbox(f"it is not here. Install {PACKAGE_TO_INSTALL}.")
+    if problem := _try_out(bwrap):
+        raise NoSandbox(
+            f"it is installed but cannot confine a program here: {problem}\n"
+            "  User namespaces must be allowed (sysctl user.max_user_namespaces, "
+            "kernel.unprivileged_userns_clone; in a container: not blocked by its seccomp profile)."
+        )
+    return Bubblewrap(bwrap=bwrap, limits=limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bubblewrap(Sandbox):
+    """bwrap: where the program is."""
+
+    name: ClassVar[str] = "bubblewrap"
+    bwrap: str
+
+    def start(self, requests: Path, hide: Sequence[str]) -> Started:
+        """See `Sandbox.start`. What bubblewrap itself says goes through a pipe of its own."""
+        words, refused = program(json.dumps(self.limits.inside())), uncounted_memory_refused()
+        with _pipe() as (reading, writing), _file(refused) as calls:
+            told = self.options(requests, hide, writing.fileno(), calls.fileno() if refused else None)
+            with _file("\0".join(told).encode()) as options:
+                # Through a file: the first process inside shows its command line to all others.
+                command = [self.bwrap, "--args", str(options.fileno()), "--", *words]
+                process = spawn(command, (writing.fileno(), calls.fileno(), options.fileno()), {})
+            writing.close()
+            info = _read_all(reading.fileno())
+        if not info:
+            process.wait(timeout=30)
+            said = process.stderr.read() if process.stderr else b""
+            raise CouldNotStart((said or b"bubblewrap said nothing").decode(errors="replace"))
+        return _Started(process, int(json.loads(info)["child-pid"]))
+
+    def options(
+        self, requests: Path, hide: Sequence[str], info_fd: int, calls_fd: int | None = None
+    ) -> list[str]:
+        """bubblewrap's options: `requests` is mounted at /in, what it started is reported on `info_fd`, and
+        a filter of the calls it may make is read from `calls_fd`.
+        """
+        return [
+            *(["--seccomp", str(calls_fd)] if calls_fd is not None else []),
+            *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
+            *("--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "lab"),
+            *("--clearenv", "--info-fd", str(info_fd)),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *_writable_mounts(self.limits),  # before the interpreter, which may itself be under /tmp
+            *(word for piece in contents(requests, hide) for word in _mount(piece)),
+            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"),
+        ]
+
+
+class _Started(Started):
+    def __init__(self, process: subprocess.Popen[bytes], first: int) -> None:
+        self.process, self._first = process, first
+        self._proc = Path(f"/proc/{first}")
+
+    @property
+    def pid(self) -> int:
+        return self._first
+
+    @property
+    def out(self) -> Path:
+        return self._proc / f"root{OUT}"
+
+    def usage(self) -> Usage:
+        inside = self._proc / "root/proc"
+        try:
+            used = in_use(inside / name for name in os.listdir(inside) if name.isdigit())
+            disk = os.statvfs(self.out)
+        except OSError:
+            return Usage()
+        return Usage(*used, files=disk.f_files - disk.f_ffree)
+
+    def traffic(self) -> Traffic | None:
+        try:
+            return Traffic.of(*((self._proc / "net" / name).read_text() for name in ("dev", "snmp")))
+        except OSError:
+            return None
+
+
+@cache
+def _try_out(bwrap: str) -> str:
+    """Why a confined program cannot be started here; empty when it can."""
+    command = [
+        bwrap,
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "true",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.strip() or f"exit status {done.returncode}"
+
+
+def _mount(piece: Piece) -> list[str]:
+    match piece:
+        case Shown(source, at):
+            return ["--ro-bind", source, at]
+        case Link(to, at):
+            return ["--symlink", to, at]
+        case Emptied(at):
+            return ["--tmpfs", at, "--remount-ro", at]
+
+
+def _writable_mounts(limits: Limits) -> list[str]:
+    sizes = {OUT: limits.answers, "/tmp": limits.scratch, "/dev/shm": limits.shared_memory}
+    return [word for path, size in sizes.items() for word in ("--size", str(size), "--tmpfs", path)]
+
+
+@contextlib.contextmanager
+def _file(content: bytes) -> Iterator[IO[bytes]]:
+    """An open file without a name, to be read from its beginning."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Both ends as files, which close once: a number closed twice may be another thread's file by then."""
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as one, open(writing, "wb", buffering=0) as other:
+        yield one, other
+
+
+def _read_all(descriptor: int) -> str:
+    """All that is written until the other side closes; bubblewrap closes at once."""
+    data = b""
+    while part := os.read(descriptor, 4096):
+        data += part
+        with contextlib.suppress(ValueError):
+            json.loads(data)
+            break
+    return data.decode()

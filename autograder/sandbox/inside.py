@@ -1,0 +1,153 @@
+"""The program that runs in the sandbox: takes a request a line, runs it on ranks, leaves answers under /out.
+
+It is mounted as a single file and imports nothing of the grader. Student code runs in processes forked from
+the launch engine, never in this one; after each request everything else in here is killed, so that nothing
+a student started is there for the next. Nothing this program says is evidence: the grader believes files,
+counters and its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PR_SET_DUMPABLE = 4
+FAILURE = "failure.json"
+AGENT_ENDED = "the process that looks after the ranks was ended"
+
+
+def run_on_rank(directory: str) -> None:
+    """What each rank of a job calls. The job's own files are in a folder of the request's."""
+    from labkit.checks.execute import run_rank
+
+    run_rank(str(Path(directory).parent))
+
+
+def main(requests: Path, out: Path, course: str, limits: dict[str, int]) -> None:
+    """Serve requests until the grader closes the pipe."""
+    sys.path.insert(0, course)
+    os.environ.update(HOME="/tmp", USER="student", LOGNAME="student", OMP_NUM_THREADS="1", TMPDIR="/tmp")
+    _limit(limits)
+    replies = _private_replies()
+    _import_what_ranks_need()
+    _say(replies, "ready")
+    for line in sys.stdin:
+        _refuse_to_be_traced()  # not sooner: until here the grader may look in, and nobody else is here
+        name = json.loads(line)["request"]
+        clear(out)  # the grader has taken what it wanted of the last request
+        shutil.copytree(requests / name, out / name)
+        failure = run_job(out / name)
+        if alone():
+            end_leftovers()
+        if failure:
+            with contextlib.suppress(OSError):
+                (out / name / FAILURE).write_text(json.dumps(failure))
+        _say(replies, name)
+
+
+def clear(folder: Path) -> None:
+    """Remove all that is in it, as far as that can be done: its size is limited."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError, RecursionError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+def run_job(directory: Path) -> dict[str, Any] | None:
+    """Run one request as a job of torch's elastic agent, in a forked process; how it failed, if it did."""
+    from labkit.checks.registry import module_of
+    from labkit.launch import standalone
+    from labkit.launch.engine.forkserver import import_for_ranks
+    from labkit.launch.failure.describe import failure_text
+    from labkit.launch.failure.errors import Diagnosis
+    from labkit.launch.handover.request import VERDICT
+    from labkit.launch.handover.reserved import read_reserved
+
+    about = json.loads((directory / "request.json").read_text())
+    import_for_ranks([module_of(about["exercise"])])
+    job = directory / "job"
+    job.mkdir()
+    answer = standalone.run(job, "inside:run_on_rank", about["ranks"], about["timeout"], "gloo")
+    if answer["verdict"] == "finished":
+        return None
+    found = read_reserved(job / VERDICT)
+    if found is None:
+        return {"verdict": "error", "message": AGENT_ENDED}
+    diagnosis = Diagnosis.from_json({key: value for key, value in found.items() if key != "reason"})
+    return {"verdict": diagnosis.verdict, "message": failure_text(diagnosis, [])[:20000]}
+
+
+def end_leftovers() -> None:
+    """Kill every process that a request started and did not end."""
+    for _ in range(1000):
+        left = [
+            int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid())
+        ]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.003)
+    os._exit(3)  # something keeps coming back: the grader starts over with the next request
+
+
+def alone() -> bool:
+    """Whether this is a sandbox with processes of its own: only then may all others be killed."""
+    try:
+        return os.getppid() == 1 and Path("/proc/1/comm").read_text().strip() in ("bwrap", "appinit")
+    except OSError:
+        return False
+
+
+def _import_what_ranks_need() -> None:
+    """Import, and do nothing: a process that has computed with threads cannot be forked."""
+    import labkit.checks.execute  # noqa: F401
+    from labkit import processes
+    from labkit.launch.engine.forkserver import import_for_backward, warm_up
+
+    processes.adopt_orphans()
+    import_for_backward()
+    warm_up()
+
+
+def _refuse_to_be_traced() -> None:
+    """Neither this process nor its children can be traced, or have their memory written, by one another."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+
+
+def _limit(limits: dict[str, int]) -> None:
+    for name, most in limits.items():
+        which = getattr(resource, name)
+        _, hard = resource.getrlimit(which)
+        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (value, value))
+
+
+def _private_replies() -> int:
+    """The pipe to the grader, moved to a number that no child inherits; stdout becomes stderr."""
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    os.register_at_fork(after_in_child=lambda: os.close(replies))
+    return replies
+
+
+def _say(replies: int, text: str) -> None:
+    os.write(replies, json.dumps(text).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))

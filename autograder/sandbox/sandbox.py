@@ -1,0 +1,151 @@
+"""What a sandbox is: a way to start a program that can harm nothing, and to see from outside what it does.
+
+Two kinds confine: bubblewrap where user namespaces work, Apptainer where they do not. What is inside, with
+both: the interpreter and its packages, the system's libraries, `labkit`, and one read-only folder of
+requests. What is not: the course, the gradebook, this package, other submissions, the grader's environment,
+a home, a network.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from autograder.sandbox.usage import Traffic, Usage
+
+MIB = 2**20
+IN, OUT, COURSE, GRADER = "/in", "/out", "/course", "/grader"
+CHOICE = "LABKIT_SANDBOX"  # names the kind to use, where the first that works is not wanted
+
+
+class NoSandbox(RuntimeError):
+    """This machine cannot confine student code."""
+
+
+class CouldNotStart(RuntimeError):
+    """The sandbox did not come up: nothing a student did."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use, all its processes together unless said otherwise. Bytes, seconds, counts."""
+
+    memory: int = 6 * 2**30
+    address_space: int = 12 * 2**30  # of one process; torch alone reserves 1.5 GiB
+    processes: int = 200  # threads included
+    cpu_seconds: int = 300  # of one process
+    answers: int = 192 * MIB  # all that can be written under /out
+    scratch: int = 64 * MIB  # /tmp
+    shared_memory: int = 256 * MIB  # /dev/shm
+    files: int = 20_000  # how many can be created under /out
+    open_files: int = 1024
+    log: int = MIB // 4  # what is kept of one rank's output
+
+    def inside(self) -> dict[str, int]:
+        """The limits a process sets on itself before any student code is loaded, by their `resource`
+        names.
+        """
+        return {
+            "RLIMIT_AS": self.address_space,
+            "RLIMIT_CPU": self.cpu_seconds,
+            "RLIMIT_FSIZE": self.answers,
+            "RLIMIT_NOFILE": self.open_files,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_CORE": 0,
+        }
+
+
+class Started(ABC):
+    """A program in a sandbox, as it is seen from outside.
+
+    process: the child of ours to talk to; it ends when everything inside has.
+    """
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The first process inside."""
+
+    @property
+    @abstractmethod
+    def out(self) -> Path:
+        """Where /out can be read from outside. Everything below it is the student's: never follow a link
+        there.
+        """
+
+    def look_in(self) -> None:  # noqa: B027  (most kinds can look at any time)
+        """Called once, when the program is ready and before any student code runs."""
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """What is in use now; nothing when it has just ended."""
+
+    @abstractmethod
+    def traffic(self) -> Traffic | None:
+        """Bytes and packets its loopback has carried, counted by the kernel; None where nothing is."""
+
+    def end(self) -> None:
+        """End everything inside and wait until it is gone. Can be called again."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox(ABC):
+    """A way to start `inside.py` confined."""
+
+    name: ClassVar[str]
+    limits: Limits = field(default_factory=Limits)
+
+    @abstractmethod
+    def start(self, requests: Path, hide: Sequence[str]) -> Started:
+        """`inside.py`, with `requests` at /in, without the files and folders of labkit named in `hide`."""
+
+
+def find_sandbox(limits: Limits | None = None, kind: str = "") -> Sandbox:
+    """The sandbox of this machine: of that kind, or else of the one LABKIT_SANDBOX names, or else the first
+    that works. NoSandbox says what to install, or what stands in the way.
+    """
+    from autograder.sandbox import apptainer, bubblewrap
+
+    finders: dict[str, Callable[[Limits], Sandbox]] = {
+        "bubblewrap": bubblewrap.find,
+        "apptainer": apptainer.find,
+    }
+    wanted = kind or os.environ.get(CHOICE, "")
+    if wanted and wanted not in finders:
+        raise NoSandbox(f"{CHOICE}: expected {' or '.join(finders)}, found {wanted!r}")
+    obstacles = []
+    for name in [wanted] if wanted else finders:
+        try:
+            return finders[name](limits or Limits())
+        except NoSandbox as obstacle:
+            obstacles.append(f"- {name}: {obstacle}")
+    asked_for = f" ({wanted} was asked for)" if wanted else ""
+    raise NoSandbox("\n".join([
+        f"student code needs a sandbox and this machine has none{asked_for}.",
+        *obstacles,
+        "To try the grader without one, on code you trust, add --unsafe-no-sandbox: grades are marked.",
+    ]))  # fmt: skip
+
+
+def spawn(
+    command: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
+    """A child with three pipes, in a session of its own; its errors are read without waiting."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe,
+        pass_fds=pass_fds, env=environment, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    os.set_blocking(process.stderr.fileno(), False)
+    return process

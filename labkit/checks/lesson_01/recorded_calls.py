@@ -1,0 +1,126 @@
+"""Exercises whose answers are plain numbers: call the student's functions, compare with the judge's values.
+
+A case's params hold `calls`: which function, with which arguments, as evidence for which property. Its
+`expected` holds the values in the same order. Practice reads both from a file; grading draws new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from labkit.checks.exercise import JSON, Case, Finding, Inputs, RankAnswer
+from labkit.checks.forbidden import ForbiddenCall
+from labkit.checks.rank import Rank
+from labkit.checks.shared.plain_numbers import as_data, shown, wrong_number
+from labkit.theory.hardware import GPU
+from labkit.theory.models import ModelConfig
+
+ARGUMENT_TYPES = {"config": ModelConfig, "gpu": GPU}
+
+
+@cache
+def _recorded() -> dict[str, list[dict[str, JSON]]]:
+    path = Path(__file__).with_name("visible.json")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def recorded_cases(exercise_id: str) -> list[Case]:
+    """The visible cases of an exercise, with their values, from the file beside the lesson's checks."""
+    return [Case.from_json(case) for case in _recorded()[exercise_id]]
+
+
+def arguments_of(call: dict[str, JSON]) -> dict[str, Any]:
+    """A call's arguments as the student's function takes them."""
+    return {
+        name: ARGUMENT_TYPES[name](**value) if name in ARGUMENT_TYPES else value
+        for name, value in call["arguments"].items()
+    }
+
+
+def call_student(rank: Rank) -> None:
+    """Make every call of the case and report what each returned or raised."""
+    for index, call in enumerate(rank.params["calls"]):
+        function = getattr(rank.student, call["function"])
+        problem: Exception | None = None
+        try:
+            rank.fact(str(index), {"value": as_data(function(**arguments_of(call)))})
+        except (NotImplementedError, ForbiddenCall):
+            raise
+        except Exception as error:
+            problem = error
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            rank.fact(str(index), {"raised": kinds, "message": str(error)[:200]})
+        if problem is not None and not call["may_raise"]:
+            with rank.attempt(call["property"]):
+                raise problem
+
+
+def judge_values(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
+    """One finding a call."""
+    for answer in answers:
+        for index, (call, expected) in enumerate(
+            zip(case.params["calls"], case.expected["values"], strict=True)
+        ):
+            if call["property"] in answer.errors:
+                continue  # told already, with the student's own line
+            reply = answer.facts[str(index)]
+            wrong = _wrong_error(reply) if call["may_raise"] else _wrong_value(expected, reply["value"], call)
+            told = (
+                call["told"]
+                if wrong is None or case.hidden
+                else f"{call['told']} = {_expected_text(expected)}"
+            )
+            seen = "" if wrong is None else wrong
+            yield Finding(call["property"], wrong is None, told, seen)
+
+
+def _wrong_error(reply: JSON) -> str | None:
+    if "raised" not in reply:
+        return f"no error, but {shown(reply.get('value'))}"
+    if "ValueError" in reply["raised"]:
+        return None
+    return f"{reply['raised'][0]}: {reply['message']}"
+
+
+def _wrong_value(expected: JSON, seen: JSON, call: dict[str, JSON]) -> str | None:
+    """None when `seen` is the expected number, or a dict of the expected numbers.
+
+    A call with a `part` asks about that key of a dict alone.
+    """
+    part = call.get("part")
+    if part is not None:
+        if not isinstance(seen, dict) or part not in seen:
+            return f"{shown(seen)}, which has no {part!r}"
+        seen = seen[part]
+    if isinstance(expected, dict) and "digest" not in expected:
+        if not isinstance(seen, dict):
+            return f"{shown(seen)} instead of a dict with {', '.join(expected)}"
+        if set(seen) != set(expected):
+            return f"keys {', '.join(sorted(seen))} instead of {', '.join(sorted(expected))}"
+        problems = (
+            (part, wrong_number(expected[part], seen[part], call["tolerance"])) for part in sorted(expected)
+        )
+        return next((f"{part}: {problem}" for part, problem in problems if problem), None)
+    if isinstance(seen, dict):
+        return "a dict instead of a number"
+    if isinstance(expected, dict):
+        return None if digest(call["part"], seen) == expected["digest"] else f"{shown(seen)}, which is not it"
+    return wrong_number(expected, seen, call["tolerance"])
+
+
+def digest(question: str, value: float) -> str:
+    """A number to three digits, unreadable: for recorded answers that would otherwise be given away."""
+    return hashlib.sha256(f"{question}: {value:.3g}".encode()).hexdigest()[:16]
+
+
+def _expected_text(expected: JSON) -> str:
+    if expected is None:
+        return "ValueError"
+    if isinstance(expected, dict):
+        return "?" if "digest" in expected else ", ".join(f"{k} {shown(v)}" for k, v in expected.items())
+    return shown(expected)

@@ -1,0 +1,252 @@
+"""The exercise that runs schedules on real ranks: its cases, and the evidence each property needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from labkit.checks.exercise import Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.lesson_04.evidence import PipelineEvidence
+from labkit.checks.lesson_04.lists import (
+    backwards_first,
+    forwards_first,
+    lists_by_choice,
+    one_at_a_time,
+    random_lists,
+)
+from labkit.checks.lesson_04.model import draw_model
+from labkit.checks.lesson_04.runs import meet_bad_lists, train, use_executor, use_ready_hook
+from labkit.checks.rank import Rank
+
+Lists = list[list[Any]]
+PATIENCE = 40.0  # seconds: a deadlock is told much sooner, and a busy host must not cost points
+RUNS = {
+    "gpipe": (use_executor, ("loss", "gradients", "messages", "follows-the-list")),
+    "naive": (use_executor, ("follows-the-list",)),
+    "train": (train, ("trained-weights",)),
+    "in-flight": (use_executor, ("in-flight",)),
+    "any-schedule": (use_executor, ("any-schedule",)),
+    "unequal": (use_executor, ("unequal-micro-batches",)),
+    "few": (use_executor, ("few-micro-batches",)),
+    "tied": (use_executor, ("tied-embedding",)),
+    "tied-train": (train, ("tied-embedding",)),
+    "ready": (use_ready_hook, ("gradients-ready",)),
+    "one-rank": (use_executor, ("one-rank",)),
+    "bad": (meet_bad_lists, ("refuses-bad-lists",)),
+}
+"""Kind of case -> what is done on the ranks, and the properties it gives evidence for."""
+
+
+def run_case(
+    kind: str, seed: int, lists: Lists, widths: list[list[int]], sizes: list[int], **params: Any
+) -> Case:
+    """lists: the schedule, one list a rank. widths: of each stage's layers. sizes: of the micro-batches."""
+    told = f"{params.pop('schedule', kind)}, {len(widths)} stages, micro-batches of {sizes}"
+    plain = [[list(action) for action in actions] for actions in lists]
+    every = {"kind": kind, "lists": plain, "widths": widths, "sizes": sizes, **params}
+    return Case(f"{kind}: {told}", len(lists), every, seed, RUNS[kind][1], timeout=PATIENCE)
+
+
+TWO = [[5, 7], [7, 4, 3]]
+THREE = [[4, 6], [6, 5, 3], [3, 2]]
+FOUR = [[5, 4], [4, 6, 3], [3, 7], [7, 2, 4]]
+TOKENS = [[5, 6], [6, 4], [4, 3, 5]]  # the last width is the first's: the head is the embedding
+
+
+def gpipe(num_stages: int, num_micro_batches: int) -> Lists:
+    """One stage a rank; even sends that block come to an end."""
+    return lists_by_choice(num_stages, num_stages, num_micro_batches, forwards_first)
+
+
+def one_f_one_b(num_stages: int, num_micro_batches: int) -> Lists:
+    """One stage a rank; neighbours have messages for each other at the same time."""
+    return lists_by_choice(num_stages, num_stages, num_micro_batches, backwards_first(num_stages))
+
+
+def _run_cases(seed: int) -> list[Case]:
+    shared = [TOKENS[0], [6, 4, 5]]
+    return [
+        run_case("gpipe", seed, gpipe(2, 5), TWO, [2] * 5),
+        run_case("gpipe", seed, gpipe(4, 6), FOUR, [2] * 6),
+        run_case("naive", seed, lists_by_choice(3, 3, 4, one_at_a_time), THREE, [2] * 4),
+        run_case("train", seed, gpipe(2, 3), TWO, [2] * 3),
+        run_case("in-flight", seed, one_f_one_b(4, 7), FOUR, [1] * 7, schedule="1F1B"),
+        run_case("any-schedule", seed, one_f_one_b(3, 5), THREE, [2] * 5, schedule="1F1B"),
+        run_case("any-schedule", seed, random_lists(2, 4, 3, seed), FOUR, [2] * 3, schedule="a random order"),
+        run_case("unequal", seed, gpipe(2, 4), TWO, [3, 3, 2, 1]),
+        run_case("few", seed, gpipe(4, 2), FOUR, [3, 3]),
+        run_case("tied", seed, gpipe(3, 4), TOKENS, [3] * 4, vocabulary=9),
+        run_case("tied-train", seed, gpipe(2, 3), shared, [3] * 3, vocabulary=9),
+        run_case("ready", seed, gpipe(2, 3), TWO, [2] * 3),
+        run_case(
+            "ready", seed, lists_by_choice(1, 2, 3, forwards_first), TWO, [2] * 3, schedule="on one rank"
+        ),
+        run_case("one-rank", seed, lists_by_choice(1, 2, 3, forwards_first), TWO, [2] * 3),
+        bad_lists_case(seed),
+    ]
+
+
+def bad_lists_case(seed: int) -> Case:
+    """Four lists that cannot be run, on one rank that has both stages of a model, with two micro-batches."""
+    good: Lists = [
+        [kind, stage, i]
+        for i in range(2)
+        for kind, stages in (("forward", (0, 1)), ("backward", (1, 0)))
+        for stage in stages
+    ]
+    bad = {
+        "a micro-batch that does not exist": [*good, ["forward", 0, 7]],
+        "a stage that is not this rank's": [["forward", 5, 0], *good],
+        "a backward before its forward": [["backward", 1, 1], *good[:6], good[7]],
+        "a missing backward": good[:7],
+    }
+    names = {label: [n] for label, n in zip(bad, (7, 5, 1, 1), strict=True)}
+    params = {"kind": "bad", "lists": [good], "widths": TWO, "sizes": [2, 2], "bad": bad, "names": names}
+    return Case("bad lists, one rank", 1, params, seed, properties=("refuses-bad-lists",))
+
+
+def _run_on_rank(rank: Rank) -> None:
+    RUNS[rank.params["kind"]][0](rank)
+
+
+def _judge_run(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
+    evidence, kind = PipelineEvidence(case, inputs, answers), case.params["kind"]
+    (name, *_) = RUNS[kind][1]
+    match kind:
+        case "gpipe":
+            yield from evidence.losses("loss")
+            yield from evidence.tensors("gradients", "grad")
+            yield from evidence.messages("messages")
+            yield from evidence.order("follows-the-list")
+        case "naive":
+            yield from evidence.order(name)
+        case "train":
+            yield from evidence.tensors(name, "trained")
+        case "in-flight":
+            yield from evidence.in_flight(name)
+        case "any-schedule":
+            yield from evidence.order(name)
+            yield from evidence.tensors(name, "grad")
+        case "tied":
+            yield from evidence.tensors(name, "grad", only="embedding")
+            yield from evidence.tensors(name, "grad", only="head")
+        case "tied-train":
+            yield from evidence.tensors(name, "trained", only="embedding")
+            yield from evidence.tensors(name, "trained", only="head")
+        case "ready":
+            yield from evidence.readiness(name)
+            yield from evidence.tensors(name, "grad")
+        case "bad":
+            yield from evidence.refusals(name)
+        case _:
+            yield from evidence.losses(name)
+            yield from evidence.tensors(name, "grad")
+
+
+RUN = Exercise(
+    "04.run-schedule",
+    "Run a schedule on real ranks",
+    ("run_schedule", "train_step"),
+    (
+        Property(
+            "loss",
+            "numbers",
+            1,
+            "The last stage's rank returns the mean loss of the whole batch.",
+            "the micro-batches' losses are added up without their share of the batch",
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            4,
+            "Every parameter's gradient equals that of one backward of the whole batch.",
+            "the loss is not divided over micro-batches, or what was received does not require a gradient",
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            2,
+            "Two steps of plain SGD end with the reference's weights.",
+            "gradients of the last step are still there, or the optimizer steps before the last backward",
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "Each activation and each gradient crosses each boundary between ranks once.",
+            "shapes are sent too, or the gradient of the first stage's input is sent back",
+        ),
+        Property(
+            "follows-the-list",
+            "mechanism",
+            2,
+            "Each rank does the list's actions in the list's order.",
+            "the executor has a schedule of its own",
+        ),
+        Property(
+            "in-flight",
+            "mechanism",
+            2,
+            "After a micro-batch's backward nothing of it is kept; 1F1B holds p-r at stage r.",
+            "retain_graph=True, or all losses are kept and one backward is done at the end",
+        ),
+        Property(
+            "any-schedule",
+            "robustness",
+            3,
+            "Any order that a dry run accepts runs to its end: 1F1B, chunks, even a random one.",
+            "a send that waits for its receiver, or messages told apart by their order and not by a tag",
+        ),
+        Property(
+            "unequal-micro-batches",
+            "robustness",
+            2,
+            "Micro-batches of different sizes count by their samples.",
+            "the mean of the micro-batches' means is not the mean over the samples",
+        ),
+        Property(
+            "few-micro-batches",
+            "robustness",
+            1,
+            "Fewer micro-batches than stages work.",
+            "a warm-up of p micro-batches is taken for granted",
+        ),
+        Property(
+            "tied-embedding",
+            "robustness",
+            2,
+            "A weight that the first and the last stage share has the sum of both gradients on both.",
+            "each copy is updated with its own half: the copies drift apart",
+        ),
+        Property(
+            "gradients-ready",
+            "robustness",
+            1,
+            "gradients_ready is called once a stage, right after its last backward.",
+            "called after the first backward (what comes later is not averaged), or only at the very end",
+        ),
+        Property(
+            "one-rank",
+            "robustness",
+            1,
+            "Two stages on one rank need no messages and work.",
+            "a rank cannot send to itself",
+        ),
+        Property(
+            "refuses-bad-lists",
+            "robustness",
+            1,
+            "A list that cannot be run is a ValueError that names the action.",
+            "a KeyError of the executor's own bookkeeping tells the reader nothing",
+        ),
+    ),
+    _run_cases,
+    draw_model,
+    _run_on_rank,
+    _judge_run,
+    forbids=(
+        "torch.distributed.pipelining.PipelineStage",
+        "torch.distributed.pipelining.ScheduleGPipe",
+        "torch.distributed.pipelining.Schedule1F1B",
+    ),
+)

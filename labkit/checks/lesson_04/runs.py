@@ -1,0 +1,185 @@
+"""Runs the student's executor on a rank, and watches the stages meanwhile: rank side of 04.run-schedule."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labkit.checks.exercise import JSON
+from labkit.checks.lesson_04.model import (
+    DTYPE,
+    LEARNING_RATE,
+    STEPS,
+    Stage,
+    build_stages,
+    input_width,
+    loss_fn,
+    micro_batches,
+    named_parameters,
+)
+from labkit.checks.rank import Rank
+from labkit.pipeline import PipelinePart, TiedWeight
+from labkit.theory.schedule import Action
+
+
+class Saved:
+    """A tensor that autograd keeps for a backward; how long this object lives is how long it is kept."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class Watch:
+    """What happens in this rank's stages, in order, and how many forwards are kept for their backward."""
+
+    def __init__(self) -> None:
+        self.log: list[list[JSON]] = []  # [kind, stage, which of the stage's forwards]
+        self.peak = 0
+        self._alive: dict[tuple[int, int], int] = {}
+
+    def keep(self, key: tuple[int, int], tensor: Tensor) -> Saved:
+        """Called by autograd for each tensor it saves."""
+        saved = Saved(tensor.detach())
+        self._alive[key] = self._alive.get(key, 0) + 1
+        self.peak = max(self.peak, len(self._alive))
+        weakref.finalize(saved, self._gone, key)
+        return saved
+
+    def _gone(self, key: tuple[int, int]) -> None:
+        self._alive[key] -= 1
+        if not self._alive[key]:
+            del self._alive[key]
+
+
+class WatchedStage(nn.Module):
+    """A stage that tells a Watch about its forwards, its backwards, and what they keep."""
+
+    def __init__(self, stage: Stage, number: int, watch: Watch) -> None:
+        super().__init__()
+        self.stage, self.number, self.watch, self.forwards = stage, number, watch, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        which, self.forwards = self.forwards, self.forwards + 1
+        self.watch.log.append(["forward", self.number, which])
+        keep = partial(self.watch.keep, (self.number, which))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.tensor):
+            out = self.stage(x)
+        if out.requires_grad:
+            out.register_hook(lambda grad: self.watch.log.append(["backward", self.number, which]))
+        return out
+
+
+def nobody(stage: int) -> None:
+    """Nobody waits for single stages' gradients."""
+
+
+def actions_of(rank: Rank) -> list[Action]:
+    """This rank's list of the case's schedule."""
+    return [Action(*action) for action in rank.params["lists"][rank.rank]]
+
+
+def use_executor(rank: Rank) -> None:
+    """Run one batch and report everything.
+
+    Answers: loss0, grad.NAME. Facts: log, peak. Recording: messages.
+    """
+    stages, watch = own_stages(rank), Watch()
+    part = make_part(rank, stages, 0, watch)
+    with rank.recording("messages"):
+        loss = rank.student.run_schedule(part, actions_of(rank), rank.group)
+    rank.answer("loss0", as_answer(loss))
+    for name, parameter in named_parameters(stages):
+        rank.answer(f"grad.{name}", parameter.grad)
+    rank.fact("log", watch.log)
+    rank.fact("peak", watch.peak)
+
+
+def train(rank: Rank) -> None:
+    """Two steps of the student's `train_step` on two batches. Answers: loss0, loss1, trained.NAME."""
+    stages = own_stages(rank)
+    parameters = list(dict.fromkeys(p for _, p in named_parameters(stages)))
+    optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    for step in range(STEPS):
+        part = make_part(rank, stages, step, Watch())
+        loss = rank.student.train_step(part, actions_of(rank), optimizer, rank.group)
+        rank.answer(f"loss{step}", as_answer(loss))
+    for name, parameter in named_parameters(stages):
+        rank.answer(f"trained.{name}", parameter)
+
+
+def use_ready_hook(rank: Rank) -> None:
+    """Note when each stage's gradients are said to be ready, and what they are then. Facts: log."""
+    stages, watch = own_stages(rank), Watch()
+
+    def ready(stage: int) -> None:
+        watch.log.append(["ready", stage, 0])
+        for name, parameter in named_parameters({stage: stages[stage]}):
+            rank.answer(f"grad.{name}", parameter.grad)
+
+    part = make_part(rank, stages, 0, watch, ready)
+    rank.student.run_schedule(part, actions_of(rank), rank.group)
+    rank.fact("log", watch.log)
+
+
+def meet_bad_lists(rank: Rank) -> None:
+    """Lists that cannot be run, on a rank that has all stages. Facts: one a list, what was raised."""
+    for name, actions in rank.params["bad"].items():
+        part = make_part(rank, own_stages(rank), 0, Watch())
+        with rank.expect_error(name):
+            rank.student.run_schedule(part, [Action(*a) for a in actions], rank.group)
+
+
+def own_stages(rank: Rank) -> dict[int, Stage]:
+    """Fresh stages of this rank."""
+    numbers = range(rank.rank, len(rank.params["widths"]), rank.world_size)
+    return build_stages(rank.case, rank.inputs, numbers)
+
+
+def make_part(
+    rank: Rank, stages: dict[int, Stage], step: int, watch: Watch, ready: Callable[[int], None] = nobody
+) -> PipelinePart:
+    """What the student's executor is handed. Inputs are there on the first stage's rank only, targets on the
+    last's; elsewhere there are tensors of NaN (or token 0) of the right shape.
+    """
+    last = len(rank.params["widths"]) - 1
+    batches = [
+        (x if 0 in stages else _blank(x), y if last in stages else _blank(y))
+        for x, y in micro_batches(rank.case, rank.inputs, step)
+    ]
+    sizes: Sequence[int] = rank.params["sizes"]
+    return PipelinePart(
+        stages={number: WatchedStage(stage, number, watch) for number, stage in stages.items()},
+        num_stages=last + 1,
+        micro_batches=batches,
+        loss_fn=partial(loss_fn, rank.case),
+        empty_input=lambda stage, i: torch.empty(sizes[i], input_width(rank.case, stage), dtype=DTYPE),
+        tied=_tied(rank, stages),
+        gradients_ready=ready,
+    )
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, float("nan") if tensor.is_floating_point() else 0)
+
+
+def _tied(rank: Rank, stages: dict[int, Stage]) -> TiedWeight | None:
+    """The shared embedding's copy on this rank. Every rank makes the group, as torch asks."""
+    last = len(rank.params["widths"]) - 1
+    ends = sorted({0, last % rank.world_size})
+    if "vocabulary" not in rank.params or len(ends) == 1:
+        return None
+    group = dist.new_group([dist.get_global_rank(rank.group, end) for end in ends])
+    copies = [p for s in stages.values() for p in (s.embedding, s.head) if p is not None]
+    return TiedWeight(copies[0], group) if copies else None
+
+
+def as_answer(loss: object) -> Tensor | None:
+    """A loss as a tensor, whether it came as a tensor or a number."""
+    if loss is None or isinstance(loss, Tensor):
+        return loss
+    return torch.tensor(loss, dtype=DTYPE)

@@ -1,0 +1,1 @@
+"""Collects a student's code: cells, definitions, and what they need."""

@@ -1,0 +1,109 @@
+"""Finds a student's code cells: in a saved notebook, in the running kernel, or in a module's file."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from labkit.checks import registry
+from labkit.checks.exercise import Exercise
+from labkit.checks.source.submission import Cell, Submission, collect
+
+LARGEST_NOTEBOOK = 64 * 2**20  # bytes
+MOST_CELLS = 5000
+
+
+class BadNotebook(Exception):
+    """The file cannot be read as a notebook; the message says what is wrong with it."""
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """The code cells of a notebook file, in order. BadNotebook says why it cannot be read."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file() or size > LARGEST_NOTEBOOK:
+            raise BadNotebook(
+                f"{path.name}: expected a file of at most {LARGEST_NOTEBOOK} bytes, found {size}"
+            )
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadNotebook(f"{path.name} cannot be opened: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadNotebook(f"{path.name} is not a notebook: its JSON cannot be read ({error})") from None
+    return cells_of(data, path.name)
+
+
+def cells_of(notebook: Any, name: str = "the notebook") -> list[Cell]:
+    """The code cells of a notebook's JSON. A cell that is not one is skipped; nothing else in it is
+    trusted.
+    """
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or len(cells) > MOST_CELLS:
+        raise BadNotebook(f"{name} is not a notebook: expected a list of at most {MOST_CELLS} cells")
+    code = [(i, c) for i, c in enumerate(cells, 1) if isinstance(c, dict) and c.get("cell_type") == "code"]
+    return [
+        Cell(f"cell {i}", _text(cell.get("source")), _named_exercise(cell.get("metadata")))
+        for i, cell in code
+    ]
+
+
+def cells_of_history(inputs: list[str]) -> list[Cell]:
+    """The cells a kernel has executed, as IPython keeps them in `In`."""
+    return [Cell(f"cell In [{i}]", source) for i, source in enumerate(inputs) if source.strip()]
+
+
+def live_cells(made: object) -> list[Cell]:
+    """The source around an object the caller defined: the kernel's history in a notebook, otherwise its
+    file.
+    """
+    shell = _shell()
+    if shell is not None and getattr(made, "__module__", "__main__") == "__main__":
+        return cells_of_history(list(shell.user_ns.get("In", [])))
+    path = inspect.getsourcefile(made)  # type: ignore[arg-type]
+    if path is None:
+        raise BadNotebook(
+            f"the source of {made!r} is not to be found; pass a class or function defined in a cell"
+        )
+    return [Cell(Path(path).name, Path(path).read_text(encoding="utf-8"))]
+
+
+def collect_exercise(cells: list[Cell], exercise: Exercise) -> Submission:
+    """What the cells hold for one exercise, with the student's own versions of earlier exercises."""
+    return collect(cells, exercise.id, exercise.names, earlier_names(exercise))
+
+
+def earlier_names(exercise: Exercise) -> list[str]:
+    """What the exercises define that this one builds on."""
+    return [name for earlier in exercise.builds_on for name in registry.exercise(earlier).names]
+
+
+def grade_id(exercise_id: str, property_name: str = "") -> str:
+    """The nbgrader id of an exercise's solution cell, or of the graded cell of one of its properties."""
+    parts = [exercise_id, property_name] if property_name else [exercise_id]
+    return "__".join(re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in parts)
+
+
+def _named_exercise(metadata: object) -> str | None:
+    """The exercise id in a solution cell's metadata: `06_row-parallel-linear` names
+    `06.row-parallel-linear`.
+    """
+    nbgrader = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    name = nbgrader.get("grade_id") if isinstance(nbgrader, dict) and nbgrader.get("solution") else None
+    match = re.fullmatch(r"(\d\d)_([a-z0-9-]+)", name) if isinstance(name, str) else None
+    return f"{match[1]}.{match[2]}" if match else None
+
+
+def _text(source: object) -> str:
+    parts = source if isinstance(source, list) else [source]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    find: Callable[[], Any] = get_ipython
+    return find()

@@ -1,0 +1,1 @@
+"""What serves JupyterLab: the lab itself, its proxy, TensorBoard and the exchange."""

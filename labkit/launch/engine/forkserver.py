@@ -1,0 +1,233 @@
+"""The warm process that jobs are forked from. It imports torch, and then only forks, watches and cleans up.
+
+Started by `client.EngineProcess` with one end of a socket pair. Messages, one JSON object each:
+    to the engine    {"do": "run" | "kill", "job": NAME}       NAME is a directory inside the engine's
+    directory from the engine  {"event": "ready"} | {"event": "ended", "job": NAME, "code": exit code, or
+    minus the signal}
+It leaves when its notebook does: when the socket closes, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit import processes
+from labkit.launch.engine.gpu_lock import GpuLocks, device_names
+from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.handover.request import VERDICT, Request
+from labkit.launch.handover.reserved import write_reserved
+
+MESSAGE_BYTES = 65536
+_IDLE = 1000  # milliseconds without work after which there is time for more imports
+_FOR_BACKWARD = "torch.fx.experimental.symbolic_shapes"
+_FOR_THE_ENGINE = ("GLIBC_TUNABLES", "PYTHONMALLOC", "PYTHONUNBUFFERED")  # not for what ranks start
+
+
+@dataclass(frozen=True)
+class _Running:
+    job: str
+    gpus: list[str]
+
+
+class Engine:
+    """Serves one notebook. Single-threaded, and never computes: a fork then finds no lock taken."""
+
+    def __init__(self, control: socket.socket, directory: Path, owner: int) -> None:
+        self._control, self._directory = control, directory
+        self._owner, self._owner_ended = owner, _told_of_end(owner)
+        self._jobs: dict[int, _Running] = {}  # by pid of the agent
+        self._gpus = GpuLocks()
+        self._complete = False  # whether everything that ranks may need is imported
+        self._poll = select.poll()
+        self._children = _woken_by_children()
+        for descriptor in (control.fileno(), self._children, self._owner_ended):
+            if descriptor is not None:
+                self._poll.register(descriptor, select.POLLIN)
+
+    def serve(self) -> None:
+        """Until the notebook is gone; then end every job and remove the directory."""
+        try:
+            self._send({"event": "ready"})
+            while self._turn():
+                pass
+        finally:
+            self._clean_up()
+
+    def _turn(self) -> bool:
+        idle = not self._complete and not self._jobs
+        events = dict(self._poll.poll(_IDLE if idle or self._owner_ended is None else None))
+        if idle and not events:
+            import_the_rest()
+            self._complete = True
+        if self._children in events:
+            os.read(self._children, 4096)
+            for pid in [pid for pid in self._jobs if processes.has_ended(pid)]:
+                self._ended(pid)
+        if self._control.fileno() in events and not self._obey():
+            return False
+        return self._owner_ended not in events and os.getppid() == self._owner
+
+    def _obey(self) -> bool:
+        try:
+            message = self._control.recv(MESSAGE_BYTES)
+        except OSError:
+            return False
+        if not message:
+            return False
+        order = json.loads(message)
+        if order["do"] == "run":
+            self._run(order["job"])
+        else:
+            self._kill(order["job"])
+        return True
+
+    def _run(self, job: str) -> None:
+        from labkit.launch.engine.agent import fork_job
+
+        directory = self._directory / job
+        request = Request.read(directory)
+        gpus = device_names(request.devices, os.environ)
+        taken = self._gpus.take(gpus)
+        if taken:
+            write_reserved(directory / VERDICT, _gpus_taken(taken).to_json())
+            self._send({"event": "ended", "job": job, "code": 3})
+            return
+        import_for_ranks(request.imports)
+        pid = fork_job(directory)
+        self._jobs[pid] = _Running(job, gpus)
+
+    def _kill(self, job: str) -> None:
+        for pid, running in self._jobs.items():
+            if running.job == job:
+                processes.send(pid, signal.SIGKILL)
+
+    def _ended(self, pid: int) -> None:
+        running = self._jobs.pop(pid)
+        _, status = os.waitpid(pid, 0)
+        self._end_strays()
+        self._gpus.give_back(running.gpus)
+        self._send({"event": "ended", "job": running.job, "code": os.waitstatus_to_exitcode(status)})
+        import_for_backward()  # where one job was, there will be more, perhaps without a pause between them
+
+    def _end_strays(self) -> None:
+        """Whatever became a child of the engine without being an agent was left by a job that is over."""
+        for _ in range(1000):
+            strays = [pid for pid in processes.children() if pid not in self._jobs]
+            if not strays:
+                return
+            for pid in strays:
+                processes.send(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def _send(self, message: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):  # the notebook is gone: the next turn notices
+            self._control.send(json.dumps(message).encode())
+
+    def _clean_up(self) -> None:
+        import shutil
+
+        for pid in self._jobs:
+            processes.send(pid, signal.SIGKILL)
+        processes.end_children()
+        processes.sweep(str(self._directory))  # what the notebook itself started in the same name
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _woken_by_children() -> int:
+    """A descriptor that can be read from when a child has ended."""
+    ears, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written
+    return ears
+
+
+def _told_of_end(pid: int) -> int | None:
+    """A descriptor that can be read from when a process has ended; None where Linux is older than 5.3."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _gpus_taken(by: str) -> Diagnosis:
+    hint = "wait for it, choose other GPUs with CUDA_VISIBLE_DEVICES, or use backend='gloo' without GPUs"
+    return Diagnosis("infrastructure", by, hint=hint)
+
+
+def main() -> None:
+    """`engine FD DIRECTORY OWNER_PID`, in the order of `client.EngineProcess`."""
+    descriptor, directory, owner = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    processes.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warm_up()
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    try:
+        Engine(control, directory, owner).serve()
+    finally:
+        os._exit(0)
+
+
+def warm_up() -> None:
+    """Import what every rank needs, so that a fork has it; leave no thread behind.
+
+    The objects are put out of the collector's reach, so that ranks do not write to the pages they share. The
+    garbage among them stays until `import_the_rest`: to look for it takes a tenth of torch's own import.
+    """
+    gc.disable()
+    import torch
+
+    torch.set_num_threads(1)
+    for name in ("labkit.launch.engine.session_rank", "labkit.record.native", "numpy"):
+        importlib.import_module(name)
+    from labkit.launch.engine.agent import scrub_environment
+
+    scrub_environment()
+    for name in _FOR_THE_ENGINE:
+        os.environ.pop(name, None)
+    gc.freeze()
+
+
+def import_for_ranks(names: Iterable[str]) -> None:
+    """Import once what each rank would. What cannot be imported is for the ranks to stumble over."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    if missing:
+        gc.freeze()
+
+
+def import_for_backward() -> None:
+    """Import what the first `backward(gradient)` of a process does, 480 modules, on each rank of each job."""
+    import_for_ranks([_FOR_BACKWARD])
+
+
+def import_the_rest() -> None:
+    """Import what many ranks need, but not the first launch, which waits for the engine to start.
+
+    torch._dynamo: the first optimizer that a process makes imports it, 800 modules, on each rank of each job.
+    """
+    import_for_backward()
+    importlib.import_module("torch._dynamo")
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    main()

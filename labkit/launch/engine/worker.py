@@ -1,0 +1,246 @@
+"""One rank: set up the process and its process group, call the function, report. Forked from the agent."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import inspect
+import linecache
+import multiprocessing.util
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.launch.engine.targets import load_target
+from labkit.launch.handover import results
+from labkit.launch.handover.request import (
+    Request,
+    end_path,
+    log_path,
+    records_path,
+    result_path,
+    stack_path,
+    state_path,
+)
+from labkit.launch.handover.reserved import reserve, write_reserved
+from labkit.processes import die_with_parent
+from labkit.record.current import use_recorder
+from labkit.record.lines import is_library_file
+from labkit.record.recorder import Recorder, install
+from labkit.record.state import FAILED, FINISHED, RUNNING, STARTING, StatePage
+from labkit.record.versions import ENABLE_FLIGHT_RECORDER
+
+_MESSAGE_LIMIT = 8000
+
+
+def run_rank(directory: str, agent: int, bell: int) -> int:
+    """What torch's elastic agent calls on every rank. Returns 1 to the agent; a failure ends the process."""
+    die_with_parent(agent)
+    rank = int(os.environ["RANK"])
+    multiprocessing.util.Finalize(
+        None, os._exit, args=(0,), exitpriority=1000
+    )  # threads left over: not waited for
+    worker = _Worker(Path(directory), rank, bell)
+    try:
+        worker.run()
+    except BaseException as error:
+        worker.fail(error)
+    worker.finish()
+    return 1
+
+
+class _Worker:
+    def __init__(self, directory: Path, rank: int, bell: int) -> None:
+        self.directory, self.rank, self._bell = directory, rank, bell
+        self.request = Request.read(directory)
+        self.page = StatePage(state_path(directory, rank), create=True)
+        reserve(end_path(directory, rank))
+        _default_signals()
+        _redirect_output(log_path(directory, rank))
+        self._stacks = open(stack_path(directory, rank), "w")  # noqa: SIM115  open for the process's life
+        faulthandler.enable(self._stacks, all_threads=True)
+        faulthandler.register(signal.SIGUSR2, self._stacks, all_threads=True)
+        self.page.enter(STARTING)
+        self.recorder = Recorder(rank, self.page)
+
+    def run(self) -> None:
+        request = self.request
+        _prepare(request, self.rank)
+        group = _join(self.directory, request, self.rank)
+        if request.record:
+            use_recorder(self.recorder)
+            install(self.recorder)
+        function, args, kwargs = load_target(self.directory, request.target)
+        self.page.enter(RUNNING)
+        self.entered = time.monotonic()
+        value = function(*args, **_with_group(function, args, kwargs, group))
+        self.left = time.monotonic()
+        if request.target == "payload":
+            results.write(value, result_path(self.directory, self.rank), request.max_result_bytes)
+        self._write_records()
+
+    def finish(self) -> None:
+        """Everything is written: say so, and let go of the GPU."""
+        _flush()
+        write_reserved(end_path(self.directory, self.rank), {"rank": self.rank, "state": "finished"})
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            dist.destroy_process_group()
+        self.page.enter(FINISHED)
+        os.write(self._bell, b".")
+
+    def fail(self, error: BaseException) -> None:
+        """Report how the function ended and leave; the agent ends the other ranks."""
+        end = {"rank": self.rank, "state": "failed", "time": time.monotonic(), **describe_error(error)}
+        end["waiting"] = self.page.read().phase == "waiting"
+        try:
+            _flush()
+            write_reserved(end_path(self.directory, self.rank), end)
+            self._write_records()
+        finally:
+            self.page.enter(FAILED)
+            os.write(self._bell, b".")
+            os._exit(1)
+
+    def _write_records(self) -> None:
+        if self.request.record:
+            from labkit.record.files import write_records
+
+            write_records(
+                records_path(self.directory, self.rank), self.recorder, getattr(self, "entered", 0.0)
+            )
+
+
+def _default_signals() -> None:
+    """The agent's handlers were inherited by the fork; a rank ends on SIGTERM at once, wherever it is."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _redirect_output(path: Path) -> None:
+    """Send stdout and stderr, of Python and of compiled code alike, to the rank's log."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        open(number, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _prepare(request: Request, rank: int) -> None:
+    """Make the process look like the notebook's: environment, directory, import path, device, threads."""
+    os.environ.update(ENABLE_FLIGHT_RECORDER if request.record else {})
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    sys.path[:] = request.sys_path or sys.path
+    torch.set_num_threads(request.threads)
+    if request.devices:
+        torch.cuda.set_device(request.devices[rank])
+    gc.enable()
+
+
+def _join(directory: Path, request: Request, rank: int) -> dist.ProcessGroup:
+    """Initialise the default process group over a store on a port that the system chose."""
+    patience = timedelta(
+        seconds=(request.timeout or 86400) + 60
+    )  # the watchdog's verdict comes before torch's
+    store = _agents_store() if request.nodes > 1 else _own_store(directory, request.ranks, rank)
+    device = torch.device("cuda", request.devices[rank]) if request.backend == "nccl" else None
+    dist.init_process_group(
+        request.backend, store=store, rank=rank, world_size=request.ranks, timeout=patience, device_id=device
+    )
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def _own_store(directory: Path, ranks: int, rank: int) -> dist.Store:
+    """A store that rank 0 opens on this machine."""
+    port = directory / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
+        unfinished = directory / "port.part"
+        unfinished.write_text(str(store.port))
+        unfinished.rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.001)
+        store = dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, False, wait_for_workers=False)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(store.port)
+    return store
+
+
+def _agents_store() -> dist.Store:
+    """The store that the agents of several nodes share; torch's agent has said where it is."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore("ranks", dist.TCPStore(address, port, None, False, wait_for_workers=False))
+
+
+def _with_group(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
+) -> dict[str, Any]:
+    """kwargs, with the world's group for a parameter named `group` that nobody gave."""
+    try:
+        signature = inspect.signature(function)
+        if (
+            "group" in signature.parameters
+            and "group" not in signature.bind_partial(*args, **kwargs).arguments
+        ):
+            return {**kwargs, "group": group}
+    except (TypeError, ValueError):
+        pass  # no signature, or wrong arguments: the call itself will say so
+    return kwargs
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception as plain data: type, message, the user's own frames, and what kind of failure it is."""
+    frames = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not is_library_file(code.co_filename):
+            source = linecache.getline(code.co_filename, line).strip()
+            frames.append(
+                {"file": code.co_filename, "line": line, "function": code.co_name, "source": source}
+            )
+    return {
+        "type": type(error).__name__,
+        "message": _message(error)[:_MESSAGE_LIMIT],
+        "frames": frames[-20:],
+        "kind": _kind(error),
+        "full": "".join(traceback.format_exception(error))[-_MESSAGE_LIMIT:],
+    }
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the code called sys.exit({error.code!r}) before the function returned"
+    return str(error)
+
+
+def _kind(error: BaseException) -> str:
+    text = str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in text:
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno == 28:  # ENOSPC
+        return "disk_full"
+    return "error"

@@ -1,0 +1,1 @@
+"""Why a job failed: the evidence as data in, sentences out."""

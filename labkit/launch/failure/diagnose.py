@@ -1,0 +1,249 @@
+"""From what is known about each rank to a verdict and a sentence per rank. Pure: data in, `Diagnosis` out."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.launch.failure import words
+from labkit.launch.failure.deadlock import find_mismatch, is_stuck
+from labkit.launch.failure.errors import Diagnosis, Frame, RankReport
+from labkit.launch.handover.request import MAX_LOG_BYTES, VERDICT, Request, records_path, status_path
+from labkit.record.agreement import find_disagreement
+from labkit.record.lines import is_library_file
+from labkit.record.state import State
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended by itself: exit code, signal (0: none), and whether that was for want of memory."""
+
+    code: int
+    signal: int
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """Evidence about one rank.
+
+    end: what the rank itself wrote when its function ended ("state", and for a failure "type", "message",
+    "frames", "kind", "time", "waiting"); None when it wrote nothing. ended: None for a rank that the watchdog
+    had to end.
+    """
+
+    rank: int
+    state: State
+    end: dict[str, Any] | None
+    ended: Exit | None
+    stack: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rank": self.rank, "state": self.state.to_json(), "end": self.end,
+                "ended": asdict(self.ended) if self.ended else None, "stack": self.stack}  # fmt: skip
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> RankFacts:
+        """The inverse of `to_json`. KeyError, TypeError or ValueError when the data is something else."""
+        ended = Exit(**data["ended"]) if data["ended"] else None
+        return RankFacts(data["rank"], State.from_json(data["state"]), data["end"], ended, data["stack"])
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.end and self.end["state"] == "failed")
+
+    @property
+    def died(self) -> bool:
+        """Ended by itself, or by someone else, without a word."""
+        return self.end is None and self.ended is not None
+
+    @property
+    def in_a_call(self) -> bool:
+        """Whether it failed or died while it waited in a communication call."""
+        return bool(self.end["waiting"]) if self.end and self.failed else self.state.phase == "waiting"
+
+
+def diagnose(reason: str, facts: Sequence[RankFacts], request: Request, wrong: str = "") -> Diagnosis:
+    """Why a job ended.
+
+    reason: "failed", "stuck", "deadline", "flood", "cancelled", "interrupted", or "disagreement": then
+    `wrong` says which calls did not fit each other.
+    """
+    if reason in ("failed", "stuck", "deadline"):
+        decide = {"failed": _failed, "stuck": _deadlock, "deadline": _deadline}[reason]
+        return decide(facts, request)
+    reports = tuple(_report(fact) for fact in facts)
+    if reason == "disagreement":
+        return Diagnosis("error", wrong, None, reports, words.MISMATCH_HINT)
+    if reason == "flood":
+        loud = f"a rank printed more than {MAX_LOG_BYTES >> 20} MiB"
+        return Diagnosis("error", loud, None, reports, "print less, or write to a file")
+    return Diagnosis(reason, f"the job was {reason}", None, reports)
+
+
+def diagnose_directory(directory: Path) -> Diagnosis:
+    """The diagnosis of a job from the files it left, read as data. ValueError when they are not whole."""
+    request = Request.read(directory)
+    try:
+        reason = json.loads((directory / VERDICT).read_bytes().rstrip(b"\0"))
+        if reason["verdict"] == "finished":
+            return Diagnosis("finished", "every rank finished")
+        statuses = [json.loads(status_path(directory, rank).read_text()) for rank in range(request.ranks)]
+        facts = [RankFacts.from_json(status) for status in statuses]
+        wrong = find_disagreement([records_path(directory, rank) for rank in range(request.ranks)])
+        return diagnose(reason["reason"], facts, request, wrong)
+    except (OSError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"the job in {directory} left no whole report: {error!r}") from error
+
+
+# -- one rank
+
+
+def _report(fact: RankFacts, first: bool = False) -> RankReport:
+    frames = _frames(fact)
+    state = _state(fact, first)
+    wait = fact.state.wait
+    waited = wait is not None and (state == "waiting" or bool(fact.end and fact.end.get("waiting")))
+    line = f"{frames[-1].file}:{frames[-1].line}" if frames else ""
+    if wait is not None and waited and wait.file:
+        line = f"{wait.file}:{wait.line}"
+    return RankReport(
+        rank=fact.rank, state=state, waiting_for=words.wait(wait) if wait and waited else "", line=line,
+        error=_error(fact) if state in ("failed", "killed") else "",
+        traceback=frames if state != "finished" else (),
+    )  # fmt: skip
+
+
+def _state(fact: RankFacts, first: bool) -> str:
+    if fact.failed:
+        assert fact.end is not None
+        if fact.end.get("kind") == "interrupted":
+            return "waiting" if fact.end.get("waiting") else "running"
+        return "waiting" if fact.end.get("waiting") and not first else "failed"
+    if fact.died:
+        assert fact.ended is not None
+        return "killed" if fact.ended.signal else "failed"
+    return "finished" if fact.state.phase == "idle" else fact.state.phase
+
+
+def _error(fact: RankFacts) -> str:
+    if fact.end is not None:
+        return f"{fact.end['type']}: {fact.end['message']}"
+    assert fact.ended is not None
+    if fact.ended.out_of_memory:
+        return "the system ended it because memory ran out (SIGKILL)"
+    if fact.ended.signal:
+        return words.killed_by(fact.ended.signal)
+    return f"the process left with exit code {fact.ended.code} before the function returned (os._exit?)"
+
+
+def _frames(fact: RankFacts) -> tuple[Frame, ...]:
+    if fact.end is not None:
+        return tuple(Frame(**frame) for frame in fact.end.get("frames", ()))
+    return stack_frames(fact.stack)
+
+
+def stack_frames(stack: str) -> tuple[Frame, ...]:
+    """The user's frames of the last stack in a faulthandler file, outermost first."""
+    last = stack.rpartition("Current thread")[2]
+    last = last.split("\n\n")[0]
+    lines = re.findall(r'File "(.*)", line (\d+) in (.*)', last)
+    return tuple(
+        Frame(file, int(line), name) for file, line, name in reversed(lines) if not is_library_file(file)
+    )
+
+
+# -- verdicts
+
+
+def _failed(facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+    first = _first_failure(facts)
+    reports = tuple(_report(fact, fact is first) for fact in facts)
+    states = [fact.state for fact in facts]
+    if (
+        (first.died or first.in_a_call)
+        and first.state.wait is not None
+        and not first.state.wait.point_to_point
+    ):
+        mismatch = find_mismatch(first.rank, first.state.wait, states)
+        if mismatch:
+            return Diagnosis(
+                "error", words.mismatch(mismatch, states), first.rank, reports, words.MISMATCH_HINT
+            )
+    verdict, hint = _verdict(first)
+    if verdict == "interrupted":
+        return Diagnosis(verdict, "the cell was interrupted", first.rank, reports)
+    how = "was killed" if first.died and verdict != "error" else "failed"
+    summary = f"rank {first.rank} {how}: {_error(first)}"
+    return Diagnosis(verdict, summary, first.rank, reports, hint)
+
+
+def _first_failure(facts: Sequence[RankFacts]) -> RankFacts:
+    """The rank whose failure made the others fail: one that died or raised outside communication, if any."""
+    failed = [fact for fact in facts if fact.failed]
+    own = [fact for fact in failed if not fact.in_a_call]
+    died = sorted((fact for fact in facts if fact.died), key=lambda fact: fact.in_a_call)
+    by_time = sorted(own or ([] if died else failed), key=lambda fact: fact.end["time"] if fact.end else 0.0)
+    first = (by_time + died)[0]
+    alike = [fact for fact in own if fact.end and first.end and _same_error(fact.end, first.end)]
+    return min(alike, key=lambda fact: fact.rank, default=first)
+
+
+def _same_error(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two ranks failed alike at the same place, as they do when the code is wrong everywhere."""
+    return one["type"] == other["type"] and [f["line"] for f in one["frames"]] == [
+        f["line"] for f in other["frames"]
+    ]
+
+
+def _verdict(fact: RankFacts) -> tuple[str, str]:
+    if fact.end is not None:
+        kind = fact.end.get("kind")
+        if kind == "out_of_memory":
+            return "out_of_memory", "use smaller tensors or fewer ranks"
+        if kind == "interrupted":
+            return "interrupted", ""
+        if kind == "disk_full":
+            return "infrastructure", "free some space on the disk of the temporary directory (TMPDIR)"
+        return "error", ""
+    assert fact.ended is not None
+    if fact.ended.out_of_memory:
+        return "out_of_memory", "use smaller tensors or fewer ranks"
+    if fact.ended.signal == signal.SIGKILL:
+        return "killed", "when nobody sent this signal, it was the system running out of memory"
+    return ("killed", "") if fact.ended.signal else ("error", "")
+
+
+def _deadlock(facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+    reports = tuple(_report(fact) for fact in facts)
+    states = [fact.state for fact in facts]
+    for fact in facts:
+        wait = fact.state.wait
+        if fact.state.phase == "waiting" and wait is not None and not wait.point_to_point:
+            mismatch = find_mismatch(fact.rank, wait, states)
+            if mismatch:
+                summary = "deadlock: " + words.mismatch(mismatch, states)
+                return Diagnosis("deadlock", summary, fact.rank, reports, words.MISMATCH_HINT)
+    rank, summary, hint = words.deadlock(states)
+    return Diagnosis("deadlock", "deadlock: " + summary, rank, reports, hint)
+
+
+def _deadline(facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+    states = [fact.state for fact in facts]
+    if all(state.phase in ("waiting", "finished", "idle") for state in states) and is_stuck(states):
+        return _deadlock(facts, request)
+    reports = tuple(_report(fact) for fact in facts)
+    busy = [report for report in reports if report.state in ("running", "starting")]
+    after = f"the job did not finish within {request.timeout:g} s"
+    if not busy:
+        return Diagnosis("timeout", f"{after}: every rank was still communicating", None, reports,
+                         "give a larger timeout, or communicate less")  # fmt: skip
+    summary = f"{after}: {words.ranks([report.rank for report in busy])} still {busy[0].state}"
+    return Diagnosis(
+        "timeout", summary, busy[0].rank, reports, "a loop that does not end, or a timeout that is too short"
+    )

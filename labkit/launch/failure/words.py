@@ -1,0 +1,146 @@
+"""Sentences about ranks and what they wait for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from labkit.launch.failure.deadlock import Mismatch
+from labkit.record.state import State, Wait, group_key
+
+MISMATCH_HINT = (
+    "every rank of a group must make the same calls in the same order, with the same dtype and sizes: look "
+    "for an `if rank == ...`, or a shape that depends on the rank, before these lines"
+)
+
+_GROUPS_HINT = "ranks that belong to several groups must call on them in the same order everywhere"
+_CROSSING_HINT = "a send waits until the other side receives: let one of the two receive first, or use isend"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """[2] -> "rank 2"; [0, 1, 3] -> "ranks 0, 1 and 3"."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return "ranks " + ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
+
+
+def wait(wait: Wait) -> str:
+    """What a rank waits for: 'all_reduce (its 3rd call on ranks 0, 1) of float32 (4, 8)'."""
+    tensor = f" of {wait.dtype} {wait.shape}" if wait.dtype else ""
+    if wait.op == "send":
+        return f"send to rank {wait.peer}{tensor}"
+    if wait.op == "recv":
+        return f"recv from {f'rank {wait.peer}' if wait.peer >= 0 else 'any rank'}{tensor}"
+    return f"{wait.op}{tensor}, call {wait.number} on {ranks(wait.members)}"
+
+
+def place(wait: Wait) -> str:
+    """Where the call is: 'file:line', or ''."""
+    return f"{wait.file}:{wait.line}" if wait.file else ""
+
+
+def killed_by(number: int) -> str:
+    """What a signal usually means."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    meaning = {
+        "SIGSEGV": " (a crash in compiled code: segmentation fault)",
+        "SIGABRT": " (compiled code gave up: abort)",
+        "SIGKILL": " (from outside: the out-of-memory killer, or kill -9)",
+    }
+    return f"ended by {name}{meaning.get(name, '')}"
+
+
+def mismatch(found: Mismatch, states: Sequence[State]) -> str:
+    """Which two ranks called what."""
+    one, other = states[found.first].wait, states[found.second].wait
+    assert one is not None
+    assert other is not None
+    what = {"op": "different collectives", "dtype": "the same collective with different dtypes",
+            "size": "the same collective with different sizes"}[found.kind]  # fmt: skip
+    return (
+        f"ranks called {what} as call {one.number} on {ranks(one.members)}: "
+        f"rank {found.first} {_called(one)}, rank {found.second} {_called(other)}"
+    )
+
+
+def _called(wait: Wait) -> str:
+    tensor = f" of {wait.dtype} {wait.shape}" if wait.dtype else ""
+    return f"{wait.op}{tensor}" + (f" at {place(wait)}" if wait.file else "")
+
+
+def deadlock(states: Sequence[State]) -> tuple[int, str, str]:
+    """The first rank that waits in vain, what for, and a hint. Some rank must be waiting."""
+    waits = {rank: state.wait for rank, state in enumerate(states) if state.phase == "waiting" and state.wait}
+    for rank, wait in waits.items():
+        if wait.point_to_point and wait.peer >= 0:
+            other = waits.get(wait.peer)
+            if wait.op == "send" and other and other.op == "send" and other.peer == rank:
+                summary = f"ranks {rank} and {wait.peer} send to each other, and neither receives"
+                return rank, summary, _CROSSING_HINT
+            summary = f"rank {rank} waits in {_short(wait)}, but {_doing(wait.peer, states)}"
+            return rank, summary, "each send needs a recv on the other rank, and each recv a send"
+    for rank, wait in waits.items():
+        missing = _missing(rank, wait, states)
+        crossing = _in_another_group(missing, wait, states)
+        if crossing is not None:
+            other = waits[crossing]
+            summary = (
+                f"rank {rank} waits in {wait.op} on {ranks(wait.members)}, "
+                f"but rank {crossing} waits in {other.op} on {ranks(other.members)}"
+            )
+            return rank, summary, _GROUPS_HINT
+        if missing:
+            doing = "; ".join(_doing_together(missing, states))
+            summary = f"rank {rank} waits in {_short(wait)}, but {doing}"
+            return rank, summary, "every rank of a group must make the same number of collective calls"
+    rank = min(waits)
+    return rank, f"rank {rank} waits in {_short(waits[rank])}", ""
+
+
+def _short(wait: Wait) -> str:
+    if wait.op == "send":
+        return f"send to rank {wait.peer}"
+    if wait.op == "recv":
+        return f"recv from {f'rank {wait.peer}' if wait.peer >= 0 else 'any rank'}"
+    return wait.op
+
+
+def _missing(rank: int, wait: Wait, states: Sequence[State]) -> list[int]:
+    key = group_key(wait.group)
+    return [
+        m for m in wait.members if m != rank and m < len(states) and states[m].calls.get(key, 0) < wait.number
+    ]
+
+
+def _in_another_group(numbers: Sequence[int], wait: Wait, states: Sequence[State]) -> int | None:
+    """The first of these ranks that waits in a collective among other ranks than `wait`'s."""
+    for rank in numbers:
+        other = states[rank].wait
+        if (
+            states[rank].phase == "waiting"
+            and other
+            and not other.point_to_point
+            and other.members != wait.members
+        ):
+            return rank
+    return None
+
+
+def _doing_together(numbers: Sequence[int], states: Sequence[State]) -> list[str]:
+    """A sentence for each rank, and one for all that have finished."""
+    finished = [rank for rank in numbers if states[rank].phase in ("finished", "idle")]
+    others = [_doing(rank, states) for rank in numbers if rank not in finished]
+    if len(finished) < 2:
+        return [_doing(rank, states) for rank in finished] + others
+    return [f"{ranks(finished)} have finished", *others]
+
+
+def _doing(rank: int, states: Sequence[State]) -> str:
+    state = states[rank]
+    if state.phase == "waiting" and state.wait is not None:
+        return f"rank {rank} waits in {_short(state.wait)}"
+    return (
+        f"rank {rank} has finished"
+        if state.phase in ("finished", "idle")
+        else f"rank {rank} is {state.phase}"
+    )

@@ -1,0 +1,130 @@
+"""`labkit lab --slurm`: JupyterLab as a job, from asking for it to the line that reaches it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from labkit.jupyter.behind_jupyter import Jupyter, jupyter_around
+from labkit.jupyter.lab import CannotStart
+from labkit.slurm import commands as slurm
+from labkit.slurm import lab_files
+from labkit.slurm.duration import minutes_of
+from labkit.slurm.site import HOUSE, Site, SiteError, current_site, find_site
+
+NAME = "labkit-lab"  # of the job, by which it is found again
+SCRIPT = HOUSE / "cluster" / "slurm" / "lab.sbatch"
+_LOOK_EVERY = 0.5
+_ENDING = 30.0  # seconds a job gets to end
+
+
+def start(
+    root: Path,
+    *,
+    site: str,
+    nodes: int,
+    gpus: int | None,
+    time: str,
+    partition: str,
+    account: str,
+    idle: float,
+) -> int:
+    """Submit the job, or take the one that there is; wait until JupyterLab is up; print how to reach it.
+
+    Returns 0. CannotStart says what Slurm or the site does not give. Ctrl-C while it waits cancels the job.
+    """
+    try:
+        jobs = running()
+        if jobs:
+            click.echo(
+                f"You have a JupyterLab already, job {jobs[0]}; `labkit lab --stop` ends it.", err=True
+            )
+            return _wait(jobs[0], cancel=False)
+        chosen = find_site(site) if site else current_site()
+        minutes = minutes_of(time) if time else chosen.minutes
+        each = min(chosen.gpus, 1) if gpus is None else gpus
+        asked = chosen.options(nodes=nodes, gpus=each, minutes=minutes, partition=partition, account=account)
+        if cores := chosen.cores(each):
+            asked.append(f"--cpus-per-task={cores}")
+        return _wait(_submit(chosen, site, [f"--nodes={nodes}", *asked], root, idle), cancel=True)
+    except (slurm.SlurmError, SiteError, ValueError) as error:
+        raise CannotStart(str(error)) from error
+
+
+def running() -> list[str]:
+    """This user's jobs that are, or will be, a JupyterLab."""
+    return slurm.command("squeue", "--me", "--noheader", f"--name={NAME}", "--format=%A").split()
+
+
+def stop() -> int:
+    """End them, and wait until they have ended. Returns 0, or 1 when one still runs."""
+    try:
+        jobs = running()
+        for job in jobs:
+            slurm.cancel(job)
+        until = time.monotonic() + _ENDING
+        while (left := running()) and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY)
+    except slurm.SlurmError as error:
+        raise CannotStart(str(error)) from error
+    click.echo(f"ended: job {', '.join(jobs)}" if jobs else "no JupyterLab runs as a job of yours")
+    if left:
+        click.echo(f"still ending: job {', '.join(left)}", err=True)
+    return 1 if left else 0
+
+
+def _submit(site: Site, named: str, asked: list[str], root: Path, idle: float) -> str:
+    """sbatch of lab.sbatch, which reads the rest from the environment."""
+    if not SCRIPT.is_file():
+        raise CannotStart(f"no {SCRIPT}: copy the repository's folder cluster/ to {HOUSE}")
+    told = {
+        "LABKIT_PYTHON": sys.executable,
+        "LABKIT_ROOT": str(root),
+        "LABKIT_IDLE": f"{idle:g}",
+        "LABKIT_SETUP": site.setup(),
+        **_told_of_jupyter(),
+        **({"LABKIT_SITE": str(Path(named).resolve()) if Path(named).exists() else named} if named else {}),
+    }
+    os.environ.update(told)  # sbatch hands its own environment on to the job
+    log = lab_files.folder() / "job-%j.log"
+    return slurm.submit([f"--job-name={NAME}", f"--output={log}", *asked], SCRIPT.read_text())
+
+
+def _told_of_jupyter() -> dict[str, str]:
+    """For the job: the JupyterLab around us, which can pass on the pages of the new one."""
+    jupyter = jupyter_around(os.environ) or Jupyter("", "")  # and not one that was told a job around us
+    return {"LABKIT_JUPYTER": jupyter.address, "LABKIT_JUPYTER_PATH": jupyter.path}
+
+
+def _wait(job: str, cancel: bool) -> int:
+    told, began, watch = "", time.monotonic(), slurm.JobWatch(job)
+    try:
+        while (found := lab_files.read(job)) is None:
+            state = watch.state()
+            if state.ended or state.hopeless:
+                raise CannotStart(_why(job, state))
+            line = str(state) if state.state != "RUNNING" else f"{state}, JupyterLab is starting"
+            if line != told:
+                click.echo(f"job {job}: {line} ({time.monotonic() - began:.0f} s)", err=True)
+                told = line
+            time.sleep(_LOOK_EVERY)
+    except KeyboardInterrupt:
+        if cancel:
+            slurm.cancel(job)
+            click.echo(f"\njob {job} is cancelled", err=True)
+        return 130
+    click.echo(str(found))
+    return 0
+
+
+def _why(job: str, state: slurm.JobState) -> str:
+    if state.hopeless:
+        slurm.cancel(job)
+        return f"Slurm would never start the job ({state.reason}). There is: {slurm.offers()}"
+    log = lab_files.folder() / f"job-{job}.log"
+    words = log.read_text(errors="replace")[-1000:].strip() if log.exists() else "it left no log"
+    return f"job {job} ended before JupyterLab was up ({state}): {words}"

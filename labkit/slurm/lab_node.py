@@ -1,0 +1,60 @@
+"""What the job runs on its first node: `python -m labkit.slurm.lab_node --root FOLDER --idle MINUTES`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from labkit.jupyter.lab import CannotStart, run, tunnel
+from labkit.slurm import lab_files
+from labkit.slurm.commands import SlurmError, node_address
+from labkit.slurm.site import SiteError, current_site
+
+_PORTS_EACH = 10
+
+
+def own_port(ports: tuple[int, int], uid: int) -> int:
+    """The first of this person's ten ports of the range: the same every day, and on every node."""
+    persons = max(1, (ports[1] - ports[0] + 1) // _PORTS_EACH)
+    return ports[0] + _PORTS_EACH * (uid % persons)
+
+
+@click.command()
+@click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
+@click.option("--idle", type=float, default=30.0)
+def main(root: Path, idle: float) -> None:
+    """Run JupyterLab until its job or its use ends, and leave how to reach it in a private file."""
+    os.umask(0o077)
+    job = os.environ["SLURM_JOB_ID"]
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        site = current_site()
+        around = os.environ.get("LABKIT_JUPYTER_PATH", "")  # asked for in a JupyterLab that can pass pages on
+        ip = "127.0.0.1" if site.ssh_to_nodes and not around else "0.0.0.0"
+        below = f"proxy/absolute/{node_address(node)}:{{port}}/" if around else ""
+        base = f"{around}{below}" or "/"
+        reached = {**os.environ, **({"SLURM_SUBMIT_HOST": site.login} if site.login else {})}
+
+        def tell(port: int, token: str) -> None:
+            page = f"lab?token={token}"
+            url = f"http://127.0.0.1:{port}{base.format(port=port)}{page}"
+            through = f"{os.environ['LABKIT_JUPYTER']}{below.format(port=port)}{page}" if around else ""
+            line = tunnel(ip, port, reached, node)
+            written = lab_files.write(lab_files.Connection(job, node, port, url, line, idle, through))
+            print(f"JupyterLab is up; how to reach it is in {written}", flush=True)
+
+        first = own_port(site.ports, os.getuid())
+        sys.exit(run(port=first, root=root, ip=ip, browser=False, idle=idle, base=base, tell=tell))
+    except (CannotStart, SiteError, SlurmError) as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        sys.exit(2)
+    finally:
+        lab_files.path_of(job).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
