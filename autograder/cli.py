@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autograder.sandbox.sandbox import NoSandbox, Sandbox, find_sandbox
+from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.sandbox import NoSandbox, Sandbox
 from autograder.sandbox.unconfined import Unconfined
 
 if TYPE_CHECKING:
-    from autograder.grade.batch import Run
+    from autograder.batch.submissions import Run
     from autograder.gradebook.course import Course
 
 unsafe_option = click.option(
@@ -114,7 +115,7 @@ def grade(
     """Grade everything under submitted/ for LESSON: gradebook, feedback pages and
     records/LESSON/grades.csv.
     """
-    from autograder.grade.run import grade_course
+    from autograder.batch.run import grade_course
 
     run = grade_course(
         _course(course), _lesson(lesson), _jobs(jobs), seed, unsafe, _sandbox,
@@ -160,7 +161,7 @@ def regrade(
     lesson: str, course: Path, students: tuple[str, ...], exercises: tuple[str, ...], unsafe: bool
 ) -> None:
     """Grade students or exercises again, and leave everything else as it is."""
-    from autograder.grade.run import regrade_course
+    from autograder.batch.run import regrade_course
     from labkit.checks.registry import UnknownExercise, exercise
 
     try:
@@ -233,7 +234,7 @@ def selftest(lessons: tuple[str, ...], jobs: str, seeds: int) -> None:
 @click.option("--jobs", default="auto")
 def work(lesson: str, course: Path, part: int, parts: int, jobs: str) -> None:
     """One task of a job array: write the records of every PARTS-th submission that has none."""
-    from autograder.grade.run import work_on_part
+    from autograder.batch.run import work_on_part
 
     work_on_part(_course(course), _lesson(lesson), part, parts, _jobs(jobs), _sandbox)
 
@@ -271,7 +272,7 @@ def _lesson(name: str) -> str:
 
 
 def _jobs(text: str) -> int:
-    from autograder.grade.batch import auto_jobs
+    from autograder.batch.submissions import auto_jobs
 
     if text == "auto":
         return auto_jobs()

@@ -26,12 +26,12 @@ import nbformat
 from _common import Row, report
 from nbformat.v4 import new_code_cell
 
-from autograder.grade.batch import auto_jobs
+from autograder.batch.run import conditions_for, grade_course
+from autograder.batch.submissions import auto_jobs
 from autograder.grade.records import Record, load_all
 from autograder.grade.reference import graded_lessons, lesson_source
-from autograder.grade.run import conditions_for, grade_course
 from autograder.gradebook.course import Course, init_course
-from autograder.sandbox.sandbox import find_sandbox
+from autograder.sandbox.choice import find_sandbox
 from labkit.build.course import instructor_notebook
 from labkit.checks import registry
 

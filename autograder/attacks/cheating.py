@@ -4,7 +4,7 @@ answers.
 
 from __future__ import annotations
 
-from autograder.attacks import Attack
+from autograder.attacks.attack import Attack
 
 # Finds the check's own objects by walking up the stack of frames.
 FRAMES = """

@@ -4,7 +4,7 @@ behind.
 
 from __future__ import annotations
 
-from autograder.attacks import Attack
+from autograder.attacks.attack import Attack
 
 ATTACKS = [
     Attack(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograder.attacks import Attack
+from autograder.attacks.attack import Attack
 
 CANARY = "canary-in-the-environment"
 

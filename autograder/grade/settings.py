@@ -10,7 +10,8 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autograder.sandbox.sandbox import Sandbox, find_sandbox
+from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.unconfined import Unconfined
 
 FILE = "autograder.json"

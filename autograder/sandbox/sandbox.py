@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +20,6 @@ from autograder.sandbox.usage import Traffic, Usage
 
 MIB = 2**20
 IN, OUT, COURSE, GRADER = "/in", "/out", "/course", "/grader"
-CHOICE = "LABKIT_SANDBOX"  # names the kind to use, where the first that works is not wanted
 
 
 class NoSandbox(RuntimeError):
@@ -108,33 +107,6 @@ class Sandbox(ABC):
     @abstractmethod
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
         """`inside.py`, with `requests` at /in, without the files and folders of labkit named in `hide`."""
-
-
-def find_sandbox(limits: Limits | None = None, kind: str = "") -> Sandbox:
-    """The sandbox of this machine: of that kind, or else of the one LABKIT_SANDBOX names, or else the first
-    that works. NoSandbox says what to install, or what stands in the way.
-    """
-    from autograder.sandbox import apptainer, bubblewrap
-
-    finders: dict[str, Callable[[Limits], Sandbox]] = {
-        "bubblewrap": bubblewrap.find,
-        "apptainer": apptainer.find,
-    }
-    wanted = kind or os.environ.get(CHOICE, "")
-    if wanted and wanted not in finders:
-        raise NoSandbox(f"{CHOICE}: expected {' or '.join(finders)}, found {wanted!r}")
-    obstacles = []
-    for name in [wanted] if wanted else finders:
-        try:
-            return finders[name](limits or Limits())
-        except NoSandbox as obstacle:
-            obstacles.append(f"- {name}: {obstacle}")
-    asked_for = f" ({wanted} was asked for)" if wanted else ""
-    raise NoSandbox("\n".join([
-        f"student code needs a sandbox and this machine has none{asked_for}.",
-        *obstacles,
-        "To try the grader without one, on code you trust, add --unsafe-no-sandbox: grades are marked.",
-    ]))  # fmt: skip
 
 
 def spawn(

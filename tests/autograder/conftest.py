@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
+from autograder.batch.run import conditions_for
 from autograder.grade.harness import Harness
 from autograder.grade.records import FOLDER
 from autograder.grade.reference import all_cases, lesson_source, solved_cells
-from autograder.grade.run import conditions_for
 from autograder.grade.settings import Settings
 from autograder.gradebook.course import Course, init_course
-from autograder.sandbox.sandbox import Limits, find_sandbox
+from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.sandbox import Limits
 from labkit.build.course import instructor_notebook, student_notebook
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise

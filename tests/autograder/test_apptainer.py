@@ -17,14 +17,16 @@ import psutil
 import pytest
 from conftest import MEMORY, PLACES, SEED
 
-from autograder.attacks import Attack, attacks
-from autograder.attacks.prying import CANARY
+from autograder.attacks import prying
+from autograder.attacks.attack import Attack
+from autograder.attacks.catalogue import ATTACKS
 from autograder.grade.harness import Harness, grade_cells
 from autograder.grade.reference import solved_cells
 from autograder.sandbox.apptainer import Apptainer, _Image
+from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.confined import Confined
 from autograder.sandbox.contents import contents
-from autograder.sandbox.sandbox import MIB, Limits, Sandbox, find_sandbox
+from autograder.sandbox.sandbox import MIB, Limits, Sandbox
 from labkit import doctor
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
@@ -141,7 +143,7 @@ def test_the_reference_earns_all_points_and_a_stub_none(sandbox: Sandbox, elsewh
 
 
 @pytest.mark.parametrize(
-    "attack", [*(a for a in attacks() if a.id in TRIED), HIDDEN_BOMB], ids=lambda attack: attack.id
+    "attack", [*(a for a in ATTACKS if a.id in TRIED), HIDDEN_BOMB], ids=lambda attack: attack.id
 )
 def test_attack(
     attack: Attack,
@@ -153,12 +155,12 @@ def test_attack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing earned, nothing read, nobody reached, nothing left but one sandbox."""
-    monkeypatch.setenv("LABKIT_TEST_SECRET", CANARY)
+    monkeypatch.setenv("LABKIT_TEST_SECRET", prying.CANARY)
     source = attack.source.replace("PORT", str(listener.getsockname()[1]))
     graded = confining.grade(f_exercise, [Cell("cell 1", source)], SEED, two_ranks[:1])
     assert graded.report.verdict not in ("passed", "could_not_be_graded", "not_attempted")
     assert not graded.report.row("input-gradients").passed
-    assert CANARY not in json.dumps(graded.report.to_json())
+    assert prying.CANARY not in json.dumps(graded.report.to_json())
     with pytest.raises(BlockingIOError):
         listener.accept()
     assert len(left(elsewhere)) <= 4, "the keeper, Apptainer, its first process inside, the program"
@@ -166,13 +168,11 @@ def test_attack(
 
 def test_reading_is_refused(confining: Harness, f_exercise: Exercise, two_ranks: list[Case]) -> None:
     """Every attack that looks for secrets in files, processes and the environment."""
-    from autograder.attacks.prying import ATTACKS
-
-    os.environ["LABKIT_TEST_SECRET"] = CANARY
+    os.environ["LABKIT_TEST_SECRET"] = prying.CANARY
     try:
-        for attack in ATTACKS:
+        for attack in prying.ATTACKS:
             graded = confining.grade(f_exercise, [Cell("cell 1", attack.source)], SEED, two_ranks[:1])
-            assert CANARY not in json.dumps(graded.report.to_json()), attack.id
+            assert prying.CANARY not in json.dumps(graded.report.to_json()), attack.id
     finally:
         del os.environ["LABKIT_TEST_SECRET"]
 
@@ -208,7 +208,7 @@ def test_closing_leaves_no_process(sandbox: Sandbox, tmp_path: Path, elsewhere: 
 def test_a_killed_grader_leaves_no_process(tmp_path: Path, sandbox: Sandbox) -> None:
     script = (
         "import time; from pathlib import Path; from autograder.sandbox.confined import Confined\n"
-        "from autograder.sandbox.sandbox import find_sandbox\n"
+        "from autograder.sandbox.choice import find_sandbox\n"
         f"c = Confined(find_sandbox(kind='apptainer'), Path({str(tmp_path)!r}))\n"
         "print(c.pid, flush=True); time.sleep(60)"
     )

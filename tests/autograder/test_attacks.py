@@ -14,7 +14,8 @@ import psutil
 import pytest
 from conftest import F_ID, SEED, solution
 
-from autograder.attacks import Attack, attacks
+from autograder.attacks.attack import Attack
+from autograder.attacks.catalogue import ATTACKS
 from autograder.attacks.prying import CANARY
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, Harness
@@ -23,7 +24,6 @@ from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
-ATTACKS = attacks()
 ENDLESS = {"endless", "hang-on-unseen", "deaf", "daemon"}  # their time is a deadline's
 
 

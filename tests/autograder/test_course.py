@@ -18,12 +18,13 @@ from conftest import F_ID, LESSON, SEED, MakeCourse, hand_in, notebook, solution
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 
+from autograder.batch.run import grade_course, regrade_course
+from autograder.batch.submissions import Run
 from autograder.cli import main
-from autograder.grade.batch import Run
 from autograder.grade.records import load, load_all
-from autograder.grade.run import grade_course, regrade_course
 from autograder.gradebook.course import Course
-from autograder.sandbox.sandbox import Sandbox, find_sandbox
+from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.sandbox import Sandbox
 from labkit.checks import registry
 from labkit.checks.source.notebook import grade_id
 

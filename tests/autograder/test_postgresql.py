@@ -15,10 +15,10 @@ import pytest
 from conftest import F_ID, LESSON, hand_in, notebook, solution
 from nbgrader.api import Gradebook
 
-from autograder.grade.batch import grade_lesson
+from autograder.batch.submissions import grade_lesson
 from autograder.grade.grading import Conditions
 from autograder.gradebook.course import CONFIG_FILE, Course, CourseError, init_course
-from autograder.sandbox.sandbox import find_sandbox
+from autograder.sandbox.choice import find_sandbox
 from labkit.checks import registry
 
 PROGRAMS = sorted(glob.glob("/usr/lib/postgresql/*/bin"))

@@ -22,9 +22,10 @@ import labkit
 from autograder.grade.harness import Harness
 from autograder.grade.reference import solved_cells
 from autograder.sandbox.bubblewrap import Bubblewrap, _file, _pipe
+from autograder.sandbox.choice import CHOICE, find_sandbox
 from autograder.sandbox.confined import Confined
 from autograder.sandbox.contents import Emptied, Shown, contents
-from autograder.sandbox.sandbox import CHOICE, COURSE, NoSandbox, find_sandbox
+from autograder.sandbox.sandbox import COURSE, NoSandbox
 from autograder.sandbox.seccomp import uncounted_memory_refused
 from autograder.sandbox.unconfined import Unconfined
 from labkit import doctor
@@ -184,7 +185,7 @@ def test_a_killed_grader_leaves_no_process(tmp_path: Path) -> None:
     """The kernel ends the sandbox when the process that started it is gone, even by SIGKILL."""
     script = (
         "import sys, time; from pathlib import Path; from autograder.sandbox.confined import Confined\n"
-        "from autograder.sandbox.sandbox import find_sandbox\n"
+        "from autograder.sandbox.choice import find_sandbox\n"
         f"c = Confined(find_sandbox(), Path({str(tmp_path)!r})); print(c.pid, flush=True); time.sleep(60)"
     )
     grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from autograder.grade import selftest
 from autograder.grade.reference import graded_lessons, reference_cells
 from autograder.grade.selftest import NoMutants, Row, kill_table, run_trials, trials
 from autograder.mutants import Mutant, MutantError, mutants
-from autograder.sandbox.sandbox import find_sandbox
+from autograder.sandbox.choice import find_sandbox
 from labkit.checks import registry
 
 LESSON = "06"

@@ -12,8 +12,8 @@ from conftest import F_ID, LESSON, MakeCourse, hand_in, notebook, solution
 from nbgrader.api import Gradebook
 from slurm_cluster import LocalSlurm
 
+from autograder.batch.slurm import SHARE
 from autograder.grade.records import load_all
-from autograder.grade.slurm import SHARE
 from autograder.gradebook.course import init_course
 from labkit.checks import registry
 
@@ -42,8 +42,8 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path, make_
 
 
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
+    from autograder.batch.slurm import SlurmFailed, grade_on_slurm
     from autograder.grade.grading import Conditions
-    from autograder.grade.slurm import SlurmFailed, grade_on_slurm
     from autograder.gradebook.course import Course
     from autograder.sandbox.unconfined import Unconfined
 

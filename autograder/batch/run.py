@@ -9,7 +9,14 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from autograder.grade.batch import Run, grade_lesson, graded_in_parallel, is_graded, merge_if_needed, regrade
+from autograder.batch.submissions import (
+    Run,
+    grade_lesson,
+    graded_in_parallel,
+    is_graded,
+    merge_if_needed,
+    regrade,
+)
 from autograder.grade.evidence import Baseline
 from autograder.grade.grading import Conditions
 from autograder.grade.harness import grade_cells
@@ -46,7 +53,7 @@ def grade_course(
     if not course.has_lesson(lesson):
         course.add_lesson(lesson)
     if executor == "slurm":
-        from autograder.grade.slurm import grade_on_slurm
+        from autograder.batch.slurm import grade_on_slurm
 
         grade_on_slurm(course, conditions, jobs, force)
         force = False

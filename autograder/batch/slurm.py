@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from autograder.grade.batch import is_graded
+from autograder.batch.submissions import is_graded
 from autograder.grade.grading import Conditions
 from autograder.grade.records import FOLDER, path_of
 from autograder.gradebook.course import Course

@@ -1,0 +1,1 @@
+"""Grading a whole class: what drives `grade` and `gradebook`, and stands above both."""

@@ -1,0 +1,36 @@
+"""Which kind of sandbox this machine gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from autograder.sandbox import apptainer, bubblewrap
+from autograder.sandbox.sandbox import Limits, NoSandbox, Sandbox
+
+CHOICE = "LABKIT_SANDBOX"  # names the kind to use, where the first that works is not wanted
+
+
+def find_sandbox(limits: Limits | None = None, kind: str = "") -> Sandbox:
+    """The sandbox of this machine: of that kind, or else of the one LABKIT_SANDBOX names, or else the first
+    that works. NoSandbox says what to install, or what stands in the way.
+    """
+    finders: dict[str, Callable[[Limits], Sandbox]] = {
+        "bubblewrap": bubblewrap.find,
+        "apptainer": apptainer.find,
+    }
+    wanted = kind or os.environ.get(CHOICE, "")
+    if wanted and wanted not in finders:
+        raise NoSandbox(f"{CHOICE}: expected {' or '.join(finders)}, found {wanted!r}")
+    obstacles = []
+    for name in [wanted] if wanted else finders:
+        try:
+            return finders[name](limits or Limits())
+        except NoSandbox as obstacle:
+            obstacles.append(f"- {name}: {obstacle}")
+    asked_for = f" ({wanted} was asked for)" if wanted else ""
+    raise NoSandbox("\n".join([
+        f"student code needs a sandbox and this machine has none{asked_for}.",
+        *obstacles,
+        "To try the grader without one, on code you trust, add --unsafe-no-sandbox: grades are marked.",
+    ]))  # fmt: skip
