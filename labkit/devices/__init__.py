@@ -30,9 +30,9 @@ import torch
 
 from labkit.devices.kernels import FixedTime, busy
 from labkit.devices.ledger import rounded
+from labkit.devices.queues import Busy
 from labkit.devices.real import RealDevices
 from labkit.devices.session import StandIns
-from labkit.devices.streams import Busy
 from labkit.devices.watched import Transfer
 
 __all__ = [

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from labkit.devices.session import StandIns
+from labkit.devices.machine import Machine
 from labkit.devices.streams import Event, Stream
+from labkit.devices.surface import replace
 
 
-def replace_cuda(session: StandIns, stack: contextlib.ExitStack) -> None:
+def replace_cuda(machine: Machine, stack: contextlib.ExitStack) -> None:
     """Put the replacements in place; closing `stack` takes them out again."""
-    from labkit.devices.surface import replace
-
-    functions = _devices(session) | _memory(session) | _streams(session) | _random(session)
+    functions = _devices(machine) | _memory(machine) | _streams(machine) | _random(machine)
     for name, value in functions.items():
         replace(stack, torch.cuda, name, value)
     replace(stack, torch.autocast, "__init__", _autocast_init(torch.autocast.__init__))
@@ -26,18 +25,18 @@ def replace_cuda(session: StandIns, stack: contextlib.ExitStack) -> None:
     replace(stack, torch.accelerator, "current_accelerator", lambda check_available=False: None)
 
 
-def _devices(session: StandIns) -> dict[str, Any]:
+def _devices(machine: Machine) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
-        "device_count": lambda: len(session.devices),
-        "current_device": lambda: session.current_device,
-        "set_device": lambda device: setattr(session, "current_device", session.index_of(device)),
-        "device": partial(_DeviceContext, session),
+        "device_count": lambda: len(machine.devices),
+        "current_device": lambda: machine.queues.current_device,
+        "set_device": lambda device: setattr(machine.queues, "current_device", machine.index_of(device)),
+        "device": partial(_DeviceContext, machine),
         "get_device_name": lambda device=None: "stand-in device",
         "get_device_properties": lambda device=None: SimpleNamespace(
-            name="stand-in device", total_memory=session.ledgers[session.index_of(device)].capacity
+            name="stand-in device", total_memory=machine.ledgers[machine.index_of(device)].capacity
         ),
         "get_device_capability": lambda device=None: (0, 0),
         "can_device_access_peer": lambda device, peer: True,
@@ -46,9 +45,9 @@ def _devices(session: StandIns) -> dict[str, Any]:
     }
 
 
-def _memory(session: StandIns) -> dict[str, Callable[..., Any]]:
+def _memory(machine: Machine) -> dict[str, Callable[..., Any]]:
     def ledger(device: Any = None) -> Any:
-        return session.ledgers[session.index_of(device)]
+        return machine.ledgers[machine.index_of(device)]
 
     def statistics(device: Any = None) -> dict[str, int]:
         return {
@@ -69,9 +68,9 @@ def _memory(session: StandIns) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _streams(session: StandIns) -> dict[str, Any]:
+def _streams(machine: Machine) -> dict[str, Any]:
     def stream_of(queue: Any) -> Stream:
-        return Stream(session, queue=queue)
+        return Stream(machine.queues, queue=queue)
 
     @contextlib.contextmanager
     def use_stream(stream: Stream | None) -> Iterator[None]:
@@ -82,25 +81,25 @@ def _streams(session: StandIns) -> dict[str, Any]:
             yield
 
     def set_stream(stream: Stream) -> None:
-        session.enter_queue(stream.queue)
+        machine.queues.enter(stream.queue)
 
     return {
-        "Stream": lambda device=None, priority=0: Stream(session, device),
-        "Event": partial(Event, session),
+        "Stream": lambda device=None, priority=0: Stream(machine.queues, device),
+        "Event": partial(Event, machine.queues),
         "stream": use_stream,
         "set_stream": set_stream,
-        "current_stream": lambda device=None: stream_of(session.queue(session.index_of(device))),
-        "default_stream": lambda device=None: stream_of(session.default_queue(session.index_of(device))),
-        "synchronize": lambda device=None: session.finish(session.index_of(device)),
+        "current_stream": lambda device=None: stream_of(machine.queues.current(machine.index_of(device))),
+        "default_stream": lambda device=None: stream_of(machine.queues.default(machine.index_of(device))),
+        "synchronize": lambda device=None: machine.queues.finish(machine.index_of(device)),
     }
 
 
-def _random(session: StandIns) -> dict[str, Callable[..., Any]]:
+def _random(machine: Machine) -> dict[str, Callable[..., Any]]:
     """All devices draw from the CPU's generator."""
     return {
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
-        "get_rng_state_all": lambda: [torch.get_rng_state()] * len(session.devices),
+        "get_rng_state_all": lambda: [torch.get_rng_state()] * len(machine.devices),
         "manual_seed": lambda seed: None,  # torch.manual_seed has done it
         "manual_seed_all": lambda seed: None,
     }
@@ -109,15 +108,15 @@ def _random(session: StandIns) -> dict[str, Callable[..., Any]]:
 class _DeviceContext:
     """Stands in for torch.cuda.device: the device is the current one inside."""
 
-    def __init__(self, session: StandIns, device: Any) -> None:
-        self.session = session
-        self.index = session.current_device if device is None else session.index_of(device)
+    def __init__(self, machine: Machine, device: Any) -> None:
+        self.queues = machine.queues
+        self.index = self.queues.current_device if device is None else machine.index_of(device)
 
     def __enter__(self) -> None:
-        self.before, self.session.current_device = self.session.current_device, self.index
+        self.before, self.queues.current_device = self.queues.current_device, self.index
 
     def __exit__(self, *_: object) -> None:
-        self.session.current_device = self.before
+        self.queues.current_device = self.before
 
 
 def _autocast_init(before: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,8 @@ def busy(seconds: float, device: Any, name: str = "", kind: str = "compute") -> 
     if session is None:
         _spin(seconds, torch.device(device))
     else:
-        session.queue(session.index_of(device)).add(seconds, name, kind)
+        queues = session.machine.queues
+        queues.current(queues.index_of(device)).add(seconds, name, kind)
 
 
 class FixedTime(nn.Module):

@@ -1,92 +1,23 @@
-"""Streams, events and time on stand-in devices.
-
-Values are computed at once, whatever the time. What is imitated is the order a program may rely on: work
-queued on a stream takes its time there while the host goes on, a stream waits for another only when told to,
-and a copy that was asked for with `non_blocking=True` has not arrived until somebody waited for it.
-"""
+"""What stands in for torch.cuda.Stream and torch.cuda.Event."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from labkit.devices.session import StandIns
-
-
-@dataclass(frozen=True)
-class Busy:
-    """A stretch of time one stream of a device was at work; seconds since the session opened."""
-
-    device: int
-    stream: int  # 0 is the default stream
-    name: str
-    kind: str
-    start: float
-    end: float
-
-
-class LateCopy:
-    """A copy that arrives when it is waited for."""
-
-    def __init__(self, copy: Callable[[], None]) -> None:
-        self._copy: Callable[[], None] | None = copy
-
-    def arrive(self) -> None:
-        """Carry the copy out; nothing the second time."""
-        copy, self._copy = self._copy, None
-        if copy is not None:
-            copy()
-
-
-class Queue:
-    """What is queued on one stream of one device."""
-
-    def __init__(self, session: StandIns, device: int, number: int) -> None:
-        self.session, self.device, self.number = session, device, number
-        self.free_at = 0.0  # time.monotonic() when the work queued so far is done
-        self.to_device: list[LateCopy] = []
-        self.to_host: list[LateCopy] = []
-
-    def add(self, seconds: float, name: str, kind: str) -> None:
-        """Queue work of a fixed duration."""
-        start = max(time.monotonic(), self.free_at)
-        self.free_at = start + seconds
-        since = self.session.opened_at
-        self.session.timeline.append(
-            Busy(self.device, self.number, name, kind, start - since, self.free_at - since)
-        )
-
-    def not_before(self, moment: float) -> None:
-        """What is queued from now on starts no earlier than `moment`."""
-        self.free_at = max(self.free_at, moment)
-
-    def reach(self) -> None:
-        """Copies to the device that were queued here come before what is queued next."""
-        while self.to_device:
-            self.to_device.pop(0).arrive()
-
-    def finish(self) -> None:
-        """The host waits until everything queued here is done."""
-        time.sleep(max(0.0, self.free_at - time.monotonic()))
-        self.reach()
-        while self.to_host:
-            self.to_host.pop(0).arrive()
+from labkit.devices.queues import LateCopy, Queue, Queues
 
 
 class Stream:
     """Stands in for torch.cuda.Stream."""
 
-    def __init__(self, session: StandIns, device: object = None, queue: Queue | None = None) -> None:
-        self._session = session
-        self.queue = queue or session.new_queue(session.index_of(device))
+    def __init__(self, queues: Queues, device: object = None, queue: Queue | None = None) -> None:
+        self._queues = queues
+        self.queue = queue or queues.new(queues.index_of(device))
 
     @property
     def device(self) -> object:
-        return self._session.devices[self.queue.device]
+        return self._queues.devices[self.queue.device]
 
     @property
     def device_index(self) -> int:
@@ -104,7 +35,7 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that happens when what is queued here by now is done."""
-        event = event or Event(self._session)
+        event = event or Event(self._queues)
         event.record(self)
         return event
 
@@ -117,11 +48,11 @@ class Stream:
         return time.monotonic() >= self.queue.free_at
 
     def __enter__(self) -> Stream:
-        self._before = self._session.enter_queue(self.queue)
+        self._before = self._queues.enter(self.queue)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._session.leave_queue(self._before)
+        self._queues.leave(self._before)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.queue is self.queue
@@ -136,15 +67,15 @@ class Stream:
 class Event:
     """Stands in for torch.cuda.Event."""
 
-    def __init__(self, session: StandIns, enable_timing: bool = False, **_: object) -> None:
-        self._session, self._timed = session, enable_timing
+    def __init__(self, queues: Queues, enable_timing: bool = False, **_: object) -> None:
+        self._queues, self._timed = queues, enable_timing
         self.moment = 0.0
         self._before: list[LateCopy] = []
         self._host: list[LateCopy] = []
 
     def record(self, stream: Stream | None = None) -> None:
         """The event happens when what is queued on `stream` (the current one) by now is done."""
-        queue = stream.queue if stream is not None else self._session.queue()
+        queue = stream.queue if stream is not None else self._queues.current()
         self.moment = max(time.monotonic(), queue.free_at)
         self._before, self._host = list(queue.to_device), list(queue.to_host)
 
@@ -156,7 +87,7 @@ class Event:
     def wait(self, stream: Stream | None = None) -> None:
         """`stream` (the current one) waits for the event."""
         self.reach()
-        (stream.queue if stream is not None else self._session.queue()).not_before(self.moment)
+        (stream.queue if stream is not None else self._queues.current()).not_before(self.moment)
 
     def synchronize(self) -> None:
         """The host waits for the event."""

@@ -12,22 +12,19 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
+from labkit.devices.machine import Machine
 from labkit.devices.messages import not_for_numpy
 from labkit.devices.placement import HOST, Home
-from labkit.devices.session import StandIns
 
 Base: Any = torch._C.TensorBase
 LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "new_tensor")
 
 
-def replace_torch(session: StandIns, stack: contextlib.ExitStack) -> None:
+def replace_torch(machine: Machine, stack: contextlib.ExitStack) -> None:
     """Put the replacements in place; closing `stack` takes them out again."""
-    from labkit.devices.cuda_surface import replace_cuda
-
-    _replace_tensor_methods(session, stack)
-    _replace_constructors(session, stack)
-    replace_cuda(session, stack)
+    _replace_tensor_methods(machine, stack)
+    _replace_constructors(machine, stack)
 
 
 def replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -41,65 +38,65 @@ class ToCopy(torch.autograd.Function):
     """A copy to another device whose gradient is copied back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, session: StandIns, home: Home, non_blocking: bool, how: Any) -> Tensor:
-        ctx.session, ctx.source = session, session.placement.home(x)
-        return session.move(x, home, non_blocking, **how)
+    def forward(ctx: Any, x: Tensor, machine: Machine, home: Home, non_blocking: bool, how: Any) -> Tensor:
+        ctx.machine, ctx.source = machine, machine.placement.home(x)
+        return machine.move(x, home, non_blocking, **how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _moved(ctx.session, grad, ctx.source, False, {}), None, None, None, None
+        return _moved(ctx.machine, grad, ctx.source, False, {}), None, None, None, None
 
 
-def _moved(session: StandIns, x: Tensor, home: Home, non_blocking: bool, how: Any) -> Tensor:
-    if session.placement.home(x) == home:
+def _moved(machine: Machine, x: Tensor, home: Home, non_blocking: bool, how: Any) -> Tensor:
+    if machine.placement.home(x) == home:
         return x
     if x.requires_grad and torch.is_grad_enabled():
-        moved: Tensor = ToCopy.apply(x, session, home, non_blocking, how)
+        moved: Tensor = ToCopy.apply(x, machine, home, non_blocking, how)
         return moved
-    return session.move(x, home, non_blocking, **how)
+    return machine.move(x, home, non_blocking, **how)
 
 
-def _replace_tensor_methods(session: StandIns, stack: contextlib.ExitStack) -> None:
-    for name, value in (_moving(session) | _telling(session) | _reading(session)).items():
+def _replace_tensor_methods(machine: Machine, stack: contextlib.ExitStack) -> None:
+    for name, value in (_moving(machine) | _telling(machine) | _reading(machine)).items():
         replace(stack, Tensor, name, value)
-    _replace_storage_methods(session, stack)
+    _replace_storage_methods(machine, stack)
 
 
-def _moving(session: StandIns) -> dict[str, Any]:
+def _moving(machine: Machine) -> dict[str, Any]:
     """The methods that copy a tensor to another device."""
 
     def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copy = kwargs.pop("copy", False)
-        device, dtype, non_blocking, memory_format = _read_to(session, args, kwargs)
+        device, dtype, non_blocking, memory_format = _read_to(machine, args, kwargs)
         how = {} if memory_format is None else {"memory_format": memory_format}
         if _is_elsewhere(device):
             return Base.to(x, device, dtype or x.dtype, non_blocking, copy, **how)
-        home = session.placement.home(x) if device is None else session.home_of(device)
-        stays = home == session.placement.home(x)
+        home = machine.placement.home(x) if device is None else machine.home_of(device)
+        stays = home == machine.placement.home(x)
         y = Base.to(x, dtype or x.dtype, False, copy and stays, **(how if stays else {}))
-        return _moved(session, y, home, non_blocking, how)
+        return _moved(machine, y, home, non_blocking, how)
 
     def cuda(x: Tensor, device: Any = None, non_blocking: bool = False, **how: Any) -> Tensor:
-        return _moved(session, x, session.index_of(device), non_blocking, how)
+        return _moved(machine, x, machine.index_of(device), non_blocking, how)
 
     def cpu(x: Tensor, **how: Any) -> Tensor:
-        return _moved(session, x, HOST, False, how)
+        return _moved(machine, x, HOST, False, how)
 
     def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if isinstance(source, Tensor) and source.requires_grad and torch.is_grad_enabled():
-            source = _moved(session, source, session.placement.home(x), non_blocking, {})
+            source = _moved(machine, source, machine.placement.home(x), non_blocking, {})
         return Base.copy_(x, source, non_blocking)
 
     return {"to": to, "cuda": cuda, "cpu": cpu, "copy_": copy_, "record_stream": lambda x, stream: None}
 
 
-def _telling(session: StandIns) -> dict[str, Any]:
+def _telling(machine: Machine) -> dict[str, Any]:
     """The attributes that tell where a tensor is, and the rule that its gradient is there too."""
-    home = session.placement.home
+    home = machine.placement.home
 
     def device(x: Tensor) -> Any:
         index = home(x)
-        return Base.device.__get__(x) if index is HOST else session.devices[index]
+        return Base.device.__get__(x) if index is HOST else machine.devices[index]
 
     def set_grad(x: Tensor, grad: Tensor | None) -> None:
         if grad is not None and home(grad) != home(x):
@@ -115,9 +112,9 @@ def _telling(session: StandIns) -> dict[str, Any]:
     }
 
 
-def _reading(session: StandIns) -> dict[str, Any]:
+def _reading(machine: Machine) -> dict[str, Any]:
     """What only a tensor on the host can do: be a NumPy array, be pinned."""
-    placement, array_before = session.placement, Tensor.__array__
+    placement, array_before = machine.placement, Tensor.__array__
 
     def numpy(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if placement.home(x) is not HOST:
@@ -143,7 +140,7 @@ def _reading(session: StandIns) -> dict[str, Any]:
     }
 
 
-def _read_to(session: StandIns, args: Any, kwargs: Any) -> tuple[Any, Any, bool, Any]:
+def _read_to(machine: Machine, args: Any, kwargs: Any) -> tuple[Any, Any, bool, Any]:
     """(device, dtype, non_blocking, memory_format) of the arguments of `Tensor.to`, in any of its forms."""
     first = args[0] if args else kwargs.get("other", kwargs.get("device"))
     if isinstance(first, Tensor):
@@ -157,7 +154,7 @@ def _read_to(session: StandIns, args: Any, kwargs: Any) -> tuple[Any, Any, bool,
     return torch._C._nn._parse_to(*args[:3], **kwargs)
 
 
-def _replace_storage_methods(session: StandIns, stack: contextlib.ExitStack) -> None:
+def _replace_storage_methods(machine: Machine, stack: contextlib.ExitStack) -> None:
     """Storages are copied by deepcopy and emptied by hand; both must stay in the ledger."""
     Storage = torch.UntypedStorage
     resize_before, clone_before = Storage.resize_, Storage.clone
@@ -166,38 +163,38 @@ def _replace_storage_methods(session: StandIns, stack: contextlib.ExitStack) -> 
         return torch.empty(0, dtype=torch.uint8).set_(storage)
 
     def resize_(storage: Any, size: int) -> Any:
-        with session.watcher.pause():
+        with machine.watcher.pause():
             view = seen(storage)
         resize_before(storage, size)
-        session.placement.put(view, session.placement.home(view))
+        machine.placement.put(view, machine.placement.home(view))
         return storage
 
     def clone(storage: Any) -> Any:
         copied = clone_before(storage)
-        with session.watcher.pause():
-            session.placement.put(seen(copied), session.placement.home(seen(storage)))
+        with machine.watcher.pause():
+            machine.placement.put(seen(copied), machine.placement.home(seen(storage)))
         return copied
 
     replace(stack, Storage, "resize_", resize_)
     replace(stack, Storage, "clone", clone)
 
 
-def _replace_constructors(session: StandIns, stack: contextlib.ExitStack) -> None:
+def _replace_constructors(machine: Machine, stack: contextlib.ExitStack) -> None:
     for function in _device_constructors():
         name = getattr(function, "__name__", "")
         if getattr(torch, name, None) is function:
-            replace(stack, torch, name, _constructor(session, getattr(torch, name)))
+            replace(stack, torch, name, _constructor(machine, getattr(torch, name)))
     for name in ("as_tensor", "asarray"):
-        replace(stack, torch, name, _converter(session, getattr(torch, name)))
-    replace(stack, torch, "tensor", _copier(session, torch.tensor))
+        replace(stack, torch, name, _converter(machine, getattr(torch, name)))
+    replace(stack, torch, "tensor", _copier(machine, torch.tensor))
     for name in LIKE:
-        replace(stack, torch, name, _from_a_tensor(session, getattr(torch, name), inherits=True))
+        replace(stack, torch, name, _from_a_tensor(machine, getattr(torch, name), inherits=True))
     for name in NEW:
         inherits = name != "new_tensor"  # values from Python: torch makes them without telling the watcher
-        replace(stack, Tensor, name, _from_a_tensor(session, getattr(Base, name), inherits))
+        replace(stack, Tensor, name, _from_a_tensor(machine, getattr(Base, name), inherits))
 
 
-def _constructor(session: StandIns, function: Callable[..., Any]) -> Callable[..., Any]:
+def _constructor(machine: Machine, function: Callable[..., Any]) -> Callable[..., Any]:
     """torch.zeros and its kind: from sizes or values, on a named or the default device."""
 
     @functools.wraps(function)
@@ -205,13 +202,13 @@ def _constructor(session: StandIns, function: Callable[..., Any]) -> Callable[..
         device = _default_device() if device is None else device
         if _is_elsewhere(device):
             return function(*args, device=device, **kwargs)
-        home = HOST if device is None else session.home_of(device)
-        return _place(session, lambda: function(*args, device="cpu", **kwargs), home, pin_memory)
+        home = HOST if device is None else machine.home_of(device)
+        return _place(machine, lambda: function(*args, device="cpu", **kwargs), home, pin_memory)
 
     return make
 
 
-def _converter(session: StandIns, make: Callable[..., Any]) -> Callable[..., Any]:
+def _converter(machine: Machine, make: Callable[..., Any]) -> Callable[..., Any]:
     """torch.as_tensor: a tensor stays where it is, unless a device is named."""
 
     @functools.wraps(make)
@@ -223,7 +220,7 @@ def _converter(session: StandIns, make: Callable[..., Any]) -> Callable[..., Any
     return convert
 
 
-def _copier(session: StandIns, make: Callable[..., Any]) -> Callable[..., Any]:
+def _copier(machine: Machine, make: Callable[..., Any]) -> Callable[..., Any]:
     """torch.tensor: always a copy; of a tensor, where that is unless a device is named."""
 
     @functools.wraps(make)
@@ -238,7 +235,7 @@ def _copier(session: StandIns, make: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def _from_a_tensor(session: StandIns, function: Callable[..., Any], inherits: bool) -> Callable[..., Any]:
+def _from_a_tensor(machine: Machine, function: Callable[..., Any], inherits: bool) -> Callable[..., Any]:
     """torch.zeros_like, Tensor.new_zeros: where the given tensor is, unless a device is named."""
 
     @functools.wraps(function)
@@ -247,24 +244,24 @@ def _from_a_tensor(session: StandIns, function: Callable[..., Any], inherits: bo
             return function(x, *args, **kwargs)
         if _is_elsewhere(device):
             return function(x, *args, device=device, **kwargs)
-        home = session.placement.home(x) if device is None else session.home_of(device)
-        with session.watcher.pause():
-            return _place(session, lambda: function(x, *args, **kwargs), home, pin_memory)
+        home = machine.placement.home(x) if device is None else machine.home_of(device)
+        with machine.watcher.pause():
+            return _place(machine, lambda: function(x, *args, **kwargs), home, pin_memory)
 
     return make
 
 
-def _place(session: StandIns, make: Callable[[], Any], home: Home, pin_memory: bool) -> Any:
+def _place(machine: Machine, make: Callable[[], Any], home: Home, pin_memory: bool) -> Any:
     """Make a tensor and write down where it is."""
-    session.watcher.making.append(home)
+    machine.watcher.making.append(home)
     try:
         made = make()
     finally:
-        session.watcher.making.pop()
+        machine.watcher.making.pop()
     if isinstance(made, Tensor):
-        session.placement.put(made, home)
+        machine.placement.put(made, home)
     if pin_memory and home is HOST:
-        session.placement.pin(made)
+        machine.placement.pin(made)
     return made
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.devices.messages import mixed_devices, wrong_index_device
-from labkit.devices.placement import HOST, Home
-
-if TYPE_CHECKING:
-    from labkit.devices.session import StandIns
+from labkit.devices.placement import HOST, Home, Placement
+from labkit.devices.queues import Queues
 
 aten = torch.ops.aten
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
@@ -27,12 +25,13 @@ class Watcher(TorchDispatchMode):
     CUDA's exceptions are kept: a CPU tensor of no dimensions may join any operation, a copy may cross, and a
     device's tensor may be indexed with indices on the CPU. Lists (foreach, fused optimizers) are held to it
     position by position.
+
+    copy_into: carries out a copy (to, from, non_blocking) from one device to another.
     """
 
-    def __init__(self, session: StandIns) -> None:
+    def __init__(self, placement: Placement, queues: Queues, copy_into: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.session = session
-        self.placement = session.placement
+        self.placement, self.queues, self.copy_into = placement, queues, copy_into
         self.paused = False
         self.making: list[Home] = []  # set while Python asks torch for a new tensor on a known device
 
@@ -53,7 +52,7 @@ class Watcher(TorchDispatchMode):
             return func(*args, **kwargs)
         name = func._schema.name
         if name == "aten::copy_" and self._crosses(args):
-            return self.session.copy_into(args[0], args[1], *args[2:3], **kwargs)
+            return self.copy_into(args[0], args[1], *args[2:3], **kwargs)
         if "_foreach_" in name or "_fused_" in name:
             return self._on_lists(func, args, kwargs)
         tensors = list(tensors_of(args, kwargs))
@@ -64,7 +63,7 @@ class Watcher(TorchDispatchMode):
         if name in INDEXING:
             self._check_indices(home, args)
         if home is not HOST:
-            queue = self.session.queue(home)
+            queue = self.queues.current(home)
             queue.finish() if name in READS_A_VALUE else queue.reach()
         out = func(*args, **kwargs)
         self._settle(out, home, open_inputs=home is HOST and any(map(self.placement.is_open, tensors)))
@@ -106,7 +105,7 @@ class Watcher(TorchDispatchMode):
         """An operation without tensors among its arguments makes a new one, or does nothing with tensors."""
         if self.making and self.making[-1] is not HOST and "device" in kwargs:
             size = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
-            self.session.ledgers[self.making[-1]].require(size.numel() * size.element_size())
+            self.placement.ledgers[self.making[-1]].require(size.numel() * size.element_size())
         out = func(*args, **kwargs)
         if not self.making:
             for tensor in tensors_of((out,), {}):
@@ -121,7 +120,7 @@ class Watcher(TorchDispatchMode):
             row = [a[position] for a in lists if position < len(a)]
             homes.append(self._common_home(func, row, (row,), {}))
         for index in {h for h in homes if h is not HOST}:
-            self.session.queue(index).reach()
+            self.queues.current(index).reach()
         if func._schema.name.endswith("_foreach_copy_"):
             for destination, source in zip(*lists, strict=True):
                 destination.copy_(source)

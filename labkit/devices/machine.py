@@ -1,0 +1,105 @@
+"""A machine of stand-in devices: what is where, what is queued, and how values go from one to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.devices.ledger import Ledger
+from labkit.devices.placement import HOST, Home, Placement
+from labkit.devices.queues import LateCopy, Queue, Queues
+from labkit.devices.watched import Transfer
+from labkit.devices.watcher import Watcher
+
+
+class Machine:
+    """Stand-in devices, each with `bytes_each` bytes; what of torch is replaced asks and tells it.
+
+    late_copies: whether copies that nobody waited for hold NaN.  host_link: bytes a second between the host
+    and a device; None: copies take no time.  transfers: where each copy is written down.
+    """
+
+    def __init__(
+        self,
+        devices: list[torch.device],
+        bytes_each: int,
+        late_copies: bool,
+        host_link: float | None,
+        transfers: list[Transfer],
+    ) -> None:
+        self.devices, self.transfers = devices, transfers
+        self.late_copies, self.host_link = late_copies, host_link
+        self.ledgers = [Ledger(index, bytes_each) for index in range(len(devices))]
+        self.placement = Placement(self.ledgers)
+        self.queues = Queues(devices)
+        self.watcher = Watcher(self.placement, self.queues, self.copy_into)
+
+    def index_of(self, device: Any = None) -> int:
+        """The index of a device given in any form torch takes; of the current one for None."""
+        return self.queues.index_of(device)
+
+    def home_of(self, device: Any) -> Home:
+        """The index of a stand-in device; HOST for any other device."""
+        if isinstance(device, int):
+            return self.index_of(device)
+        return self.index_of(device) if torch.device(device).type == "cuda" else HOST
+
+    def move(self, x: Tensor, home: Home, non_blocking: bool = False, **how: Any) -> Tensor:
+        """A copy of `x` on another device, without a gradient of its own."""
+        if home is not HOST:
+            self.ledgers[home].require(x.numel() * x.element_size())
+        with self.watcher.pause():
+            made = torch.empty_like(x.detach(), **how)
+        if home is HOST and non_blocking:
+            self.placement.pin(made)
+        return self.copy_into(self.placement.put(made, home), x, non_blocking)
+
+    def copy_into(self, destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        """Copy values across devices, in the order of the streams, and write the transfer down."""
+        to, come_from = self.placement.home(destination), self.placement.home(source)
+        queue = self.queues.current(come_from if to is HOST else to)
+        self._note(queue, destination, source, non_blocking)
+        if to is not HOST and come_from is not HOST:
+            self._between_devices(self.queues.current(come_from), self.queues.current(to))
+            self._copy(destination, source)
+            return destination
+        if self.host_link is not None:
+            seconds = source.numel() * source.element_size() / self.host_link
+            queue.add(seconds, "to host" if to is HOST else "to device", "communication")
+        pinned = self.placement.is_pinned(destination if to is HOST else source)
+        if non_blocking and pinned and self.late_copies:
+            self._copy_late(queue, destination, source, to)
+        else:
+            queue.reach()
+            self._copy(destination, source)
+            if not non_blocking:
+                queue.finish()
+        return destination
+
+    def _copy(self, destination: Tensor, source: Tensor) -> None:
+        with self.watcher.pause(), torch.no_grad():
+            destination.data.copy_(source.detach())
+
+    def _copy_late(self, queue: Queue, destination: Tensor, source: Tensor, to: Home) -> None:
+        queue.reach()
+        with self.watcher.pause(), torch.no_grad():
+            kept = source.detach().clone() if to is HOST else source.detach()
+            destination.data.fill_(float("nan") if destination.dtype.is_floating_point else 0)
+        copy = LateCopy(lambda: self._copy(destination, kept))
+        (queue.to_host if to is HOST else queue.to_device).append(copy)
+
+    def _between_devices(self, one: Queue, other: Queue) -> None:
+        for queue in (one, other):
+            queue.reach()
+        moment = max(one.free_at, other.free_at)
+        one.not_before(moment)
+        other.not_before(moment)
+
+    def _note(self, queue: Queue, destination: Tensor, source: Tensor, non_blocking: bool) -> None:
+        num_bytes = source.numel() * source.element_size()
+        ends = str(source.device), str(destination.device)
+        self.transfers.append(
+            Transfer(*ends, num_bytes, tuple(source.shape), queue.number, bool(non_blocking))
+        )

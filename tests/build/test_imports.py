@@ -1,0 +1,77 @@
+"""Which module imports which: read from the source, so that imports inside functions and for types count too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).resolve().parents[2]
+ROOMS = ("labkit.devices", "labkit.show", "labkit.jupyter", "labkit.slurm", "labkit.theory", "labkit.build")
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Name -> file, for all modules of a package."""
+    found = {}
+    for path in (HOUSE / package.replace(".", "/")).rglob("*.py"):
+        parts = path.relative_to(HOUSE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Each name that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def arrows(known: dict[str, Path]) -> dict[str, set[str]]:
+    """Module -> the modules of `known` that it imports.
+
+    An import of a name that is a module of a package counts as one of that module, not of the package.
+    """
+    found = {}
+    for module, path in known.items():
+        names = {name for name in imported(path) if name in known and name != module}
+        packages = {name.rpartition(".")[0] for name in names}
+        found[module] = {name for name in names if name not in packages}
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_of_a_room_have_one_direction(room: str) -> None:
+    try:
+        TopologicalSorter(arrows(modules(room))).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+
+
+def test_labkit_does_not_know_the_grader() -> None:
+    knowing = [
+        module
+        for module, path in modules("labkit").items()
+        if any(name.split(".")[0] == "autograder" for name in imported(path))
+    ]
+    assert knowing == []
+
+
+def test_no_circle_goes_through_the_rooms_that_others_use() -> None:
+    """A room's modules may only be in a circle through other rooms; here is none of those either."""
+    known = modules("labkit")
+    graph = arrows(known)
+    for start in known:
+        if start.startswith(ROOMS):
+            reached, left = set(), list(graph[start])
+            while left:
+                module = left.pop()
+                if module not in reached:
+                    reached.add(module)
+                    left.extend(graph[module])
+            assert start not in reached, f"{start} imports itself by way of others"
