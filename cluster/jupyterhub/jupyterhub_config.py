@@ -9,37 +9,34 @@ begins with load_subconfig("/path/to/this/file").
 
 import os
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from batchspawner import MultiSlurmSpawner
 from batchspawner.batchspawner import format_template
 from tornado.web import HTTPError
 from traitlets.config import Config
 
+from labkit.settings import SettingsError, read_settings, settings_like
 from labkit.slurm.choices import Choice, chosen, form, from_form, offered
-from labkit.slurm.site import SiteError, find_site
+from labkit.slurm.site import find_site
 
 HERE = Path(__file__).resolve().parent
 
 
-def read_settings() -> dict[str, dict]:
-    """The defaults, with what the site's file says in their place. A name that does not exist is an error."""
-    settings = tomllib.loads((HERE / "labkit.toml").read_text())
-    site = Path(os.environ.get("LABKIT_HUB", "/etc/jupyterhub/labkit.toml"))
-    if "LABKIT_HUB" not in os.environ and not site.exists():
-        return settings
-    for table, values in tomllib.loads(site.read_text()).items():
-        unknown = (
-            [table] if table not in settings else [f"{table}.{n}" for n in values if n not in settings[table]]
-        )
-        if unknown:
-            raise SystemExit(
-                f"{site}: no setting {', '.join(unknown)}; {HERE / 'labkit.toml'} has those there are"
-            )
-        settings[table].update(values)
-    return settings
+def hub_settings() -> dict[str, dict]:
+    """The defaults, with what the operator's file says in their place; what is wrong there is told."""
+    kind = settings_like(HERE / "labkit.toml")
+    path = Path(os.environ.get("LABKIT_HUB", "/etc/jupyterhub/labkit.toml"))
+    if "LABKIT_HUB" not in os.environ and not path.exists():
+        return msgspec.to_builtins(kind())
+    try:
+        return msgspec.to_builtins(read_settings(path, kind))
+    except FileNotFoundError:
+        raise SystemExit(f"{path}: there is no such file, and LABKIT_HUB names it") from None
+    except SettingsError as error:
+        raise SystemExit(f"{error}. {HERE / 'labkit.toml'} has all settings") from None
 
 
 BATCH_SCRIPT = """#!/bin/bash
@@ -135,7 +132,7 @@ def configure_choices(c: Config, slurm: dict, choices: dict) -> None:
                 qos = [f"--qos={partition.qos}"] if partition.qos else []
                 slurm = {**slurm, "partition": partition.name, "options": [*qos, *slurm["options"]]}
             there = offered(site, slurm, choices)
-        except (SiteError, ValueError) as error:
+        except ValueError as error:
             raise SystemExit(f"the hub's settings: {error}") from None
     c.SlurmSpawner.req_options = slurm_options(slurm)
     if there:
@@ -218,4 +215,4 @@ def prepare_server(instructors: list[str], idle_seconds: int):
     return prepare
 
 
-configure(get_config(), **read_settings())  # noqa: F821
+configure(get_config(), **hub_settings())  # noqa: F821

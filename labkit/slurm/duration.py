@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from msgspec import Meta
 
 _FORM = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_SUCH_AS = "a time such as 01:30:00 (hours:minutes:seconds)"
+Time = Annotated[str, Meta(pattern=rf"\A\s*{_FORM.pattern}\s*\Z", description=_SUCH_AS)]
+TimeOrNone = Annotated[str, Meta(pattern=rf"\A(\s*{_FORM.pattern}\s*)?\Z", description=_SUCH_AS)]
 
 
 def minutes_of(text: str) -> int:
     """'30' and '30:00' -> 30, '01:30:00' -> 90, '1-0' and '1-00:00:00' -> 1440. ValueError for other text."""
     found = _FORM.fullmatch(text.strip())
     if not found:
-        raise ValueError(f"expected a time such as 01:30:00 (hours:minutes:seconds) and found {text!r}")
+        raise ValueError(f"expected {_SUCH_AS} and found {text!r}")
     parts = [int(part) for part in found["rest"].split(":")]
     if found["days"] is not None:  # days-hours[:minutes[:seconds]]
         hours, minutes, seconds = [*parts, 0, 0][:3]

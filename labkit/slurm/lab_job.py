@@ -11,10 +11,11 @@ import click
 
 from labkit.jupyter.behind_jupyter import Jupyter, jupyter_around
 from labkit.jupyter.lab import CannotStart
+from labkit.settings import SettingsError
 from labkit.slurm import commands as slurm
 from labkit.slurm import lab_files
 from labkit.slurm.duration import minutes_of
-from labkit.slurm.site import HOUSE, Site, SiteError, current_site, find_site
+from labkit.slurm.site import HOUSE, Site, current_site, find_site
 
 NAME = "labkit-lab"  # of the job, by which it is found again
 SCRIPT = HOUSE / "cluster" / "slurm" / "lab.sbatch"
@@ -51,7 +52,7 @@ def start(
         if cores := chosen.cores(each):
             asked.append(f"--cpus-per-task={cores}")
         return _wait(_submit(chosen, site, [f"--nodes={nodes}", *asked], root, idle), cancel=True)
-    except (slurm.SlurmError, SiteError, ValueError) as error:
+    except (slurm.SlurmError, SettingsError, ValueError) as error:
         raise CannotStart(str(error)) from error
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from labkit.jupyter.lab import CannotStart, run, tunnel
+from labkit.settings import SettingsError
 from labkit.slurm import lab_files
 from labkit.slurm.commands import SlurmError, node_address
-from labkit.slurm.site import SiteError, current_site
+from labkit.slurm.site import current_site
 
 _PORTS_EACH = 10
 
@@ -49,7 +50,7 @@ def main(root: Path, idle: float) -> None:
 
         first = own_port(site.ports, os.getuid())
         sys.exit(run(port=first, root=root, ip=ip, browser=False, idle=idle, base=base, tell=tell))
-    except (CannotStart, SiteError, SlurmError) as error:
+    except (CannotStart, SettingsError, SlurmError) as error:
         print(f"labkit: {error}", file=sys.stderr)
         sys.exit(2)
     finally:

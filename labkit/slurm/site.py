@@ -4,72 +4,79 @@ from __future__ import annotations
 
 import os
 import shlex
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from labkit.slurm.duration import minutes_of, slurm_time
+from msgspec import Meta, Struct
+
+from labkit.settings import SettingsError, read_settings
+from labkit.slurm.duration import Time, TimeOrNone, minutes_of, slurm_time
 
 HOUSE = Path(__file__).resolve().parents[2]
 SITES = HOUSE / "cluster" / "sites"
-ACCOUNTS = ("required", "optional", "none")
 
 
-class SiteError(ValueError):
-    """A site file that cannot be used; `problems` has one sentence each."""
+Count = Annotated[int, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=1024, le=65535)]
+Ports = Annotated[
+    tuple[Port, Port],
+    Meta(description="the first and the last, between 1024 and 65535, such as [10000, 15999]"),
+]
 
-    def __init__(self, path: Path, problems: list[str]) -> None:
-        super().__init__(f"{path}: " + "; ".join(problems))
-        self.problems = problems
 
-
-@dataclass(frozen=True)
-class Partition:
+class Partition(Struct, frozen=True):
     """A partition. max_time: the longest job it takes, as Slurm writes it; max_nodes: 0 for no limit."""
 
-    name: str
-    max_time: str = ""
-    max_nodes: int = 0
+    name: Annotated[str, Meta(min_length=1, description="the partition's name")]
+    max_time: TimeOrNone = ""
+    max_nodes: Count = 0
     qos: str = ""
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct, frozen=True):
     """A compute node. gpus: how many each has, and gpu what they are; gpu_memory_gib: of one."""
 
-    cpus: int = 0
-    memory_gib: int = 0
-    gpus: int = 0
+    cpus: Count = 0
+    memory_gib: Count = 0
+    gpus: Count = 0
     gpu: str = ""
-    gpu_memory_gib: int = 0
+    gpu_memory_gib: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.gpus and not (self.gpu and self.gpu_memory_gib):
+            raise ValueError(
+                "gpus: say also what they are (gpu) and how much memory one has (gpu_memory_gib)"
+            )
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Struct, frozen=True):
     """A machine or cluster. The first partition is the one taken when none is named.
 
-    modules: for `module load` in jobs. account: "required", "optional" or "none". interface: the network
-    between nodes; "" finds it. ports: first and last that a person's JupyterLab may take. login: the host
-    that tunnels go through; "" is where the job was submitted. ssh_to_nodes: whether one may ssh to a node
-    one has a job on. tested: whether the course ran there. source: where the facts are from.
+    modules: for `module load` in jobs, and commands after it. account: whether jobs name one. interface: the
+    network between nodes; "" finds it. ports: first and last that a person's JupyterLab may take. login: the
+    host that tunnels go through; "" is where the job was submitted. ssh_to_nodes: whether one may ssh to a
+    node one has a job on. tested: whether the course ran there. source: where the facts are from.
     """
 
-    name: str
-    scheduler: str = "slurm"
+    name: Annotated[str, Meta(min_length=1, description="what people call the site")]
+    scheduler: Literal["slurm", "none"] = "slurm"
     tested: bool = False
     source: str = ""
     modules: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    account: str = "optional"
+    account: Literal["required", "optional", "none"] = "optional"
     interface: str = ""
-    ports: tuple[int, int] = (10000, 15999)
+    ports: Ports = (10000, 15999)
     login: str = ""
     ssh_to_nodes: bool = True
-    time: str = "01:00:00"
-    node: Node = field(default_factory=Node)
+    time: Time = "01:00:00"
+    node: Node = Node()
     partitions: tuple[Partition, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ports[0] > self.ports[1]:
+            raise ValueError(f"ports: expected the first before the last, found {list(self.ports)}")
 
     @property
     def gpus(self) -> int:
@@ -137,7 +144,7 @@ def current_site(environment: Mapping[str, str] = os.environ) -> Site:
 
 
 def find_site(named: str) -> Site:
-    """A site by the path of its file, or by its name in cluster/sites. SiteError when it cannot be used."""
+    """A site by the path of its file, or by its name in cluster/sites. SettingsError when it is not right."""
     path = Path(named).expanduser()
     if not path.exists() and path.name == named:
         path = SITES / f"{named.removesuffix('.toml')}.toml"
@@ -145,99 +152,9 @@ def find_site(named: str) -> Site:
 
 
 def load_site(path: Path) -> Site:
-    """Read and check a site file. SiteError has all that is wrong with it."""
+    """Read and check a site file. SettingsError has all that is wrong with it."""
     try:
-        data = tomllib.loads(path.read_text())
+        return read_settings(path, Site)
     except FileNotFoundError:
         known = ", ".join(sorted(one.stem for one in SITES.glob("*.toml")))
-        raise SiteError(path, [f"there is no such file; cluster/sites has {known}"]) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SiteError(path, [f"it cannot be read as TOML: {error}"]) from None
-    problems = _problems(data)
-    if problems:
-        raise SiteError(path, problems)
-    lists: dict[str, Any] = {
-        name: tuple(data[name]) for name in ("modules", "commands", "ports") if name in data
-    }
-    parts: dict[str, Any] = {
-        "node": Node(**data.get("node", {})),
-        "partitions": tuple(Partition(**one) for one in data.get("partitions", ())),
-    }
-    return Site(**(data | lists | parts))
-
-
-_KINDS: dict[type, dict[str, Any]] = {
-    Site: {"name": str, "scheduler": str, "tested": bool, "source": str, "modules": list, "commands": list,
-           "account": str, "interface": str, "ports": list, "login": str, "ssh_to_nodes": bool, "time": str,
-           "node": dict, "partitions": list},
-    Node: {"cpus": int, "memory_gib": int, "gpus": int, "gpu": str, "gpu_memory_gib": int},
-    Partition: {"name": str, "max_time": str, "max_nodes": int, "qos": str},
-}  # fmt: skip
-_WORDS: dict[Any, str] = {
-    str: "text",
-    int: "a whole number",
-    bool: "true or false",
-    list: "a list",
-    dict: "a table",
-}
-
-
-def _problems(data: Mapping[str, Any]) -> list[str]:
-    found = _wrong_keys(Site, data, "")
-    if found:
-        return found  # the rest looks into values that have the right kind
-    found += _wrong_keys(Node, data.get("node", {}), "node.")
-    for number, one in enumerate(data.get("partitions", ()), 1):
-        where = f"partition {number}: "
-        found += _wrong_keys(Partition, one, where) if isinstance(one, dict) else [f"{where}expected a table"]
-    found += _wrong_values(data)
-    return found or _wrong_times(data)
-
-
-def _wrong_keys(kind: type, data: Mapping[str, Any], where: str) -> list[str]:
-    kinds = _KINDS[kind]
-    known = ", ".join(one.name for one in fields(kind))
-    found = [f"{where}{name}: not a setting; there are {known}" for name in data if name not in kinds]
-    for name, expected in kinds.items():
-        value = data.get(name)
-        if value is not None and type(value) is not expected:
-            found.append(f"{where}{name}: expected {_WORDS[expected]}, found {value!r}")
-    if kind is not Node and not data.get("name"):
-        found.append(f"{where}name: is missing")
-    return found
-
-
-def _wrong_values(data: Mapping[str, Any]) -> list[str]:
-    found = []
-    if data.get("scheduler", "slurm") not in ("slurm", "none"):
-        found.append(f'scheduler: expected "slurm" or "none", found {data["scheduler"]!r}')
-    if data.get("account", "optional") not in ACCOUNTS:
-        found.append(f"account: expected one of {', '.join(ACCOUNTS)}, found {data['account']!r}")
-    ports = data.get("ports", [10000, 15999])
-    whole = len(ports) == 2 and all(type(port) is int for port in ports)
-    if not whole or not 1024 <= ports[0] <= ports[1] <= 65535:
-        found.append(f"ports: expected the first and the last, between 1024 and 65535, found {ports!r}")
-    for name in ("modules", "commands"):
-        if not all(isinstance(one, str) for one in data.get(name, ())):
-            found.append(f"{name}: expected a list of texts, found {data[name]!r}")
-    node = data.get("node", {})
-    found += [
-        f"node.{name}: is negative" for name, value in node.items() if isinstance(value, int) and value < 0
-    ]
-    if node.get("gpus") and not (node.get("gpu") and node.get("gpu_memory_gib")):
-        found.append("node.gpus: say also what they are (gpu) and how much memory one has (gpu_memory_gib)")
-    return found
-
-
-def _wrong_times(data: Mapping[str, Any]) -> list[str]:
-    times = {"time": data.get("time", "")}
-    times |= {
-        f"partition {one['name']}: max_time": one.get("max_time", "") for one in data.get("partitions", ())
-    }
-    found = []
-    for where, text in times.items():
-        try:
-            minutes_of(text or "1")
-        except ValueError as error:
-            found.append(f"{where}: {error}")
-    return found
+        raise SettingsError(path, [f"there is no such file; cluster/sites has {known}"]) from None

@@ -7,15 +7,16 @@ import shutil
 import psutil
 
 from labkit.doctor import Finding
+from labkit.settings import SettingsError
 from labkit.slurm import commands as slurm
-from labkit.slurm.site import Site, SiteError, find_site
+from labkit.slurm.site import Site, find_site
 
 
 def examine_site(named: str) -> list[Finding]:
     """What is wrong with the file; or, when nothing is, how it compares with the Slurm that answers here."""
     try:
         site = find_site(named)
-    except SiteError as error:
+    except SettingsError as error:
         return [Finding("site file", "failed", problem) for problem in error.problems]
     ran = "the course was run there" if site.tested else "the course was not run there yet"
     node = site.node

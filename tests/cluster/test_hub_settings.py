@@ -52,19 +52,25 @@ def test_a_site_says_only_what_differs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("[slurm]\ngpus = 1", "slurm.gpus"), ("[slrum]\ncpus = 1", "slrum")]
+    ("text", "told"),
+    [
+        ("[slurm]\ngpus = 1", r"slurm.gpus: not a setting; did you mean gpus-per-node\?"),
+        ("[slrum]\ncpus = 1", r"slrum: not a setting; did you mean slurm\?"),
+        ("[slurm]\ncpus = '4'", "slurm.cpus: expected a whole number, found '4'"),
+        ("[hub]\nusers = 'ada'\nport = true", "hub.port: .*; hub.users: expected a list, found 'ada'"),
+    ],
 )
-def test_a_name_that_does_not_exist(
+def test_what_is_wrong_with_the_settings_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
 ) -> None:
     site = tmp_path / "labkit.toml"
     site.write_text(text)
-    with pytest.raises(SystemExit, match=f"no setting {told};.*labkit.toml has those there are"):
+    with pytest.raises(SystemExit, match=f"{told}.*labkit.toml has all settings"):
         load(site, monkeypatch)
 
 
 def test_a_file_that_is_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none\.toml"):
+    with pytest.raises(SystemExit, match=r"none\.toml: there is no such file, and LABKIT_HUB names it"):
         load(tmp_path / "none.toml", monkeypatch)
 
 

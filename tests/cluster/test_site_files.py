@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit.settings import SettingsError
 from labkit.slurm.duration import minutes_of, slurm_time
-from labkit.slurm.site import SITES, SiteError, load_site
+from labkit.slurm.site import SITES, load_site
 
 
 @pytest.mark.parametrize("path", sorted(SITES.glob("*.toml")), ids=lambda path: path.stem)
@@ -37,31 +38,61 @@ def test_a_part_of_a_node_comes_with_its_share_of_the_cores() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("name = 'x'\nmodule = ['a']", "module: not a setting; there are name, scheduler"),
-        ("scheduler = 'slurm'", "name: is missing"),
-        ("name = 'x'\naccount = 'yes'", "account: expected one of required, optional, none, found 'yes'"),
-        ("name = 'x'\nports = [10, 20]", "between 1024 and 65535, found [10, 20]"),
-        ("name = 'x'\nnode.gpus = '4'", "node.gpus: expected a whole number, found '4'"),
-        ("name = 'x'\nnode.gpus = 4", "say also what they are"),
-        ("name = 'x'\n[[partitions]]\nname = 'p'\nmax_time = 'long'", "expected a time such as 01:30:00"),
+        ("name = 'x'\nmodule = ['a']", "module: not a setting; did you mean modules?"),
+        ("name = 'x'\nfabric = 'ib0'", "fabric: not a setting; there are name, scheduler, tested"),
+        ("scheduler = 'slurm'", "name: is missing; expected what people call the site"),
+        (
+            "name = 'x'\naccount = 'yes'",
+            'account: expected "none" or "optional" or "required", found \'yes\'',
+        ),
+        ("name = 'x'\nports = [10, 20]", "between 1024 and 65535, such as [10000, 15999], found [10, 20]"),
+        ("name = 'x'\nports = [2000, 1999]", "ports: expected the first before the last, found [2000, 1999]"),
+        ("name = 'x'\nmodules = ['a', 1]", "modules: expected a list of texts, found ['a', 1]"),
+        ("name = 'x'\nnode = 4", "node: expected a table, found 4"),
+        ("name = 'x'\nnode.gpus = '4'", "node.gpus: expected a whole number, 0 or more, found '4'"),
+        ("name = 'x'\nnode.cpus = -1", "node.cpus: expected a whole number, 0 or more, found -1"),
+        ("name = 'x'\nnode.gpus = 4", "node.gpus: say also what they are"),
+        (
+            "name = 'x'\n[[partitions]]\nname = 'p'\nmax_time = 'long'",
+            "partitions 1, max_time: expected a time such as 01:30:00 (hours:minutes:seconds), found 'long'",
+        ),
+        ("name = 'x'\ntime = ''", "time: expected a time such as 01:30:00"),
         ("name = 'x", "it cannot be read as TOML"),
-        ("name = 'x'\npartitions = ['gpu']", "partition 1: expected a table"),
+        ("name = 'x'\npartitions = ['gpu']", "partitions 1: expected a table, found 'gpu'"),
+        ("name = 'x'\npartitions = 'gpu'", "partitions: expected a list of tables, found 'gpu'"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "site.toml"
     path.write_text(text)
-    with pytest.raises(SiteError) as caught:
+    with pytest.raises(SettingsError) as caught:
         load_site(path)
     assert any(says in problem for problem in caught.value.problems), caught.value.problems
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    """Names, kinds, what does not go together and times, on all levels."""
     path = tmp_path / "site.toml"
-    path.write_text("name = 'x'\naccount = 'yes'\nports = [1]\nscheduler = 'pbs'")
-    with pytest.raises(SiteError) as caught:
+    path.write_text(
+        "acount = 'none'\nports = [3000, 2000]\nscheduler = 'pbs'\n[node]\ngpus = 4\ncpu = 8\n"
+        "[[partitions]]\nmax_time = 'long'\nmax_nodes = -1\n[[partitions]]\nname = ''\nlimit = 3"
+    )
+    with pytest.raises(SettingsError) as caught:
         load_site(path)
-    assert len(caught.value.problems) == 3
+    where = [problem.partition(":")[0] for problem in caught.value.problems]
+    assert sorted(where) == [
+        "acount",
+        "name",
+        "node.cpu",
+        "node.gpus",
+        "partitions 1, max_nodes",
+        "partitions 1, max_time",
+        "partitions 1, name",
+        "partitions 2, limit",
+        "partitions 2, name",
+        "ports",
+        "scheduler",
+    ]
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -70,7 +101,7 @@ def test_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "labkit.cli", "doctor", "--json", "--site"]
     wrong = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 1
-    assert json.loads(wrong.stdout)["findings"][0]["says"].startswith("account: expected one of")
+    assert json.loads(wrong.stdout)["findings"][0]["says"].startswith("account: expected")
     right = subprocess.run([*command, "workstation"], capture_output=True, text=True, timeout=60)
     assert right.returncode == 0
     missing = subprocess.run([*command, "nowhere"], capture_output=True, text=True, timeout=60)
