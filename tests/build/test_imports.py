@@ -1,4 +1,4 @@
-"""Which module imports which: read from the source, so that imports inside functions and for types count too."""
+"""Which module imports which, read from the source: imports inside functions and for types count too."""
 
 from __future__ import annotations
 
