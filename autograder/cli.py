@@ -6,6 +6,7 @@ import json
 import secrets
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,13 +163,8 @@ def regrade(
 ) -> None:
     """Grade students or exercises again, and leave everything else as it is."""
     from autograder.batch.run import regrade_course
-    from labkit.checks.registry import UnknownExercise, exercise
 
-    try:
-        for name in exercises:
-            exercise(name)
-    except UnknownExercise as problem:
-        raise click.ClickException(str(problem)) from None
+    _known(exercises)
     _tell(regrade_course(_course(course), _lesson(lesson), students, exercises, unsafe, _sandbox))
 
 
@@ -207,23 +203,71 @@ def release(folder: Path) -> None:
 
 @main.command()
 @click.option("--lesson", "lessons", multiple=True, help="Only this lesson; can be given several times.")
+@click.option(
+    "--exercise", "exercises", multiple=True, help="Only this exercise; can be given several times."
+)
 @click.option("--jobs", default="auto", help="Trials at once, or `auto`.")
 @click.option("--seeds", default=1, help="How many seeds the reference solutions are tried with.")
-def selftest(lessons: tuple[str, ...], jobs: str, seeds: int) -> None:
-    """Grade the references, stubs and mutants of the lessons; print the kill table; fail if one survives."""
+def selftest(lessons: tuple[str, ...], exercises: tuple[str, ...], jobs: str, seeds: int) -> None:
+    """Grade the references, stubs and wrong answers of the lessons; print the kill table; fail if one
+    survives.
+    """
     from autograder.grade.reference import graded_lessons
-    from autograder.grade.selftest import NoMutants, kill_table, run_trials, trials
+    from autograder.grade.selftest import NoWrongAnswers, kill_table, run_trials, trials
 
-    names = [_lesson(name) for name in lessons] or graded_lessons()
+    _known(exercises)
+    names = [_lesson(name) for name in lessons or dict.fromkeys(e[:2] for e in exercises)] or graded_lessons()
     try:
-        wanted = [trial for name in names for trial in trials(name, range(1, seeds + 1))]
-    except NoMutants as problem:
+        wanted = [trial for name in names for trial in trials(name, range(1, seeds + 1), exercises)]
+    except NoWrongAnswers as problem:
         raise click.ClickException(str(problem)) from None
     with click.progressbar(
         run_trials(wanted, _sandbox(False), _jobs(jobs)), len(wanted), file=sys.stderr
     ) as rows:
         done = list(rows)
     sys.exit(0 if kill_table(done, click.echo) else 1)
+
+
+@main.group()
+def wrong() -> None:
+    """Wrong answers that the self-test grades: diffs against the reference solutions."""
+
+
+@wrong.command()
+@click.argument("exercise")
+@click.argument("name")
+@click.option(
+    "--from", "edited", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A copy of the lesson's file in solutions/ with the mistake in it.",
+)  # fmt: skip
+@click.option("--says", required=True, help="The mistake, in a few words.")
+@click.option("--breaks", multiple=True, required=True, help="A property it must cost; can be repeated.")
+def write(exercise: str, name: str, edited: Path, says: str, breaks: tuple[str, ...]) -> None:
+    """Write the wrong answer NAME to EXERCISE from a copy of the solution that was edited."""
+    from autograder.grade.wrong_answers import WrongAnswerError, write_wrong_answer
+
+    _known([exercise])
+    try:
+        click.echo(f"wrote {write_wrong_answer(exercise, name, edited, says, breaks)}")
+    except (WrongAnswerError, KeyError) as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+@wrong.command(name="refresh")
+@click.argument("lessons", nargs=-1)
+def refresh_diffs(lessons: tuple[str, ...]) -> None:
+    """Move the diffs of LESSONS, or of all, to where their lines stand in the references now."""
+    from autograder.grade.reference import graded_lessons
+    from autograder.grade.wrong_answers import refresh
+
+    problems = []
+    for lesson in lessons or graded_lessons():
+        moved, lost = refresh(_lesson(lesson))
+        problems += lost
+        for path in moved:
+            click.echo(f"moved {path}")
+    if problems:
+        raise click.ClickException("\n".join(problems))
 
 
 @main.command(hidden=True)
@@ -268,6 +312,17 @@ def _lesson(name: str) -> str:
     try:
         return lesson_source(name).name
     except LookupError as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+def _known(exercises: Iterable[str]) -> None:
+    """A usage error unless every one of these is the id of an exercise."""
+    from labkit.checks.registry import UnknownExercise, exercise
+
+    try:
+        for name in exercises:
+            exercise(name)
+    except UnknownExercise as problem:
         raise click.ClickException(str(problem)) from None
 
 

@@ -1,4 +1,4 @@
-"""Grades what must pass and what must not: the references, the stubs, an empty notebook, and every mutant."""
+"""Grades what must pass and what must not: references, stubs, an empty notebook, and every wrong answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, Harness, hidden_files
 from autograder.grade.reference import all_cases, solved_cells, stub_cells
-from autograder.mutants import Mutant, mutants
+from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from autograder.sandbox.sandbox import Sandbox
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
@@ -22,8 +22,8 @@ from labkit.checks.source.submission import Cell
 class Trial:
     """One thing to grade. must_fail: properties it must lose; None when it must earn all points.
 
-    verdict: what the verdict must be, where that is part of the trial. says: the mistake, for a mutant,
-    which is graded on the cases that give evidence for what it breaks, and on no others.
+    verdict: what the verdict must be, where that is part of the trial. says: the mistake, for a wrong
+    answer, which is graded on the cases that give evidence for what it breaks, and on no others.
     """
 
     name: str
@@ -71,19 +71,21 @@ class Row:
         return f"{mark} {about} {report.verdict}: {self.told}{flags}"
 
 
-class NoMutants(ValueError):
-    """An exercise without mutants is an exercise whose check nobody has tried to fool."""
+class NoWrongAnswers(ValueError):
+    """An exercise without wrong answers is an exercise whose check nobody has tried to fool."""
 
 
-def trials(lesson: str, seeds: Sequence[int]) -> list[Trial]:
-    """Everything a lesson is tried with. NoMutants when an exercise has none."""
-    exercises = registry.exercises(lesson)
-    found = mutants(lesson)
-    without = [e.id for e in exercises if e.id not in {m.exercise for m in found}]
+def trials(lesson: str, seeds: Sequence[int], only: Sequence[str] = ()) -> list[Trial]:
+    """Everything a lesson is tried with, or its exercises called `only`. NoWrongAnswers when one has none."""
+    exercises = [e for e in registry.exercises(lesson) if not only or e.id in only]
+    found = [answer for answer in wrong_answers(lesson) if not only or answer.exercise in only]
+    without = [e.id for e in exercises if e.id not in {answer.exercise for answer in found}]
     if without:
-        file = f"autograder/mutants/lesson_{lesson[:2]}.py"
-        raise NoMutants(f"no mutants for {', '.join(without)}: add some to {file}")
-    return [*_honest(lesson, exercises, seeds), *(_mutated(lesson, mutant, seeds[0]) for mutant in found)]
+        folders = f"autograder/lessons/lesson_{lesson[:2]}/wrong/"
+        raise NoWrongAnswers(
+            f"no wrong answers to {', '.join(without)}: write some to {folders} with `autograder wrong write`"
+        )
+    return [*_honest(lesson, exercises, seeds), *(_wrong(lesson, answer, seeds[0]) for answer in found)]
 
 
 def run_trials(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
@@ -114,14 +116,12 @@ def _run_lesson(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterato
 
 def kill_table(rows: Sequence[Row], show: Callable[[str], None]) -> bool:
     """Show every row, those that went wrong last. Whether all are as they must be."""
-    for row in sorted(
-        rows, key=lambda row: (not row.ok, row.trial.exercise.id, row.trial.name), reverse=False
-    ):
+    for row in sorted(rows, key=lambda row: (not row.ok, row.trial.exercise.id, row.trial.name)):
         show(str(row))
     wrong = [row for row in rows if not row.ok]
-    of_mutants = [row for row in rows if row.trial.says]
+    of_mistakes = [row for row in rows if row.trial.says]
     show(
-        f"{sum(row.ok for row in of_mutants)} of {len(of_mutants)} mutants lost what they break; "
+        f"{sum(row.ok for row in of_mistakes)} of {len(of_mistakes)} wrong answers lost what they break; "
         f"{len(rows) - len(wrong)} of {len(rows)} trials as they must be"
     )
     return not wrong
@@ -162,12 +162,12 @@ def _honest(lesson: str, exercises: Sequence[Exercise], seeds: Sequence[int]) ->
         yield Trial("empty notebook", exercise, (), seeds[0], everything, "not_attempted")
 
 
-def _mutated(lesson: str, mutant: Mutant, seed: int) -> Trial:
-    exercise = registry.exercise(mutant.exercise)
-    for name in mutant.breaks:
+def _wrong(lesson: str, answer: WrongAnswer, seed: int) -> Trial:
+    exercise = registry.exercise(answer.exercise)
+    for name in answer.breaks:
         exercise.property(name)
     cells = tuple(
-        replace(c, source=mutant.apply(c.source)) if c.exercise == mutant.exercise else c
+        replace(c, source=answer.apply(c.source)) if c.exercise == answer.exercise else c
         for c in solved_cells(lesson)
     )
-    return Trial(mutant.id, exercise, cells, seed, mutant.breaks, says=mutant.says)
+    return Trial(answer.id, exercise, cells, seed, answer.breaks, says=answer.says)

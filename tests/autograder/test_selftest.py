@@ -1,15 +1,21 @@
-"""References earn everything, stubs and empty notebooks nothing, and every mutant loses what it breaks."""
+"""References earn everything, stubs and empty notebooks nothing, every wrong answer loses what it breaks."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
-from autograder.grade import selftest
-from autograder.grade.reference import graded_lessons, reference_cells
-from autograder.grade.selftest import NoMutants, Row, kill_table, run_trials, trials
-from autograder.mutants import Mutant, MutantError, mutants
+from autograder.cli import main
+from autograder.grade import reference, selftest
+from autograder.grade import wrong_answers as wrong
+from autograder.grade.reference import graded_lessons, lesson_source, reference_cells, solutions_folder
+from autograder.grade.selftest import NoWrongAnswers, Row, kill_table, run_trials, trials
+from autograder.grade.wrong_answers import WrongAnswerError, refresh, wrong_answers
 from autograder.sandbox.choice import find_sandbox
 from labkit.checks import registry
 
@@ -19,7 +25,7 @@ LESSON = "06"
 @pytest.mark.sandbox
 @pytest.mark.timeout(300)
 def test_one_exercise_in_the_sandbox() -> None:
-    """All trials of the first exercise; tests/lessons tries every mutant of every lesson, without a
+    """All trials of the first exercise; tests/lessons tries every wrong answer of every lesson, without a
     sandbox.
     """
     first = registry.exercises(LESSON)[0]
@@ -33,12 +39,10 @@ def test_one_exercise_in_the_sandbox() -> None:
 
 
 def _a_survivor_is_seen(rows: list[Row]) -> None:
-    """The table fails when a mutant keeps its points: try it with one that a reference's grade stands in
-    for.
-    """
-    mutant = next(row for row in rows if row.trial.says)
-    passed = next(r for r in rows if r.trial.must_fail is None and r.trial.exercise == mutant.trial.exercise)
-    survivor = dataclasses.replace(mutant, graded=passed.graded)
+    """The table fails when a wrong answer keeps its points: one that a reference stands in for."""
+    mistake = next(row for row in rows if row.trial.says)
+    passed = next(r for r in rows if r.trial.must_fail is None and r.trial.exercise == mistake.trial.exercise)
+    survivor = dataclasses.replace(mistake, graded=passed.graded)
     shown: list[str] = []
     assert not kill_table([survivor], shown.append)
     assert shown[0].startswith("FAIL")
@@ -52,27 +56,104 @@ def test_lessons_do_not_hide_from_each_other() -> None:
 
 
 @pytest.mark.parametrize("lesson", graded_lessons())
-def test_every_mutant_fits_its_reference(lesson: str) -> None:
-    """Each replaces a text that is there once, makes Python, and breaks properties that exist."""
+def test_every_wrong_answer_fits_its_reference(lesson: str) -> None:
+    """Each applies, makes Python, breaks properties that exist, and is what `diff -u` shows."""
     cells = {cell.exercise: cell.source for cell in reference_cells(lesson)}
-    found = mutants(lesson)
-    assert len({m.id for m in found}) == len(found)
-    for mutant in found:
-        compile(mutant.apply(cells[mutant.exercise]), mutant.id, "exec")
-        for name in mutant.breaks:
-            registry.exercise(mutant.exercise).property(name)
+    found = wrong_answers(lesson)
+    assert len({answer.id for answer in found}) == len(found)
+    for answer in found:
+        reference = cells[answer.exercise]
+        source = answer.apply(reference)
+        compile(source, answer.id, "exec")
+        assert str(answer.against(reference, source)) == answer.path.read_text(encoding="utf-8")
+        for name in answer.breaks:
+            registry.exercise(answer.exercise).property(name)
 
 
-def test_an_exercise_without_mutants_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exercise_without_wrong_answers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     spared = registry.exercises(LESSON)[0].id
     monkeypatch.setattr(
-        selftest, "mutants", lambda lesson: [m for m in mutants(lesson) if m.exercise != spared]
+        selftest, "wrong_answers", lambda lesson: [m for m in wrong_answers(lesson) if m.exercise != spared]
     )
-    with pytest.raises(NoMutants, match=spared):
+    with pytest.raises(NoWrongAnswers, match=spared):
         trials(LESSON, [1])
 
 
-def test_a_mutant_that_does_not_fit_is_named() -> None:
-    for old in ("y", "x"):
-        with pytest.raises(MutantError, match="m-1"):
-            Mutant("m-1", "06.x", ("p",), old, "z", "says").apply("x = x")
+def test_only_the_exercises_asked_for_are_tried() -> None:
+    first = registry.exercises(LESSON)[0]
+    assert {trial.exercise for trial in trials(LESSON, [1], [first.id])} == {first}
+
+
+def test_a_diff_that_does_not_fit_is_named_with_the_line_it_expected() -> None:
+    """Where its lines are gone, and where they have only moved."""
+    answer = wrong_answers(LESSON)[0]
+    reference = {cell.exercise: cell.source for cell in reference_cells(LESSON)}[answer.exercise]
+    gone = next(line[1:] for line in answer.diff.splitlines()[2:] if line.startswith("-"))
+    assert gone in reference
+    for source in (reference.replace(gone, "    pass"), f"# a comment\n{reference}"):
+        with pytest.raises(WrongAnswerError, match=rf"{answer.id}.*line \d+, .*does not match"):
+            answer.apply(source)
+
+
+@pytest.mark.parametrize(
+    "text", ["no diff at all", "two\nlines\nbreaks: p\n\n--- a\n+++ b\n", "says\n--- a\n"]
+)
+def test_a_file_in_another_form_is_named(course: Path, text: str) -> None:
+    (course / "wrong/copy-to-tensor-parallel/bad.diff").write_text(text)
+    with pytest.raises(WrongAnswerError, match=r"bad\.diff"):
+        wrong_answers(LESSON)
+
+
+def test_a_wrong_answer_is_written_and_moves_with_its_reference(course: Path) -> None:
+    """From a copy of the lesson's source, as its author would; then the reference gets a line above it."""
+    source = course / "solutions" / f"{lesson_source(LESSON).name}.py"
+    text, exercise = source.read_text(), "06.copy-to-tensor-parallel"
+    source.write_text(text)
+    edited = course / "edited.py"
+    edited.write_text(text.replace("        ctx.group = group\n        return x\n", "        return x\n", 1))
+    told = _run("wrong", "write", exercise, "no-group", "--from", edited, "--says", "forgets",
+                "--breaks", "input-gradients")  # fmt: skip
+    assert told.exit_code == 0, told.output
+    (written,) = (answer for answer in wrong_answers(LESSON) if answer.id == "no-group")
+    assert written.breaks == ("input-gradients",)
+    assert "-        ctx.group = group" in written.diff.splitlines()
+
+    source.write_text(text.replace("class CopyToTensorParallel", "# above\nclass CopyToTensorParallel"))
+    lesson_source.cache_clear()
+    moved, lost = refresh(LESSON)
+    assert written.path in moved
+    assert lost == []
+    (written,) = (answer for answer in wrong_answers(LESSON) if answer.id == "no-group")
+    cell = next(c.source for c in lesson_source(LESSON).cells if c.options.get("exercise") == exercise)
+    assert written.apply(cell) == cell.replace("        ctx.group = group\n", "", 1)
+
+    source.write_text(text.replace("        ctx.group = group\n        return x\n", "        return x\n", 1))
+    lesson_source.cache_clear()
+    assert any("no-group.diff" in problem for problem in refresh(LESSON)[1])
+
+
+def test_a_wrong_answer_changes_one_cell(course: Path) -> None:
+    source = course / "solutions" / f"{lesson_source(LESSON).name}.py"
+    told = _run("wrong", "write", "06.copy-to-tensor-parallel", "none", "--from", source, "--says", "nothing",
+                "--breaks", "input-gradients")  # fmt: skip
+    assert told.exit_code == 1
+    assert "found one in none" in told.output
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Solutions and wrong answers of the lesson in a folder of their own."""
+    shutil.copytree(solutions_folder(), tmp_path / "solutions")
+    shutil.copytree(
+        wrong.LESSONS / f"lesson_{LESSON}" / "wrong", tmp_path / "lessons" / f"lesson_{LESSON}" / "wrong"
+    )
+    (tmp_path / "wrong").symlink_to(tmp_path / "lessons" / f"lesson_{LESSON}" / "wrong")
+    monkeypatch.setattr(wrong, "LESSONS", tmp_path / "lessons")
+    monkeypatch.setattr(reference, "solutions_folder", lambda: tmp_path / "solutions")
+    lesson_source.cache_clear()
+    yield tmp_path
+    lesson_source.cache_clear()
+
+
+def _run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autograder.grade.reference import graded_submission, solved_cells
-from autograder.mutants import mutants
+from autograder.grade.wrong_answers import wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.judge import judge_exercise
@@ -29,9 +29,9 @@ def solved_but(exercise: Exercise, change: Callable[[str], str]) -> list[Cell]:
     ]
 
 
-def report_of(lesson: str, mutant_id: str) -> Report:
-    """The whole visible report of a mutant."""
-    broken = next(m for m in mutants(lesson) if m.id == mutant_id)
+def report_of(lesson: str, answer_id: str) -> Report:
+    """The whole visible report of a wrong answer."""
+    broken = next(m for m in wrong_answers(lesson) if m.id == answer_id)
     exercise = registry.exercise(broken.exercise)
     return graded(exercise, solved_but(exercise, broken.apply), exercise.cases(1))
 

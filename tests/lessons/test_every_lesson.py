@@ -12,7 +12,7 @@ import pytest
 from lesson_grading import graded, solved_but
 
 from autograder.grade.reference import all_cases, graded_lessons, solved_cells, stub_cells
-from autograder.mutants import Mutant, mutants
+from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED
@@ -20,7 +20,7 @@ from labkit.checks.practice import VISIBLE_SEED
 
 LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
 EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
-MUTANTS = [mutant for lesson in LESSONS for mutant in mutants(lesson)]
+WRONG_ANSWERS = [answer for lesson in LESSONS for answer in wrong_answers(lesson)]
 exercises = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 
 
@@ -38,14 +38,14 @@ def test_the_stub_earns_nothing(exercise: Exercise) -> None:
     assert (report.points, report.verdict) == (0, "not_attempted"), report
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.exercise[:2]}-{m.id}")
-def test_a_mistake_loses_what_it_breaks(mutant: Mutant) -> None:
+@pytest.mark.parametrize("answer", WRONG_ANSWERS, ids=lambda m: f"{m.exercise[:2]}-{m.id}")
+def test_a_mistake_loses_what_it_breaks(answer: WrongAnswer) -> None:
     """On the visible cases, so that a student is told; on the unseen ones where only those can show it.
 
     The cases with the fewest ranks first: most mistakes show there, and the others need not run.
     """
-    exercise = registry.exercise(mutant.exercise)
-    cells, alive = solved_but(exercise, mutant.apply), set(mutant.breaks)
+    exercise = registry.exercise(answer.exercise)
+    cells, alive = solved_but(exercise, answer.apply), set(answer.breaks)
     drawn = sorted(all_cases(exercise, VISIBLE_SEED), key=lambda case: (case.hidden, case.ranks))
     for _, together in groupby(drawn, key=lambda case: (case.hidden, case.ranks)):
         cases = [case for case in together if alive & set(case.properties or alive)]
@@ -54,4 +54,4 @@ def test_a_mistake_loses_what_it_breaks(mutant: Mutant) -> None:
             alive -= {row.name for row in report.rows if not row.passed and NOT_REACHED not in row.seen}
         if not alive:
             return
-    raise AssertionError(f"{mutant.id} ({mutant.says}) still earns {sorted(alive)}\n{report}")
+    raise AssertionError(f"{answer.id} ({answer.says}) still earns {sorted(alive)}\n{report}")

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import labkit.checks
 from autograder.grade.reference import all_cases, graded_submission, hidden_cases, solved_cells, stub_cells
+from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from autograder.lessons.lesson_01.unseen import recorded
-from autograder.mutants import Mutant, mutants
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.files import RunRequest, read_request, write_answer
@@ -64,8 +64,8 @@ def graded(exercise: Exercise, cells: list[Cell], cases: list[Case]) -> Report:
     return judge_exercise(exercise, cases, submission, own, run_here)
 
 
-def with_cell(exercise: Exercise, change: str | Mutant) -> list[Cell]:
-    """The solved notebook with one exercise's cell replaced, or changed by a mutant."""
+def with_cell(exercise: Exercise, change: str | WrongAnswer) -> list[Cell]:
+    """The solved notebook with one exercise's cell replaced, or changed by a wrong answer."""
 
     def changed(cell: Cell) -> Cell:
         if cell.exercise != exercise.id:
@@ -91,13 +91,13 @@ def test_the_stub_earns_nothing(exercise: Exercise) -> None:
 
 
 @pytest.mark.parametrize("seen", ["visible", "unseen"])
-@pytest.mark.parametrize("mutant", mutants("01"), ids=lambda m: m.id)
-def test_a_wrong_answer_loses_its_points(mutant: Mutant, seen: str) -> None:
+@pytest.mark.parametrize("answer", wrong_answers("01"), ids=lambda m: m.id)
+def test_a_wrong_answer_loses_its_points(answer: WrongAnswer, seen: str) -> None:
     """By the visible cases alone, so that practice tells; and by the unseen ones alone."""
-    exercise = BY_ID[mutant.exercise]
+    exercise = BY_ID[answer.exercise]
     cases = [case for case in all_cases(exercise, 5) if case.hidden == (seen == "unseen")]
-    report = graded(exercise, with_cell(exercise, mutant), cases)
-    escaped = [name for name in mutant.breaks if report.row(name).passed]
+    report = graded(exercise, with_cell(exercise, answer), cases)
+    escaped = [name for name in answer.breaks if report.row(name).passed]
     assert not escaped, report
 
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from lesson_grading import lost, report_of
 
-from autograder.mutants import mutants
+from autograder.grade.wrong_answers import wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.lesson_02.partitions import smallest_maximum
@@ -18,7 +18,7 @@ ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 
 
 @pytest.mark.parametrize(
-    ("mutant_id", "expected"),
+    ("answer_id", "expected"),
     [
         ("greedy", {"smallest-maximum"}),
         ("F9", {"first-step"}),
@@ -34,8 +34,8 @@ ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
         ("shape-remembered", {"shapes-may-change"}),
     ],
 )
-def test_a_mistake_costs_nothing_else(mutant_id: str, expected: set[str]) -> None:
-    report = report_of("02", mutant_id)
+def test_a_mistake_costs_nothing_else(answer_id: str, expected: set[str]) -> None:
+    report = report_of("02", answer_id)
     assert lost(report) <= expected, report
 
 
@@ -68,8 +68,8 @@ def test_every_exercise_shows_several_kinds_of_evidence(exercise: Exercise) -> N
     assert "robustness" in kinds or exercise.id == "02.step-seconds"
 
 
-def test_every_property_is_broken_by_some_mutant() -> None:
+def test_every_property_is_broken_by_some_wrong_answer() -> None:
     """A property that no mistake loses would be points for nothing."""
-    broken = {(m.exercise, name) for m in mutants("02") for name in m.breaks}
+    broken = {(m.exercise, name) for m in wrong_answers("02") for name in m.breaks}
     owned = {(e.id, p.name) for e in EXERCISES for p in e.properties}
     assert owned - broken == set()

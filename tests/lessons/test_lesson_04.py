@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lesson_grading import graded, lost, report_of, solved_but
 
-from autograder.mutants import mutants
+from autograder.grade.wrong_answers import wrong_answers
 from labkit.checks import registry
 
 EXERCISES = registry.exercises("04")
@@ -14,7 +14,7 @@ ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 
 
 def test_a_broken_in_turn_costs_the_interleaved_schedule_only_its_own_parts() -> None:
-    broken = next(m for m in mutants("04") if m.id == "1f1b-no-cool-down")
+    broken = next(m for m in wrong_answers("04") if m.id == "1f1b-no-cool-down")
     interleaved = registry.exercise("04.interleaved-schedule")
     cells = solved_but(registry.exercise(broken.exercise), broken.apply)
     report = graded(interleaved, cells, interleaved.cases(1))
@@ -59,8 +59,8 @@ def test_every_exercise_that_runs_ranks_shows_three_kinds_of_evidence() -> None:
     assert {p.kind for p in RUN.properties} == {"numbers", "mechanism", "robustness"}
 
 
-def test_every_property_is_broken_by_some_mutant() -> None:
+def test_every_property_is_broken_by_some_wrong_answer() -> None:
     """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
-    broken = {(m.exercise, name) for m in mutants("04") for name in m.breaks}
+    broken = {(m.exercise, name) for m in wrong_answers("04") for name in m.breaks}
     owned = {(e.id, p.name) for e in EXERCISES for p in e.properties if p.name != "own-parts"}
     assert owned - broken == set()

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from autograder.grade.reference import graded_submission, solved_cells
-from autograder.mutants import Mutant, mutants
+from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Case, Exercise
 from labkit.checks.judge import judge_exercise
@@ -28,27 +28,27 @@ def graded(exercise: Exercise, cells: Sequence[Cell], cases: list[Case]) -> Repo
     return judge_exercise(exercise, cases, submission, own_parts, run_on_host)
 
 
-def with_mistake(mutant: Mutant) -> list[Cell]:
+def with_mistake(answer: WrongAnswer) -> list[Cell]:
     """The solved notebook, with the mistake in its exercise's cell."""
     return [
-        replace(cell, source=mutant.apply(cell.source)) if cell.exercise == mutant.exercise else cell
+        replace(cell, source=answer.apply(cell.source)) if cell.exercise == answer.exercise else cell
         for cell in solved_cells("06")
     ]
 
 
-def mutant_called(name: str) -> Mutant:
-    return next(mutant for mutant in mutants("06") if mutant.id == name)
+def answer_called(name: str) -> WrongAnswer:
+    return next(answer for answer in wrong_answers("06") if answer.id == name)
 
 
 def test_a_mistake_in_g_costs_the_mlp_only_its_own_parts() -> None:
-    broken = mutant_called("T2-no-reduce-in-forward")
+    broken = answer_called("T2-no-reduce-in-forward")
     mlp = registry.exercise("06.tensor-parallel-mlp")
     report = graded(mlp, with_mistake(broken), mlp.cases(1))
     assert [row.name for row in report.rows if not row.passed] == ["own-parts"], report
 
 
 def test_a_failure_says_what_where_and_why() -> None:
-    broken = mutant_called("T1-column-without-f")
+    broken = answer_called("T1-column-without-f")
     exercise = registry.exercise(broken.exercise)
     report = graded(exercise, with_mistake(broken), exercise.cases(1))
     lost = {row.name: row.message for row in report.rows if not row.passed}
@@ -63,7 +63,7 @@ def test_a_failure_says_what_where_and_why() -> None:
     ("mistake", "lost"), [("f-flattens", "any-layout"), ("gather-on-the-world", "subgroup")]
 )
 def test_an_error_in_a_special_case_costs_only_what_the_case_is_about(mistake: str, lost: str) -> None:
-    broken = mutant_called(mistake)
+    broken = answer_called(mistake)
     exercise = registry.exercise(broken.exercise)
     report = graded(exercise, with_mistake(broken), exercise.cases(1))
     assert [row.name for row in report.rows if not row.passed] == [lost], report
@@ -79,8 +79,8 @@ def test_every_property_explains_itself() -> None:
     }
 
 
-def test_every_property_is_broken_by_some_mutant() -> None:
+def test_every_property_is_broken_by_some_wrong_answer() -> None:
     """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
-    broken = {(m.exercise, name) for m in mutants("06") for name in m.breaks}
+    broken = {(m.exercise, name) for m in wrong_answers("06") for name in m.breaks}
     owned = {(e.id, p.name) for e in EXERCISES for p in e.properties if p.name != "own-parts"}
     assert owned - broken == set()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autograder.grade.reference import graded_submission, solved_cells
-from autograder.mutants import Mutant, mutants
+from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import judge_exercise
@@ -26,13 +26,13 @@ from labkit.theory.activations import layer_activation_bytes
 EXERCISES = registry.exercises("07")
 
 
-def mutant_called(name: str) -> Mutant:
-    return next(mutant for mutant in mutants("07") if mutant.id == name)
+def answer_called(name: str) -> WrongAnswer:
+    return next(answer for answer in wrong_answers("07") if answer.id == name)
 
 
 def graded_with(mistake: str, exercise: Exercise | None = None, *cases: str) -> Report:
     """The report of the mistake's exercise, or of another one, on its visible cases or those named."""
-    broken = mutant_called(mistake)
+    broken = answer_called(mistake)
     exercise = exercise or registry.exercise(broken.exercise)
     cells = [
         replace(cell, source=broken.apply(cell.source)) if cell.exercise == broken.exercise else cell
@@ -78,9 +78,9 @@ def test_every_property_explains_itself() -> None:
     assert silent == []
 
 
-def test_every_property_is_broken_by_some_mutant() -> None:
+def test_every_property_is_broken_by_some_wrong_answer() -> None:
     """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
-    broken = {(m.exercise, name) for m in mutants("07") for name in m.breaks}
+    broken = {(m.exercise, name) for m in wrong_answers("07") for name in m.breaks}
     owned = {(e.id, p.name) for e in EXERCISES for p in e.properties if p.name != "own-parts"}
     assert owned - broken == set()
 
