@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from autograder.batch.submissions import (
@@ -17,15 +17,17 @@ from autograder.batch.submissions import (
     merge_if_needed,
     regrade,
 )
+from autograder.grade.deciding import checks_digest
 from autograder.grade.evidence import Baseline
 from autograder.grade.grading import Conditions
 from autograder.grade.harness import grade_cells
-from autograder.grade.records import FOLDER, checks_digest, load_all
+from autograder.grade.records import FOLDER, load_all
 from autograder.grade.reference import solved_cells
 from autograder.grade.settings import Settings
 from autograder.gradebook.course import Course, CourseError
 from autograder.gradebook.report import as_csv
 from autograder.sandbox.sandbox import Sandbox
+from labkit.whole_file import write_whole
 
 FindSandbox = Callable[[bool], Sandbox]
 
@@ -124,8 +126,8 @@ def baseline_for(root: Path, conditions: Conditions) -> Baseline:
     digest = checks_digest(conditions.lesson)
     name = f".reference-{conditions.seed}-{digest}-{conditions.sandbox.name}.json"
     path = root / FOLDER / conditions.lesson / name
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # not there, or of another version
-        return Baseline.from_json(json.loads(path.read_text()))
+    with contextlib.suppress(OSError, ValueError):  # not there, or of another version
+        return msgspec.json.decode(path.read_bytes(), type=Baseline)
     lesson, sandbox, seed = conditions.lesson, conditions.sandbox, conditions.seed
     found = grade_cells(conditions.exercises, solved_cells(lesson), sandbox, seed)
     for graded in found:
@@ -135,9 +137,7 @@ def baseline_for(root: Path, conditions: Conditions) -> Baseline:
             )
     baseline = Baseline.of([job for graded in found for job in graded.jobs])
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(baseline.to_json()))
-    draft.rename(path)
+    write_whole(path, msgspec.json.encode(baseline))
     return baseline
 
 

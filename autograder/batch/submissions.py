@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
+from autograder.grade.deciding import checks_digest
 from autograder.grade.grading import Conditions, digest_of, grade_notebook
-from autograder.grade.records import Record, checks_digest, load, path_of, save
+from autograder.grade.records import Record, load, path_of, save
 from autograder.gradebook.course import Course, CourseError, Submitted, put_in_place, student_id_problem
 
 MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,6 @@ class Baseline:
     @classmethod
     def of(cls, jobs: Sequence[JobEvidence]) -> Baseline:
         return cls({job.key: job for job in jobs})
-
-    def to_json(self) -> list[dict[str, Any]]:
-        return [asdict(job) for job in self.jobs.values()]
-
-    @classmethod
-    def from_json(cls, data: Sequence[dict[str, Any]]) -> Baseline:
-        return cls.of([JobEvidence(**{**job, "cases": tuple(job["cases"])}) for job in data])
 
     def flags(self, jobs: Sequence[JobEvidence]) -> list[Flag]:
         """What disagrees, for a person to look at."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autograder.grade.deciding import checks_digest
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, grade_cells
-from autograder.grade.records import Record, checks_digest
+from autograder.grade.records import Record
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.sandbox.sandbox import Sandbox
 from labkit.checks import registry

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from autograder.grade.harness import Graded
 from autograder.grade.scan import Flag
-from labkit.checks import registry
-from labkit.checks.report import PropertyResult, Report
 from labkit.checks.source.notebook import grade_id
+from labkit.whole_file import write_whole
 
 FOLDER = "records"
 
@@ -78,21 +75,6 @@ class Record:
             checks,
         ) and not self.ungraded
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` is the inverse."""
-        graded = {
-            name: g.report.to_json()
-            | {"flags": [asdict(f) for f in g.flags], "held": g.held, "seconds": round(g.seconds, 3)}
-            for name, g in self.graded.items()
-        }
-        return {**{k: v for k, v in self.__dict__.items() if k != "graded"}, "exercises": graded}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """The inverse of `to_json`. KeyError, TypeError or ValueError for anything else."""
-        plain = {k: v for k, v in data.items() if k != "exercises"}
-        return cls(**plain, graded={name: _graded(name, g) for name, g in data["exercises"].items()})
-
     def verify_json(self) -> dict[str, Any]:
         """What `autograder verify --json` prints."""
         exercises = {}
@@ -116,12 +98,6 @@ class Record:
         return {"exercises": exercises}
 
 
-def _graded(name: str, data: Mapping[str, Any]) -> Graded:
-    rows = [PropertyResult(**{k: v for k, v in row.items() if k != "message"}) for row in data["properties"]]
-    report = Report(name, registry.exercise(name).title, rows, data["verdict"], list(data["notes"]))
-    return Graded(report, [Flag(**flag) for flag in data["flags"]], data["seconds"], data["held"])
-
-
 def path_of(course: Path, lesson: str, student: str) -> Path:
     """Where a student's record is kept. The name is a digest too, so that no student id can name
     another's file.
@@ -139,12 +115,7 @@ def save(course: Path, record: Record) -> Path:
     """Write a record: it is there whole or not at all, whenever this process is killed."""
     path = path_of(course, record.lesson, record.student)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(record.to_json(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
+    write_whole(path, msgspec.json.encode(record))
     return path
 
 
@@ -156,8 +127,8 @@ def load(course: Path, lesson: str, student: str) -> Record | None:
 def load_file(path: Path) -> Record | None:
     """The record in a file; None when it cannot be read."""
     try:
-        return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=Record)
+    except (OSError, ValueError):
         return None
 
 
@@ -165,28 +136,3 @@ def load_all(course: Path, lesson: str) -> list[Record]:
     """All records of a lesson, by student."""
     found = [load_file(path) for path in sorted((course / FOLDER / lesson).glob("[!.]*.json"))]
     return sorted((r for r in found if r is not None), key=lambda record: record.student)
-
-
-@cache
-def checks_digest(lesson: str) -> str:
-    """A digest of the files that decide a lesson's points."""
-    digest = hashlib.sha256()
-    for path in deciding_files(lesson):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def deciding_files(lesson: str) -> list[Path]:
-    """The checks that all lessons share, the lesson's own, its unseen cases and its reference solution."""
-    from autograder.grade.reference import REPOSITORY, lesson_source
-
-    folders = [Path(registry.__file__).parent, REPOSITORY / "autograder" / "lessons"]
-    found = [(path, path.relative_to(folder)) for folder in folders for path in sorted(folder.rglob("*"))]
-    return [*(path for path, name in found if _concerns(name, lesson)), lesson_source(lesson).path]
-
-
-def _concerns(name: Path, lesson: str) -> bool:
-    """Whether a file, named from its folder, is shared by all lessons or this one's."""
-    own = f"lesson_{lesson[:2]}"
-    of_another = any(part.startswith("lesson_") and not part.startswith(own) for part in name.parts)
-    return name.suffix in (".py", ".json") and not of_another

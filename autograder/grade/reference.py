@@ -66,7 +66,7 @@ def graded_submission(cells: Sequence[Cell], exercise: Exercise) -> tuple[Submis
     own = collect(cells, exercise.id, exercise.names, earlier)
     if not exercise.builds_on:
         return own, own
-    reference = [cell for lesson in _lessons(exercise.builds_on) for cell in reference_cells(lesson)]
+    reference = [cell for lesson in lessons_put_in(exercise) for cell in reference_cells(lesson)]
     return collect(cells, exercise.id, exercise.names, earlier, reference, earlier), own
 
 
@@ -92,15 +92,16 @@ def distinctive_lines(exercise: Exercise) -> set[str]:
     """Lines of the reference versions put in place for an exercise that must not reach a student."""
     texts = (
         cell.source
-        for earlier in _lessons(exercise.builds_on)
+        for earlier in lessons_put_in(exercise)
         for cell in reference_cells(earlier)
         if cell.exercise
     )
     return {line.strip() for text in texts for line in text.splitlines() if len(line.strip()) >= 20}
 
 
-def _lessons(exercise_ids: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.split(".", 1)[0] for name in exercise_ids))
+def lessons_put_in(exercise: Exercise) -> list[str]:
+    """The two digits of the lessons whose reference is put in place for an exercise."""
+    return list(dict.fromkeys(name.split(".", 1)[0] for name in exercise.builds_on))
 
 
 def _no_cases(seed: int) -> list[Case]:

@@ -5,7 +5,6 @@ a sandbox.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.unconfined import Unconfined
+from labkit.whole_file import write_whole
 
 FILE = "autograder.json"
 
@@ -42,11 +42,8 @@ class Settings:
             ) from None
 
     def save(self) -> None:
-        draft = self.course / f".{FILE}.{os.getpid()}"
-        draft.write_text(
-            json.dumps({"seeds": self.seeds, "unsafe": self.unsafe}, indent=1) + "\n", encoding="utf-8"
-        )
-        draft.rename(self.course / FILE)
+        text = json.dumps({"seeds": self.seeds, "unsafe": self.unsafe}, indent=1) + "\n"
+        write_whole(self.course / FILE, text.encode())
 
     def seed(self, lesson: str) -> int:
         """The lesson's seed, drawn and kept the first time it is asked for."""

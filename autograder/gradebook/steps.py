@@ -16,8 +16,9 @@ from nbformat.v4 import new_output
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
 
+from autograder.grade.deciding import checks_digest
 from autograder.grade.grading import Conditions, digest_of, grade_notebook
-from autograder.grade.records import Record, checks_digest, load, save
+from autograder.grade.records import Record, load, save
 from autograder.grade.settings import Settings
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.gradebook import rebuild

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).resolve().parents[2]
-ROOMS = ("labkit.devices", "labkit.show", "labkit.jupyter", "labkit.slurm", "labkit.theory", "labkit.build")
+ROOMS = (
+    "labkit.devices",
+    "labkit.show",
+    "labkit.jupyter",
+    "labkit.slurm",
+    "labkit.theory",
+    "labkit.build",
+    "autograder",
+)
+GRADER = ("sandbox", "grade", "gradebook", "batch")  # each may import those before it
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -75,3 +84,15 @@ def test_no_circle_goes_through_the_rooms_that_others_use() -> None:
                     reached.add(module)
                     left.extend(graph[module])
             assert start not in reached, f"{start} imports itself by way of others"
+
+
+def test_the_rooms_of_the_grader_stand_one_above_the_other() -> None:
+    """nbgrader's steps in the gradebook call for a grade, so grading knows no gradebook; a run over a class
+    drives both.
+    """
+    for below, room in enumerate(GRADER):
+        above = tuple(f"autograder.{name}" for name in GRADER[below + 1 :])
+        for module, path in modules(f"autograder.{room}").items():
+            assert not [name for name in imported(path) if name.startswith(tuple(f"{a}." for a in above))], (
+                module
+            )

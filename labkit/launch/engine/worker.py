@@ -38,6 +38,7 @@ from labkit.record.lines import is_library_file
 from labkit.record.recorder import Recorder, install
 from labkit.record.state import FAILED, FINISHED, RUNNING, STARTING, StatePage
 from labkit.record.versions import ENABLE_FLIGHT_RECORDER
+from labkit.whole_file import write_whole
 
 _MESSAGE_LIMIT = 8000
 
@@ -177,9 +178,7 @@ def _own_store(directory: Path, ranks: int, rank: int) -> dist.Store:
     port = directory / "port"
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
-        unfinished = directory / "port.part"
-        unfinished.write_text(str(store.port))
-        unfinished.rename(port)
+        write_whole(port, str(store.port).encode())
     else:
         while not port.exists():
             time.sleep(0.001)

@@ -54,10 +54,3 @@ def _young(path: Path) -> bool:
     import time
 
     return time.time() - path.stat().st_mtime < 60
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that is either absent or whole for whoever reads it."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_bytes(data)
-    unfinished.rename(path)

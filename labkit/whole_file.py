@@ -1,0 +1,15 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is either as it was before or whole for whoever reads it, also if this process is
+    killed.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished.write_bytes(data)
+    unfinished.rename(path)
