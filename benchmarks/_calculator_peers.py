@@ -35,17 +35,22 @@ def asked() -> str:
 
 
 def eleuther_parameters(config: ModelConfig) -> float:
-    """calc_transformer_mem.py with its options for the shape (--kv-size-ratio, -ff, -nl)."""
+    """With the options for the shape (--kv-size-ratio, -ff, -nl), by the script that a user would take.
+
+    Tied embeddings and an MLP a whole number of times as wide: calc_transformer_params.py, which asks for
+    both. Anything else: calc_transformer_mem.py.
+    """
     h, layers = config.hidden, config.num_layers
-    embedding = 2 * config.vocabulary * h + config.max_sequence * h
-    norms = 8 * h * layers + 2 * h
     attention = 2 * (1 + config.num_kv_heads / config.num_heads) * layers * h * h
-    return embedding + norms + attention + (3 if config.gated_mlp else 2) * layers * h * config.ffn
+    matrices = attention + (3 if config.gated_mlp else 2) * layers * h * config.ffn
+    if config.tied_embeddings and config.ffn % h == 0:
+        return matrices + (config.vocabulary + config.max_sequence) * h + 13 * h * layers
+    return matrices + (2 * config.vocabulary + config.max_sequence) * h + 8 * h * layers + 2 * h
 
 
 def eleuther_activations(config: ModelConfig, sequence: int, batch: int, element: int, fused: bool) -> float:
-    """Its training case without checkpointing; it has no case for fused attention, nor for the head."""
-    scores = (2 * element + 1) * config.num_heads * sequence / config.hidden
+    """Its training case; for fused attention with --checkpoint-activations, which leaves out the scores."""
+    scores = 0 if fused else (2 * element + 1) * config.num_heads * sequence / config.hidden
     return sequence * batch * config.hidden * config.num_layers * (16 * element + 2 + scores)
 
 

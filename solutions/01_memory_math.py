@@ -285,8 +285,9 @@ prediction(
 
 # %% [markdown]
 # 1120 GB, not 700. The lecture took the optimizer for a multiple of the *weights*: "4 x" is the multiple of
-# the whole state for fp32 weights. AdamW's memory does not shrink when the weights do. It is 12 bytes a
-# parameter whether the weights take 4, 2 or 1.
+# the whole state for fp32 weights. AdamW's memory does not shrink when the weights do: it grows. Fp32 weights
+# are their own master copy, so the two averages, 8 bytes a parameter, are all it keeps. 16- or 8-bit weights
+# need the master copy too: 12 bytes, whether they take 2 or 1.
 
 # %% check="01.training-state-bytes"
 labkit.check("01.training-state-bytes", training_state_bytes)
@@ -592,9 +593,11 @@ labkit.check("01.model-flops-utilization", model_flops_utilization)
 # ## What fits
 #
 # State, activations, and one thing more: the **logits**. The head gives every token a number for each of the
-# $V$ entries of the vocabulary, and the loss keeps them in fp32: $4sbV$ bytes. With $V = 128{,}256$ and
-# $s = 8192$ that is 4.2 GB for one sequence, more than most layers. (Smaller terms, the inputs of the last
-# norm and the head, are left out here.)
+# $V$ entries of the vocabulary. While the loss is made there are three copies of them: the head's own output
+# in 16 bits, the same in fp32, and what the loss keeps of it for the backward, in fp32 too. That makes
+# $(2 + 4 + 4)sbV = 10sbV$ bytes. With $V = 128{,}256$ and $s = 8192$ it is 10.5 GB for one sequence, more
+# than any layer. (Smaller terms are left out here: the inputs of the last norm and the head. A recomputed
+# layer comes back for a moment too, but when the logits have gone, and it is smaller where $V > 3.4h$.)
 #
 # A plan that fills the memory to the last byte does not run: the allocator leaves gaps, libraries take
 # buffers, NCCL takes its own. Formulas come out several GiB below what runs really used. Keep **a tenth** of
@@ -618,7 +621,7 @@ def largest_micro_batch(
     ### BEGIN SOLUTION
     state = sum(training_state_bytes(count_parameters(config), recipe).values())
     one_sequence = activation_bytes(config, sequence, 1, recompute, fused_attention=True)
-    one_sequence += 4 * sequence * config.vocabulary
+    one_sequence += (2 + 4 + 4) * sequence * config.vocabulary
     return max(0, int((0.9 * gpu_bytes - state) // one_sequence))
     ### END SOLUTION
 

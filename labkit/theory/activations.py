@@ -50,12 +50,14 @@ class Kept:
 
     cut_by: "tensor" is split by tensor parallelism; "sequence" only where sequence parallelism is added.
     core: made inside attention from queries, keys and values: selective recomputation drops it.
+    pieces: tensor parallelism cuts it into no more than these (keys and values: whole heads); 0 for any.
     """
 
     name: str
     num_bytes: float
     cut_by: Literal["tensor", "sequence"]
     core: bool = False
+    pieces: int = 0
 
 
 def _norm_kept(config: ModelConfig, tokens: int, counting: Counting, name: str) -> list[Kept]:
@@ -89,17 +91,18 @@ def _attention_kept(
     e, h, width = counting.element, config.hidden, config.query_width
     kept = [Kept("attention input", e * tokens * h, "sequence")]
     if config.latent is None:
-        keys, values, out = config.kv_width, config.kv_width, width
+        keys, values, out, heads = config.kv_width, config.kv_width, width, config.num_kv_heads
     else:  # every head gets its own keys and values back from the squeezed vector, which is kept too
         latent = config.latent
         width = config.num_heads * (config.head_size + latent.rotary)
         keys, values, out = width, config.num_heads * latent.value, config.num_heads * latent.value
+        heads = config.num_heads
         squeezed = latent.query_rank + latent.key_value_rank
         kept.append(Kept("squeezed queries, keys, values", 2 * e * tokens * squeezed, "sequence"))
     kept += [
         Kept("queries", e * tokens * width, "tensor"),
-        Kept("keys", e * tokens * keys, "tensor"),
-        Kept("values", e * tokens * values, "tensor"),
+        Kept("keys", e * tokens * keys, "tensor", pieces=heads),
+        Kept("values", e * tokens * values, "tensor", pieces=heads),
         *_attention_core_kept(config, sequence, tokens, kernel, counting),
         Kept("attention output", e * tokens * out, "tensor"),
     ]
@@ -161,8 +164,12 @@ def layer_input_bytes(
 def kept_bytes(kept: list[Kept], tensor_parallel: int = 1, sequence_parallel: bool = False) -> float:
     """The bytes of those tensors on one tensor-parallel rank."""
     whole = sum(item.num_bytes for item in kept if item.cut_by == "sequence")
-    cut = sum(item.num_bytes for item in kept if item.cut_by == "tensor")
-    return cut / tensor_parallel + whole / (tensor_parallel if sequence_parallel else 1)
+    cut = sum(
+        item.num_bytes / min(tensor_parallel, item.pieces or tensor_parallel)
+        for item in kept
+        if item.cut_by == "tensor"
+    )
+    return cut + whole / (tensor_parallel if sequence_parallel else 1)
 
 
 def layer_activation_bytes(

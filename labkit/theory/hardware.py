@@ -27,9 +27,9 @@ class GPU:
 
 _ALL = (
     GPU("A100 40 GB", 40_960 * MIB, 312e12),
-    GPU(
-        "A100 64 GB (Leonardo)", 65_536 * MIB, 312e12
-    ),  # its own A100 variant; the peak is the standard A100's
+    # CINECA's own part ("custom Ampere A100 GPU 64 GB", leonardo-supercomputer.cineca.eu/hpc-system) has 124
+    # multiprocessors (arXiv 2307.16885) where the A100 on sale has 108, at the same clock
+    GPU("A100 64 GB (Leonardo)", 65_536 * MIB, 312e12 * 124 / 108),
     GPU("A100 80 GB", 81_920 * MIB, 312e12),
     GPU("H100 80 GB", 81_559 * MIB, 989e12),
     GPU("H200 141 GB", 143_771 * MIB, 989e12),

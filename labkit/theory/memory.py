@@ -71,6 +71,14 @@ class TrainingPlan:
         self._check_divides("num_heads", self.model.num_heads, "tensor_parallel", self.tensor_parallel)
         self._check_divides("ffn", self.model.ffn, "tensor_parallel", self.tensor_parallel)
         self._check_divides("sequence", self.sequence, "context_parallel", self.context_parallel)
+        self._check_heads()
+        local = self.sequence // self.context_parallel
+        if self.sequence_parallel and local % self.tensor_parallel:
+            raise ValueError(
+                f"sequence_parallel cuts the {local} tokens of a sequence that one GPU works on into "
+                f"tensor_parallel = {self.tensor_parallel} equal parts, and they do not divide: "
+                f"change one of them, or turn sequence_parallel off"
+            )
         if self.context_parallel > 1 and self.attention == "explicit" and self.recompute == "none":
             raise ValueError('context_parallel never stores the scores: use attention="fused"')
 
@@ -78,6 +86,15 @@ class TrainingPlan:
     def _check_divides(what: str, size: int, by: str, degree: int) -> None:
         if degree < 1 or size % degree:
             raise ValueError(f"{by} must divide {what} {size}, got {degree}")
+
+    def _check_heads(self) -> None:
+        """A key-value head is never cut: ranks share heads out, or several ranks keep the same one."""
+        heads, t = self.model.num_kv_heads, self.tensor_parallel
+        if heads % t and t % heads:
+            raise ValueError(
+                f"tensor_parallel {t} neither divides num_kv_heads {heads} nor is a multiple of it: "
+                f"no rank may hold part of a key-value head"
+            )
 
     @property
     def state_shards(self) -> int:
@@ -159,7 +176,7 @@ def gathered_bytes(plan: TrainingPlan, stage: int) -> float:
         return 0.0
     sizes = sorted((u.per_rank(plan.tensor_parallel) for u in stage_units(plan, stage)), reverse=True)
     gathered = sum(sizes[: 1 + plan.prefetch]) * plan.recipe.weights if plan.zero_stage == 3 else 0
-    return gathered + sizes[0] * plan.recipe.gradients
+    return gathered + sum(sizes[:1]) * plan.recipe.gradients
 
 
 def _layer_bytes(plan: TrainingPlan, layer: int, recompute: Recompute) -> float:
@@ -212,8 +229,11 @@ def logits_copies_bytes(plan: TrainingPlan, stage: int) -> float:
 
 def recomputed_bytes(plan: TrainingPlan, stage: int) -> float:
     """What recomputation brings back for a moment: all that the layer in backward would have kept."""
+    if plan.recompute == "none":
+        return 0.0
     layers = stage_layers(plan, stage)
-    return max(_layer_bytes(plan, i, "none") - _layer_bytes(plan, i, plan.recompute) for i in layers)
+    back = (_layer_bytes(plan, i, "none") - _layer_bytes(plan, i, plan.recompute) for i in layers)
+    return max(back, default=0.0)
 
 
 def working_bytes(plan: TrainingPlan, stage: int) -> float:

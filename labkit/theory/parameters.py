@@ -9,29 +9,38 @@ from labkit.theory.models import ModelConfig
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters of one part: those that tensor parallelism cuts into t pieces, and those every rank keeps
-    whole.
+    """Parameters of one part, by how tensor parallelism cuts them.
 
-    Norms and the biases of row-parallel matrices are kept whole (Shoeybi 2019, section 3).
+    sharded: into t pieces.  replicated: not at all; norms and the biases of row-parallel matrices (Shoeybi
+    2019, section 3).  by_heads: keys and values, into whole heads: at most `heads` pieces, so that with more
+    ranks than key-value heads several keep the same one.
     """
 
     sharded: int = 0
     replicated: int = 0
+    by_heads: int = 0
+    heads: int = 1
 
     def __add__(self, other: Weights) -> Weights:
-        return Weights(self.sharded + other.sharded, self.replicated + other.replicated)
+        return Weights(
+            self.sharded + other.sharded,
+            self.replicated + other.replicated,
+            self.by_heads + other.by_heads,
+            max(self.heads, other.heads),
+        )
 
     def __mul__(self, times: int) -> Weights:
-        return Weights(self.sharded * times, self.replicated * times)
+        return Weights(self.sharded * times, self.replicated * times, self.by_heads * times, self.heads)
 
     @property
     def total(self) -> int:
-        """Elements over all ranks."""
-        return self.sharded + self.replicated
+        """Elements over all ranks, each counted once."""
+        return self.sharded + self.replicated + self.by_heads
 
     def per_rank(self, tensor_parallel: int = 1) -> int:
         """On the rank with the most; an uneven vocabulary leaves it one piece rounded up."""
-        return -(-self.sharded // tensor_parallel) + self.replicated
+        keys_values = -(-self.by_heads // min(tensor_parallel, self.heads))
+        return -(-self.sharded // tensor_parallel) + self.replicated + keys_values
 
 
 def norm_weights(config: ModelConfig) -> Weights:
@@ -43,11 +52,13 @@ def attention_weights(config: ModelConfig) -> Weights:
     """Query, key, value and output projections of one layer."""
     if config.latent is not None:
         return _latent_attention_weights(config)
-    columns = config.query_width + 2 * config.kv_width
-    matrices = config.hidden * columns + config.query_width * config.hidden
-    column_bias = columns if config.biases in ("all", "qkv") else 0
-    row_bias = config.hidden if config.biases == "all" else 0
-    return Weights(sharded=matrices + column_bias, replicated=row_bias)
+    inputs = config.hidden + (1 if config.biases in ("all", "qkv") else 0)
+    return Weights(
+        sharded=inputs * config.query_width + config.query_width * config.hidden,
+        replicated=config.hidden if config.biases == "all" else 0,
+        by_heads=inputs * 2 * config.kv_width,
+        heads=config.num_kv_heads,
+    )
 
 
 def _latent_attention_weights(config: ModelConfig) -> Weights:

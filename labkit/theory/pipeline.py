@@ -33,9 +33,12 @@ def in_flight(
 
 
 def layers_of_stages(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers per stage, as equal as they go; where they do not divide, the first stages get one more."""
-    if not 1 <= num_stages <= num_layers:
-        raise ValueError(f"num_stages must be 1..{num_layers} (the number of layers), got {num_stages}")
+    """Layers per stage, as equal as they go; where they do not divide, the first stages get one more.
+
+    With more stages than layers the last ones have none: they hand on what they get, or hold the head alone.
+    """
+    if num_stages < 1:
+        raise ValueError(f"num_stages must be 1 or more, got {num_stages}")
     share, over = divmod(num_layers, num_stages)
     return tuple(share + (stage < over) for stage in range(num_stages))
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autograder.lessons.lesson_01.memory_values import REFERENCE
 from labkit.theory.activations import layer_activation_bytes, layer_kept
 from labkit.theory.batches import accumulation_steps, global_batch_size, largest_that_fits
+from labkit.theory.hardware import GPUS
 from labkit.theory.inference import inference_bytes, kv_cache_bytes
 from labkit.theory.memory import (
     TrainingPlan,
@@ -110,9 +112,56 @@ def test_interleaved_in_flight_equals_a_run(p: int, v: int, rounds: int) -> None
         assert in_flight("interleaved", stage, p, rounds * p, v) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_stage_may_have_no_layer(recompute) -> None:
+    """The head alone on the last stage; and more stages than layers, the last of which only hand on."""
+    alone = TrainingPlan(LLAMA, 128, recompute=recompute, pipeline_parallel=2, layers_of_stage=(6, 0))
+    assert training_memory(alone, 1).weights == 2 * (1000 * 64 + 64)
+    assert worst_stage(alone)[0] == 0
+    longer = TrainingPlan(LLAMA, 128, recompute=recompute, pipeline_parallel=8)
+    assert longer.layers_of_stage == (1,) * 6 + (0, 0)
+    assert training_memory(longer, 6).total == 0
+    sharded = TrainingPlan(LLAMA, 128, pipeline_parallel=8, data_parallel=2, zero_stage=3)
+    assert training_memory(sharded, 6).working == 0
+    assert worst_stage(longer)[1].total > 0
+
+
+def test_no_rank_holds_part_of_a_key_value_head() -> None:
+    """4 key-value heads on 8 ranks: two ranks keep the same one, weights and activations alike."""
+    h, head, t = 64, 8, 8
+    layer = layer_weights(LLAMA)
+    assert layer.per_rank(t) == 2 * h * h // t + 2 * h * head + 3 * h * 160 // t + 2 * h
+    assert layer.per_rank(4) == layer.per_rank(t) + 2 * h * h // 8 + 3 * h * 160 // 8
+    tokens = 100 * 2
+    cut = layer_activation_bytes(LLAMA, 100, 2, tensor_parallel=t, attention="fused")
+    assert cut == 2 * tokens * (4 * h + 2 * h / t + 2 * head + 4 * 160 / t)
+
+
+def test_the_largest_micro_batch_of_lesson_01_fits_by_the_calculator() -> None:
+    """The loss holds ten bytes a logit for a moment; with four, an H100 is filled half as full again."""
+    small = gpt(24, 1024, 16, vocabulary=128_000)
+    gpu = GPUS["H100 80 GB"]
+    for recompute in ("none", "full"):
+        largest = REFERENCE["largest_micro_batch"](small, 2048, gpu.memory, "adamw-mixed", recompute)
+        plan = TrainingPlan(small, 2048, largest, recompute=recompute)
+        assert 0.85 * gpu.memory < training_memory(plan).total < 0.92 * gpu.memory
+
+
+def test_fp32_weights_are_their_own_master_copy() -> None:
+    """AdamW keeps 8 bytes a parameter for fp32 weights, and 12 for those that need a master copy."""
+    assert [RECIPES[name].optimizer for name in ("fp32 AdamW", "mixed AdamW, 16 B")] == [8, 12]
+
+
+def test_leonardos_a100_has_more_multiprocessors() -> None:
+    """124 of them (arXiv 2307.16885) against 108: 358 TFLOP/s at the same clock."""
+    leonardo, sold = GPUS["A100 64 GB (Leonardo)"], GPUS["A100 80 GB"]
+    assert leonardo.dense_bf16 / sold.dense_bf16 == pytest.approx(124 / 108)
+    assert leonardo.dense_bf16 / 1e12 == pytest.approx(358, abs=0.5)
+
+
 @given(st.integers(1, 200), st.data())
 def test_layers_are_shared_as_equally_as_they_go(layers: int, data: st.DataObject) -> None:
-    p = data.draw(st.integers(1, layers))
+    p = data.draw(st.integers(1, layers + 3))
     shares = layers_of_stages(layers, p)
     assert sum(shares) == layers
     assert len(shares) == p
@@ -220,7 +269,17 @@ def test_units_are_always_told() -> None:
     ("make", "message"),
     [
         (lambda: TrainingPlan(GPT, 128, tensor_parallel=3), "tensor_parallel must divide num_heads 4, got 3"),
-        (lambda: TrainingPlan(GPT, 128, pipeline_parallel=7), "num_stages must be 1..6"),
+        (lambda: TrainingPlan(GPT, 128, pipeline_parallel=0), "num_stages must be 1 or more, got 0"),
+        (
+            lambda: TrainingPlan(LLAMA, 127, tensor_parallel=2, sequence_parallel=True),
+            "127 tokens .* tensor_parallel = 2 equal parts",
+        ),
+        (
+            lambda: TrainingPlan(
+                LLAMA.but(num_heads=12, num_kv_heads=3, head_size=8), 128, tensor_parallel=4
+            ),
+            "tensor_parallel 4 neither divides num_kv_heads 3 nor",
+        ),
         (lambda: TrainingPlan(GPT, 128, pipeline_parallel=2, layers_of_stage=(5, 2)), "add up to 6 layers"),
         (lambda: TrainingPlan(GPT, 128, context_parallel=3), "context_parallel must divide sequence 128"),
         (lambda: TrainingPlan(GPT, 128, context_parallel=2, attention="explicit"), "never stores the scores"),

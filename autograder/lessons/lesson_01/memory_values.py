@@ -65,7 +65,8 @@ def _mfu(config: ModelConfig, sequence: int, batch: int, seconds: float, num_gpu
 
 def _fits(config: ModelConfig, sequence: int, gpu_bytes: int, recipe: str, recompute: str) -> int:
     state = state_bytes(count_parameters(config).total, RECIPES[recipe]).total
-    one = _activations(config, sequence, 1, True, recompute=recompute) + 4 * sequence * config.vocabulary
+    logits = (2 + 4 + 4) * sequence * config.vocabulary  # the head's output, its fp32 copy, and what is kept
+    one = _activations(config, sequence, 1, True, recompute=recompute) + logits
     return largest_that_fits(lambda b: state + b * one, HEADROOM * gpu_bytes)
 
 

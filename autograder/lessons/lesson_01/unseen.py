@@ -239,9 +239,9 @@ def _fits_calls(random: Random) -> Iterable[Call]:
         layers = random.randint(10, 30)
         return gpt(layers, 1024, 16, vocabulary).but(name=f"a GPT, L={layers}, h=1024, V={vocabulary:_}")
 
-    yield call("fits", small(2000), "A100 40 GB", random.randint(800, 2048))
-    yield call("fits", small(2000), "A100 80 GB", random.randint(800, 2048), "full")
-    yield call("fits", small(2000), "H200 141 GB", random.randint(800, 2048), "selective")
+    yield call("fits", small(8000), "A100 40 GB", random.randint(800, 2048))
+    yield call("fits", small(8000), "A100 80 GB", random.randint(800, 2048), "full")
+    yield call("fits", small(8000), "H200 141 GB", random.randint(800, 2048), "selective")
     yield call("logits", small(256_000), "A100 80 GB", random.randint(800, 2048))
     yield call("logits", small(128_000), "H100 80 GB", random.randint(800, 2048), "full")
     yield call("nothing-fits", gpt(32, 4096, 32).but(name="a GPT, L=32, h=4096"), "A100 80 GB", 2048)

@@ -227,8 +227,8 @@ EXERCISES = [
         _property(
             "logits",
             1,
-            "The float32 logits, 4sbV bytes, are counted.",
-            "they outgrow the layers when V is large",
+            "The logits are counted, 10sbV bytes while the loss is made.",
+            "they outgrow the layers when V is large, and there are three copies of them for a moment",
         ),
         robust("nothing-fits", 1, "Where the state alone does not fit, the answer is 0."),
         robust("own-parts", 1, "It works with your own earlier functions too."),
