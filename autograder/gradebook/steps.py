@@ -23,7 +23,7 @@ from autograder.grade.settings import Settings
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.gradebook import rebuild
 from labkit.checks import registry
-from labkit.checks.report import CSS, Report
+from labkit.checks.report import Report
 from labkit.checks.source.notebook import BadNotebook, grade_id
 
 
@@ -144,8 +144,8 @@ def _to_look_at(record: Record) -> set[str]:
 
 
 def _table(report: Report, record: Record) -> NotebookNode:
-    unsafe = "" if record.sandbox != "none" else "<p><b>Graded without a sandbox: for practice only.</b></p>"
-    data = {"text/html": f"<style>{CSS}</style>{unsafe}{report.table()}", "text/plain": repr(report)}
+    unsafe = "" if record.sandbox != "none" else "Graded without a sandbox: for practice only."
+    data = {"text/html": report.html(unsafe), "text/plain": repr(report)}
     return new_output("display_data", data)
 
 

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
-CSS = """
-.labkit-report.labkit-report {border-collapse: collapse; table-layout: auto; width: 100%; max-width: 60em;
-  font-size: 90%; margin: .4em 0}
-.labkit-report.labkit-report td {text-align: left; vertical-align: top; padding: .35em .6em;
-  border-top: 1px solid rgba(128,128,128,.35); white-space: normal}
-.labkit-report caption {text-align: left; font-weight: 600; padding: .3em .6em}
-.labkit-report .mark {width: 1.5em; font-weight: 700}
-.labkit-report .passed .mark {color: #1a8fd1} .labkit-report .failed .mark {color: #d55e00}
-.labkit-report .open .mark {opacity: .5}
-.labkit-report.labkit-report .points {white-space: nowrap; text-align: right}
-.labkit-report .why {display: block; opacity: .85}
-"""
+from labkit.show.html import render
 
 
 @dataclass(frozen=True)
@@ -113,39 +100,8 @@ class Report:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def _repr_html_(self) -> str:
-        return f"<style>{CSS}</style>{self.table()}"
+        return self.html()
 
-    def table(self) -> str:
-        """The table alone, for a page that has the style already."""
-        points = f"{self.points:g} of {self.max_points:g} points"
-        caption = f"{self.exercise} · {points} · {self.verdict.replace('_', ' ')}"
-        attempted = self.verdict != "not_attempted"
-        rows = "".join(_html_row(row) if attempted else _open_row(row) for row in self.rows)
-        said = self.notes if attempted or not self.rows else [f"Seen: {self.rows[0].seen}.", *self.notes]
-        notes = "".join(f"<p>{_html(note)}</p>" for note in said)
-        return f'<table class="labkit-report"><caption>{escape(caption)}</caption>{rows}</table>{notes}'
-
-
-def _html(text: str) -> str:
-    """A sentence of ours, with `names` set as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _html_row(row: PropertyResult) -> str:
-    why = "".join(f'<span class="why">{_html(sentence)}</span>' for sentence in row.details())
-    return (
-        f'<tr class="{"passed" if row.passed else "failed"}">'
-        f'<td class="mark" title="{"passed" if row.passed else "failed"}">{"✓" if row.passed else "✗"}</td>'
-        f"<td><b>{escape(row.name)}</b><br><small>{escape(row.kind)}</small></td>"
-        f"<td>{_html(row.says)}{why}</td>"
-        f'<td class="points">{row.points:g} / {row.max_points:g}</td></tr>'
-    )
-
-
-def _open_row(row: PropertyResult) -> str:
-    """A property of an exercise that was not begun: what will be asked, and neither a cross nor a cause."""
-    return (
-        '<tr class="open"><td class="mark" title="not attempted">–</td>'
-        f"<td><b>{escape(row.name)}</b><br><small>{escape(row.kind)}</small></td>"
-        f'<td>{_html(row.says)}</td><td class="points">{row.points:g} / {row.max_points:g}</td></tr>'
-    )
+    def html(self, warning: str = "") -> str:
+        """The properties as a table, under a warning where there is one."""
+        return render("report", report=self, warning=warning)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
 from labkit.checks import registry
 from labkit.checks.practice import Scores
-from labkit.checks.report import CSS, Report
+from labkit.checks.report import Report
+from labkit.show.html import render
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class Score:
         return f"{self.points:g}"
 
     def _repr_html_(self) -> str:
-        points = f"{self.points:g} / {self.max_points:g}" if self.checked else "not checked yet"
-        return f"<code>{escape(self.exercise)}</code> {escape(self.property)}: <b>{points}</b>"
+        return render("score", score=self)
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,29 @@ class Scoreboard:
 
     reports: dict[str, Report | None]
 
-    def _rows(self) -> list[tuple[str, str, float, float, str]]:
-        found: list[tuple[str, str, float, float, str]] = []
+    def _rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
         for exercise_id, report in self.reports.items():
             exercise = registry.exercise(exercise_id)
-            points = report.points if report else 0
-            verdict = report.verdict.replace("_", " ") if report else "not checked yet"
-            found.append((exercise_id, exercise.title, points, exercise.max_points, verdict))
+            found.append(
+                {
+                    "exercise": exercise_id,
+                    "title": exercise.title,
+                    "points": report.points if report else 0,
+                    "most": exercise.max_points,
+                    "verdict": report.verdict.replace("_", " ") if report else "not checked yet",
+                }
+            )
         return found
 
     def __repr__(self) -> str:
         rows = self._rows()
-        lines = [f"{name:<34} {points:g}/{most:g}  {verdict}" for name, _, points, most, verdict in rows]
-        return "\n".join([*lines, f"{'in all':<34} {sum(r[2] for r in rows):g}/{sum(r[3] for r in rows):g}"])
+        lines = ["{exercise:<34} {points:g}/{most:g}  {verdict}".format_map(row) for row in rows]
+        points, most = sum(row["points"] for row in rows), sum(row["most"] for row in rows)
+        return "\n".join([*lines, f"{'in all':<34} {points:g}/{most:g}"])
 
     def _repr_html_(self) -> str:
-        rows = self._rows()
-        body = "".join(
-            f"<tr><td><b>{escape(title)}</b><br><small>{escape(name)}</small></td><td>{escape(verdict)}</td>"
-            f'<td class="points">{points:g} / {most:g}</td></tr>'
-            for name, title, points, most, verdict in rows
-        )
-        total = f"{sum(r[2] for r in rows):g} of {sum(r[3] for r in rows):g} points on the visible cases"
-        return f'<style>{CSS}</style><table class="labkit-report"><caption>{total}</caption>{body}</table>'
+        return render("scoreboard", rows=self._rows())
 
 
 def score(exercise_id: str, property_name: str) -> Score:

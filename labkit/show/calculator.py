@@ -8,13 +8,13 @@ The picture is an output of its own below the sliders: a notebook that is saved 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from typing import Any
 
 import ipywidgets as widgets
 from IPython.display import HTML, DisplayHandle, display
 
+from labkit.show.html import render
 from labkit.show.memory import MemoryBars
 from labkit.theory import memory, parameters
 from labkit.theory.hardware import GPUS
@@ -55,29 +55,23 @@ def answer_html(settings: Mapping[str, Any]) -> str:
     try:
         plan = plan_of(settings)
     except ValueError as problem:
-        return f'<p style="color:#D55E00"><b>No such plan:</b> {html.escape(str(problem))}</p>'
+        return render("no_plan", problem=problem)
     gpu = GPUS[settings["gpu"]]
     stage, held = memory.worst_stage(plan)
     pipeline = plan.pipeline_parallel > 1
     where = f"stage {stage + 1} of {plan.pipeline_parallel}" if pipeline else "each GPU"
     count = parameters.count_parameters(plan.model)
-    active = f", {count.active / 1e9:.4g} billion active" if count.active != count.total else ""
-    return (
-        f'<div style="font:13px sans-serif;max-width:800px">'
-        f"<b>{html.escape(plan.model.name)}</b>: {count.total / 1e9:.4g} billion parameters{active}, "
-        f"on {plan.num_gpus} GPU{'s' if plan.num_gpus > 1 else ''}. "
-        f"{where[0].upper() + where[1:]} needs <b>{bytes_text(held.total)}</b> "
-        f"of {bytes_text(gpu.memory)}: {_verdict(held.total / gpu.memory)}</div>"
-        + MemoryBars({where: held.as_dict()}, gpu).svg()
-    )
-
-
-def _verdict(share: float) -> str:
-    """Formulas leave out gaps, buffers and libraries: a plan that fills the GPU does not run."""
-    if share > 1:
-        return f"<b>does not fit</b> ({share:.0%})."
-    return f"fits ({share:.0%})" + (
-        ", with too little to spare for buffers and gaps." if share > 0.9 else "."
+    return render(
+        "plan",
+        model=plan.model.name,
+        total=count.total / 1e9,
+        active=count.active / 1e9,
+        gpus=plan.num_gpus,
+        where=where,
+        needs=bytes_text(held.total),
+        has=bytes_text(gpu.memory),
+        share=held.total / gpu.memory,
+        bars=MemoryBars({where: held.as_dict()}, gpu).svg(),
     )
 
 

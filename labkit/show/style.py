@@ -8,7 +8,6 @@ kinds that could be confused carry a hatch, so a black-and-white print can be re
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from labkit.show.html import render
 
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
@@ -106,12 +107,8 @@ class Picture:
         self.figure.savefig(path, dpi=150)
 
     def _repr_html_(self) -> str:
-        data = base64.b64encode(self.png()).decode()
         width = round(self.figure.get_figwidth() * 100)
-        return (
-            f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}"'
-            f' style="width:{width}px;max-width:100%">'
-        )
+        return render("picture", alt=self.alt, png=base64.b64encode(self.png()).decode(), width=width)
 
     def __repr__(self) -> str:
         return f"[figure: {self.alt}]"

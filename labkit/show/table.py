@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-CSS = """
-.labkit-table.labkit-table {border-collapse: collapse; font-size: 90%; margin: .4em 0}
-.labkit-table.labkit-table th, .labkit-table.labkit-table td {text-align: left; vertical-align: top;
-  padding: .3em .9em; white-space: normal; border-top: 1px solid rgba(128,128,128,.35)}
-.labkit-table.labkit-table .number {text-align: right; font-variant-numeric: tabular-nums}
-.labkit-table caption {text-align: left; font-weight: 600; padding: .3em .9em}
-"""
+from labkit.show.html import render
 
 
 @dataclass(frozen=True)
@@ -33,14 +26,8 @@ class Table:
     def _repr_html_(self) -> str:
         texts = [[_text(value) for value in row] for row in self.rows]
         columns = range(1, len(self.header))  # the first names the row
-        marks = ["", *(_mark([row[column] for row in texts]) for column in columns)]
-        head = _cells("th", map(str, self.header), marks)
-        body = "".join(f"<tr>{_cells('td', row, marks)}</tr>" for row in texts)
-        caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
-        return (
-            f'<style>{CSS}</style><table class="labkit-table">{caption}'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        quantities = [False, *(_are_quantities([row[column] for row in texts]) for column in columns)]
+        return render("table", caption=self.caption, header=self.header, rows=texts, quantities=quantities)
 
     def __repr__(self) -> str:
         lines = [list(map(str, self.header)), *([_text(value) for value in row] for row in self.rows)]
@@ -56,14 +43,9 @@ def prediction(question: str, guess: Any, found: Any, by: str = "measured") -> T
     return Table(["", "your guess", by], [[question, guess, found]])
 
 
-def _cells(tag: str, texts: Iterable[str], marks: Iterable[str]) -> str:
-    return "".join(f"<{tag}{mark}>{escape(text)}</{tag}>" for text, mark in zip(texts, marks, strict=True))
-
-
-def _mark(column: Sequence[str]) -> str:
-    """Columns of quantities ("1.50 GiB") line up on the right, words on the left."""
-    quantities = column and all(re.match(r"[-+]?[\d.,]+( ?\S+)?$", text) for text in column)
-    return ' class="number"' if quantities else ""
+def _are_quantities(column: Sequence[str]) -> bool:
+    """Whether all are like "1.50 GiB" or "3"."""
+    return bool(column) and all(re.match(r"[-+]?[\d.,]+( ?\S+)?$", text) for text in column)
 
 
 def _text(value: Any) -> str:

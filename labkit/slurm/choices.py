@@ -6,12 +6,12 @@ ever stands in a batch script.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.show.html import render
 from labkit.slurm.duration import minutes_of, slurm_time
 from labkit.slurm.site import Site
 
@@ -39,18 +39,6 @@ class Choice:
         there = ", ".join(self.values)
         raise ValueError(f"{self.label}: {_short(value)} is not offered; there is {there} ({self.limit})")
 
-    def field(self, before: object) -> str:
-        """A list to choose from, as HTML. before: what was chosen the last time."""
-        chosen = before if before in self.values else self.default
-        options = "".join(
-            f"<option{' selected' * (value == chosen)}>{html.escape(value)}</option>" for value in self.values
-        )
-        return (
-            f'<div class="mb-3"><label for="{self.name}">{html.escape(self.label)}</label>'
-            f'<select class="form-select" id="{self.name}" name="{self.name}">{options}</select>'
-            f'<small class="text-muted">{html.escape(self.limit)}</small></div>'
-        )
-
 
 def chosen(choices: Sequence[Choice], told: Mapping[str, object]) -> dict[str, str]:
     """The [slurm] settings that somebody chose. ValueError for what is not offered."""
@@ -70,7 +58,7 @@ def from_form(choices: Sequence[Choice], data: Mapping[str, Sequence[str]]) -> d
 
 def form(choices: Sequence[Choice], before: Mapping[str, object]) -> str:
     """The fields of the page that the hub shows before it starts a server, as HTML."""
-    return "\n".join(one.field(before.get(one.name)) for one in choices)
+    return render("choices", choices=choices, before=before)
 
 
 def offered(site: Site, slurm: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
