@@ -23,7 +23,7 @@ from types import FrameType
 
 from labkit.processes import die_with_parent
 
-_PORTS_TRIED = 50
+_PORTS_TRIED, _PORTS_EACH = 50, 10
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a job's end, a closed terminal
 _NBGRADER_SERVER = [
     f"nbgrader.server_extensions.{part}"
@@ -168,6 +168,16 @@ def free_port(ip: str, first: int) -> int:
     raise CannotStart(
         f"ports {first} to {last - 1} on {ip} cannot be listened on; give another with PORT= or --port"
     )
+
+
+def own_port(ports: tuple[int, int], uid: int) -> int:
+    """The first of the ten ports, of a range, that the person with this user id has on every node, every day.
+
+    The ids of a class are mostly handed out in a row: as many people in a row as there are tens never meet,
+    and who starts a second server gets the next of their own ten.
+    """
+    persons = max(1, (ports[1] - ports[0] + 1) // _PORTS_EACH)
+    return ports[0] + _PORTS_EACH * (uid % persons)
 
 
 def is_remote(environment: Mapping[str, str]) -> bool:

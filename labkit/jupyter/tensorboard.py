@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from labkit.jupyter.behind_jupyter import jupyter_around
-from labkit.jupyter.lab import CannotStart, free_port, host_in_url, is_remote, tunnel
+from labkit.jupyter.lab import CannotStart, free_port, host_in_url, is_remote, own_port, tunnel
 
 # Above the well-known ports, and below those that Linux gives to outgoing connections (from 32768).
-_FIRST_PORT, _PORTS_EACH, _PERSONS = 16000, 10, 1600
+PORTS = (16000, 31999)
 _RACES = 20
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a job's end, a closed terminal
 
@@ -34,19 +34,10 @@ def run(*, logdir: Path, port: int | None = None, ip: str = "127.0.0.1") -> int:
         raise CannotStart(f"no folder {logdir}; give the one that SummaryWriter was given")
     with _end_asked() as ended:
         secret = secrets.token_urlsafe(16)
-        port = _serve(logdir, ip, own_port(os.getuid()) if port is None else port, f"/{secret}")
+        port = _serve(logdir, ip, own_port(PORTS, os.getuid()) if port is None else port, f"/{secret}")
         print(announcement(ip, port, secret, logdir, os.environ, socket.gethostname()), flush=True)
         ended.wait()
     return 0
-
-
-def own_port(uid: int) -> int:
-    """The first of the ten ports of the person with this user id, the same on every node and every day.
-
-    The ids of a class are mostly handed out in a row: 1600 people in a row never meet, and who starts a
-    second TensorBoard gets the next of their own ten.
-    """
-    return _FIRST_PORT + _PORTS_EACH * (uid % _PERSONS)
 
 
 def announcement(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 
-@dataclass(frozen=True)
-class Connection:
+from labkit.whole_file import write_whole
+
+
+class Connection(msgspec.Struct, frozen=True):
     """How to reach a JupyterLab. tunnel: the ssh command; url: to open once that runs.
 
     through: to open at once, in the browser that has the JupyterLab in whose terminal it was asked for.
@@ -59,14 +60,9 @@ def path_of(job: str) -> Path:
 
 
 def write(connection: Connection) -> Path:
-    """Write it for this user only: the URL has the token in it."""
+    """Write it where this user alone may enter: the URL has the token in it."""
     path = path_of(connection.job)
-    unfinished = path.with_suffix(".part")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w") as file:
-        json.dump(asdict(connection), file)
-    unfinished.rename(path)
+    write_whole(path, msgspec.json.encode(connection))
     return path
 
 
@@ -74,6 +70,6 @@ def read(job: str) -> Connection | None:
     """What the job has written; None as long as it has not."""
     os.listdir(folder())  # a network file system then looks whether there is something new
     try:
-        return Connection(**json.loads(path_of(job).read_text()))
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode(path_of(job).read_bytes(), type=Connection)
+    except (OSError, msgspec.DecodeError):
         return None

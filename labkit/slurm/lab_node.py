@@ -9,19 +9,11 @@ from pathlib import Path
 
 import click
 
-from labkit.jupyter.lab import CannotStart, run, tunnel
+from labkit.jupyter.lab import CannotStart, own_port, run, tunnel
 from labkit.settings import SettingsError
 from labkit.slurm import lab_files
 from labkit.slurm.commands import SlurmError, node_address
 from labkit.slurm.site import current_site
-
-_PORTS_EACH = 10
-
-
-def own_port(ports: tuple[int, int], uid: int) -> int:
-    """The first of this person's ten ports of the range: the same every day, and on every node."""
-    persons = max(1, (ports[1] - ports[0] + 1) // _PORTS_EACH)
-    return ports[0] + _PORTS_EACH * (uid % persons)
 
 
 @click.command()

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from cluster_helpers import jupyter_server
 
-from labkit.jupyter.lab import CannotStart
-from labkit.jupyter.tensorboard import announcement, own_port, run
+from labkit.jupyter.lab import CannotStart, own_port
+from labkit.jupyter.tensorboard import PORTS, announcement, run
 
 STEPS = [[0, 4.0], [1, 2.0], [2, 1.0]]
 SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada"}
@@ -79,7 +79,7 @@ def test_scalars_come_back_and_ctrl_c_ends_it(logdir: Path) -> None:
         url = re.findall(r"http://\S+", printed)[-1]
         assert read(url + SCALAR) == STEPS
         port = int(url.split(":")[2].split("/")[0])
-        assert own_port(os.getuid()) <= port < own_port(os.getuid()) + 10
+        assert own_port(PORTS, os.getuid()) <= port < own_port(PORTS, os.getuid()) + 10
         guessed = urllib.request.Request(f"http://127.0.0.1:{port}/data/runs")
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(guessed, timeout=10)
@@ -99,7 +99,7 @@ def test_the_second_one_of_a_person_takes_the_next_port(logdir: Path) -> None:
 
 
 def test_people_in_a_row_do_not_meet() -> None:
-    ports = [own_port(uid) + taken for uid in range(1000, 2600) for taken in range(10)]
+    ports = [own_port(PORTS, uid) + taken for uid in range(1000, 2600) for taken in range(10)]
     assert len(set(ports)) == len(ports)
     assert 1024 < min(ports) <= max(ports) < 32768, "neither privileged nor Linux's ephemeral ports"
 
