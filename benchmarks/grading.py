@@ -45,7 +45,8 @@ import subprocess, sys
 from pathlib import Path
 from autograder.grade.reference import all_cases
 from labkit.checks import registry
-from labkit.checks.judge import JobFailure, judge_exercise
+from labkit.checks.jobs import JobFailure
+from labkit.checks.judge import judge_exercise
 from labkit.checks.source.notebook import cells_of_history, collect_exercise
 
 RANK = """

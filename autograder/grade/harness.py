@@ -22,11 +22,13 @@ from autograder.sandbox.confined import Confined, Outcome
 from autograder.sandbox.inside import AGENT_ENDED, FAILURE
 from autograder.sandbox.salvage import tail, take
 from autograder.sandbox.sandbox import MIB, CouldNotStart, Sandbox
-from labkit.checks.exercise import Case, Exercise
-from labkit.checks.files import INPUTS, REQUEST, RunRequest
-from labkit.checks.judge import CouldNotBeGraded, JobFailure, judge_exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
+from labkit.checks.files import RunRequest, answer_names
+from labkit.checks.jobs import CouldNotBeGraded, JobFailure
+from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
-from labkit.checks.source.submission import Cell, Submission
+from labkit.checks.source.submission import Cell
 
 GRACE = 10.0
 KNOWN_VERDICTS = ("error", "timeout", "deadlock", "out_of_memory", "killed")
@@ -188,12 +190,6 @@ def grade_cells(
     return graded
 
 
-def answer_names(request: RunRequest) -> list[str]:
-    """The files a job may leave."""
-    pairs = [(case, rank) for case in range(len(request.cases)) for rank in range(request.ranks)]
-    return [f"case{case}.rank{rank}.{kind}" for case, rank in pairs for kind in ("safetensors", "json")]
-
-
 def _stem(name: str) -> str:
     return name.rpartition(".")[0]
 
@@ -227,6 +223,3 @@ def _told_failure(text: str) -> JobFailure | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return JobFailure("error", "the job ended without saying how")
     return JobFailure(verdict if verdict in KNOWN_VERDICTS else "error", message[:4000])
-
-
-__all__ = ["INPUTS", "REQUEST", "Graded", "Harness", "Submission", "grade_cells"]

@@ -13,7 +13,8 @@ from labkit.build.course import find_lessons
 from labkit.build.markup import Lesson, read_lesson
 from labkit.build.rules import stub
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 from labkit.checks.source.notebook import earlier_names
 from labkit.checks.source.submission import Cell, Submission, collect
 

@@ -13,7 +13,8 @@ from autograder.grade.reference import all_cases, solved_cells, stub_cells
 from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from autograder.sandbox.sandbox import Sandbox
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED
 from labkit.checks.source.submission import Cell
 
@@ -149,7 +150,7 @@ def _cases(trial: Trial) -> list[Case]:
     cases = all_cases(trial.exercise, trial.seed)
     if not trial.says or trial.must_fail is None:
         return cases
-    return [case for case in cases if not case.properties or set(case.properties) & set(trial.must_fail)]
+    return [case for case in cases if set(trial.exercise.shown_by(case)) & set(trial.must_fail)]
 
 
 def _honest(lesson: str, exercises: Sequence[Exercise], seeds: Sequence[int]) -> Iterator[Trial]:

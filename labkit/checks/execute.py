@@ -11,8 +11,9 @@ from types import ModuleType
 import torch.distributed as dist
 
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise, Inputs, StudentError
-from labkit.checks.files import REQUEST, RunRequest, read_request, reported_ranks, write_answer
+from labkit.checks.case import Case, Inputs, StudentError
+from labkit.checks.exercise import Exercise
+from labkit.checks.files import REQUEST, RunRequest, mark_begun, read_request, reported_ranks, write_answer
 from labkit.checks.forbidden import forbidding
 from labkit.checks.rank import Rank, StudentLoadError, load_student, student_error
 from labkit.checks.seeding import seed_generators
@@ -33,9 +34,10 @@ def run_rank(directory: str) -> None:
     with an error while other ranks are still in it; the cases that were not reached have no answer.
     """
     path = Path(directory)
-    request, inputs = read_request(path)
+    request, inputs = read_request(path, dist.get_rank())
     exercise = registry.exercise(request.exercise)
     for index, case in enumerate(request.cases):
+        mark_begun(path, index, dist.get_rank())
         error = _run_case(path, index, case, exercise, request, inputs[case.name])
         if error is not None and not _others_reported(path, index, request.ranks):
             raise CaseFailed(f"{exercise.id}, case {case.name}: {error}")
@@ -56,7 +58,7 @@ def _run_case(
         with forbidding(exercise.forbids):
             rank.left_out = submission.left_out
             rank.student = load_student(submission)
-            exercise.on_rank(rank)
+            exercise.run_of(case).on_rank(rank)
     except StudentLoadError as failed:
         error = failed.error
     except Exception as failed:

@@ -1,108 +1,24 @@
-"""The words a check is written in: an exercise has properties worth points, and cases that give evidence
-for them.
+"""The words a check is written in: an exercise is a table of properties, each with its points and its judges,
+beside the runs that give evidence for them.
 
-An exercise is judged in two places that never share a process. `on_rank` runs on every rank of a job,
-beside the student's code, and only reports what happened. `judge` runs where the student's code has never
-been, computes what was expected from the same inputs, and says which properties the evidence supports.
+An exercise is judged in two places that never share a process. A run's `on_rank` runs on every rank of a job,
+beside the student's code, and only reports what happened. Judges run where the student's code has never been,
+compute what was expected from the same inputs, and say what the evidence supports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.rank import Rank
 
 if TYPE_CHECKING:
     import torch
 
-    from labkit.checks.rank import Rank
-
-JSON = Any  # None, bool, int, float, str, or lists and string-keyed dicts of these
 Kind = Literal["numbers", "mechanism", "robustness"]
-Inputs = dict[str, "torch.Tensor"]
-
-
-@dataclass(frozen=True)
-class Property:
-    """One thing that must be true of a solution, worth its own points."""
-
-    name: str
-    kind: Kind
-    points: int
-    says: str
-    usual_cause: str = ""
-
-
-def numbers(name: str, points: int, says: str, usual_cause: str = "") -> Property:
-    """A property of values, gradients or weights."""
-    return Property(name, "numbers", points, says, usual_cause)
-
-
-def mechanism(name: str, points: int, says: str, usual_cause: str = "") -> Property:
-    """A property of how it is done: what is communicated, stored, run."""
-    return Property(name, "mechanism", points, says, usual_cause)
-
-
-def robustness(name: str, points: int, says: str, usual_cause: str = "") -> Property:
-    """A property of unusual sizes, wrong arguments and strange situations."""
-    return Property(name, "robustness", points, says, usual_cause)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One situation the student's code is put in.
-
-    properties: what the case gives evidence for, () for all: an error in the case fails these.
-    own_parts: earlier exercises are the student's own here, even where the grader puts reference versions
-        in place.
-    timeout: seconds this case may take on every rank together.
-    expected: values that only `judge` sees; they are never sent to where the student's code runs.
-    """
-
-    name: str
-    ranks: int
-    params: Mapping[str, JSON] = field(default_factory=dict)
-    seed: int = 0
-    properties: tuple[str, ...] = ()
-    hidden: bool = False
-    own_parts: bool = False
-    timeout: float = 20.0
-    expected: Mapping[str, JSON] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, JSON]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, JSON]) -> Case:
-        return cls(**{**data, "properties": tuple(data["properties"])})
-
-
-def no_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """For exercises whose cases hold everything as plain numbers: nothing is drawn."""
-    return {}
-
-
-@dataclass
-class RankAnswer:
-    """What one rank sent back from one case: data only."""
-
-    rank: int
-    tensors: dict[str, torch.Tensor]
-    facts: dict[str, JSON]
-    collectives: dict[str, list[dict[str, JSON]]]
-    errors: dict[str, StudentError]  # property -> what was raised inside `rank.attempt(property)`
-
-
-@dataclass(frozen=True)
-class StudentError:
-    """An exception raised by the student's code, told by its own lines."""
-
-    type: str
-    message: str
-    where: str  # "cell 12, line 7: out = self.linear(x)"; empty when no line is the student's
-
-    def __str__(self) -> str:
-        return f"{self.type}: {self.message}" + (f" ({self.where})" if self.where else "")
 
 
 @dataclass(frozen=True)
@@ -111,15 +27,78 @@ class Finding:
     reads.
     """
 
-    property: str
     passed: bool
     expected: str = ""
     seen: str = ""
     rank: int | None = None
-    case: str = ""
 
 
-Judge = Callable[[Case, Inputs, "list[RankAnswer]"], Iterable[Finding]]
+@dataclass(frozen=True)
+class Evidence:
+    """What one case gave. Subclasses add, as cached properties, what the plain model gives on the same
+    inputs.
+    """
+
+    case: Case
+    inputs: Inputs
+    answers: Sequence[RankAnswer]
+
+
+Judge = Callable[[Any], Iterable[Finding]]  # of the evidence that the run of the case's kind makes
+
+
+def every(*judges: Judge) -> Judge:
+    """A judge that asks all of these."""
+    return lambda evidence: (finding for judge in judges for finding in judge(evidence))
+
+
+@dataclass(frozen=True)
+class Property:
+    """One thing that must be true of a solution, worth its own points.
+
+    kind: numbers (values, gradients, weights), mechanism (how it is done: what is communicated, stored,
+        run), or robustness (unusual sizes, wrong arguments, strange situations).
+    says: what must be true. usual_cause: what most often breaks it.
+    on: kind of case -> what judges the evidence of such a case.
+    """
+
+    name: str
+    kind: Kind
+    points: int
+    says: str
+    usual_cause: str = ""
+    on: Mapping[str, Judge] = field(default_factory=dict)
+
+
+def no_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For cases that hold everything as plain numbers: nothing is drawn."""
+    return {}
+
+
+def to_all(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """Every rank is handed everything that was drawn."""
+    return inputs
+
+
+def own_entry(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """Each rank is handed its entry along the first dimension of everything that was drawn."""
+    return {name: tensor[rank] for name, tensor in inputs.items()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happens in the cases of one kind.
+
+    on_rank: what every rank does beside the student's code.
+    inputs: draws a case's tensors, as judges see them.
+    hand: (case, inputs, rank) -> what this rank is handed of them, and all that its process ever gets.
+    evidence: (case, inputs, answers) -> what judges are given.
+    """
+
+    on_rank: Callable[[Rank], None]
+    inputs: Callable[[Case, torch.Generator], Inputs] = no_inputs
+    hand: Callable[[Case, Inputs, int], Inputs] = to_all
+    evidence: Callable[[Case, Inputs, list[RankAnswer]], Evidence] = Evidence
 
 
 @dataclass(frozen=True)
@@ -127,8 +106,8 @@ class Exercise:
     """Everything that decides the points of one exercise.
 
     names: what the student defines at top level, for example ("RowParallelLinear",).
-    cases: the visible cases for a seed; the grader adds hidden ones of the same form.
-    inputs: tensors drawn for a case; every rank is handed the same ones.
+    runs: kind of case -> what happens in cases of that kind.
+    cases: the visible cases for a seed; the grader adds hidden ones of the same kinds.
     builds_on: ids of earlier exercises that grading replaces with reference versions.
     forbids: dotted names that solve the exercise outright, and must not be called.
     hides: files of labkit ("theory/memory.py") that grading takes away, because they hold the answer.
@@ -137,11 +116,9 @@ class Exercise:
     id: str
     title: str
     names: tuple[str, ...]
-    properties: tuple[Property, ...]
+    runs: Mapping[str, Run]
     cases: Callable[[int], list[Case]]
-    inputs: Callable[[Case, torch.Generator], Inputs]
-    on_rank: Callable[[Rank], None]
-    judge: Judge
+    properties: tuple[Property, ...]
     builds_on: tuple[str, ...] = ()
     forbids: tuple[str, ...] = ()
     hides: tuple[str, ...] = ()
@@ -150,6 +127,12 @@ class Exercise:
         names = [p.name for p in self.properties]
         if len(set(names)) != len(names):
             raise ValueError(f"{self.id}: property names must differ, got {names}")
+        judged = {kind for p in self.properties for kind in p.on}
+        if judged != set(self.runs):
+            raise ValueError(
+                f"{self.id}: expected a judge for each kind of case that is run, and a run for each that is "
+                f"judged; judged are {sorted(judged)}, run are {sorted(self.runs)}"
+            )
 
     @property
     def lesson(self) -> str:
@@ -167,3 +150,17 @@ class Exercise:
             if candidate.name == name:
                 return candidate
         raise KeyError(f"{self.id} has no property {name!r}; it has {[p.name for p in self.properties]}")
+
+    def run_of(self, case: Case) -> Run:
+        """What happens in a case; KeyError names the kinds there are."""
+        if case.kind in self.runs:
+            return self.runs[case.kind]
+        raise KeyError(f"{self.id}, {case.name}: no run {case.kind!r}; there are {sorted(self.runs)}")
+
+    def shown_by(self, case: Case) -> tuple[str, ...]:
+        """Names of the properties a case gives evidence for: an error in the case fails these."""
+        return case.properties or tuple(p.name for p in self.properties if case.kind in p.on)
+
+    def judges_of(self, case: Case) -> list[tuple[str, Judge]]:
+        """The judges of a case's evidence, with the names of their properties."""
+        return [(p.name, p.on[case.kind]) for p in self.properties if case.kind in p.on]

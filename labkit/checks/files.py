@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from labkit.checks.exercise import Case, Inputs, RankAnswer, StudentError
+from labkit.checks.case import Case, Inputs, RankAnswer, StudentError
 from labkit.checks.source.submission import Submission
 
-REQUEST, INPUTS = "request.json", "inputs.safetensors"
+REQUEST = "request.json"
 LONGEST_MESSAGE = 2000  # characters of a student's error
 SEPARATOR = "\x1f"  # between a case's name and a tensor's
 
@@ -85,25 +85,50 @@ class CaseAnswers:
     errors: dict[int, StudentError] = field(default_factory=dict)
 
 
-def write_request(request: RunRequest, inputs: Mapping[str, Inputs], directory: Path) -> None:
-    """Put a request and its cases' inputs (case name -> name -> tensor) into an empty directory."""
-    tensors = {
-        f"{case}{SEPARATOR}{name}": tensor.contiguous()
-        for case, named in inputs.items()
-        for name, tensor in named.items()
-    }
-    safetensors.torch.save_file(tensors, directory / INPUTS)
+def write_request(request: RunRequest, handed: Mapping[str, Sequence[Inputs]], directory: Path) -> None:
+    """Put a request into an empty directory, and for each rank a file with what it is handed.
+
+    handed: case name -> for each rank, name -> tensor.
+    """
+    for rank in range(request.ranks):
+        tensors = {
+            f"{case}{SEPARATOR}{name}": tensor.contiguous()
+            for case, of_ranks in handed.items()
+            for name, tensor in of_ranks[rank].items()
+        }
+        safetensors.torch.save_file(tensors, directory / inputs_name(rank))
     (directory / REQUEST).write_text(json.dumps(request.to_json()))
 
 
-def read_request(directory: Path) -> tuple[RunRequest, dict[str, Inputs]]:
-    """The request in a directory, and each case's inputs."""
+def read_request(directory: Path, rank: int) -> tuple[RunRequest, dict[str, Inputs]]:
+    """The request in a directory, and what one rank is handed in each case."""
     request = RunRequest.from_json(json.loads((directory / REQUEST).read_text()))
     inputs: dict[str, Inputs] = {case.name: {} for case in request.cases}
-    for key, tensor in safetensors.torch.load_file(directory / INPUTS).items():
+    for key, tensor in safetensors.torch.load_file(directory / inputs_name(rank)).items():
         case, name = key.split(SEPARATOR)
         inputs.setdefault(case, {})[name] = tensor
     return request, inputs
+
+
+def inputs_name(rank: int) -> str:
+    """The file that holds what one rank is handed."""
+    return f"inputs.rank{rank}.safetensors"
+
+
+def answer_names(request: RunRequest) -> list[str]:
+    """The files that a job may leave: for each case and rank what it answered, and that it began."""
+    pairs = [(case, rank) for case in range(len(request.cases)) for rank in range(request.ranks)]
+    return [name(case, rank) for case, rank in pairs for name in (_tensors, _report, _begun)]
+
+
+def mark_begun(directory: Path, case_index: int, rank: int) -> None:
+    """Leave a sign that a rank has begun a case: what fails from now on may be the case's doing."""
+    (directory / _begun(case_index, rank)).touch()
+
+
+def was_begun(directory: Path, case_index: int, ranks: int) -> bool:
+    """Whether some rank has begun a case."""
+    return any((directory / _begun(case_index, rank)).exists() for rank in range(ranks))
 
 
 def write_answer(
@@ -125,20 +150,19 @@ def write_answer(
     draft.rename(directory / _report(case_index, rank))
 
 
-def read_answers(directory: Path, request: RunRequest, limits: Limits = Limits()) -> dict[str, CaseAnswers]:
-    """What the ranks wrote, by case name; cases that some rank has not reported on are absent.
+def read_answers(
+    directory: Path, request: RunRequest, case_index: int, limits: Limits = Limits()
+) -> CaseAnswers | None:
+    """What the ranks wrote about a case; None when some rank has not reported on it.
 
     BadAnswer when a file is too large, not regular, or not the data it should be.
     """
-    found = {}
-    for index, case in enumerate(request.cases):
-        if len(reported_ranks(directory, index, request.ranks)) < request.ranks:
-            continue
-        reports = [_read_report(directory, index, rank, limits) for rank in range(request.ranks)]
-        found[case.name] = CaseAnswers(
-            [answer for answer, _ in reports], {answer.rank: error for answer, error in reports if error}
-        )
-    return found
+    if len(reported_ranks(directory, case_index, request.ranks)) < request.ranks:
+        return None
+    reports = [_read_report(directory, case_index, rank, limits) for rank in range(request.ranks)]
+    return CaseAnswers(
+        [answer for answer, _ in reports], {answer.rank: error for answer, error in reports if error}
+    )
 
 
 def reported_ranks(directory: Path, case_index: int, ranks: int) -> list[int]:
@@ -203,6 +227,10 @@ def _report(case_index: int, rank: int) -> str:
 
 def _tensors(case_index: int, rank: int) -> str:
     return f"case{case_index}.rank{rank}.safetensors"
+
+
+def _begun(case_index: int, rank: int) -> str:
+    return f"case{case_index}.rank{rank}.begun"
 
 
 def _not_data(value: object) -> Any:

@@ -10,7 +10,8 @@ from pathlib import Path
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.files import RunRequest
-from labkit.checks.judge import JobFailure, judge_exercise
+from labkit.checks.jobs import JobFailure
+from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
 from labkit.checks.source.notebook import collect_exercise, live_cells, read_cells
 from labkit.checks.source.submission import Cell

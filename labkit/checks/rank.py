@@ -10,7 +10,7 @@ from types import ModuleType, TracebackType
 import torch
 import torch.distributed as dist
 
-from labkit.checks.exercise import JSON, Case, Inputs, RankAnswer, StudentError
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer, StudentError
 from labkit.checks.files import LONGEST_MESSAGE
 from labkit.checks.forbidden import ForbiddenCall
 from labkit.checks.source.submission import Submission
@@ -21,7 +21,7 @@ from labkit.record.recorder import Recorder
 class Rank:
     """Handed to an exercise's `on_rank`, once a case, on every rank of the job.
 
-    inputs: the case's tensors, on this rank's device; the same on every rank.
+    inputs: what this rank is handed of the case's tensors, on its device.
     student: the module of the student's definitions (with reference versions of earlier exercises when
         grading).
     group: made for this case and no other, so that what an earlier case left behind cannot match a call of
@@ -91,7 +91,8 @@ class Rank:
 
     @contextlib.contextmanager
     def attempt(self, property_name: str) -> Iterator[None]:
-        """An error inside fails that property and the case goes on.
+        """An error inside fails that property and the case goes on; in a case that does not show the property
+        it fails the first of those that the case does show.
 
         Only for code that does not communicate, or fails on every rank alike: otherwise the other ranks
         would wait.

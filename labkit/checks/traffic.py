@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from labkit.checks.exercise import JSON
+from labkit.checks.case import JSON
 from labkit.record.events import as_json
 from labkit.record.native import with_native
 from labkit.record.recorder import Recorder

@@ -22,7 +22,8 @@ from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.sandbox import Limits
 from labkit.build.course import instructor_notebook, student_notebook
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 
 LESSON = "06_tensor_parallel_ffn"
 F_ID = "06.copy-to-tensor-parallel"
@@ -114,7 +115,7 @@ def f_exercise() -> Exercise:
 @pytest.fixture(scope="session")
 def two_ranks(f_exercise: Exercise) -> list[Case]:
     """A visible and an unseen case of f, on two ranks, with little time."""
-    wanted = [c for c in all_cases(f_exercise, SEED) if c.ranks == 2 and c.params["kind"] == "values"]
+    wanted = [c for c in all_cases(f_exercise, SEED) if c.ranks == 2 and c.kind == "values"]
     visible = next(c for c in wanted if not c.hidden)
     return [replace(c, timeout=4.0) for c in (visible, next(c for c in wanted if c.hidden))]
 

@@ -29,7 +29,8 @@ from autograder.sandbox.contents import contents
 from autograder.sandbox.sandbox import MIB, Limits, Sandbox
 from labkit import doctor
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(120)]

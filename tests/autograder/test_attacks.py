@@ -19,7 +19,8 @@ from autograder.attacks.catalogue import ATTACKS
 from autograder.attacks.prying import CANARY
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, Harness
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]

@@ -29,7 +29,8 @@ from autograder.sandbox.sandbox import COURSE, NoSandbox
 from autograder.sandbox.seccomp import uncounted_memory_refused
 from autograder.sandbox.unconfined import Unconfined
 from labkit import doctor
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labkit.checks.exercise import Exercise, Property
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 
 SOURCE = '''\
 # ---
@@ -62,9 +62,13 @@ labkit.scoreboard()
 
 def exercise(exercise_id: str = "90.double-it", names: tuple[str, ...] = ("Doubler",)) -> Exercise:
     """An exercise of the small lesson; the build looks at its id, names and properties only."""
+
+    def nothing(evidence: Evidence) -> list[Finding]:
+        return []
+
     properties = (
-        Property("forward-values", "numbers", 3, "the values are doubled"),
-        Property("one all-reduce", "mechanism", 2, "one all-reduce"),
+        Property("forward-values", "numbers", 3, "the values are doubled", on={"values": nothing}),
+        Property("one all-reduce", "mechanism", 2, "one all-reduce", on={"values": nothing}),
     )
     return Exercise(
         id=exercise_id,
@@ -72,9 +76,7 @@ def exercise(exercise_id: str = "90.double-it", names: tuple[str, ...] = ("Doubl
         names=names,
         properties=properties,
         cases=lambda seed: [],
-        inputs=lambda case, generator: {},
-        on_rank=lambda rank: None,
-        judge=lambda case, inputs, answers: [],
+        runs={"values": Run(lambda rank: None)},
     )
 
 

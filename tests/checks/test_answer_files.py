@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from labkit.checks.exercise import Case, RankAnswer, StudentError
+from labkit.checks.case import Case, RankAnswer, StudentError
 from labkit.checks.files import (
     BadAnswer,
     Limits,
@@ -19,7 +19,7 @@ from labkit.checks.files import (
 )
 from labkit.checks.source.submission import Cell, collect
 
-CASE = Case("plain", ranks=1, params={"rows": 3}, seed=4, properties=("a",))
+CASE = Case("plain", ranks=1, params={"rows": 3}, seed=4, kind="values")
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def answer(**tensors: torch.Tensor) -> RankAnswer:
 
 def test_requests_come_back_as_they_were(tmp_path, request_of_one):
     inputs = {"plain": {"x": torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T}}
-    write_request(request_of_one, inputs, tmp_path)
-    read, tensors = read_request(tmp_path)
+    write_request(request_of_one, {"plain": [inputs["plain"]]}, tmp_path)
+    read, tensors = read_request(tmp_path, 0)
     assert read.cases == [CASE]
     assert read.submission.load().made() == 1
     assert torch.equal(tensors["plain"]["x"], inputs["plain"]["x"])
@@ -46,7 +46,8 @@ def test_requests_come_back_as_they_were(tmp_path, request_of_one):
 
 def test_answers_come_back_as_they_were(tmp_path, request_of_one):
     write_answer(tmp_path, 0, 0, answer(out=torch.ones(2, 0), y=torch.tensor(float("nan"))), None)
-    found = read_answers(tmp_path, request_of_one)["plain"]
+    found = read_answers(tmp_path, request_of_one, 0)
+    assert found is not None
     assert not found.errors
     assert found.answers[0].facts == {"count": 2}
     assert found.answers[0].collectives["forward"][0]["op"] == "all_reduce"
@@ -57,7 +58,7 @@ def test_answers_come_back_as_they_were(tmp_path, request_of_one):
 def test_a_case_without_every_rank_is_not_there(tmp_path, request_of_one):
     request_of_one.ranks = 2
     write_answer(tmp_path, 0, 0, answer(), None)
-    assert read_answers(tmp_path, request_of_one) == {}
+    assert read_answers(tmp_path, request_of_one, 0) is None
 
 
 def test_a_fact_that_is_not_data_is_refused_on_the_rank(tmp_path):
@@ -128,13 +129,13 @@ def test_what_is_not_an_answer_is_refused(tmp_path, request_of_one, spoil):
     write_answer(tmp_path, 0, 0, answer(x=torch.ones(3)), None)
     spoil(tmp_path / "case0.rank0.json")
     with pytest.raises(BadAnswer):
-        read_answers(tmp_path, request_of_one)
+        read_answers(tmp_path, request_of_one, 0)
 
 
 def test_what_is_too_large_is_not_read(tmp_path, request_of_one):
     write_answer(tmp_path, 0, 0, answer(x=torch.ones(1000)), None)
     with pytest.raises(BadAnswer, match="more than 100 bytes"):
-        read_answers(tmp_path, request_of_one, Limits(file_bytes=100))
+        read_answers(tmp_path, request_of_one, 0, Limits(file_bytes=100))
     save_file({str(i): torch.ones(1) for i in range(5)}, tmp_path / "case0.rank0.safetensors")
     with pytest.raises(BadAnswer, match="at most 4"):
-        read_answers(tmp_path, request_of_one, Limits(tensors=4))
+        read_answers(tmp_path, request_of_one, 0, Limits(tensors=4))

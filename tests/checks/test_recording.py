@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.rank import Rank
 from labkit.record.current import current_recorder
 

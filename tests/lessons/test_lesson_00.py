@@ -11,7 +11,7 @@ import pytest
 import labkit
 from autograder.grade.reference import all_cases, lesson_source, reference_cells
 from labkit.checks import registry
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.judge import judge_exercise
 from labkit.checks.practice import VISIBLE_SEED, run_on_host
 from labkit.checks.report import Report

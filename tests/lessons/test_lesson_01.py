@@ -20,10 +20,12 @@ from autograder.grade.reference import all_cases, graded_submission, hidden_case
 from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from autograder.lessons.lesson_01.unseen import recorded
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 from labkit.checks.files import RunRequest, read_request, write_answer
 from labkit.checks.forbidden import forbidding
-from labkit.checks.judge import JobFailure, judge_exercise
+from labkit.checks.jobs import JobFailure
+from labkit.checks.judge import judge_exercise
 from labkit.checks.rank import Rank, load_student, student_error
 from labkit.checks.report import Report
 from labkit.checks.source.submission import Cell
@@ -43,7 +45,7 @@ def group_of_one() -> Iterator[None]:
 
 def run_here(directory: Path, request: RunRequest) -> JobFailure | None:
     """What a job's only rank does, here."""
-    read, inputs = read_request(directory)
+    read, inputs = read_request(directory, 0)
     exercise = registry.exercise(read.exercise)
     for index, case in enumerate(read.cases):
         unused: Any = None  # nothing is recorded, so there is no recorder
@@ -52,7 +54,7 @@ def run_here(directory: Path, request: RunRequest) -> JobFailure | None:
         try:
             with forbidding(exercise.forbids):
                 rank.student = load_student(read.own_parts if case.own_parts else read.submission)
-                exercise.on_rank(rank)
+                exercise.run_of(case).on_rank(rank)
         except Exception as failed:
             error = student_error(failed)
         write_answer(directory, index, 0, rank.result, error)

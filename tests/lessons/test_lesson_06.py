@@ -13,7 +13,8 @@ import pytest
 from autograder.grade.reference import graded_submission, solved_cells
 from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
-from labkit.checks.exercise import Case, Exercise
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise
 from labkit.checks.judge import judge_exercise
 from labkit.checks.practice import run_on_host
 from labkit.checks.report import Report

@@ -7,7 +7,7 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.lesson_00.programs import grid_case, loss_case, pass_case
 from labkit.checks.lesson_00.ring import TRAFFIC, ring_case
 from labkit.checks.shared.formula import Row, agreement_case, refusal_case, values_case

@@ -16,7 +16,7 @@ from typing import Any
 
 import labkit.checks
 from autograder.lessons.lesson_01.memory_values import REFERENCE, corrected_slides
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.lesson_01.recorded_calls import arguments_of, digest
 from labkit.checks.shared.plain_numbers import EXACT
 from labkit.theory.hardware import GPU, GPUS

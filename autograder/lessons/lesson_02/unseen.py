@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.lesson_02.layerwise import layerwise_case
 from labkit.checks.lesson_02.offloading import offload_case, wide_layers, with_buffers
 from labkit.checks.lesson_02.partitions import EVEN, model_costs, partition_case, partition_refusals

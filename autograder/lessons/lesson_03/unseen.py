@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.lesson_03 import (
     STATE,
     TIMED,

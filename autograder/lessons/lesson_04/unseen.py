@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.lesson_04 import PLAYED, refusing_case, schedule_case, split_case
 from labkit.checks.lesson_04.executor import bad_lists_case, gpipe, one_f_one_b, run_case
 from labkit.checks.lesson_04.formulas import Setting, formula_case

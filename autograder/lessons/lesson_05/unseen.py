@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.lesson_05 import VALUES, best_row, chain_case, checkpoint_case, memory_row
 from labkit.checks.shared.formula import values_case
 

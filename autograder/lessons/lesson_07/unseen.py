@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 from labkit.checks.lesson_07 import bytes_cases
 from labkit.checks.lesson_07.cases import (
     attention_case,

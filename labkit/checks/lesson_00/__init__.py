@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from labkit.checks.exercise import Case, mechanism, numbers, robustness
+from labkit.checks.case import Case
 from labkit.checks.lesson_00 import programs as repaired_programs
 from labkit.checks.lesson_00 import ring
+from labkit.checks.old_form import mechanism, numbers, robustness
 from labkit.checks.shared.formula import agreement_case, formula_exercise, refusal_case, values_case
 
 

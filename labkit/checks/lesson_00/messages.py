@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from labkit.checks.case import JSON, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import JSON, Finding, RankAnswer
-from labkit.checks.shared.sharded_layer import Place
+from labkit.checks.old_form import Finding
+from labkit.checks.shared.places import Place
 
 Call = dict[str, JSON]
 

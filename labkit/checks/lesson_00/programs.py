@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Exercise, Finding, Inputs, RankAnswer, mechanism, numbers, robustness
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_00.messages import collectives, equal, exactly
+from labkit.checks.old_form import Exercise, Finding, mechanism, numbers, robustness
 from labkit.checks.rank import Rank
-from labkit.checks.shared.sharded_layer import enter_group, place_of
+from labkit.checks.shared.places import enter_group, place_of
 
 MOST_LOSS_BYTES = 64  # of all the all-reduces of mean_loss: a sum and a count need 16
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Exercise, Finding, Inputs, RankAnswer, mechanism, numbers, robustness
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_00.messages import arrived, counted, equal, one_neighbour, only_messages, within
+from labkit.checks.old_form import Exercise, Finding, mechanism, numbers, robustness
 from labkit.checks.rank import Rank
-from labkit.checks.shared.sharded_layer import enter_group, place_of
+from labkit.checks.shared.places import enter_group, place_of
 
 TRAFFIC = ("one-neighbour", "messages")
 

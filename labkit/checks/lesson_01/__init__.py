@@ -6,8 +6,9 @@ import inspect
 from functools import partial
 from types import ModuleType
 
-from labkit.checks.exercise import Exercise, Kind, Property, no_inputs
+from labkit.checks.exercise import Kind, Property, no_inputs
 from labkit.checks.lesson_01.recorded_calls import call_student, judge_values, recorded_cases
+from labkit.checks.old_form import Exercise
 from labkit.theory import (
     activations,
     batches,

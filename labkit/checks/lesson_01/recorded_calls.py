@@ -13,8 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labkit.checks.exercise import JSON, Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.forbidden import ForbiddenCall
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import as_data, shown, wrong_number
 from labkit.theory.hardware import GPU

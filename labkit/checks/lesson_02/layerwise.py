@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit import devices
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import JSON, Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.exercise import Property
 from labkit.checks.lesson_02.small_layers import (
     SMALL,
     Specs,
@@ -21,6 +22,7 @@ from labkit.checks.lesson_02.small_layers import (
     tensor_bytes,
     train,
 )
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
 
 BYTES_EACH = 2**20

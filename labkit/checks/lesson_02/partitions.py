@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-from labkit.checks.exercise import JSON, Case, Exercise, Finding, Inputs, Property, RankAnswer, no_inputs
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
+from labkit.checks.exercise import Property, no_inputs
 from labkit.checks.lesson_02.layerwise import refusal
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
 
 NEAR_ENOUGH = 1.3  # where a case asks for something else than the best cut

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import JSON, Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.exercise import Property
 from labkit.checks.lesson_02.small_layers import (
     LEARNING_RATE,
     STEPS,
@@ -19,8 +20,9 @@ from labkit.checks.lesson_02.small_layers import (
     draw_layer_inputs,
     reference,
 )
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
-from labkit.checks.shared.sharded_layer import Place, enter_group, place_of
+from labkit.checks.shared.places import Place, enter_group, place_of
 
 Message = tuple[str, int, int]  # "send" or "recv", bytes, the other rank
 

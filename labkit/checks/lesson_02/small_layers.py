@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.checks.exercise import Case, Inputs
+from labkit.checks.case import Case, Inputs
 
 Specs = list[list[Any]]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from labkit import devices
-from labkit.checks.exercise import Case, Exercise, Finding, Inputs, Property, RankAnswer, no_inputs
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Property, no_inputs
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
 
 BELOW, ABOVE = 0.9, 1.6  # of the true time: a busy host adds to it

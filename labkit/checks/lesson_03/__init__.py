@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.checks.exercise import Case, Exercise, Property, mechanism, no_inputs, numbers, robustness
+from labkit.checks.case import Case
+from labkit.checks.exercise import Property, no_inputs
 from labkit.checks.lesson_03.net import net_inputs
 from labkit.checks.lesson_03.overlap import (
     accumulate_on_rank,
@@ -27,6 +28,7 @@ from labkit.checks.lesson_03.replicas import (
     judge_average,
     judge_broadcast,
 )
+from labkit.checks.old_form import Exercise, mechanism, numbers, robustness
 
 TORCHS_OWN = (
     "torch.nn.parallel.DistributedDataParallel",

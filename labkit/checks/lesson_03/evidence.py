@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from labkit.checks.case import JSON, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import JSON, Finding, RankAnswer
+from labkit.checks.old_form import Finding
 
 
 def tensors_match(

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.checks.exercise import Case, Inputs
+from labkit.checks.case import Case, Inputs
 from labkit.checks.rank import Rank
-from labkit.checks.shared.sharded_layer import groups_of, place_of
+from labkit.checks.shared.places import groups_of, place_of
 
 LEARNING_RATE = 0.1
 STEPS = 2

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_03.evidence import describe, groups_used, tensors_match
 from labkit.checks.lesson_03.net import (
     MICRO_BATCHES,
@@ -27,8 +27,9 @@ from labkit.checks.lesson_03.net import (
     step_plainly,
 )
 from labkit.checks.lesson_03.replicas import trained_reference
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
-from labkit.checks.shared.sharded_layer import enter_group
+from labkit.checks.shared.places import enter_group
 
 
 class _Interrupted(Exception):

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_03.evidence import describe, groups_used
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.shared.sharded_layer import enter_group, place_of
+from labkit.checks.shared.places import enter_group, place_of
 
 # -- shard_indices
 

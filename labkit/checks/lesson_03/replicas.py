@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_03.evidence import calls_are, describe, groups_used, tensors_match
 from labkit.checks.lesson_03.net import (
     STEPS,
@@ -21,8 +21,9 @@ from labkit.checks.lesson_03.net import (
     step_plainly,
     uses_aside,
 )
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
-from labkit.checks.shared.sharded_layer import enter_group
+from labkit.checks.shared.places import enter_group
 
 # -- broadcast_module
 

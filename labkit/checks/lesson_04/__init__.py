@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from labkit.checks.exercise import Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Property
 from labkit.checks.lesson_04.executor import RUN
 from labkit.checks.lesson_04.formulas import BUBBLE_FRACTION, PEAK_IN_FLIGHT
 from labkit.checks.lesson_04.schedules import (
@@ -21,6 +22,7 @@ from labkit.checks.lesson_04.schedules import (
 from labkit.checks.lesson_04.schedules import (
     forwards_first as has_forwards_first,
 )
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
 
 # ---- 04.split-micro-batches

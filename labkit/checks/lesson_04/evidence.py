@@ -9,10 +9,11 @@ from functools import cached_property
 
 from torch import Tensor
 
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import JSON, Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_04.lists import most_held
 from labkit.checks.lesson_04.model import STEPS, input_width, reference
+from labkit.checks.old_form import Finding
 from labkit.theory.schedule import Action
 
 BYTES = 8  # of a float64

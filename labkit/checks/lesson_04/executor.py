@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.checks.exercise import Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Property
 from labkit.checks.lesson_04.evidence import PipelineEvidence
 from labkit.checks.lesson_04.lists import (
     backwards_first,
@@ -16,6 +17,7 @@ from labkit.checks.lesson_04.lists import (
 )
 from labkit.checks.lesson_04.model import draw_model
 from labkit.checks.lesson_04.runs import meet_bad_lists, train, use_executor, use_ready_hook
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
 
 Lists = list[list[Any]]

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.checks.exercise import Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Property
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import number_or_words
 from labkit.theory.pipeline import bubble_over_ideal

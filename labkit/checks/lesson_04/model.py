@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.checks.exercise import Case, Inputs
+from labkit.checks.case import Case, Inputs
 
 STEPS = 2
 LEARNING_RATE = 0.1

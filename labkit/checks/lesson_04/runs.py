@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.checks.exercise import JSON
+from labkit.checks.case import JSON
 from labkit.checks.lesson_04.model import (
     DTYPE,
     LEARNING_RATE,

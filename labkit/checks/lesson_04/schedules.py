@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.checks.exercise import JSON, Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
+from labkit.checks.exercise import Property
+from labkit.checks.old_form import Exercise, Finding
 from labkit.checks.rank import Rank
 from labkit.theory.schedule import Action, Costs, Kind, ScheduleError, Simulation, dry_run, simulate
 

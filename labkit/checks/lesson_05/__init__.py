@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from labkit.checks.exercise import Case, Exercise, Property, mechanism, numbers, robustness
+from labkit.checks.case import Case
+from labkit.checks.exercise import Property
 from labkit.checks.lesson_05.chain import chain_inputs, chain_on_rank, judge_chain
 from labkit.checks.lesson_05.recomputing import checkpoint_inputs, checkpoint_on_rank, judge_checkpoint
+from labkit.checks.old_form import Exercise, mechanism, numbers, robustness
 from labkit.checks.shared.formula import Row, formula_exercise, refusal_case, values_case
 
 TORCHS_OWN = (

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_05.recomputing import SLACK_BYTES
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.record.live import LiveBytes
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.record.live import LiveBytes

@@ -1,124 +1,114 @@
-"""The checks of f and g: two functions that do to values what the other does to gradients."""
+"""f and g, two functions that do to values what the other does to gradients: how they are used and judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Exercise, Finding, Inputs, Property, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Finding, Judge, Run, own_entry
 from labkit.checks.rank import Rank
-from labkit.checks.shared.sharded_evidence import compared, nbytes, traffic, within_group
-from labkit.checks.shared.sharded_layer import charged, drawn, enter_group, place_of
+from labkit.checks.shared.beside import calls_are, nbytes, on_each, same
+from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.split import drawn
 
 
-def _operator_inputs(case: Case, generator: torch.Generator) -> Inputs:
+def used(name: str) -> dict[str, Run]:
+    """The runs of `name.apply(x, group)`."""
+    as_they_are = Run(partial(_use, name=name, view=_as_it_is), _inputs, own_entry)
+    views = Run(partial(_use, name=name, view=_views), _inputs, own_entry)
+    return {"values": as_they_are, "subgroup": as_they_are, "layout": views}
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """x and grad_output, different on every rank: [ranks, *shape]."""
     shape = (case.ranks, *case.params["shape"])
     return {"x": drawn(case, generator, *shape), "grad_output": drawn(case, generator, *shape)}
 
 
-def _operator_tensors(case: Case, inputs: Inputs, rank: int) -> tuple[Tensor, Tensor]:
-    """What one rank is handed. A "layout" case hands over views that are not contiguous."""
-    x, grad_output = inputs["x"][rank].clone(), inputs["grad_output"][rank].clone()
-    if case.params["kind"] == "layout":
-        return x.transpose(0, -1), grad_output[..., :1].expand(grad_output.shape).transpose(0, -1)
-    return x, grad_output
+def _as_it_is(handed: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return handed["x"].clone(), handed["grad_output"].clone()
 
 
-def _operator_on_rank(name: str) -> Callable[[Rank], None]:
-    def on_rank(rank: Rank) -> None:
-        group = enter_group(rank)
-        x, grad_output = _operator_tensors(rank.case, rank.inputs, rank.rank)
-        x.requires_grad_()
-        with rank.recording("forward"):
-            out = getattr(rank.student, name).apply(x, group)
-        rank.answer("output", out)
-        with rank.attempt(charged(rank.case, "input-gradients")), rank.recording("backward"):
-            out.backward(grad_output)
-        rank.answer("input_grad", x.grad)
-        rank.answer("x after", x)
-        rank.answer("grad_output after", grad_output)
-
-    return on_rank
+def _views(handed: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Views that are not contiguous."""
+    x, grad_output = _as_it_is(handed)
+    return x.transpose(0, -1), grad_output[..., :1].expand(grad_output.shape).transpose(0, -1)
 
 
-def _judge_operator(summed: str) -> Callable[[Case, Inputs, list[RankAnswer]], Iterator[Finding]]:
-    """f sums gradients in backward (`summed` = "backward"), g sums values in forward."""
+def _use(rank: Rank, name: str, view: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]) -> None:
+    """Answers: output, input_grad, and "x after", "grad_output after". Recordings: forward, backward."""
+    group = enter_group(rank)
+    x, grad_output = view(rank.inputs)
+    x.requires_grad_()
+    with rank.recording("forward"):
+        out = getattr(rank.student, name).apply(x, group)
+    rank.answer("output", out)
+    with rank.attempt("input-gradients"), rank.recording("backward"):
+        out.backward(grad_output)
+    rank.answer("input_grad", x.grad)
+    rank.answer("x after", x)
+    rank.answer("grad_output after", grad_output)
 
-    def judge(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-        for answer in answers:
-            values, gradients = _operator_findings(case, inputs, answer, summed)
-            match case.params["kind"]:
-                case "layout":
-                    yield from (replace(f, property="any-layout") for f in (values, gradients))
-                case "subgroup":
-                    yield replace(gradients if summed == "backward" else values, property="subgroup")
-                    yield within_group("subgroup", case, answer)
-                case _:
-                    yield from (values, gradients)
-                    yield from _operator_manners(case, inputs, answer, summed)
+
+# -- judges
+
+
+def _given(evidence: Evidence, rank: int) -> dict[str, Tensor]:
+    """What one rank's call was given."""
+    view = _views if evidence.case.kind == "layout" else _as_it_is
+    return dict(zip(("x", "grad_output"), view(own_entry(evidence.case, evidence.inputs, rank)), strict=True))
+
+
+def hands_on(answered: str, given: str) -> Judge:
+    """What was answered ("output" or "input_grad") is what the rank was given, as it is."""
+
+    def find(evidence: Evidence, answer: RankAnswer) -> Finding:
+        told = f"{TOLD[answered]}: {given} itself"
+        return same(told, _given(evidence, answer.rank)[given], answer, answered)
+
+    return on_each(find)
+
+
+def adds(answered: str, given: str) -> Judge:
+    """What was answered is the sum of what the ranks of the group were given."""
+
+    def find(evidence: Evidence, answer: RankAnswer) -> Finding:
+        members = place_of(evidence.case, answer.rank).members
+        total = torch.stack([_given(evidence, rank)[given] for rank in members]).sum(0)
+        told = f"{TOLD[answered]}: the sum of {given} over ranks {members}"
+        return same(told, total, answer, answered)
+
+    return on_each(find)
+
+
+TOLD = {"output": "output", "input_grad": "gradient of x"}
+
+
+def one_all_reduce(where: str) -> Judge:
+    """One all-reduce in that phase, "forward" or "backward", and nothing in the other."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            if place_of(evidence.case, answer.rank).size > 1:
+                for phase in ("forward", "backward"):
+                    calls = [("all_reduce", nbytes(evidence.inputs["x"][0]))] if phase == where else []
+                    yield calls_are(phase, calls, answer)
 
     return judge
 
 
-def _operator_findings(
-    case: Case, inputs: Inputs, answer: RankAnswer, summed: str
-) -> tuple[Finding, Finding]:
-    """What the rank's output and its gradient of x should have been, and whether they were."""
-    members = place_of(case, answer.rank).members
-    tensors = [_operator_tensors(case, inputs, rank) for rank in members]
-    x, grad = tensors[members.index(answer.rank)]
-    about_x, about_grad = "x itself", "grad_output itself"
-    if summed == "forward":
-        x, about_x = torch.stack([v for v, _ in tensors]).sum(0), f"the sum of x over ranks {members}"
-    else:
-        grad = torch.stack([g for _, g in tensors]).sum(0)
-        about_grad = f"the sum of grad_output over ranks {members}"
-    return (
-        compared("forward-values", f"output: {about_x}", x, answer, "output"),
-        compared("input-gradients", f"gradient of x: {about_grad}", grad, answer, "input_grad"),
-    )
-
-
-def _operator_manners(case: Case, inputs: Inputs, answer: RankAnswer, summed: str) -> Iterator[Finding]:
-    if place_of(case, answer.rank).size > 1:
-        for phase in ("forward", "backward"):
-            calls = [("all_reduce", nbytes(inputs["x"][0]))] if phase == summed else []
-            yield traffic("communication", phase, calls, answer)
-    for name, given in zip(("x", "grad_output"), _operator_tensors(case, inputs, answer.rank), strict=True):
-        yield compared("callers-tensors", f"{name} as it was handed over", given, answer, f"{name} after")
+def callers_tensors_kept(evidence: Evidence) -> Iterator[Finding]:
+    """What was handed over holds what it held."""
+    for answer in evidence.answers:
+        for name, given in _given(evidence, answer.rank).items():
+            yield same(f"{name} as it was handed over", given, answer, f"{name} after")
 
 
 def operator_case(name: str, kind: str, ranks: int, shape: Sequence[int], seed: int, **params: Any) -> Case:
-    """A case of f or g. kind: values, layout or subgroup. shape: of every rank's x."""
-    properties = {
-        "values": ("forward-values", "input-gradients", "communication", "callers-tensors"),
-        "layout": ("any-layout",),
-        "subgroup": ("subgroup",),
-    }[kind]
-    return Case(name, ranks, {"kind": kind, "shape": list(shape), **params}, seed, properties=properties)
-
-
-def operator_exercise(
-    exercise_id: str,
-    title: str,
-    name: str,
-    summed: str,
-    cases: Callable[[int], list[Case]],
-    properties: list[Property],
-) -> Exercise:
-    """An exercise on f (summed in "backward") or g (summed in "forward"), used as `name.apply(x, group)`."""
-    return Exercise(
-        exercise_id,
-        title,
-        (name,),
-        tuple(properties),
-        cases,
-        _operator_inputs,
-        _operator_on_rank(name),
-        _judge_operator(summed),
-    )
+    """A case of f or g; shape: of every rank's x."""
+    return Case(name, ranks, {"shape": list(shape), **params}, seed, kind=kind)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.checks.exercise import Case, Exercise, Property, no_inputs
+from labkit.checks.case import Case
+from labkit.checks.exercise import Property, no_inputs
 from labkit.checks.lesson_07 import cases
 from labkit.checks.lesson_07.block import block_on_rank, gpt_on_rank, judge_block, judge_gpt
 from labkit.checks.lesson_07.clipping import clip_inputs, clip_on_rank, judge_clip
@@ -48,6 +49,7 @@ from labkit.checks.lesson_07.sequence import (
 )
 from labkit.checks.lesson_07.streams import judge_streams, streams_on_rank
 from labkit.checks.lesson_07.trial import Trial, trial_inputs
+from labkit.checks.old_form import Exercise
 from labkit.checks.shared.formula import formula_exercise, values_case
 
 TORCHS_OWN = (
@@ -107,7 +109,16 @@ def _module(
         return with_boundaries(case, trial_inputs(trial)(case, generator))
 
     return Exercise(
-        exercise_id, title, (name,), properties, made, inputs, on_rank, judge, builds_on, forbids=TORCHS_OWN
+        exercise_id,
+        title,
+        (name,),
+        properties,
+        made,
+        inputs,
+        on_rank,
+        judge,
+        builds_on=builds_on,
+        forbids=TORCHS_OWN,
     )
 
 

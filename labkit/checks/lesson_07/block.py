@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_07.modules import BLOCK, GPT, config_of, replicated_agree, sequence_parallel
 from labkit.checks.lesson_07.trial import ModuleEvidence, own_part, use_module, whole_on
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.sharded_evidence import finding
-from labkit.checks.shared.sharded_layer import enter_group, place_of
 from labkit.record.memory import SavedTensors
 
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence

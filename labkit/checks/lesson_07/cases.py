@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.checks.exercise import Case
+from labkit.checks.case import Case
 
 PAIRS = [[0, 3], [1, 2]]
 NUMBERS = ("forward-values", "input-gradients", "parameter-gradients", "trained-weights")

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
+from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.sharded_evidence import calls_text, finding, within_group
-from labkit.checks.shared.sharded_layer import charged, drawn, dtype_of, enter_group, groups_of, place_of
+from labkit.checks.shared.sharded_layer import charged, drawn, dtype_of
 
 CUT = {"first": (8, 3), "second": (4, 5)}
 WHOLE = {"norm": (7,), "positions": (3, 4)}

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import refused
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.sharded_evidence import compared, finding
-from labkit.checks.shared.sharded_layer import charged, enter_group, place_of
+from labkit.checks.shared.sharded_layer import charged
 
 KINDS = {"cut along dim 0": 0, "cut along dim 1": 1, "whole": None}
 DRAWN = KINDS | {f"{name}, again": cut for name, cut in KINDS.items()}

@@ -9,19 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_07.trial import calls_of, refused
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
+from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.sharded_evidence import calls_text, compared, finding, within_group
-from labkit.checks.shared.sharded_layer import (
-    Place,
-    charged,
-    drawn,
-    dtype_of,
-    enter_group,
-    groups_of,
-    place_of,
-)
+from labkit.checks.shared.sharded_layer import charged, drawn, dtype_of
 
 MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponentials, and room for two more
 MOST_CALLS = 5

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_07.cuts import cut_attention, cut_block, cut_gpt, cut_table
 from labkit.checks.lesson_07.trial import ModuleEvidence, Trial, refused, use_module
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
+from labkit.checks.shared.places import enter_group
 from labkit.checks.shared.sharded_evidence import nbytes
-from labkit.checks.shared.sharded_layer import dtype_of, enter_group
+from labkit.checks.shared.sharded_layer import dtype_of
 from labkit.model import Attention, Block, ModelConfig, Transformer, explicit_attention, gpt
 
 

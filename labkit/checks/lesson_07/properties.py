@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from labkit.checks.exercise import Property, mechanism, numbers, robustness
+from labkit.checks.exercise import Property
 from labkit.checks.lesson_07.trial import STEPS
+from labkit.checks.old_form import mechanism, numbers, robustness
 
 SUBGROUP = robustness(
     "subgroup",

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.sharded_evidence import finding
-from labkit.checks.shared.sharded_layer import enter_group, place_of
 
 NUMBERS = 16
 OUTSIDE = {

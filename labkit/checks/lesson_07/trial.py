@@ -18,20 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.checks.exercise import Case, Finding, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.lesson_07.cuts import State
+from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
+from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.sharded_evidence import SLACK_BYTES, compared, finding, nbytes, within_group
-from labkit.checks.shared.sharded_layer import (
-    Place,
-    charged,
-    drawn,
-    enter_group,
-    full_weights,
-    groups_of,
-    place_of,
-    storages,
-)
+from labkit.checks.shared.sharded_layer import charged, drawn, full_weights, storages
 
 LEARNING_RATE = 0.1
 SCALE = 0.02  # of the sum: two steps should change weights, not blow them up

@@ -7,8 +7,10 @@ visible cases were recorded; those of the grader's are computed when it draws it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from labkit.checks.exercise import JSON, Case, Exercise, Finding, Inputs, Property, RankAnswer, no_inputs
+from labkit.checks.case import JSON, Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import number_or_words, shown, wrong_number
 
@@ -24,40 +26,36 @@ def formula_exercise(
     forbids: tuple[str, ...] = (),
     hides: tuple[str, ...] = (),
 ) -> Exercise:
-    """An exercise that asks for one function of numbers, `name`."""
+    """An exercise that asks for one function of numbers, `name`. Each property has cases of its own, whose
+    kind is its name.
+    """
     return Exercise(
         exercise_id,
         title,
         (name,),
-        tuple(properties),
+        {p.name: Run(_asks(name)) for p in properties},
         cases,
-        no_inputs,
-        _asks(name),
-        _judge,
+        tuple(replace(p, on={p.name: gives_the_values}) for p in properties),
         forbids=forbids,
         hides=hides,
     )
 
 
-def values_case(property_name: str, rows: Sequence[Row], seed: int = 0, suffix: str = "") -> Case:
+def values_case(kind: str, rows: Sequence[Row], seed: int = 0, suffix: str = "") -> Case:
     """The function, called with each row's arguments, returns the row's value."""
     arguments, values = [dict(row[0]) for row in rows], [row[1] for row in rows]
-    name = f"{property_name}{suffix}"
-    return Case(name, 1, {"rows": arguments}, seed, (property_name,), expected={"values": values})
+    expected = {"values": values}
+    return Case(f"{kind}{suffix}", 1, {"rows": arguments}, seed, kind=kind, expected=expected)
 
 
-def refusal_case(
-    property_name: str, rows: Sequence[dict[str, JSON]], seed: int = 0, suffix: str = ""
-) -> Case:
+def refusal_case(kind: str, rows: Sequence[dict[str, JSON]], seed: int = 0, suffix: str = "") -> Case:
     """The function, called with each row's arguments, raises ValueError."""
-    return Case(f"{property_name}, refused{suffix}", 1, {"refused": list(rows)}, seed, (property_name,))
+    return Case(f"{kind}, refused{suffix}", 1, {"refused": list(rows)}, seed, kind=kind)
 
 
-def agreement_case(
-    property_name: str, rows: Sequence[dict[str, JSON]], seed: int = 0, suffix: str = ""
-) -> Case:
+def agreement_case(kind: str, rows: Sequence[dict[str, JSON]], seed: int = 0, suffix: str = "") -> Case:
     """The function returns one positive number, the same for all rows."""
-    return Case(f"{property_name}{suffix}", 1, {"agree": list(rows)}, seed, (property_name,))
+    return Case(f"{kind}{suffix}", 1, {"agree": list(rows)}, seed, kind=kind)
 
 
 def _asks(name: str) -> Callable[[Rank], None]:
@@ -72,27 +70,27 @@ def _asks(name: str) -> Callable[[Rank], None]:
     return on_rank
 
 
-def _judge(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    (name,) = case.properties
-    facts = answers[0].facts
+def gives_the_values(evidence: Evidence) -> Iterator[Finding]:
+    """What the function gave, and what it refused, is as the case says."""
+    case, facts = evidence.case, evidence.answers[0].facts
     for row, value, seen in zip(
         case.params.get("rows", []), case.expected.get("values", []), facts["rows"], strict=True
     ):
         wrong = wrong_number(value, seen)
-        yield Finding(name, wrong is None, f"{shown(value)} for {_in_words(row)}", wrong or "")
+        yield Finding(wrong is None, f"{shown(value)} for {_in_words(row)}", wrong or "")
     if "agree" in case.params:
-        yield _agreement(name, facts["agree"])
+        yield _agreement(facts["agree"])
     for index, row in enumerate(case.params.get("refused", [])):
         raised = facts[f"refusal {index}"]
         seen = f"{raised['raised']}: {raised['message']}" if raised["raised"] else "no error"
-        yield Finding(name, raised["raised"] == "ValueError", f"a ValueError for {_in_words(row)}", seen)
+        yield Finding(raised["raised"] == "ValueError", f"a ValueError for {_in_words(row)}", seen)
 
 
-def _agreement(name: str, values: Sequence[object]) -> Finding:
+def _agreement(values: Sequence[object]) -> Finding:
     numbers = [v for v in values if isinstance(v, int | float)]
     right = len(numbers) == len(values) and all(v > 0 and not wrong_number(numbers[0], v) for v in numbers)
     seen = ", ".join(map(str, values) if len(numbers) < len(values) else map(shown, numbers))
-    return Finding(name, right, "the same positive number for all of them", seen)
+    return Finding(right, "the same positive number for all of them", seen)
 
 
 def _in_words(row: dict[str, JSON]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 
-from labkit.checks.exercise import JSON
+from labkit.checks.case import JSON
 
 EXACT = 1e-9  # relative: room for the order of floating-point products, for nothing else
 MOST_BITS = 512

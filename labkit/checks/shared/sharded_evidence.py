@@ -11,18 +11,11 @@ from functools import cached_property
 
 from torch import Tensor
 
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import JSON, Case, Finding, Inputs, RankAnswer
-from labkit.checks.shared.sharded_layer import (
-    STEPS,
-    Place,
-    Split,
-    full_weights,
-    groups_of,
-    loaded,
-    place_of,
-    train,
-)
+from labkit.checks.old_form import Finding
+from labkit.checks.shared.places import Place, groups_of, place_of
+from labkit.checks.shared.sharded_layer import STEPS, Split, full_weights, loaded, train
 
 SLACK_BYTES = 64  # beyond its share, a layer may keep a few scalars
 Call = tuple[str, int]  # operation, bytes of this rank's tensor

@@ -1,0 +1,235 @@
+"""Runs the plain model beside the student's: the same steps in both places, and sentences about what differs.
+
+`observe` and `train` put a module through its paces and report to a `Seat`: on a rank that is the `Rank`
+itself, in the judge's process a `PlainSeat`. What both report under the same name can be compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.compare import difference
+from labkit.checks.exercise import Evidence, Finding, Judge
+from labkit.checks.shared.places import place_of
+
+LEARNING_RATE = 0.1
+SCALE = 0.02  # of the sum of squares: a few steps should change weights, not blow them up
+STEPS = 2
+SLACK_BYTES = 64  # beyond its share, a module may keep a few scalars
+Call = tuple[str, int]  # operation, bytes of this rank's tensor
+Use = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # a module and its arguments -> what it gives
+State = dict[str, Tensor]
+
+
+class Seat(Protocol):
+    """Where a module is put through its paces, and what is seen there goes."""
+
+    def answer(self, name: str, tensor: Tensor | None) -> None: ...
+
+    def recording(self, name: str) -> contextlib.AbstractContextManager[object]: ...
+
+    def attempt(self, property_name: str) -> contextlib.AbstractContextManager[object]: ...
+
+
+class PlainSeat:
+    """Keeps what the plain model gives, by name. Nothing is recorded, and errors are let through."""
+
+    def __init__(self) -> None:
+        self.tensors: State = {}
+
+    def answer(self, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self.tensors[name] = tensor.detach().clone()
+
+    def recording(self, name: str) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def attempt(self, property_name: str) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+def call(module: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
+    """The usual `Use` of a module."""
+    return module(*arguments)
+
+
+def observe(
+    seat: Seat,
+    module: nn.Module,
+    arguments: Sequence[Tensor],
+    grad_output: Tensor | None = None,
+    use: Use = call,
+    charged: str = "input-gradients",
+) -> None:
+    """Forward and backward, once. Answers output, input_grad (of the first argument), grad.NAME; recordings
+    forward and backward.
+
+    grad_output: None where the module gives one number. charged: the property that an error in backward
+        fails.
+    """
+    with seat.recording("forward"):
+        out = use(module, arguments)
+    seat.answer("output", out)
+    with seat.attempt(charged), seat.recording("backward"):
+        _backward(out, grad_output)
+    seat.answer("input_grad", arguments[0].grad if arguments[0].is_floating_point() else None)
+    for name, parameter in module.named_parameters():
+        seat.answer(f"grad.{name}", parameter.grad)
+
+
+def _backward(out: Tensor, grad_output: Tensor | None) -> None:
+    """out.backward(grad_output), which makes torch import for half a second, only where the gradient's layout
+    must arrive as it is.
+    """
+    if grad_output is None or not grad_output.is_contiguous():
+        out.backward(grad_output)
+    else:
+        (out * grad_output).sum().backward()
+
+
+def train(
+    seat: Seat,
+    module: nn.Module,
+    batches: Sequence[Sequence[Tensor]],
+    use: Use = call,
+    charged: str = "trained-weights",
+) -> None:
+    """One step of SGD for the arguments in each batch. Answers trained.NAME."""
+    with seat.attempt(charged):
+        for arguments in batches:
+            step(module, use(module, arguments))
+    for name, parameter in module.named_parameters():
+        seat.answer(f"trained.{name}", parameter)
+
+
+def step(module: nn.Module, out: Tensor) -> None:
+    """Plain SGD on a sum of squares of what a module gave, or on that itself if it is one number.
+
+    A sum, so that the parts of ranks that divide the work add up to the whole's. Written out, because
+    creating a torch.optim optimizer imports torch's compiler: seconds on every rank.
+    """
+    module.zero_grad()
+    (out if out.dim() == 0 else SCALE * out.square().sum()).backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(LEARNING_RATE * parameter.grad)
+
+
+# -- what a rank holds
+
+
+def storages() -> dict[int, int]:
+    """Address -> bytes of the memory behind every tensor that Python can reach now.
+
+    States of random generators, which are uint8, are left out: they are no part of a model.
+    """
+    tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.layout is torch.strided]
+    states = {t.untyped_storage().data_ptr() for t in tensors if t.dtype == torch.uint8}
+    behind = (t.untyped_storage() for t in tensors if not t.is_meta)
+    return {s.data_ptr(): s.nbytes() for s in behind if s.nbytes() and s.data_ptr() not in states}
+
+
+def held_since(before: Mapping[int, int]) -> int:
+    """Bytes of memory behind tensors that was not there when `storages` gave `before`."""
+    return sum(num_bytes for key, num_bytes in storages().items() if key not in before)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+# -- findings about one rank
+
+
+def same(told: str, expected: Tensor, answer: RankAnswer, name: str) -> Finding:
+    """Whether the tensor a rank reported as `name` equals `expected`, which `told` puts in words."""
+    wrong = difference(expected, answer.tensors.get(name))
+    return Finding(wrong is None, told, wrong or "", answer.rank)
+
+
+def holds_only(share: int, whole: int, answer: RankAnswer, slack: int = SLACK_BYTES) -> Finding:
+    """Whether a rank's part, of `whole` bytes, took `share` bytes of memory and hardly any more: the fact
+    "held_bytes".
+    """
+    held = answer.facts["held_bytes"]
+    told = f"{share:,} bytes kept in memory by this rank's part (the whole: {whole:,})"
+    return Finding(share <= held <= share + slack, told, f"{held:,} bytes", answer.rank)
+
+
+def refused(fact: str, kinds: Sequence[str], answer: RankAnswer, names: Sequence[object] = ()) -> Finding:
+    """Whether the rank met an error of one of these kinds, whose text holds these names: the fact that
+    `rank.expect_error` left.
+    """
+    seen = answer.facts[fact]
+    right = bool(set(kinds) & set(seen.get("kinds") or [])) and all(str(n) in seen["message"] for n in names)
+    said = f"{seen['raised']}: {seen['message']}" if seen["raised"] else "no error"
+    naming = f" that names {' and '.join(map(str, names))}" if names else ""
+    return Finding(right, f"{' or '.join(kinds)}{naming}", said, answer.rank)
+
+
+def calls_are(phase: str, expected: Sequence[Call], answer: RankAnswer, ignore: int = 0) -> Finding:
+    """Whether a rank took part in exactly these calls, in any order, beside all_reduces of up to `ignore`
+    bytes.
+    """
+    seen = [c for c in calls_of(answer, phase) if c[0] != "all_reduce" or c[1] > ignore]
+    told, was = f"{phase}: {calls_text(expected)}", f"{phase}: {calls_text(seen)}"
+    return Finding(Counter(seen) == Counter(expected), told, was, answer.rank)
+
+
+def calls_of(answer: RankAnswer, phase: str) -> list[Call]:
+    """The operation and bytes of each call of a phase, each call once.
+
+    On a busy machine torch's flight recorder may note a call so late that it seems to be one of C++'s beside
+    the Python call, or the all_reduce that gloo makes of a reduce_scatter.
+    """
+    found = answer.collectives.get(phase, [])
+    calls = [(c["op"], c["num_bytes"]) for c in found if c["source"] == "python"]
+    twins = Counter(calls) + Counter(("all_reduce", n) for op, n in calls if op == "reduce_scatter")
+    native = Counter((c["op"], c["num_bytes"]) for c in found if c["source"] != "python")
+    return calls + list((native - twins).elements())
+
+
+def calls_text(calls: Sequence[Call]) -> str:
+    """Calls in words: all_reduce of 8 bytes, 2 x all_gather of 16 bytes."""
+    told = (
+        f"{f'{n} x ' if n > 1 else ''}{op} of {num_bytes:,} bytes"
+        for (op, num_bytes), n in sorted(Counter(calls).items())
+    )
+    return ", ".join(told) or "no communication"
+
+
+def within_group(case: Case, answer: RankAnswer) -> Finding:
+    """Whether all of a rank's calls were among the members of its group."""
+    members = place_of(case, answer.rank).members
+    used = sorted({tuple(sorted(c["group"])) for calls in answer.collectives.values() for c in calls})
+    seen = " and ".join(str(list(ranks)) for ranks in used)
+    right = all(list(ranks) == sorted(members) for ranks in used)
+    return Finding(right, f"calls among ranks {members} only", f"calls among ranks {seen}", answer.rank)
+
+
+# -- judges
+
+
+def on_each(find: Callable[[Evidence, RankAnswer], Finding]) -> Judge:
+    """A judge that has one finding about each rank."""
+    return lambda evidence: (find(evidence, answer) for answer in evidence.answers)
+
+
+def is_refused(fact: str, *kinds: str, names: Callable[[Case], Sequence[object]] = lambda case: ()) -> Judge:
+    """A judge of `refused`; names: (case) -> what the text must hold."""
+    return on_each(lambda evidence, answer: refused(fact, kinds, answer, names(evidence.case)))
+
+
+def stays_in_group(evidence: Evidence) -> Iterator[Finding]:
+    """Nothing was sent outside the group that was handed over."""
+    return (within_group(evidence.case, answer) for answer in evidence.answers)

@@ -1,0 +1,363 @@
+"""Modules that are cut over the ranks of a group: what each rank is handed, and what it should then have.
+
+In a case's inputs "full.NAME" is a parameter of the whole module, and "noise.NAME" holds for each rank what
+stands in the places of other ranks' blocks in its copy of it. The others carry the index of the group they
+are for as their first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.compare import difference
+from labkit.checks.exercise import Evidence, Finding, Judge, Run
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import (
+    STEPS,
+    Call,
+    PlainSeat,
+    State,
+    Use,
+    call,
+    calls_are,
+    held_since,
+    holds_only,
+    nbytes,
+    observe,
+    same,
+    storages,
+    train,
+)
+from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor that is drawn for each group: its shape, the dimension along which it is divided among the
+    ranks (None: each has it whole), and for whole numbers, what they are below.
+    """
+
+    shape: tuple[int, ...]
+    cut: int | None = None
+    below: int = 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a module is made whole, cut by the student, fed and run.
+
+    plain: (case) -> the whole module, in stock PyTorch, with the case's dtype.
+    build: (rank, whole module, group) -> the student's part.
+    cut: (whole state, position, size) -> the state of the part at that position of a group of that size.
+    drawn: (case) -> the tensors of a case: the arguments, and grad_output where there is one.
+    arguments: names of those that are handed over.
+    use: (module, whole or cut; arguments) -> what it gives.
+    """
+
+    plain: Callable[[Case], nn.Module]
+    build: Callable[[Rank, nn.Module, dist.ProcessGroup], nn.Module]
+    cut: Callable[[Mapping[str, Tensor], int, int], State]
+    drawn: Callable[[Case], Mapping[str, Drawn]]
+    arguments: tuple[str, ...] = ("x",)
+    use: Use = call
+
+    def run(self, on_rank: Callable[[Rank, Split], None]) -> Run:
+        """A run in which each rank is handed its tensors and its blocks, and `on_rank` uses them."""
+        return Run(
+            lambda rank: on_rank(rank, self), self.inputs, self.hand, partial(SplitEvidence, split=self)
+        )
+
+    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
+        """Parameters, noise, and for each group its own arguments of several steps, and gradient."""
+        found: Inputs = {}
+        for name, tensor in self.plain(case).named_parameters():
+            found[f"full.{name}"] = drawn(case, generator, *tensor.shape) / tensor.shape[-1] ** 0.5
+            found[f"noise.{name}"] = drawn(case, generator, case.ranks, *tensor.shape)
+        for name, about in self.each_step(case).items():
+            shape = (len(groups_of(case)), *about.shape)
+            if about.below:
+                found[name] = torch.randint(about.below, shape, generator=generator)
+            else:
+                found[name] = drawn(case, generator, *shape)
+        return found
+
+    def hand(self, case: Case, inputs: Inputs, rank: int) -> Inputs:
+        """This rank's tensors, and parameters that hold the true numbers in its own blocks only."""
+        place = place_of(case, rank)
+        found = {n: place.block(inputs[n][place.index], d.cut) for n, d in self.each_step(case).items()}
+        full = under("full.", inputs)
+        for name, own in self.own_numbers(full, place).items():
+            found[f"full.{name}"] = torch.where(own, full[name], inputs[f"noise.{name}"][rank])
+        return found
+
+    def each_step(self, case: Case) -> dict[str, Drawn]:
+        """What is drawn, and the arguments of each step of training."""
+        found = dict(self.drawn(case))
+        return found | {f"{n}{i}": found[n] for i in range(STEPS) for n in self.arguments}
+
+    def own_numbers(self, full: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+        """Where in each parameter the numbers stand that `cut` takes for a rank's part: they are counted, and
+        the counts are cut.
+        """
+        numbered, count = {}, 1
+        for name, tensor in full.items():
+            numbered[name] = torch.arange(count, count + tensor.numel(), device=tensor.device).view(
+                tensor.shape
+            )
+            count += tensor.numel()
+        taken = torch.cat([t.flatten() for t in self.cut(numbered, place.position, place.size).values()])
+        return {name: torch.isin(counts, taken) for name, counts in numbered.items()}
+
+    def handed(self, rank: Rank) -> nn.Module:
+        """The whole module as this rank is handed it, on its device."""
+        return loaded(self.plain(rank.case).to(rank.device), under("full.", rank.inputs))
+
+
+# -- on a rank
+
+
+def use_part(rank: Rank, split: Split) -> None:
+    """Build the part, run it forward and backward, train it for some steps, and report everything.
+
+    Answers: full.NAME (the whole module, as it was afterwards), and what `observe` and `train` report.
+    Facts: shapes, held_bytes.
+    """
+    _build_and_use(rank, split, torch.clone)
+
+
+def use_views(rank: Rank, split: Split) -> None:
+    """As `use_part`, with tensors whose memory is in another order."""
+    _build_and_use(rank, split, lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1))
+
+
+def _build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor]) -> nn.Module:
+    """view: copies what is handed over, perhaps in another layout."""
+    group = enter_group(rank)
+    before = storages()
+    full = split.handed(rank)
+    part = split.build(rank, full, group)
+    for name, weight in full.named_parameters():
+        rank.answer(f"full.{name}", weight)
+    sent = sum(map(nbytes, under("full.", rank.inputs).values()))  # copies, alive until the job ends
+    del full, weight
+    rank.fact("held_bytes", held_since(before) - sent)
+    rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
+    _through_its_paces(rank, split, part, rank.inputs, view)
+    return part
+
+
+def _through_its_paces(
+    seat: Rank | PlainSeat,
+    split: Split,
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    view: Callable[[Tensor], Tensor],
+) -> None:
+    def arguments(step: str) -> list[Tensor]:
+        copies = (view(inputs[f"{name}{step}"]) for name in split.arguments)
+        return [copy.requires_grad_(copy.is_floating_point()) for copy in copies]
+
+    gradient = view(inputs["grad_output"]) if "grad_output" in inputs else None
+    observe(seat, module, arguments(""), gradient, split.use)
+    train(seat, module, [arguments(str(step)) for step in range(STEPS)], split.use)
+
+
+def change_blocks(rank: Rank, split: Split) -> None:
+    """Run the part as it is, with the blocks of other ranks changed, and with its own blocks changed.
+
+    Answers: output.plain, output.others, output.own.
+    """
+    plain = under("full.", rank.inputs)
+    changed = {name: 1.0 - 0.5 * tensor for name, tensor in plain.items()}
+    mine = split.own_numbers(plain, place_of(rank.case, rank.rank))
+    for run, (outside, inside) in {
+        "plain": (plain, plain),
+        "others": (changed, plain),
+        "own": (plain, changed),
+    }.items():
+        state = {n: torch.where(own, inside[n], outside[n]) for n, own in mine.items() if not own.all()}
+        full = loaded(split.plain(rank.case).to(rank.device), plain | state)
+        part = split.build(rank, full, rank.group)
+        rank.answer(f"output.{run}", split.use(part, [rank.inputs[n].clone() for n in split.arguments]))
+
+
+def ask_for_the_impossible(rank: Rank, split: Split) -> None:
+    """Ask for a part of a module whose sizes do not divide. Fact: refusal."""
+    full, group = split.plain(rank.case).to(rank.device), enter_group(rank)
+    with rank.expect_error("refusal"):
+        split.build(rank, full, group)
+
+
+def impossible(split: Split) -> Run:
+    """A run of cases whose sizes do not divide: nothing is drawn for them."""
+    return Run(partial(ask_for_the_impossible, split=split))
+
+
+# -- in the judge
+
+
+@dataclass(frozen=True)
+class SplitEvidence(Evidence):
+    """One case's answers, to be held against the whole module."""
+
+    split: Split
+
+    @cached_property
+    def references(self) -> list[State]:
+        """For each group, every tensor its ranks report, as the whole module gives it."""
+        return [self._reference(index) for index in range(len(groups_of(self.case)))]
+
+    def _reference(self, index: int) -> State:
+        seat, full = PlainSeat(), self.split.plain(self.case)
+        loaded(full, under("full.", self.inputs))
+        given = {name: self.inputs[name][index] for name in self.split.each_step(self.case)}
+        _through_its_paces(seat, self.split, full, given, torch.clone)
+        return seat.tensors
+
+    def reference(self, answer: RankAnswer) -> State:
+        """The tensors of the whole module that a rank's group was to compute."""
+        return self.references[place_of(self.case, answer.rank).index]
+
+    def blocks(self, state: Mapping[str, Tensor], answer: RankAnswer) -> State:
+        """A rank's part of a state of the whole module."""
+        place = place_of(self.case, answer.rank)
+        return self.split.cut(state, place.position, place.size)
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of one of the case's tensors, whole."""
+        return nbytes(self.inputs[name][0])
+
+    def activation(self, name: str, answer: RankAnswer) -> Finding:
+        """Whether a rank's "output" or "input_grad" is its part of the whole module's."""
+        handed = {"output": "grad_output", "input_grad": self.split.arguments[0]}[name]
+        about = self.split.drawn(self.case).get(handed, Drawn(()))
+        what = {"output": "output", "input_grad": f"gradient of {handed}"}[name]
+        place = place_of(self.case, answer.rank)
+        part = (
+            "" if about.cut is None else f"block {place.position} of {place.size} along dim {about.cut} of "
+        )
+        told = f"{part}the whole module's {what}"
+        return same(told, place.block(self.reference(answer)[name], about.cut), answer, name)
+
+    def parameters(self, kind: str, answer: RankAnswer, only: str = "") -> Iterator[Finding]:
+        """Whether a rank's gradients ("grad") or trained values ("trained") are its blocks of the whole
+        module's; only: of one parameter.
+        """
+        what = "gradient of" if kind == "grad" else f"value after {STEPS} steps of SGD of"
+        for name, expected in self.blocks(under(f"{kind}.", self.reference(answer)), answer).items():
+            if only in ("", name):
+                told = f"{what} {name}: this rank's block of the whole module's"
+                yield same(told, expected, answer, f"{kind}.{name}")
+
+
+def equals(*names: str) -> Judge:
+    """What ranks reported under these names is their part of what the whole module gives.
+
+    names: "output", "input_grad" (passed over where there is none), "grad" or "trained" for all parameters,
+        "grad.bias" for one.
+    """
+
+    def judge(evidence: SplitEvidence) -> Iterator[Finding]:
+        for name in names:
+            kind, _, only = name.partition(".")
+            for answer in evidence.answers:
+                if kind in ("grad", "trained"):
+                    yield from evidence.parameters(kind, answer, only)
+                elif kind in evidence.reference(answer):
+                    yield evidence.activation(kind, answer)
+
+    return judge
+
+
+def keeps_blocks(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Each rank holds its blocks and nothing more, and the module they came from is as it was."""
+    full = under("full.", evidence.inputs)
+    for answer in evidence.answers:
+        blocks = evidence.blocks(full, answer)
+        yield _has_shapes({name: list(block.shape) for name, block in blocks.items()}, answer)
+        for name, tensor in evidence.split.hand(evidence.case, evidence.inputs, answer.rank).items():
+            if name.startswith("full."):
+                told = f"{name.removeprefix('full.')} of the whole module as it was handed over"
+                yield same(told, tensor, answer, name)
+        yield holds_only(sum(map(nbytes, blocks.values())), sum(map(nbytes, full.values())), answer)
+
+
+def _has_shapes(shapes: Mapping[str, Sequence[int]], answer: RankAnswer) -> Finding:
+    seen = answer.facts["shapes"]
+    wrong = sorted(name for name in shapes.keys() | seen.keys() if shapes.get(name) != seen.get(name))
+    told = ", ".join(f"{name} {shapes.get(name, 'absent')}" for name in wrong) or "its blocks"
+    was = ", ".join(f"{name} {seen.get(name, 'absent')}" for name in wrong)
+    return Finding(not wrong, f"parameters {told}", was, answer.rank)
+
+
+def own_block_decides(evidence: SplitEvidence) -> Iterator[Finding]:
+    """What a rank computes depends on its own blocks of the parameters and on no others."""
+    for answer in evidence.answers:
+        plain, others, own = (answer.tensors[f"output.{run}"] for run in ("plain", "others", "own"))
+        change = difference(plain, others)
+        told = "the same output, whatever this rank's copy of the full layer holds outside its own block"
+        yield Finding(change is None, told, change or "", answer.rank)
+        depends = difference(plain, own) is not None
+        told = "another output when this rank's own block changes"
+        yield Finding(depends, told, "the same output", answer.rank)
+
+
+def sends(
+    forward: Callable[[SplitEvidence], Sequence[Call]],
+    backward: Callable[[SplitEvidence], Sequence[Call]],
+    ignore: Callable[[SplitEvidence], int] = lambda evidence: 0,
+) -> Judge:
+    """Each rank takes part in exactly these calls. A group of one may communicate or not.
+
+    ignore: bytes up to which all_reduces do not count.
+    """
+
+    def judge(evidence: SplitEvidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            if place_of(evidence.case, answer.rank).size > 1:
+                for phase, expected in (("forward", forward), ("backward", backward)):
+                    yield calls_are(phase, expected(evidence), answer, ignore(evidence))
+
+    return judge
+
+
+# -- small helps
+
+
+def by_dims(**dims: int | None) -> Callable[[Mapping[str, Tensor], int, int], State]:
+    """A `cut` by one dimension for each parameter; None where every rank has it whole."""
+
+    def cut(full: Mapping[str, Tensor], position: int, size: int) -> State:
+        return {n: Place(0, list(range(size)), position).block(t, dims[n]) for n, t in full.items()}
+
+    return cut
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    """The tensors whose names begin with a prefix, named without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def loaded(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """`module`, with copies of `state` as its parameters; a parameter with two names has one entry."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(state[name])
+    return module
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """The dtype a case works in: its parameter `dtype`, or float64."""
+    return getattr(torch, case.params.get("dtype", "float64"))
+
+
+def drawn(case: Case, generator: torch.Generator, *shape: int) -> Tensor:
+    """Standard normal numbers in the case's dtype."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype_of(case))
