@@ -14,11 +14,12 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from labkit import unfinished
 from labkit.launch import client
+from labkit.launch.cell import CellResult
 from labkit.launch.failure.errors import LaunchError
-from labkit.launch.live import Screen, shell
 from labkit.launch.names import current_cell
-from labkit.launch.render import cell_html, cell_text, progress_html
-from labkit.launch.session import CellResult, Session
+from labkit.launch.render import progress_html
+from labkit.launch.screen import Screen, shell
+from labkit.launch.session import Session
 from labkit.launch.session import session as new_session
 from labkit.launch.torchrun import run_script
 
@@ -128,17 +129,17 @@ class _CellScreen:
         """The cell is running."""
         if shell() is None:
             return
-        html = progress_html(self._session.progress()) + cell_html(result)
+        html = progress_html(self._session.progress()) + result._repr_html_()
         if html:
-            self._screen.draw(html, cell_text(result))
+            self._screen.draw(html, repr(result))
 
     def finish(self, result: CellResult) -> None:
         """The cell is done."""
-        text = cell_text(result)
+        text = repr(result)
         if shell() is None:
             print(text, end="\n" if text else "")
             return
-        html = cell_html(result)
+        html = result._repr_html_()
         if html or self._screen.used:
             self._screen.draw(html, text, final=True)
 

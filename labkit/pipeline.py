@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.record import Span, span
+from labkit.torch_private import IMPORTED_BY_BACKWARD
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class TimedStage(nn.Module):
     def __init__(self, module: nn.Module, forward_ms: float, backward_ms: float) -> None:
         super().__init__()
         # The first backward that is handed a gradient imports this, for half a second: better now than then.
-        import torch.fx.experimental.symbolic_shapes  # noqa: F401
+        importlib.import_module(IMPORTED_BY_BACKWARD)
 
         self.module = module
         self.forward_ms, self.backward_ms = forward_ms, backward_ms

@@ -68,11 +68,9 @@ def run_job(directory: Path) -> dict[str, Any] | None:
     """Run one request as a job of torch's elastic agent, in a forked process; how it failed, if it did."""
     from labkit.checks.registry import module_of
     from labkit.launch import standalone
+    from labkit.launch.engine.facts import read_verdict
     from labkit.launch.engine.forkserver import import_for_ranks
-    from labkit.launch.failure.describe import failure_text
-    from labkit.launch.failure.errors import Diagnosis
-    from labkit.launch.handover.request import VERDICT
-    from labkit.launch.handover.reserved import read_reserved
+    from labkit.launch.failure.errors import failure_text
 
     about = json.loads((directory / "request.json").read_text())
     import_for_ranks([module_of(about["exercise"])])
@@ -81,10 +79,9 @@ def run_job(directory: Path) -> dict[str, Any] | None:
     answer = standalone.run(job, "inside:run_on_rank", about["ranks"], about["timeout"], "gloo")
     if answer["verdict"] == "finished":
         return None
-    found = read_reserved(job / VERDICT)
-    if found is None:
+    diagnosis = read_verdict(job)
+    if diagnosis is None:
         return {"verdict": "error", "message": AGENT_ENDED}
-    diagnosis = Diagnosis.from_json({key: value for key, value in found.items() if key != "reason"})
     return {"verdict": diagnosis.verdict, "message": failure_text(diagnosis, [])[:20000]}
 
 

@@ -72,13 +72,12 @@ def run_on_host(directory: Path, request: RunRequest) -> JobFailure | None:
     from labkit.checks.execute import run_rank
     from labkit.launch import LaunchError
     from labkit.launch.api import start
+    from labkit.launch.handover.request import Wanted
 
     try:
-        job = start(
-            run_rank, (str(directory),), ranks=request.ranks, timeout=request.timeout, backend="gloo",
-            imports=[run_rank.__module__, registry.module_of(request.exercise)],
-        )  # fmt: skip
-        job.wait()
+        imports = [run_rank.__module__, registry.module_of(request.exercise)]
+        wanted = Wanted(request.ranks, "gloo", request.timeout, imports=imports)
+        start(run_rank, (str(directory),), wanted=wanted).wait()
     except LaunchError as error:
         verdict = "could_not_be_graded" if error.verdict == "infrastructure" else error.verdict
         return JobFailure(verdict, str(error))

@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from labkit.checks.case import JSON
-from labkit.record.events import as_json
 from labkit.record.native import with_native
 from labkit.record.recorder import Recorder
-from labkit.record.versions import flight_recorder_entries
+from labkit.torch_private import flight_recorder_entries
 
 
 @contextlib.contextmanager
@@ -28,4 +29,4 @@ def traffic_of_block(recorder: Recorder) -> Iterator[tuple[list[dict[str, JSON]]
         calls = recorder.collectives(start)
         everything = with_native(recorder.rank, calls, recorder.entries, flight_recorder_entries(), start)
         inside = [call for call in everything if 0 <= call.start <= end - start]
-        found.extend(as_json(inside))
+        found.extend(msgspec.to_builtins(inside))

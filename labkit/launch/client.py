@@ -14,7 +14,6 @@ import threading
 import time
 from pathlib import Path
 
-import labkit
 from labkit import processes
 from labkit.launch.handover import directory
 
@@ -41,8 +40,7 @@ class EngineProcess:
         atexit.register(self.close)
 
     def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
-        assert labkit.__file__ is not None
-        root = str(Path(labkit.__file__).resolve().parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         command = [sys.executable, "-P", "-c", _START.format(root=root)]
         with open(self.directory / "engine.log", "wb") as log:
             return subprocess.Popen(
@@ -102,7 +100,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._remove()
+        directory.remove(self.directory)
 
     def bury(self) -> None:
         """The engine died: end what it left."""
@@ -111,9 +109,6 @@ class EngineProcess:
         self._process.wait()
         self._control.close()
         processes.sweep(str(self.directory))
-        self._remove()
-
-    def _remove(self) -> None:
         directory.remove(self.directory)
 
     def _send(self, message: dict[str, str]) -> None:
@@ -193,6 +188,3 @@ def shut_down() -> None:
     with _starting:
         while _engine_of_this_process:
             _engine_of_this_process.pop().close()
-
-
-__all__ = ["EngineGone", "EngineProcess", "engine", "running_engine", "shut_down"]

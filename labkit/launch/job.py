@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from labkit.launch.client import EngineGone, EngineProcess
-from labkit.launch.failure.errors import Diagnosis, InfrastructureError, LaunchError, error_for
-from labkit.launch.handover.directory import remove
-from labkit.launch.handover.request import CONTROL, VERDICT, Request, records_path, result_path, state_path
-from labkit.launch.handover.reserved import read_reserved
+from labkit.launch import render
+from labkit.launch.failure.errors import Diagnosis, LaunchError, error_for
+from labkit.launch.handover.request import records_path, result_path
 from labkit.launch.names import readable, readable_text
 from labkit.launch.output import Outputs
+from labkit.launch.place import Run
+from labkit.launch.screen import QueueLine
 from labkit.record.events import Collective, MemoryUse, Span
 from labkit.record.files import read_records
-from labkit.record.state import ControlPage, StatePage
 
 _LOOK_EVERY = 0.05  # seconds between two looks at the output
-_PATIENCE = 10.0  # seconds after the deadline until the agent itself is no longer trusted to end the job
 
 Watcher = Callable[["Job"], None]
 
@@ -34,24 +33,20 @@ class Job:
     LaunchError otherwise.
     """
 
-    def __init__(self, engine: EngineProcess, directory: Path, request: Request) -> None:
-        self.ranks = request.ranks
-        self.backend = request.backend
-        self.results: list[Any] = [None] * request.ranks
+    def __init__(self, run: Run, notes: Sequence[str] = ()) -> None:
+        self.run = run
+        self.ranks, self.backend = run.request.ranks, run.request.backend
+        self.results: list[Any] = [None] * self.ranks
         self.collectives: list[Collective] = []
         self.spans: list[Span] = []
         self.memory: list[MemoryUse] = []
         self.wall_seconds = 0.0
         self.error: LaunchError | None = None
-        self.notes: list[str] = []
+        self.notes = list(notes)
         self.shown = False  # whether the output has been displayed while the job ran
-        self._engine, self._directory, self._request = engine, directory, request
-        self._outputs = Outputs(directory, request.ranks)
-        self._started = time.monotonic()
-        self._deadline = self._started + request.timeout if request.timeout else float("inf")
-        self._control: ControlPage | None = ControlPage(directory / CONTROL)
-        self._control.set_deadline(self._deadline if request.timeout else 0.0, request.timeout)
         self.done = False
+        self._outputs = Outputs(run.directory, self.ranks)
+        self._started = time.monotonic()
 
     @property
     def output(self) -> list[str]:
@@ -62,7 +57,13 @@ class Job:
 
     def new_output(self, positions: list[int]) -> list[str]:
         """What each rank has printed after these byte positions, which are moved forward."""
+        if not self.done:
+            self._outputs.read()
         return self._outputs.since(positions)
+
+    def output_positions(self) -> list[int]:
+        """How many bytes each rank has printed, as far as they have been read."""
+        return self._outputs.positions()
 
     @property
     def timeline(self) -> list[Span]:
@@ -76,41 +77,30 @@ class Job:
     @property
     def nodes(self) -> list[str]:
         """The node of each rank, where the job has several; empty for a job on this machine."""
-        return []
+        return self.run.nodes
 
     def where(self, rank: int) -> str:
         """' on n2' for a rank on node n2; "" for a job on this machine, and as long as it is not known."""
         nodes = self.nodes
         return f" on {nodes[rank]}" if nodes and nodes[rank] else ""
 
+    def state(self) -> str:
+        """'waiting, place 2 in the queue (Resources)', 'running on n[1-2]', 'finished', 'failed: error'."""
+        if self.done:
+            return "finished" if self.error is None else f"failed: {self.error.verdict}"
+        return self.run.standing()
+
     def progress(self) -> list[tuple[float, float, str]]:
         """(done, total, label) of each rank, as `labkit.progress` set it; zeros where it did not."""
-        if self.done:
-            return []
-        found = []
-        for rank in range(self.ranks):
-            try:
-                page = StatePage(state_path(self._directory, rank))
-                found.append(page.progress())
-                page.close()
-            except (OSError, ValueError):
-                found.append((0.0, 0.0, ""))
-        return found
+        return [] if self.done else self.run.progress()
 
     def poll(self, timeout: float = 0.0) -> bool:
         """Whether the job has ended; waits up to `timeout` seconds for it. Raises nothing."""
-        if self.done:
-            return True
-        try:
-            code = self._engine.ended(self._directory, timeout)
-            if code is None and time.monotonic() > self._deadline + _PATIENCE:
-                self._engine.kill(self._directory)
-        except EngineGone:
-            self._collect(self._engine_gone())
-            return True
-        if code is not None:
-            self._collect(self._verdict(code))
-        return code is not None
+        if not self.done:
+            diagnosis = self.run.ended(timeout)
+            if diagnosis is not None:
+                self._collect(diagnosis)
+        return self.done
 
     def wait(self, watch: Watcher | None = None) -> Job:
         """Wait until every rank has finished. Raises the LaunchError that fits when the job fails.
@@ -118,12 +108,14 @@ class Job:
         watch: called every 50 ms meanwhile, from this thread. An interrupt cancels the job.
         """
         try:
+            if watch is not None:
+                self.wait_for_turn()
             while not self.poll(_LOOK_EVERY):
                 self._outputs.read()
                 if watch is not None:
                     watch(self)
         except KeyboardInterrupt:
-            self._stop("interrupted")
+            self.end("interrupted")
         finally:
             if watch is not None:
                 watch(self)
@@ -131,26 +123,31 @@ class Job:
             raise self.error
         return self
 
+    def wait_for_turn(self) -> None:
+        """Wait in the cluster's queue, if the job is in one, and show its place there."""
+        line = QueueLine()
+        while self.run.queued() and not self.poll(_LOOK_EVERY):
+            line.show(self.run.standing())
+        line.close()
+
     def cancel(self) -> None:
         """End a running job, and wait until it has ended. Does nothing when it already has."""
-        self._stop("cancelled")
+        self.end("cancelled")
 
-    def _stop(self, reason: str) -> None:
-        if self._control is None:
-            return
-        self._control.stop(reason)
-        until = time.monotonic() + 2
-        while not self.poll(0.05):
-            if time.monotonic() > until:
-                self._engine.kill(self._directory)
+    def end(self, reason: str) -> None:
+        """The same for another reason: "interrupted", or "failed" when a rank has."""
+        if not self.done:
+            self.run.stop(reason)
+        while not self.poll(_LOOK_EVERY):
+            pass
 
     # -- what is left of the job when it has ended
 
     def _collect(self, diagnosis: Diagnosis) -> None:
         self.wall_seconds = time.monotonic() - self._started
         self._outputs.read()
-        paths = [records_path(self._directory, rank) for rank in range(self.ranks)]
-        calls, self.spans, self.memory = read_records(paths, self._clocks())
+        paths = [records_path(self.run.directory, rank) for rank in range(self.ranks)]
+        calls, self.spans, self.memory = read_records(paths, self.run.clocks())
         self.collectives = [_with_readable_line(call) for call in calls]
         if diagnosis.verdict == "finished":
             diagnosis = self._load_results() or diagnosis
@@ -158,54 +155,50 @@ class Job:
             self.error = error_for(readable(diagnosis), self._outputs.texts())
         self.done = True
         self._outputs.close()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        remove(self._directory)
-
-    def _clocks(self) -> list[float]:
-        """What to add to each rank's times to have them on one clock: nothing on one machine."""
-        return [0.0] * self.ranks
+        self.run.close()
 
     def _load_results(self) -> Diagnosis | None:
         for rank in range(self.ranks):
             try:
-                with open(result_path(self._directory, rank), "rb") as file:
+                with open(result_path(self.run.directory, rank), "rb") as file:
                     self.results[rank] = pickle.load(file)
             except Exception as error:
                 summary = f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
                 return Diagnosis("error", summary, rank, hint="return tensors, numbers, lists and dicts")
         return None
 
-    def _verdict(self, code: int) -> Diagnosis:
-        found = read_reserved(self._directory / VERDICT)
-        if found is not None:
-            found.pop("reason", None)
-            return Diagnosis.from_json(found)
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        words = self._engine.last_words()
-        summary = f"the job's agent ended without a report ({how})" + (f": {words}" if words else "")
-        return Diagnosis("infrastructure", summary, hint="launch again; your code is not to blame")
-
-    def _engine_gone(self) -> Diagnosis:
-        words = self._engine.last_words()
-        self._engine.bury()
-        summary = "the launcher's engine process was ended from outside" + (f": {words}" if words else "")
-        return Diagnosis("infrastructure", summary, hint="launch again: a new engine starts by itself")
-
     def __repr__(self) -> str:
-        state = "running"
-        if self.done:
-            state = f"{self.wall_seconds:.2f} s" if self.error is None else f"failed: {self.error.verdict}"
-        lines = [f"Job on {self.ranks} ranks ({self.backend}), {state}"]
+        nodes = self.run.request.nodes
+        over = f" of {nodes} nodes" if nodes > 1 else ""
+        state = self.state() if self.error is not None or not self.done else f"{self.wall_seconds:.2f} s"
+        lines = [f"Job on {self.ranks} ranks{over} ({self.backend}), {state}"]
         if self.done and self.error is None:
             lines += [f"  rank {rank}: {_short(value)}" for rank, value in enumerate(self.results)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from labkit.launch.render import job_html
+        """A line about the job, its results, and its output unless that was shown while it ran."""
+        head = f"{self.ranks} ranks · {self.backend} · "
+        if not self.done or self.error is not None:
+            return render.line_html(head + self.state())
+        parts = [
+            render.line_html(" · ".join([f"{head}{self.wall_seconds:.2f} s", *self._traffic(), *self.notes]))
+        ]
+        if any(value is not None for value in self.results):
+            values = {rank: _long(value) for rank, value in enumerate(self.results)}
+            parts.append(render.values_html(values, self.nodes))
+        if not self.shown:
+            parts.append(render.output_html(dict(enumerate(self.output)), self.nodes))
+        return "".join(parts)
 
-        return job_html(self)
+    def _traffic(self) -> list[str]:
+        """'rank 0 called 3 all_reduce, 1 broadcast' for the busiest rank."""
+        per_rank = Counter(call.rank for call in self.collectives)
+        if not per_rank:
+            return []
+        rank = min(per_rank, key=lambda r: (-per_rank[r], r))
+        made = Counter(call.op for call in self.collectives if call.rank == rank)
+        return [f"rank {rank} called {', '.join(f'{count} {op}' for op, count in made.items())}"]
 
 
 def _short(value: Any, limit: int = 100) -> str:
@@ -213,18 +206,11 @@ def _short(value: Any, limit: int = 100) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _with_readable_line(call: Collective) -> Collective:
-    from dataclasses import replace
+def _long(value: Any, limit: int = 2000) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + " …"
 
+
+def _with_readable_line(call: Collective) -> Collective:
     line = readable_text(call.line)
     return call if line == call.line else replace(call, line=line)
-
-
-def job_directory_full(path: Path, error: OSError) -> InfrastructureError:
-    """The job could not even be written down."""
-    summary = f"the job's directory {path} cannot be written: {error.strerror}"
-    hint = "free some space there, or set TMPDIR to a directory with room"
-    return InfrastructureError(Diagnosis("infrastructure", summary, hint=hint))
-
-
-__all__ = ["Job", "job_directory_full"]

@@ -3,47 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
-from typing import Any
 
 from labkit.launch.job import Job, Watcher
 from labkit.launch.render import clean, output_html, progress_html
-
-_REDRAW_EVERY = 0.2  # seconds
-
-
-def shell() -> Any | None:
-    """The IPython shell of a notebook kernel; None in a terminal, a script or a test."""
-    ipython = sys.modules.get("IPython")
-    found = ipython.get_ipython() if ipython is not None else None
-    return found if getattr(found, "kernel", None) is not None else None
-
-
-class Screen:
-    """One place in a notebook's output that is drawn again and again. Call it from the main thread."""
-
-    def __init__(self) -> None:
-        self._handle: Any | None = None
-        self._drawn = ""
-        self._when = 0.0
-
-    def draw(self, html: str, text: str, final: bool = False) -> None:
-        """Show `html` (`text` where there is no HTML); at most a few times a second, unless final."""
-        now = time.monotonic()
-        if html == self._drawn or (not final and now - self._when < _REDRAW_EVERY):
-            return
-        from IPython.display import display
-
-        data = {"text/html": html, "text/plain": text}
-        if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)
-        else:
-            self._handle.update(data, raw=True)
-        self._drawn, self._when = html, now
-
-    @property
-    def used(self) -> bool:
-        return self._handle is not None
+from labkit.launch.screen import Screen, shell
 
 
 def watcher() -> Watcher:

@@ -8,13 +8,7 @@ from __future__ import annotations
 import html
 import re
 import uuid
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from labkit.launch.job import Job
-    from labkit.launch.session import CellResult
+from collections.abc import Mapping, Sequence
 
 _MOST_LINES = 200
 _MOST_CHARACTERS = 20000
@@ -67,7 +61,7 @@ def rank_names(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
-def fold(contents: dict[int, str]) -> list[tuple[list[int], str]]:
+def fold(contents: Mapping[int, str]) -> list[tuple[list[int], str]]:
     """Ranks with the same content together, in the order of their first rank."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(contents):
@@ -75,7 +69,7 @@ def fold(contents: dict[int, str]) -> list[tuple[list[int], str]]:
     return [(ranks, content) for content, ranks in groups.items()]
 
 
-def tabs(contents: dict[int, str], nodes: Sequence[str] = ()) -> str:
+def tabs(contents: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
     """HTML of each rank's content (itself HTML), one tab for each different content.
 
     nodes: the node of each rank, where there are several.
@@ -105,7 +99,7 @@ def _pre(text: str) -> str:
     return f"<pre>{html.escape(clean(text).rstrip())}</pre>" if text.strip() else ""
 
 
-def output_html(output: dict[int, str], nodes: Sequence[str] = ()) -> str:
+def output_html(output: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
     """What ranks printed; "" when none printed anything."""
     contents = {rank: _pre(text) for rank, text in output.items()}
     if not any(contents.values()):
@@ -129,59 +123,33 @@ def progress_html(steps: Sequence[tuple[float, float, str]]) -> str:
     )
 
 
-def cell_html(result: CellResult) -> str:
-    """A cell's output and values on its ranks."""
+def cell_html(
+    output: Mapping[int, str], values: Mapping[int, str], html: Mapping[int, str], nodes: Sequence[str] = ()
+) -> str:
+    """What a cell printed on its ranks, and the values of its last expression, as text or as HTML."""
     contents = {
-        rank: _pre(result.output.get(rank, "")) + (result.html.get(rank) or _pre(result.values.get(rank, "")))
-        for rank in result.ranks
+        rank: _pre(printed) + (html.get(rank) or _pre(values.get(rank, "")))
+        for rank, printed in output.items()
     }
-    if not any(contents.values()):
-        return ""
-    return tabs(contents, result.nodes)
+    return tabs(contents, nodes) if any(contents.values()) else ""
 
 
-def cell_text(result: CellResult) -> str:
+def cell_text(output: Mapping[int, str], values: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
     """The same as text."""
-    contents = {rank: result.output.get(rank, "") + result.values.get(rank, "") for rank in result.ranks}
+    contents = {rank: printed + values.get(rank, "") for rank, printed in output.items()}
     return "\n".join(
-        f"[{_located(ranks, result.nodes)}] {line}"
+        f"[{_located(ranks, nodes)}] {line}"
         for ranks, text in fold(contents)
         for line in clean(text).rstrip().split("\n")
     )
 
 
-def job_html(job: Job) -> str:
-    """A job's summary, its results, and its output unless that was shown while it ran."""
-    head = f"{job.ranks} ranks · {job.backend} · "
-    if not job.done:
-        return _line(head + "running")
-    if job.error is not None:
-        return _line(head + f"failed: {job.error.verdict}")
-    parts = [_line(" · ".join([f"{head}{job.wall_seconds:.2f} s", *_traffic(job), *job.notes]))]
-    values = {rank: _pre(_short(value)) for rank, value in enumerate(job.results)}
-    if any(value is not None for value in job.results):
-        parts.append(tabs(values, job.nodes))
-    if not job.shown:
-        parts.append(output_html(dict(enumerate(job.output)), job.nodes))
-    return "".join(parts)
+def values_html(values: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
+    """A value of each rank."""
+    return tabs({rank: _pre(value) for rank, value in values.items()}, nodes)
 
 
-def _line(text: str) -> str:
+def line_html(text: str) -> str:
+    """One line in small print."""
     style = "font-size:12px;color:var(--jp-ui-font-color2,#666);margin:2px 0"
     return f'<div style="{style}">{html.escape(text)}</div>'
-
-
-def _traffic(job: Job) -> list[str]:
-    """'rank 0: 3 all_reduce, 1 broadcast' for the busiest rank."""
-    calls = Counter((call.rank, call.op) for call in job.collectives)
-    if not calls:
-        return []
-    per_rank = Counter(call.rank for call in job.collectives)
-    rank = min(per_rank, key=lambda r: (-per_rank[r], r))
-    made = [f"{count} {op}" for (r, op), count in calls.items() if r == rank]
-    return [f"rank {rank} called {', '.join(made)}"]
-
-
-def _short(value: Any, limit: int = 2000) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit] + " …"

@@ -2,83 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import linecache
-import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from labkit.launch import api, hosts
-from labkit.launch.failure.diagnose import RankFacts, diagnose
+import msgspec
+
+from labkit.launch import api
+from labkit.launch.cell import CellResult, CellWatcher
+from labkit.launch.failure.diagnose import RankFacts, diagnose, on_nodes
 from labkit.launch.failure.errors import Diagnosis, InfrastructureError, error_for
 from labkit.launch.handover.notebook_names import Sender
-from labkit.launch.handover.request import Request, records_path, result_path, state_path
-from labkit.launch.handover.session_wire import SOCKET, listen_at
+from labkit.launch.handover.request import Wanted, records_path, result_path
 from labkit.launch.job import Job
 from labkit.launch.names import readable
+from labkit.launch.place import Listener, Place
 from labkit.record.events import Collective, Span
 from labkit.record.files import read_records
-from labkit.record.state import State, StatePage
+from labkit.record.state import IDLE, PHASES, State
 
 _LOOK_EVERY = 0.05
 _SETTLE = 0.5  # seconds the other ranks get to finish a cell after one failed in it
 _INTERRUPT = 1.0  # seconds ranks get to stop by themselves when the user interrupts
 
 
-@dataclass
-class CellResult:
-    """What a cell did on the ranks it ran on.
-
-    values, html: the last expression of each rank, as text and (when it has one) as HTML; "" where there was
-    none. output: what each rank printed. Keys are ranks. nodes: each rank's node, where there are several.
-    """
-
-    ranks: tuple[int, ...]
-    output: dict[int, str] = field(default_factory=dict)
-    values: dict[int, str] = field(default_factory=dict)
-    html: dict[int, str] = field(default_factory=dict)
-    wall_seconds: float = 0.0
-    nodes: Sequence[str] = ()
-
-    def _repr_html_(self) -> str:
-        from labkit.launch.render import cell_html
-
-        return cell_html(self)
-
-    def __repr__(self) -> str:
-        from labkit.launch.render import cell_text
-
-        return cell_text(self)
-
-
-CellWatcher = Callable[[CellResult], None]
-
-
 class Session:
     """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones."""
 
-    nodes = 1
-    _startup = 60.0  # seconds for the engine to import torch and the ranks to meet
-
-    def __init__(
-        self, ranks: int | None = None, backend: str | None = None, env: dict[str, str] | None = None
-    ) -> None:
-        self._placement = hosts.place(ranks, backend)
-        self._env = env or {}
-        self._prepare(self._placement.ranks, self._placement.backend, self._placement.notes)
-
-    def _prepare(self, ranks: int, backend: str, notes: Sequence[str]) -> None:
-        self.ranks, self.backend, self.notes = ranks, backend, list(notes)
+    def __init__(self, place: Place, wanted: Wanted) -> None:
+        request, notes = place.plan(replace(wanted, timeout=0))
+        self._place = place
+        self._request = replace(request, target=place.session_target)
+        self.ranks, self.backend, self.nodes = request.ranks, request.backend, place.nodes
+        self.notes = list(notes)
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
-        self._positions: list[int] = []  # of the output, when the current cell began
+        self._positions = [0] * self.ranks  # of the output, when the current cell began
+        self._listener: Listener | None = None
         self._job: Job | None = None
         self.start()
 
@@ -86,20 +52,14 @@ class Session:
 
     def start(self) -> None:
         """Start the ranks, if they do not run. Returns at once; the first cell waits for them."""
-        if self._job is not None and not self._job.poll():
+        if self.alive:
             return
         self._hang_up()
-        placement = self._placement
-        request = Request(
-            ranks=placement.ranks, backend=placement.backend, timeout=0, env=self._env, cwd=os.getcwd(),
-            sys_path=api.import_path(), target="labkit.launch.engine.session_rank:serve",
-            devices=list(placement.devices), threads=placement.threads,
-        )  # fmt: skip
         self._sender = Sender()
-        self._job = api.submit(request, b"", self._listen)
+        self._job = Job(self._place.start(self._request, b"", self._listen))
 
     def _listen(self, directory: Path) -> None:
-        self._listener: Any = listen_at(directory / SOCKET)
+        self._listener = self._place.listen(directory)
 
     def stop(self) -> None:
         """End the ranks; their variables are gone."""
@@ -132,13 +92,11 @@ class Session:
         """One line a rank: what it does now."""
         if not self.alive or self._job is None:
             return ["the session is not running"]
-        lines = []
-        for rank in range(self.ranks):
-            where = self._job.where(rank)
-            lines.append(
-                f"rank {rank}{where}: {self._state(rank).phase}, process {self._pids.get(rank, '?')}"
-            )
-        return lines
+        phases = [self._job.run.state(rank).phase for rank in range(self.ranks)]
+        return [
+            f"rank {rank}{self._job.where(rank)}: {phase}, process {self._pids.get(rank, '?')}"
+            for rank, phase in enumerate(phases)
+        ]
 
     def progress(self) -> list[tuple[float, float, str]]:
         """(done, total, label) of each rank, as `labkit.progress` set it; zeros where it did not."""
@@ -175,17 +133,17 @@ class Session:
         """`function(*args, **kwargs)` on every rank; what each returned."""
         self._connect()
         payload = api.pickle_call(function, args, kwargs)
-        limit = self._running_job()._request.max_result_bytes
+        limit = self._request.max_result_bytes
         self._round({"do": "call", "payload": payload, "limit": limit}, range(self.ranks), timeout, None)
-        directory = self._running_job()._directory
+        directory = self._running_job().run.directory
         return [pickle.loads(result_path(directory, rank).read_bytes()) for rank in range(self.ranks)]
 
     def records(self) -> tuple[list[Collective], list[Span]]:
         """What the ranks communicated in the last cell or call, and their spans; times from its start."""
         self._round({"do": "records"}, range(self.ranks), 60, None)
-        directory = self._running_job()._directory
-        paths = [records_path(directory, rank) for rank in range(self.ranks)]
-        calls, spans, _ = read_records(paths, self._running_job()._clocks())
+        run = self._running_job().run
+        paths = [records_path(run.directory, rank) for rank in range(self.ranks)]
+        calls, spans, _ = read_records(paths, run.clocks())
         return calls, spans
 
     def _chosen(self, ranks: Sequence[int] | None) -> Sequence[int]:
@@ -200,18 +158,17 @@ class Session:
 
     def _connect(self) -> None:
         self.start()
-        until = time.monotonic() + self._startup
+        self._running_job().wait_for_turn()
+        until = time.monotonic() + self._place.patience
         while len(self._connections) < self.ranks:
             if self._running_job().poll() or time.monotonic() > until:
                 self._died()
             self._accept()
 
     def _accept(self) -> None:
-        self._listener.settimeout(_LOOK_EVERY)
-        with contextlib.suppress(TimeoutError):
-            accepted, _ = self._listener.accept()
-            accepted.setblocking(True)
-            connection = Connection(accepted.detach())
+        assert self._listener is not None
+        connection = self._listener.accept(_LOOK_EVERY)
+        if connection is not None:
             hello = json.loads(connection.recv_bytes())
             self._connections[hello["rank"]] = connection
             self._pids[hello["rank"]] = hello["pid"]
@@ -221,9 +178,9 @@ class Session:
     ) -> CellResult:
         """Send a message to ranks and collect their answers."""
         job = self._running_job()
-        positions = self._positions = job._outputs.positions()
+        positions = self._positions = job.output_positions()
         started = time.monotonic()
-        self._set_deadline(timeout)
+        job.run.set_deadline(timeout)
         data = pickle.dumps(message)
         try:
             for rank in ranks:
@@ -232,17 +189,11 @@ class Session:
         except (OSError, EOFError):
             self._died()
         if not job.done:
-            self._set_deadline(0.0)
+            job.run.set_deadline(0.0)
         result = self._result(ranks, answers, positions)
         result.wall_seconds = time.monotonic() - started
         self._raise_errors(answers, result)
         return result
-
-    def _set_deadline(self, seconds: float) -> None:
-        """End the job if it still works in `seconds` seconds; 0 for never."""
-        control = self._running_job()._control
-        assert control is not None
-        control.set_deadline(time.monotonic() + seconds if seconds else 0.0, seconds)
 
     def _answers(
         self, ranks: Sequence[int], positions: list[int], watch: CellWatcher | None
@@ -263,7 +214,7 @@ class Session:
                     next_look = time.monotonic() + _LOOK_EVERY
                     watch(self._result(ranks, answers, positions))
             except KeyboardInterrupt:
-                self._interrupt(ranks)
+                self._running_job().run.interrupt({rank: self._pids[rank] for rank in ranks})
                 failed_at = time.monotonic() + _INTERRUPT - _SETTLE
             if time.monotonic() > failed_at + _SETTLE:
                 self._stop_job("failed" if any(not a["ok"] for a in answers.values()) else "interrupted")
@@ -271,14 +222,9 @@ class Session:
                 self._died()
         return answers
 
-    def _interrupt(self, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pids[rank], signal.SIGINT)
-
     def _stop_job(self, reason: str) -> None:
         """The other ranks are stuck: have the agent look at them and end them, then say why."""
-        self._running_job()._stop(reason)
+        self._running_job().end(reason)
         self._died()
 
     def _died(self) -> None:
@@ -292,7 +238,7 @@ class Session:
         error = job.error or InfrastructureError(
             Diagnosis("infrastructure", "the session's ranks ended", hint="run the cell again")
         )
-        error.output = job.new_output(self._positions or [0] * self.ranks)
+        error.output = job.new_output(list(self._positions))
         error.add_note("The session was replaced: its ranks are fresh, and their variables are gone.")
         self._hang_up()
         self._job = None
@@ -302,9 +248,7 @@ class Session:
     def _result(
         self, ranks: Sequence[int], answers: Mapping[int, dict[str, Any]], positions: list[int]
     ) -> CellResult:
-        outputs = self._running_job()._outputs
-        outputs.read()
-        texts = outputs.since(list(positions))
+        texts = self._running_job().new_output(list(positions))
         return CellResult(
             ranks=tuple(ranks),
             output={rank: texts[rank] for rank in ranks},
@@ -316,43 +260,37 @@ class Session:
     def _raise_errors(self, answers: Mapping[int, dict[str, Any]], result: CellResult) -> None:
         if all(answer["ok"] for answer in answers.values()):
             return
-        facts = []
-        for rank in sorted(answers):
-            answer = answers[rank]
-            facts.append(RankFacts(rank, self._state(rank, answer), answer.get("error"), None))
-        diagnosis = self._located(diagnose("failed", facts, self._running_job()._request))
+        facts = [
+            RankFacts(rank, self._state(rank, answer), answer.get("error"), None)
+            for rank, answer in sorted(answers.items())
+        ]
+        diagnosis = on_nodes(diagnose("failed", facts, 0.0), self._running_job().nodes)
         raise error_for(readable(diagnosis), [result.output.get(rank, "") for rank in range(self.ranks)])
 
-    def _state(self, rank: int, answer: dict[str, Any] | None = None) -> State:
-        """What the rank's page says now. answer: what the rank has just answered, and waits since."""
-        page = StatePage(state_path(self._running_job()._directory, rank))
-        try:
-            return page.read()
-        finally:
-            page.close()
-
-    def _located(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The diagnosis with the ranks' machines, where there are several."""
-        return diagnosis
+    def _state(self, rank: int, answer: Mapping[str, Any]) -> State:
+        """Of a rank that has answered, and waits since: where it failed, if it did."""
+        if not answer["ok"]:
+            return msgspec.convert(answer["error"]["page"], State, str_keys=True)
+        return replace(self._running_job().run.state(rank), phase=PHASES[IDLE])
 
     def _hang_up(self) -> None:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
         self._pids.clear()
-        if hasattr(self, "_listener"):
+        if self._listener is not None:
             self._listener.close()
+            self._listener = None
 
 
 def session(
-    ranks: int | None = None, backend: str | None = None, env: dict[str, str] | None = None, nodes: int = 1
+    ranks: int | None = None,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    nodes: int = 1,
 ) -> Session:
     """Ranks that stay alive: `session.run("x = 1")`, `session.run("x")`, `session.call(fn, 2)`.
 
     nodes: over how many machines of a Slurm cluster they are spread, as in `launch`.
     """
-    if nodes > 1:
-        from labkit.launch.nodes.session import NodesSession
-
-        return NodesSession(ranks, nodes, backend, env)
-    return Session(ranks, backend, env)
+    return Session(api.place_for(nodes), Wanted(ranks, backend, env=env or {}))

@@ -23,10 +23,10 @@ from typing import Any, TextIO
 import click
 
 from labkit import processes
+from labkit.hosts import place
 from labkit.launch.engine.forkserver import import_the_rest, warm_up
 from labkit.launch.handover.request import CONTROL, VERDICT, Request
 from labkit.launch.handover.reserved import read_reserved, reserve
-from labkit.launch.hosts import place
 from labkit.record.state import ControlPage
 
 _PATIENCE = 10.0  # seconds after the deadline until the agent is ended with its job
@@ -40,7 +40,7 @@ def run(
     Returns {"directory", "verdict", "seconds"}; the verdict is "finished", one of `LaunchError.verdict`, and
     "infrastructure" when the job left no report. FileExistsError when the directory has had a job.
     """
-    from labkit.launch.engine.agent import fork_job
+    from labkit.launch.engine.agent import fork_job  # torch, which `warm_up` imports as forks need it
 
     if (directory / VERDICT).exists():
         raise FileExistsError(f"{directory} has had a job already: give each job a directory of its own")

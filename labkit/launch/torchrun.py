@@ -16,17 +16,9 @@ from pathlib import Path
 from labkit import processes
 from labkit.launch import client
 from labkit.launch.failure.errors import Diagnosis, JobTimeout, RankError
+from labkit.launch.handover.environment import inherited
 
 _GRACE = 1.0
-_INHERITED = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 
 def command(script: Path, ranks: int) -> list[str]:
@@ -40,7 +32,8 @@ def run_script(script: Path, ranks: int, timeout: float, write: Callable[[str], 
 
     An interrupt ends it. So does the end of the notebook: its processes carry the engine's mark.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _INHERITED}
+    hidden = inherited(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {processes.ENGINE_MARK: str(client.engine().directory), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     line = command(script, ranks)

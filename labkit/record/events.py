@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,6 @@ class Collective:
     source: str
     line: str
 
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Collective:
-        """The inverse of `as_json`, for data that went through JSON."""
-        return Collective(**{**data, "shape": tuple(data["shape"]), "group": tuple(data["group"])})
-
 
 @dataclass(frozen=True)
 class Span:
@@ -50,11 +43,6 @@ class Span:
     kind: str
     start: float
     end: float
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Span:
-        """The inverse of `as_json`."""
-        return Span(**data)
 
 
 @dataclass(frozen=True)
@@ -67,13 +55,3 @@ class MemoryUse:
     rank: int
     host_bytes: int
     device_bytes: int | None
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> MemoryUse:
-        """The inverse of `as_json`."""
-        return MemoryUse(**data)
-
-
-def as_json(events: list[Any]) -> list[dict[str, Any]]:
-    """Each event as a dict of plain values."""
-    return [dict(vars(event)) for event in events]

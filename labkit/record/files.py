@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.record.events import Collective, MemoryUse, Span, as_json
+import msgspec
+
+from labkit.record.agreement import Calls, calls_by_group
+from labkit.record.events import Collective, MemoryUse, Span
 
 if TYPE_CHECKING:
     from labkit.record.recorder import Recorder
 
 
+@dataclass(frozen=True)
+class Records:
+    """One rank's file.
+
+    entered: when it began, on the machine's monotonic clock; the other times count from it.
+    calls_by_group: see `labkit.record.agreement`.
+    """
+
+    rank: int
+    entered: float
+    calls_by_group: Calls
+    collectives: list[Collective]
+    spans: list[Span]
+    memory: list[MemoryUse]
+
+
 def write_records(path: Path, recorder: Recorder, entered: float) -> None:
     """Write communication, spans and memory. `entered`: when the rank began (monotonic): time 0."""
-    from labkit.record.agreement import calls_by_group
-    from labkit.record.native import with_native
-    from labkit.record.versions import flight_recorder_entries
+    from labkit.record.native import with_native  # torch, which a reader of records may not have imported
+    from labkit.torch_private import flight_recorder_entries
 
     calls = recorder.collectives(entered)
     calls = with_native(recorder.rank, calls, recorder.entries, flight_recorder_entries(), entered)
-    data = {
-        "rank": recorder.rank,
-        "entered": entered,
-        "calls_by_group": calls_by_group(recorder.entries),
-        "collectives": as_json(list(calls)),
-        "spans": as_json(list(recorder.timeline(entered))),
-        "memory": as_json([recorder.memory()]),
-    }
-    path.write_text(json.dumps(data))
+    spans, memory = recorder.timeline(entered), [recorder.memory()]
+    records = Records(recorder.rank, entered, calls_by_group(recorder.entries), calls, spans, memory)
+    path.write_text(json.dumps(msgspec.to_builtins(records)))  # json alone takes file names that are no UTF-8
 
 
 def read_records(
@@ -41,27 +53,23 @@ def read_records(
     A rank that left no (whole) file is left out. Collectives and spans come in start order. clocks: seconds
     to add to each rank's clock, where ranks ran on machines whose clocks differ.
     """
-    files = [data for data in map(_read, paths) if data is not None]
-    for data in files if clocks else ():
-        data["entered"] += clocks[data["rank"]] if data["entered"] else 0.0
-    zero = min((data["entered"] for data in files if data["entered"]), default=0.0)
+    files = [records for records in map(_read, paths) if records is not None]
+    entered = [one.entered + (clocks[one.rank] if clocks and one.entered else 0.0) for one in files]
+    zero = min(filter(None, entered), default=0.0)
     collectives: list[Collective] = []
     spans: list[Span] = []
-    for data in files:
-        collectives += [
-            _later(Collective.from_json(item), data["entered"] - zero) for item in data["collectives"]
-        ]
-        spans += [_later(Span.from_json(item), data["entered"] - zero) for item in data["spans"]]
-    memory = [MemoryUse.from_json(item) for data in files for item in data["memory"]]
+    for one, began in zip(files, entered, strict=True):
+        collectives += [_later(call, began - zero) for call in one.collectives]
+        spans += [_later(span, began - zero) for span in one.spans]
+    memory = [use for one in files for use in one.memory]
     return sorted(collectives, key=lambda c: c.start), sorted(spans, key=lambda s: s.start), memory
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Records | None:
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return msgspec.convert(json.loads(path.read_text()), Records)
+    except (OSError, ValueError, msgspec.ValidationError):
         return None
-    return data
 
 
 def _later(event: Any, seconds: float) -> Any:

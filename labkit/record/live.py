@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+
+from labkit.torch_private import TorchDispatchMode, storage_key, tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
@@ -32,7 +32,7 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         # holding them keeps their keys from being used again
         self._held = [tensor.untyped_storage() for tensor in leave_out]
-        self._sizes = dict.fromkeys((storage._cdata for storage in self._held), 0)
+        self._sizes = dict.fromkeys((storage_key(storage) for storage in self._held), 0)
         self.now = 0
         self.peak = 0
         self.history: list[int] = []
@@ -56,7 +56,7 @@ class LiveBytes(TorchDispatchMode):
         self.peak = self.now
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._sizes:
             return
         self._sizes[key] = storage.nbytes()

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 MOST_RANKS = 7  # n parts times n ranks are as many bits, and an int64 has 63
 
@@ -56,14 +55,14 @@ def carried(value: int, world_size: int) -> Carried | None:
 def _first_elements_sent() -> Iterator[list[int]]:
     """A list that fills with the first element of every tensor sent inside the block, before it leaves."""
     values: list[int] = []
-    original = c10d.ProcessGroup.send
+    original = dist.ProcessGroup.send
 
     def send(group: Any, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         values.extend(int(tensor.flatten()[0]) for tensor in tensors if tensor.numel())
         return original(group, tensors, *args, **kwargs)
 
-    c10d.ProcessGroup.send = send  # type: ignore[method-assign,assignment]
+    dist.ProcessGroup.send = send  # type: ignore[method-assign,assignment]
     try:
         yield values
     finally:
-        c10d.ProcessGroup.send = original  # type: ignore[method-assign]
+        dist.ProcessGroup.send = original  # type: ignore[method-assign]

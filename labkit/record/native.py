@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
-
 from labkit.record.events import Collective
 from labkit.record.recorder import Entry
-from labkit.record.versions import NATIVE_OPS, dtype_bytes, dtype_name
+from labkit.torch_private import NATIVE_OPS, dtype_bytes, dtype_name, members_of_group
 
 _CLOCK_SLACK = 0.0005  # seconds by which the flight recorder's clock may differ from ours
 
@@ -70,19 +68,12 @@ def _during(call: Entry, created: float, end: float) -> bool:
 
 
 def _native(rank: int, op: str, item: dict[str, Any], start: float) -> Collective:
+    group = members_of_group(item["process_group"][0])
     sizes = [tuple(size) for size in item["input_sizes"]]
     dtypes = [dtype_name(name) for name in item["input_dtypes"]]
     num_bytes = sum(math.prod(size) * dtype_bytes(dtype) for size, dtype in zip(sizes, dtypes, strict=False))
     return Collective(
         rank=rank, op=op, num_bytes=num_bytes, shape=sizes[0] if sizes else (),
-        dtype=dtypes[0] if dtypes else "", group=_members(item["process_group"][0]), peer=None, order=-1,
+        dtype=dtypes[0] if dtypes else "", group=group, peer=None, order=-1,
         start=start, end=None, source="native", line="",
     )  # fmt: skip
-
-
-def _members(group_name: str) -> tuple[int, ...]:
-    """Global ranks of the group that torch calls `group_name`; () for one that no longer exists."""
-    for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
-        if dist.distributed_c10d._world.pg_names.get(group) == group_name:
-            return tuple(sorted(ranks))
-    return ()

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from labkit.record.events import Collective, MemoryUse, Span
 from labkit.record.lines import LineFinder
 from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, pack_wait
-from labkit.record.versions import CALLS, Call
+from labkit.torch_private import CALLS, Call
 
 _MANY_PENDING = 1000
 _MANY_KINDS = 1000
@@ -227,15 +226,15 @@ def install(recorder: Recorder) -> None:
     imported. Meant for a rank's process, which ends with its job: nothing is put back.
     """
     for name, call in CALLS.items():
-        original = getattr(c10d.ProcessGroup, name, None)
+        original = getattr(dist.ProcessGroup, name, None)
         if original is not None:
-            setattr(c10d.ProcessGroup, name, _recorded(recorder, original, call))
-    original_wait = c10d.Work.wait
+            setattr(dist.ProcessGroup, name, _recorded(recorder, original, call))
+    original_wait = dist.Work.wait
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         return recorder.wait(work, original_wait, args, kwargs)
 
-    c10d.Work.wait = wait  # type: ignore[assignment, method-assign]
+    dist.Work.wait = wait  # type: ignore[assignment, method-assign]
 
 
 def _recorded(recorder: Recorder, original: Callable[..., Any], call: Call) -> Callable[..., Any]:
@@ -246,6 +245,3 @@ def _recorded(recorder: Recorder, original: Callable[..., Any], call: Call) -> C
         return work
 
     return method
-
-
-__all__ = ["Entry", "Recorder", "install"]

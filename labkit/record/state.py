@@ -11,9 +11,8 @@ import os
 import struct
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 MAX_RANKS = 512
 MAX_GROUPS = 64
@@ -70,25 +69,12 @@ class State:
     """
 
     phase: str
-    since: float
-    events: int
-    wait: Wait | None
-    sends: dict[int, int]
-    receives: dict[int, int]
-    calls: dict[int, int]  # key: `group_key` of a group's name
-
-    def to_json(self) -> dict[str, Any]:
-        wait = None if self.wait is None else vars(self.wait)
-        return {**vars(self), "wait": wait}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> State:
-        """The inverse of `to_json`, for data that went through JSON (where keys are text)."""
-        counts = {name: {int(k): v for k, v in data[name].items()} for name in ("sends", "receives", "calls")}
-        wait = data["wait"]
-        if wait is not None:
-            wait = Wait(**{**wait, "shape": tuple(wait["shape"]), "members": tuple(wait["members"])})
-        return State(**{**data, **counts, "wait": wait})
+    since: float = 0.0
+    events: int = 0
+    wait: Wait | None = None
+    sends: dict[int, int] = field(default_factory=dict)
+    receives: dict[int, int] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)  # key: `group_key` of a group's name
 
 
 def group_key(name: str) -> int:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.launch.hosts import gpu_count
+from labkit.hosts import gpu_count
 
 pytestmark = [
     pytest.mark.gpu,

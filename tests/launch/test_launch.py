@@ -16,6 +16,7 @@ from launch_helpers import wait_for_output
 import labkit
 from labkit.launch import client
 from labkit.launch.api import start
+from labkit.launch.handover.request import Wanted
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -156,7 +157,7 @@ def test_what_a_job_names_is_imported_once_and_not_by_its_ranks() -> None:
         return [name for name in ("labkit.checks.execute", "labkit.checks.lesson_01") if name in sys.modules]
 
     wanted = ["labkit.checks.execute", "labkit.checks.lesson_01", "no.such.module"]
-    assert start(loaded, ranks=2, imports=wanted).wait().results == [wanted[:2]] * 2
+    assert start(loaded, wanted=Wanted(2, imports=wanted)).wait().results == [wanted[:2]] * 2
 
 
 def test_a_job_inside_a_job() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.launch.failure.diagnose import diagnose_directory
+from labkit.launch.engine.facts import diagnose_directory
 from labkit.record.files import read_records
 
 pytestmark = pytest.mark.timeout(60)

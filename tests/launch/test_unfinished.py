@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.launch.failure.describe import failure_text
-from labkit.launch.failure.errors import Diagnosis, Frame, RankReport
+from labkit.launch.failure.errors import Diagnosis, Frame, RankReport, failure_text
 from labkit.unfinished import explain
 
 STUB = "00.ring-all-reduce: not written yet"

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labkit import processes
+from labkit.hosts import gpu_count, place
 from labkit.launch import names, render
-from labkit.launch.engine.forkserver import gpu_lock
+from labkit.launch.engine import gpu_lock
+from labkit.launch.engine.facts import read_facts, write_facts
 from labkit.launch.failure.deadlock import find_mismatch, is_stuck
 from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_frames
 from labkit.launch.handover import notebook_names
-from labkit.launch.handover.request import Request, log_path
-from labkit.launch.hosts import gpu_count, place
+from labkit.launch.handover.request import log_path
 from labkit.launch.output import Outputs
 from labkit.record.state import RUNNING, WAITING, State, StatePage, Wait, group_key, pack_wait
 
-REQUEST = Request(ranks=2, backend="gloo", timeout=5)
+TIMEOUT = 5.0
 
 
 def call(op: str, number: int = 1, peer: int = -1, size: int = 16, dtype: str = "float32") -> Wait:
@@ -81,7 +82,7 @@ def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (found.phase, found.wait, found.receives, found.sends) == ("waiting", wait, {1: 4}, {511: 9})
     assert found.calls == {group_key("0"): 5}
     assert read.progress() == (3.0, 10.0, "steps")
-    assert State.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=State) == found
     before = read.events()
     page.enter(RUNNING)
     assert read.events() == before + 1
@@ -96,25 +97,26 @@ def failed(rank: int, when: float, waiting_in_call: bool, line: int = 3) -> Rank
 
 def test_the_rank_that_failed_outside_communication_is_the_cause() -> None:
     """Rank 0 noticed first, because its peer was gone; rank 1 is why."""
-    diagnosis = diagnose("failed", [failed(0, 1.0, True), failed(1, 2.0, False)], REQUEST)
+    diagnosis = diagnose("failed", [failed(0, 1.0, True), failed(1, 2.0, False)], TIMEOUT)
     assert (diagnosis.verdict, diagnosis.rank) == ("error", 1)
     assert [report.state for report in diagnosis.ranks] == ["waiting", "failed"]
 
 
 def test_the_same_error_everywhere_is_told_of_the_lowest_rank() -> None:
-    assert diagnose("failed", [failed(0, 2.0, False), failed(1, 1.0, False)], REQUEST).rank == 0
-    assert diagnose("failed", [failed(0, 2.0, False, line=9), failed(1, 1.0, False)], REQUEST).rank == 1
+    assert diagnose("failed", [failed(0, 2.0, False), failed(1, 1.0, False)], TIMEOUT).rank == 0
+    assert diagnose("failed", [failed(0, 2.0, False, line=9), failed(1, 1.0, False)], TIMEOUT).rank == 1
 
 
 def test_a_kill_for_want_of_memory() -> None:
     killed = RankFacts(0, state("running"), None, Exit(0, 9, out_of_memory=True))
     facts = [killed, RankFacts(1, state("running"), None, None)]
-    assert diagnose("failed", facts, REQUEST).verdict == "out_of_memory"
+    assert diagnose("failed", facts, TIMEOUT).verdict == "out_of_memory"
 
 
-def test_facts_survive_json() -> None:
+def test_facts_survive_their_file(tmp_path: Path) -> None:
     facts = RankFacts(1, waiting(call("send", peer=0), sends={0: 1}), None, Exit(0, 9), "stack")
-    assert RankFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    write_facts(tmp_path, [facts])
+    assert read_facts(tmp_path, 2)[1] == facts
 
 
 def test_the_users_frames_of_a_stack() -> None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.events import Event, EventSource
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from labkit import processes
+from labkit.launch.engine.council import Alone
+from labkit.launch.engine.ranks import Ranks
 from labkit.launch.engine.watchdog import Watchdog
 from labkit.launch.engine.worker import run_rank
-from labkit.launch.handover.request import Request
-
-_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
-              "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+from labkit.launch.handover.request import CONTROL, Request
+from labkit.record.state import ControlPage
+from labkit.torch_private import QuietAgent
 
 
 class Settled(RendezvousHandler):
@@ -66,51 +64,25 @@ def _one_node(name: str) -> Settled:
     return Settled(name, met, use_agent_store=False)
 
 
-class _NoLogs(LogsSpecs):
-    """Ranks write their own logs: the agent redirects and follows nothing, which would take threads."""
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        nowhere = dict.fromkeys(range(len(envs)), "")
-        for environment in envs.values():
-            environment["TORCHELASTIC_ERROR_FILE"] = ""
-        return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict(nowhere))
-
-    @property
-    def root_log_dir(self) -> str:
-        return os.devnull
-
-
-class Agent(LocalElasticAgent):
+class Agent(QuietAgent):
     """torch's agent, which between two looks at its workers also lets the watchdog look."""
 
     def __init__(self, spec: WorkerSpec, watchdog: Watchdog) -> None:
-        super().__init__(spec, _NoLogs(), start_method="fork", exit_barrier_timeout=5)
+        super().__init__(spec)
         self._watchdog = watchdog
 
-    def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
-        """torch's own asks the name server for this machine's full name ten times a job; nobody reads it."""
-        return Event(f"torchelastic.worker.status.{state}", source=source)
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        assert self._pcontext is not None
+    def look(self, pids: list[int]) -> RunResult:
+        """Until the watchdog has ended them, or all have finished."""
         self._watchdog.pause()
-        pids = [pid for _, pid in sorted(self._pcontext.pids().items())]
         if self._watchdog.look(pids):
             return RunResult(state=WorkerState.FAILED)
-        if self._watchdog.all_finished(len(pids)):
+        if self._watchdog.all_finished():
             # Each rank has written what it had to say and let go of its GPU. torch's way to end them, an
             # event that they wake up from one by one to leave through Python's shutdown, takes longer.
             processes.end_at_once(pids)
-            self._watchdog.finished(pids)
+            self._watchdog.finished()
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(range(len(pids)), 1))
         return RunResult(state=WorkerState.HEALTHY)
-
-
-def scrub_environment() -> None:
-    """Forget what an outer torchrun, Slurm step or earlier job told this process about ranks."""
-    for name in list(os.environ):
-        if name in _INHERITED or name.startswith("TORCHELASTIC_"):
-            del os.environ[name]
 
 
 def run_job(directory: Path) -> bool:
@@ -121,7 +93,8 @@ def run_job(directory: Path) -> bool:
     """
     request = Request.read(directory)
     processes.adopt_orphans()
-    watchdog = Watchdog(directory, request)
+    ranks = Ranks(directory, request.ranks)
+    watchdog = Watchdog(ranks, ControlPage(directory / CONTROL), Alone(directory))
     spec = WorkerSpec(
         role="rank", local_world_size=request.ranks, fn=run_rank,
         args=(str(directory), os.getpid(), watchdog.bell), rdzv_handler=_one_node(directory.name),
@@ -147,13 +120,8 @@ def fork_job(directory: Path) -> int:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             code = 0 if run_job(directory) else 3
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
     return pid
-
-
-__all__ = ["fork_job", "run_job", "scrub_environment", "time"]

@@ -25,12 +25,12 @@ from pathlib import Path
 from labkit import processes
 from labkit.launch.engine.gpu_lock import GpuLocks, device_names
 from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.handover.environment import inherited
 from labkit.launch.handover.request import VERDICT, Request
 from labkit.launch.handover.reserved import write_reserved
 
 MESSAGE_BYTES = 65536
 _IDLE = 1000  # milliseconds without work after which there is time for more imports
-_FOR_BACKWARD = "torch.fx.experimental.symbolic_shapes"
 _FOR_THE_ENGINE = ("GLIBC_TUNABLES", "PYTHONMALLOC", "PYTHONUNBUFFERED")  # not for what ranks start
 
 
@@ -100,7 +100,7 @@ class Engine:
         gpus = device_names(request.devices, os.environ)
         taken = self._gpus.take(gpus)
         if taken:
-            write_reserved(directory / VERDICT, _gpus_taken(taken).to_json())
+            write_reserved(directory / VERDICT, _gpus_taken(taken))
             self._send({"event": "ended", "job": job, "code": 3})
             return
         import_for_ranks(request.imports)
@@ -192,10 +192,7 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     for name in ("labkit.launch.engine.session_rank", "labkit.record.native", "numpy"):
         importlib.import_module(name)
-    from labkit.launch.engine.agent import scrub_environment
-
-    scrub_environment()
-    for name in _FOR_THE_ENGINE:
+    for name in (*inherited(os.environ), *_FOR_THE_ENGINE):
         os.environ.pop(name, None)
     gc.freeze()
 
@@ -212,16 +209,19 @@ def import_for_ranks(names: Iterable[str]) -> None:
 
 def import_for_backward() -> None:
     """Import what the first `backward(gradient)` of a process does, 480 modules, on each rank of each job."""
-    import_for_ranks([_FOR_BACKWARD])
+    from labkit.torch_private import (
+        IMPORTED_BY_BACKWARD,  # torch, which may only be imported once it is wanted
+    )
+
+    import_for_ranks([IMPORTED_BY_BACKWARD])
 
 
 def import_the_rest() -> None:
-    """Import what many ranks need, but not the first launch, which waits for the engine to start.
+    """Import what many ranks need, but not the first launch, which waits for the engine to start."""
+    from labkit.torch_private import IMPORTED_BY_OPTIMIZERS  # as above
 
-    torch._dynamo: the first optimizer that a process makes imports it, 800 modules, on each rank of each job.
-    """
     import_for_backward()
-    importlib.import_module("torch._dynamo")
+    importlib.import_module(IMPORTED_BY_OPTIMIZERS)
     gc.unfreeze()
     gc.collect()
     gc.freeze()

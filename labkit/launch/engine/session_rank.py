@@ -9,7 +9,6 @@ import linecache
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 import types
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
 
 from labkit.launch.engine.worker import describe_error
@@ -24,7 +24,7 @@ from labkit.launch.handover import results
 from labkit.launch.handover.notebook_names import Receiver, rank_namespace
 from labkit.launch.handover.request import end_path, records_path, result_path
 from labkit.launch.handover.reserved import clear_reserved, write_reserved
-from labkit.launch.handover.session_wire import SOCKET, connect_to
+from labkit.launch.handover.session_wire import connect
 from labkit.record.current import current_recorder
 from labkit.record.files import write_records
 from labkit.record.recorder import Recorder
@@ -35,10 +35,7 @@ _LONGEST_VALUE = 20000  # characters of a cell's last expression
 
 def serve(directory: str) -> None:
     """Answer the notebook's messages until it closes the connection. Runs as the function of a job."""
-    with socket.socket(socket.AF_UNIX) as plain:
-        connect_to(plain, Path(directory) / SOCKET)
-        connection = Connection(plain.detach())
-    answer_on(connection, directory)
+    answer_on(connect(Path(directory)), directory)
 
 
 def answer_on(connection: Connection, directory: str) -> None:
@@ -109,7 +106,7 @@ class _Rank:
         end = {"rank": self.rank, "state": "failed", "time": time.monotonic(), **describe_error(error)}
         self._failed_before = True
         state = self.recorder.page.read()
-        end |= {"waiting": state.phase == "waiting", "page": state.to_json()}
+        end |= {"waiting": state.phase == "waiting", "page": msgspec.to_builtins(state, str_keys=True)}
         write_reserved(end_path(self.directory, self.rank), end)
         return end
 

@@ -34,10 +34,11 @@ from labkit.launch.handover.request import (
 from labkit.launch.handover.reserved import reserve, write_reserved
 from labkit.processes import die_with_parent
 from labkit.record.current import use_recorder
+from labkit.record.files import write_records
 from labkit.record.lines import is_library_file
 from labkit.record.recorder import Recorder, install
 from labkit.record.state import FAILED, FINISHED, RUNNING, STARTING, StatePage
-from labkit.record.versions import ENABLE_FLIGHT_RECORDER
+from labkit.torch_private import ENABLE_FLIGHT_RECORDER
 from labkit.whole_file import write_whole
 
 _MESSAGE_LIMIT = 8000
@@ -72,6 +73,7 @@ class _Worker:
         faulthandler.register(signal.SIGUSR2, self._stacks, all_threads=True)
         self.page.enter(STARTING)
         self.recorder = Recorder(rank, self.page)
+        self._entered = 0.0
 
     def run(self) -> None:
         request = self.request
@@ -82,9 +84,8 @@ class _Worker:
             install(self.recorder)
         function, args, kwargs = load_target(self.directory, request.target)
         self.page.enter(RUNNING)
-        self.entered = time.monotonic()
+        self._entered = time.monotonic()
         value = function(*args, **_with_group(function, args, kwargs, group))
-        self.left = time.monotonic()
         if request.target == "payload":
             results.write(value, result_path(self.directory, self.rank), request.max_result_bytes)
         self._write_records()
@@ -113,11 +114,7 @@ class _Worker:
 
     def _write_records(self) -> None:
         if self.request.record:
-            from labkit.record.files import write_records
-
-            write_records(
-                records_path(self.directory, self.rank), self.recorder, getattr(self, "entered", 0.0)
-            )
+            write_records(records_path(self.directory, self.rank), self.recorder, self._entered)
 
 
 def _default_signals() -> None:

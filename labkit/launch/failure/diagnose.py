@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.launch.failure import words
 from labkit.launch.failure.deadlock import find_mismatch, is_stuck
 from labkit.launch.failure.errors import Diagnosis, Frame, RankReport
-from labkit.launch.handover.request import MAX_LOG_BYTES, VERDICT, Request, records_path, status_path
-from labkit.record.agreement import find_disagreement
+from labkit.launch.handover.request import MAX_LOG_BYTES
 from labkit.record.lines import is_library_file
 from labkit.record.state import State
 
@@ -43,16 +40,6 @@ class RankFacts:
     ended: Exit | None
     stack: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return {"rank": self.rank, "state": self.state.to_json(), "end": self.end,
-                "ended": asdict(self.ended) if self.ended else None, "stack": self.stack}  # fmt: skip
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> RankFacts:
-        """The inverse of `to_json`. KeyError, TypeError or ValueError when the data is something else."""
-        ended = Exit(**data["ended"]) if data["ended"] else None
-        return RankFacts(data["rank"], State.from_json(data["state"]), data["end"], ended, data["stack"])
-
     @property
     def failed(self) -> bool:
         return bool(self.end and self.end["state"] == "failed")
@@ -68,15 +55,36 @@ class RankFacts:
         return bool(self.end["waiting"]) if self.end and self.failed else self.state.phase == "waiting"
 
 
-def diagnose(reason: str, facts: Sequence[RankFacts], request: Request, wrong: str = "") -> Diagnosis:
+def diagnose(reason: str, facts: Sequence[RankFacts], timeout: float, wrong: str = "") -> Diagnosis:
     """Why a job ended.
 
     reason: "failed", "stuck", "deadline", "flood", "cancelled", "interrupted", or "disagreement": then
-    `wrong` says which calls did not fit each other.
+    `wrong` says which calls did not fit each other. timeout: the job's, in seconds.
     """
-    if reason in ("failed", "stuck", "deadline"):
-        decide = {"failed": _failed, "stuck": _deadlock, "deadline": _deadline}[reason]
-        return decide(facts, request)
+    return replace(_diagnose(reason, facts, timeout, wrong), reason=reason)
+
+
+def on_nodes(diagnosis: Diagnosis, nodes: Sequence[str]) -> Diagnosis:
+    """The diagnosis with each rank's node: in its line, and where the summary names the first rank."""
+    if not nodes:
+        return diagnosis
+
+    def named(found: re.Match[str]) -> str:
+        rank = int(found[1])
+        return f"rank {rank} on {nodes[rank]}" if rank < len(nodes) and nodes[rank] else found[0]
+
+    summary = re.sub(r"\brank (\d+)\b", named, diagnosis.summary, count=1)
+    reports = tuple(replace(report, node=nodes[report.rank]) for report in diagnosis.ranks)
+    return replace(diagnosis, summary=summary, ranks=reports)
+
+
+def _diagnose(reason: str, facts: Sequence[RankFacts], timeout: float, wrong: str) -> Diagnosis:
+    if reason == "failed":
+        return _failed(facts)
+    if reason == "stuck":
+        return _deadlock(facts)
+    if reason == "deadline":
+        return _deadline(facts, timeout)
     reports = tuple(_report(fact) for fact in facts)
     if reason == "disagreement":
         return Diagnosis("error", wrong, None, reports, words.MISMATCH_HINT)
@@ -84,21 +92,6 @@ def diagnose(reason: str, facts: Sequence[RankFacts], request: Request, wrong: s
         loud = f"a rank printed more than {MAX_LOG_BYTES >> 20} MiB"
         return Diagnosis("error", loud, None, reports, "print less, or write to a file")
     return Diagnosis(reason, f"the job was {reason}", None, reports)
-
-
-def diagnose_directory(directory: Path) -> Diagnosis:
-    """The diagnosis of a job from the files it left, read as data. ValueError when they are not whole."""
-    request = Request.read(directory)
-    try:
-        reason = json.loads((directory / VERDICT).read_bytes().rstrip(b"\0"))
-        if reason["verdict"] == "finished":
-            return Diagnosis("finished", "every rank finished")
-        statuses = [json.loads(status_path(directory, rank).read_text()) for rank in range(request.ranks)]
-        facts = [RankFacts.from_json(status) for status in statuses]
-        wrong = find_disagreement([records_path(directory, rank) for rank in range(request.ranks)])
-        return diagnose(reason["reason"], facts, request, wrong)
-    except (OSError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"the job in {directory} left no whole report: {error!r}") from error
 
 
 # -- one rank
@@ -161,7 +154,7 @@ def stack_frames(stack: str) -> tuple[Frame, ...]:
 # -- verdicts
 
 
-def _failed(facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+def _failed(facts: Sequence[RankFacts]) -> Diagnosis:
     first = _first_failure(facts)
     reports = tuple(_report(fact, fact is first) for fact in facts)
     states = [fact.state for fact in facts]
@@ -219,7 +212,7 @@ def _verdict(fact: RankFacts) -> tuple[str, str]:
     return ("killed", "") if fact.ended.signal else ("error", "")
 
 
-def _deadlock(facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+def _deadlock(facts: Sequence[RankFacts]) -> Diagnosis:
     reports = tuple(_report(fact) for fact in facts)
     states = [fact.state for fact in facts]
     for fact in facts:
@@ -233,13 +226,13 @@ def _deadlock(facts: Sequence[RankFacts], request: Request) -> Diagnosis:
     return Diagnosis("deadlock", "deadlock: " + summary, rank, reports, hint)
 
 
-def _deadline(facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+def _deadline(facts: Sequence[RankFacts], timeout: float) -> Diagnosis:
     states = [fact.state for fact in facts]
     if all(state.phase in ("waiting", "finished", "idle") for state in states) and is_stuck(states):
-        return _deadlock(facts, request)
+        return _deadlock(facts)
     reports = tuple(_report(fact) for fact in facts)
     busy = [report for report in reports if report.state in ("running", "starting")]
-    after = f"the job did not finish within {request.timeout:g} s"
+    after = f"the job did not finish within {timeout:g} s"
     if not busy:
         return Diagnosis("timeout", f"{after}: every rank was still communicating", None, reports,
                          "give a larger timeout, or communicate less")  # fmt: skip

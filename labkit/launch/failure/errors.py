@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+_MOST_RANKS = 16
+_STUB = re.compile(r"NotImplementedError: \d\d\.[\w-]+: not written yet")  # what exercises start as
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,14 @@ class RankReport:
         """'rank 2', or 'rank 2 on n1' where a job has several nodes."""
         return f"rank {self.rank}" + (f" on {self.node}" if self.node else "")
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> RankReport:
-        """The inverse of `to_json`."""
-        return RankReport(**{**data, "traceback": tuple(Frame(**frame) for frame in data["traceback"])})
-
 
 @dataclass(frozen=True)
 class Diagnosis:
     """Why a job failed: a verdict, the rank that failed first (None: not one rank's doing), and all ranks.
 
     verdict: "error", "deadlock", "timeout", "killed", "out_of_memory", "infrastructure", "cancelled",
-    "interrupted".
+    "interrupted", or "finished". reason: what the job was ended for, as `diagnose` takes it; "" where nobody
+    ended it.
     """
 
     verdict: str
@@ -63,14 +59,53 @@ class Diagnosis:
     rank: int | None = None
     ranks: tuple[RankReport, ...] = ()
     hint: str = ""
+    reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Diagnosis:
-        """The inverse of `to_json`."""
-        return Diagnosis(**{**data, "ranks": tuple(RankReport.from_json(rank) for rank in data["ranks"])})
+def failure_text(diagnosis: Diagnosis, output: Sequence[str]) -> str:
+    """Several lines: the summary, the first rank's own traceback, one line a rank, the hint."""
+    if stub := _stub(diagnosis):
+        return stub
+    parts = [diagnosis.summary]
+    first = next((report for report in diagnosis.ranks if report.rank == diagnosis.rank), None)
+    if first is not None and first.traceback:
+        parts += ["", *_traceback(first)]
+    if diagnosis.verdict == "killed" and first is not None and output and output[first.rank].strip():
+        parts += ["", f"its last output: {output[first.rank].strip().splitlines()[-1][:300]}"]
+    if diagnosis.ranks:
+        parts += ["", *(rank_line(report) for report in diagnosis.ranks[:_MOST_RANKS])]
+        if len(diagnosis.ranks) > _MOST_RANKS:
+            parts.append(f"  ... and {len(diagnosis.ranks) - _MOST_RANKS} more ranks")
+    if diagnosis.hint:
+        parts += ["", f"Hint: {diagnosis.hint}."]
+    return "\n".join(parts)
+
+
+def _stub(diagnosis: Diagnosis) -> str:
+    """One line for a job that stopped at an exercise nobody has written yet; "" for any other."""
+    first = next((report for report in diagnosis.ranks if report.rank == diagnosis.rank), None)
+    if first is None or not _STUB.fullmatch(first.error):
+        return ""
+    where = f" ({first.line})" if first.line else ""
+    return f"{diagnosis.summary}{where}. Write this exercise, run its cell, then run this one."
+
+
+def _traceback(report: RankReport) -> list[str]:
+    lines = [f"On {report.name}:"]
+    for frame in report.traceback:
+        lines.append(f"  {frame.file}, line {frame.line}, in {frame.function}")
+        if frame.source:
+            lines.append(f"    {frame.source}")
+    return [*lines, *([f"  {report.error}"] if report.error else [])]
+
+
+def rank_line(report: RankReport) -> str:
+    """'  rank 2: waiting in all_reduce of float32 (4,), call 1 on ranks 0 and 1, at In[3]:7'."""
+    where = f", at {report.line}" if report.line and report.state != "finished" else ""
+    if report.state == "waiting":
+        return f"  {report.name}: waiting in {report.waiting_for or 'a call'}{where}"
+    error = f": {report.error.splitlines()[0][:160]}" if report.error else ""
+    return f"  {report.name}: {report.state}{error}{where}"
 
 
 class LaunchError(RuntimeError):
@@ -97,8 +132,6 @@ class LaunchError(RuntimeError):
         return self.diagnosis.ranks
 
     def __str__(self) -> str:
-        from labkit.launch.failure.describe import failure_text
-
         return "\n\n".join([failure_text(self.diagnosis, self.output), *getattr(self, "__notes__", ())])
 
     def _render_traceback_(self) -> list[str]:

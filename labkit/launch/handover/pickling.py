@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
+import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -37,7 +38,14 @@ def dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
-def find_unsendable(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
+def import_path() -> list[str]:
+    """This process's import path, for the ranks, with the current directory spelled out."""
+    return [os.path.abspath(entry) if entry == "" else entry for entry in sys.path]
+
+
+def find_unsendable(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, Any]:
     """Names the part that does not pickle ("argument 2", "`lock`, which the function uses"); and the part."""
     named = {f"argument {index + 1} of the function": value for index, value in enumerate(args)}
     named |= {f"argument {name!r} of the function": value for name, value in kwargs.items()}

@@ -1,16 +1,31 @@
-"""What a job is, as `request.json` in its directory: the launcher writes it, agent and ranks read it."""
+"""What is asked for, and what a job is: `request.json` in its directory, which agent and ranks read."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 REQUEST = "request.json"
 PAYLOAD = "payload.pkl"
 VERDICT = "job.json"
 CONTROL = "control"
 MAX_LOG_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What somebody asks of a place. ranks, backend: None lets the place choose. The rest: see `Request`."""
+
+    ranks: int | None = None
+    backend: str | None = None
+    timeout: float = 60
+    env: Mapping[str, str] = field(default_factory=dict)
+    record: bool = True
+    imports: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -38,11 +53,11 @@ class Request:
     imports: list[str] = field(default_factory=list)
 
     def write(self, directory: Path) -> None:
-        (directory / REQUEST).write_text(json.dumps(asdict(self)))
+        (directory / REQUEST).write_text(json.dumps(msgspec.to_builtins(self)))
 
     @staticmethod
     def read(directory: Path) -> Request:
-        return Request(**json.loads((directory / REQUEST).read_text()))
+        return msgspec.convert(json.loads((directory / REQUEST).read_text()), Request)
 
 
 def state_path(directory: Path, rank: int) -> Path:

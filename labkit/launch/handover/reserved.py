@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 RESERVED_BYTES = 64 << 10
 
 
@@ -19,9 +21,10 @@ def reserve(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_reserved(path: Path, data: dict[str, Any]) -> None:
-    """Replace the file's content by `data` as JSON, in place."""
-    raw = json.dumps(data, default=str).encode()
+def write_reserved(path: Path, data: object) -> None:
+    """Replace the file's content by `data`, plain values or a dataclass of them, as JSON, in place."""
+    plain = msgspec.to_builtins(data, str_keys=True, enc_hook=str)
+    raw = json.dumps(plain).encode()  # json alone takes text that is no UTF-8, such as names of files
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, raw, 0)

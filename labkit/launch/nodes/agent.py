@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousS
 from labkit import processes
 from labkit.launch.engine.agent import Agent, Settled
 from labkit.launch.engine.gpu_lock import GpuLocks, device_names
+from labkit.launch.engine.ranks import Ranks
+from labkit.launch.engine.watchdog import Watchdog
 from labkit.launch.engine.worker import run_rank
 from labkit.launch.handover.request import Request
+from labkit.launch.nodes.council import Fellows
 from labkit.launch.nodes.files import Report, control_path
 from labkit.launch.nodes.meeting import Met, interface_of
-from labkit.launch.nodes.watchdog import NodeWatchdog
 from labkit.record.state import ControlPage
 
 FAILED = 3  # exit status of a node whose job did not finish
@@ -37,11 +40,6 @@ def _has_met(met: Met, store: dist.Store) -> Settled:
     """The rendezvous as the agent sees it: it is over, and another process keeps it."""
     where = RendezvousStoreInfo(met.address, met.port)
     return Settled("labkit", RendezvousInfo(store, met.rank, met.nodes, where), use_agent_store=True)
-
-
-class _NodeAgent(Agent):
-    def _exit_barrier(self) -> None:
-        """The watchdogs of the nodes wait for each other, also when the job failed."""
 
 
 def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
@@ -59,25 +57,22 @@ def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
     store = dist.PrefixStore("agents", dist.TCPStore(met.address, met.port, None, False))
-    watchdog = NodeWatchdog(directory, request, report, met, store)
-    watchdog.report("running")
-    _set_deadline(directory, report.number, request.timeout)
+    control = ControlPage(control_path(directory, report.number))
+    own = Ranks(directory, ranks, report.first)
+    fellows = Fellows(directory, own, report, control, met, store)
+    fellows.report("running")
+    control.set_deadline(time.monotonic() + request.timeout if request.timeout else 0.0, request.timeout)
+    watchdog = Watchdog(own, control, fellows)
     spec = WorkerSpec(
         role="rank", local_world_size=ranks, fn=run_rank, args=(str(directory), os.getpid(), watchdog.bell),
         rdzv_handler=_has_met(met, store), max_restarts=0, monitor_interval=1e-4,
     )  # fmt: skip
     try:
-        result: Any = _NodeAgent(spec, watchdog).run()
+        result: Any = Agent(spec, watchdog).run()
         return result is not None and not result.is_failed() and watchdog.verdict == "finished"
     finally:
         processes.end_children()
-        watchdog.leave()
-
-
-def _set_deadline(directory: Path, number: int, timeout: float) -> None:
-    page = ControlPage(control_path(directory, number))
-    page.set_deadline(time.monotonic() + timeout if timeout else 0.0, timeout)
-    page.close()
+        fellows.leave()
 
 
 def fork_node(directory: Path, report: Report, address: str) -> tuple[int, int]:
@@ -103,8 +98,6 @@ def fork_node(directory: Path, report: Report, address: str) -> tuple[int, int]:
     except SignalException:
         pass  # Slurm ends the job, and says so itself
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from labkit.launch.engine.facts import read_facts
 from labkit.launch.failure import words
 from labkit.launch.failure.diagnose import RankFacts, diagnose
-from labkit.launch.failure.errors import Diagnosis, RankReport
-from labkit.launch.handover.request import Request, records_path, status_path
+from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.handover.request import Request, records_path
 from labkit.launch.nodes.files import Report
 from labkit.record.agreement import find_disagreement
-from labkit.record.state import PHASES, STARTING, State
 from labkit.slurm.commands import JobState, offers, unwell
 
 _BY_SLURM = {
@@ -41,10 +40,10 @@ def diagnose_nodes(
     told = list(reports.values())
     if len(told) == request.nodes and all(report.state == "finished" for report in told):
         return _finished(directory, request)
-    facts = _facts(directory, request)
+    facts = read_facts(directory, request.ranks)
     if stopping:
         known = stopping != "failed" or any(fact.failed or fact.died for fact in facts)
-        return diagnose(stopping if known else "cancelled", facts, request)
+        return diagnose(stopping if known else "cancelled", facts, request.timeout)
     whole = _whole(told, request)
     down = [] if whole else list(silent) or unwell([report.node for report in told])
     if not down and not whole and state is not None and state.state in _BY_SLURM:
@@ -56,7 +55,7 @@ def diagnose_nodes(
     if not whole:
         hint = "launch again; if it happens again, leave that node out (--exclude) and tell the operator"
         return Diagnosis("infrastructure", _lost(told, request, down), hint=hint)
-    return _as_told(told, facts, request)
+    return _as_told(told, facts)
 
 
 def _whole(told: Sequence[Report], request: Request) -> bool:
@@ -80,45 +79,18 @@ def _lost(told: Sequence[Report], request: Request, down: Sequence[str]) -> str:
 def _finished(directory: Path, request: Request) -> Diagnosis:
     wrong = find_disagreement([records_path(directory, rank) for rank in range(request.ranks)])
     if wrong:
-        return diagnose("disagreement", _facts(directory, request), request, wrong)
+        return diagnose("disagreement", read_facts(directory, request.ranks), request.timeout, wrong)
     return Diagnosis("finished", "every rank finished")
 
 
-def _as_told(told: Sequence[Report], facts: Sequence[RankFacts], request: Request) -> Diagnosis:
+def _as_told(told: Sequence[Report], facts: Sequence[RankFacts]) -> Diagnosis:
     reasons = [report.reason for report in told if report.reason]
     reason = next((r for r in reasons if r != "lost"), "lost")
     if reason in ("failed", "stuck", "deadline", "flood", "cancelled", "interrupted"):
-        return diagnose(reason, facts, replace(request, timeout=max(report.timeout for report in told)))
+        return diagnose(reason, facts, max(report.timeout for report in told))
     if reason == "lost":
         reason = "the nodes lost the connection between them"
     return Diagnosis("infrastructure", reason, hint="launch again; your code is not to blame")
-
-
-def _facts(directory: Path, request: Request) -> list[RankFacts]:
-    return [_fact(status_path(directory, rank), rank) for rank in range(request.ranks)]
-
-
-def _fact(path: Path, rank: int) -> RankFacts:
-    try:
-        return RankFacts.from_json(json.loads(path.read_bytes().rstrip(b"\0")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return RankFacts(rank, State(PHASES[STARTING], 0.0, 0, None, {}, {}, {}), None, None)
-
-
-def with_nodes(diagnosis: Diagnosis, nodes: Sequence[str]) -> Diagnosis:
-    """The diagnosis with each rank's node: in its line, and where the summary names the first rank."""
-
-    def named(found: re.Match[str]) -> str:
-        rank = int(found[1])
-        return f"rank {rank} on {nodes[rank]}" if rank < len(nodes) and nodes[rank] else found[0]
-
-    summary = re.sub(r"\brank (\d+)\b", named, diagnosis.summary, count=1)
-    reports = tuple(_on(report, nodes[report.rank]) for report in diagnosis.ranks)
-    return replace(diagnosis, summary=summary, ranks=reports)
-
-
-def _on(report: RankReport, node: str) -> RankReport:
-    return replace(report, node=node)
 
 
 def with_words(diagnosis: Diagnosis, log: str) -> Diagnosis:

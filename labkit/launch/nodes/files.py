@@ -13,15 +13,18 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from labkit.launch.handover.directory import remove
 from labkit.launch.handover.request import Request, end_path, log_path
 from labkit.launch.handover.reserved import read_reserved, reserve, write_reserved
 from labkit.launch.nodes.beats import beat_path
 from labkit.processes import start_time
+from labkit.record.state import State
 
 ORDERS = "orders"  # lines of JSON from the notebook: {"do": "stop" | "deadline" | "interrupt", ...}
 EXIT = "exit"  # the exit status of srun in a job of its own
@@ -48,11 +51,11 @@ class Report:
     ranks: int = 0
     clock: float = 0.0
     timeout: float = 0.0
-    states: list[dict[str, Any]] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
     progress: list[tuple[float, float, str]] = field(default_factory=list)
 
     def write(self, directory: Path) -> None:
-        write_reserved(_report_path(directory, self.number), asdict(self))
+        write_reserved(_report_path(directory, self.number), self)
 
     @property
     def numbers(self) -> range:
@@ -66,7 +69,11 @@ def _report_path(directory: Path, number: int) -> Path:
 def read_reports(directory: Path, nodes: int) -> dict[int, Report]:
     """What the nodes have told so far, by number."""
     found = {number: read_reserved(_report_path(directory, number)) for number in range(nodes)}
-    return {number: Report(**data) for number, data in found.items() if data is not None}
+    return {
+        number: msgspec.convert(data, Report, str_keys=True)
+        for number, data in found.items()
+        if data is not None
+    }
 
 
 def control_path(directory: Path, number: int) -> Path:

@@ -1,16 +1,32 @@
-"""What differs between torch releases, for the recorder. Tested with 2.13; written for 2.6 and up."""
+"""All that labkit takes from inside torch, where releases differ. Tested with 2.13; written for 2.6 and up.
+
+A new release of torch is looked at here: nothing else in labkit uses a name that torch keeps to itself.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events import Event, EventSource
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_iter as tree_iter
 
 _SINCE_GLOO = hasattr(c10d, "_dump_fr_trace_json")  # the flight recorder knows other backends than NCCL
 ENABLE_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE" if _SINCE_GLOO else "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+
+
+# What a process imports when it first needs it, hundreds of modules, and the fork server once for all ranks.
+IMPORTED_BY_BACKWARD = "torch.fx.experimental.symbolic_shapes"
+IMPORTED_BY_OPTIMIZERS = "torch._dynamo"
 
 
 @dataclass(frozen=True)
@@ -113,3 +129,54 @@ def flight_recorder_entries() -> list[dict[str, Any]]:
         if entries:
             return entries
     return []
+
+
+def members_of_group(group_name: str) -> tuple[int, ...]:
+    """Global ranks of the group that torch calls `group_name`; () for one that no longer exists."""
+    world = dist.distributed_c10d._world
+    for group, ranks in world.pg_group_ranks.items():
+        if world.pg_names.get(group) == group_name:
+            return tuple(sorted(ranks))
+    return ()
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """A number that a storage has for itself, the same through all tensors that show it."""
+    return storage._cdata
+
+
+class QuietAgent(LocalElasticAgent):
+    """torch's elastic agent, with `look` in place of its own look at the workers, and without what a job here
+    has no use for: logs (ranks write their own), metrics, and a wait for agents of other nodes."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec, _NoLogs(), start_method="fork")
+
+    def look(self, pids: list[int]) -> RunResult:
+        """How the workers with these process ids, in order of their ranks, are; called again and again."""
+        raise NotImplementedError
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        assert self._pcontext is not None
+        return self.look([pid for _, pid in sorted(self._pcontext.pids().items())])
+
+    def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
+        """torch's own asks the name server for this machine's full name ten times a job; nobody reads it."""
+        return Event(f"torchelastic.worker.status.{state}", source=source)
+
+    def _exit_barrier(self) -> None:
+        """torch's own waits for the agents of other nodes; ours do so when they have reported."""
+
+
+class _NoLogs(LogsSpecs):
+    """Ranks write their own logs: the agent redirects and follows nothing, which would take threads."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nowhere = dict.fromkeys(range(len(envs)), "")
+        for environment in envs.values():
+            environment["TORCHELASTIC_ERROR_FILE"] = ""
+        return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict(nowhere))
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull

@@ -1,0 +1,106 @@
+"""Ranks on several nodes: a step of the Slurm job around us, or a job that is submitted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from labkit import hosts
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError
+from labkit.launch.handover.directory import remove
+from labkit.launch.handover.pickling import import_path
+from labkit.launch.handover.request import PAYLOAD, Request, Wanted
+from labkit.launch.nodes import wire
+from labkit.launch.nodes.files import new_directory
+from labkit.launch.nodes.run import NodesRun
+from labkit.launch.nodes.steps import BatchStep, SrunStep, Step
+from labkit.slurm import commands as slurm
+from labkit.slurm.site import Site, current_site
+
+_RANKS_WITHOUT_GPU = 4  # on each node
+_MARGIN = 3  # minutes beyond the job's timeout for Python to start and the nodes to meet
+
+
+class Nodes:
+    """`nodes` nodes of a cluster."""
+
+    patience = 300.0  # to find a place in the queue, to import torch, and to meet
+    session_target = "labkit.launch.nodes.session_rank:serve"
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+
+    def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
+        site, inside = current_site(), slurm.allocation()
+        _check(wanted.ranks, self.nodes, inside)
+        gpus = hosts.gpu_count() if inside else site.gpus
+        total = wanted.ranks or self.nodes * (gpus or _RANKS_WITHOUT_GPU)
+        if total % self.nodes:
+            raise ValueError(
+                f"ranks is the total over the nodes: {total} ranks do not divide among {self.nodes} nodes"
+            )
+        each = total // self.nodes
+        cpus = inside.cpus if inside else site.cores(min(each, gpus)) or each
+        request = Request(
+            ranks=total, backend=_backend(wanted.backend, each, gpus), timeout=wanted.timeout,
+            record=wanted.record, env={**_interfaces(site), **wanted.env}, cwd=os.getcwd(),
+            sys_path=import_path(), devices=[index % each % gpus for index in range(total)] if gpus else [],
+            threads=max(1, cpus // each), nodes=self.nodes,
+        )  # fmt: skip
+        return request, ()
+
+    def start(self, request: Request, payload: bytes, prepare: Callable[[Path], None]) -> NodesRun:
+        """Raises InfrastructureError when Slurm refuses the job."""
+        site, inside = current_site(), slurm.allocation()
+        directory = new_directory(request)
+        try:
+            request.write(directory)
+            (directory / PAYLOAD).write_bytes(payload)
+            prepare(directory)
+            return NodesRun(_step(request, directory, site, inside), directory, request)
+        except slurm.SlurmError as error:
+            remove(directory)
+            summary = f"nodes={request.nodes} needs a Slurm that takes the job: {error}"
+            hint = "ask for what there is; without nodes= the ranks run on this machine"
+            raise InfrastructureError(Diagnosis("infrastructure", summary, hint=hint)) from None
+        except BaseException:
+            remove(directory)
+            raise
+
+    def listen(self, directory: Path) -> wire.Listener:
+        return wire.listen(directory)
+
+
+def _backend(wanted: str | None, each: int, gpus: int) -> str:
+    if wanted not in (None, "gloo", "nccl"):
+        raise ValueError(f"backend must be 'gloo' or 'nccl', found {wanted!r}")
+    if wanted == "nccl" and gpus < each:
+        raise ValueError(f"backend='nccl' needs one GPU a rank: {each} ranks a node, {gpus} GPUs; use 'gloo'")
+    return wanted or ("nccl" if each <= gpus else "gloo")
+
+
+def _check(ranks: int | None, nodes: int, inside: slurm.Allocation | None) -> None:
+    if ranks is not None and ranks < nodes:
+        raise ValueError(f"ranks is the total over the nodes: {ranks} ranks are too few for {nodes} nodes")
+    if inside is not None and nodes > len(inside.nodes):
+        have = f"{len(inside.nodes)} ({', '.join(inside.nodes)})"
+        raise ValueError(
+            f"nodes={nodes}: this Slurm job, {inside.job}, has {have}; start it with --nodes={nodes}"
+        )
+
+
+def _interfaces(site: Site) -> dict[str, str]:
+    if not site.interface:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
+
+
+def _step(request: Request, directory: Path, site: Site, inside: slurm.Allocation | None) -> Step:
+    if inside is not None:
+        return SrunStep(directory, inside, request.nodes)
+    minutes = int(request.timeout // 60) + _MARGIN if request.timeout else site.minutes
+    each = request.ranks // request.nodes
+    gpus = min(each, site.gpus) if request.devices else 0
+    options = site.options(nodes=request.nodes, gpus=gpus, minutes=minutes)
+    return BatchStep(directory, options, request.nodes, site.cores(gpus) or each, site.setup())

@@ -1,0 +1,166 @@
+"""The processes of a job over several nodes, as the notebook sees them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from labkit.launch.failure.diagnose import on_nodes
+from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.handover.directory import remove
+from labkit.launch.handover.request import Request
+from labkit.launch.nodes import evidence
+from labkit.launch.nodes.beats import Silence
+from labkit.launch.nodes.files import Report, give_order, read_reports
+from labkit.launch.nodes.steps import Step
+from labkit.record.state import PHASES, STARTING, State
+
+_ORDERLY = 8.0  # seconds the nodes get to end the job by themselves
+_HARD = 60.0  # seconds Slurm gets to end it
+_PARTING = 3.0  # seconds all nodes get to leave once one has ended the job
+_GIVE_UP = 1.0  # and Slurm to end what did not leave
+_PATIENCE = 30.0  # seconds after the timeout until the nodes are no longer trusted to keep it
+_NEVER = float("inf")
+
+
+class NodesRun:
+    """A job whose ranks are spread over nodes. The nodes keep its time, from when they start."""
+
+    def __init__(self, step: Step, directory: Path, request: Request) -> None:
+        self.request, self.directory = request, directory
+        self._step = step
+        self._reports: dict[int, Report] = {}
+        self._stopping = ""
+        self._kill_at = self._hopeless_at = _NEVER
+        self._next_look = 0.0
+        self._over = False
+        self._over_since = _NEVER
+        self._gave_up = False
+        self._silence = Silence(directory, request.nodes)
+        self._silent: list[str] = []
+
+    @property
+    def nodes(self) -> list[str]:
+        names = self._names()
+        if "" in names:
+            self._next_look = 0.0  # the report may be newer than our last look
+            names = self._names()
+        return names
+
+    def ended(self, timeout: float) -> Diagnosis | None:
+        code = self._step.ended(self.directory, timeout)
+        found = self._verdict(code) if code is not None else self._forced_end(time.monotonic())
+        self._over = found is not None
+        return found
+
+    def stop(self, reason: str) -> None:
+        self._stopping = reason
+        if self._step.pending():
+            self._step.kill(self.directory)
+        give_order(self.directory, do="stop", reason=reason)
+        now = time.monotonic()
+        self._kill_at, self._hopeless_at = now + _ORDERLY, now + _HARD
+
+    def queued(self) -> bool:
+        return self._step.pending()
+
+    def standing(self) -> str:
+        return str(self._step.state())
+
+    def set_deadline(self, seconds: float) -> None:
+        give_order(self.directory, do="deadline", seconds=seconds)
+
+    def interrupt(self, pids: Mapping[int, int]) -> None:
+        nodes, on_node = self.nodes, defaultdict(list)
+        for rank, pid in pids.items():
+            on_node[nodes[rank]].append(pid)
+        give_order(self.directory, do="interrupt", pids=on_node)
+
+    def state(self, rank: int) -> State:
+        """As its node has told it last, which is up to half a second ago."""
+        for report in self._known().values():
+            if rank in report.numbers and report.states:
+                return report.states[rank - report.first]
+        return State(PHASES[STARTING])
+
+    def progress(self) -> list[tuple[float, float, str]]:
+        found = [(0.0, 0.0, "")] * self.request.ranks
+        for report in self._known().values():
+            for rank, told in zip(report.numbers, report.progress, strict=False):
+                found[rank] = told
+        return found
+
+    def clocks(self) -> list[float]:
+        clocks = [0.0] * self.request.ranks
+        for report in self._reports.values():
+            for rank in report.numbers:
+                clocks[rank] = report.clock
+        return clocks
+
+    def close(self) -> None:
+        remove(self.directory)
+
+    def _forced_end(self, now: float) -> Diagnosis | None:
+        """The end of a job that does not end by itself: out of time, told to stop, or given up."""
+        if self._kill_at == _NEVER and self.request.timeout and self._all_started():
+            self._kill_at = now + self.request.timeout + _PATIENCE
+        if now > self._kill_at:
+            self._step.kill(self.directory)
+            self._kill_at = now + _ORDERLY
+        if now > self._hopeless_at:
+            words = f"Slurm did not end the job within {_HARD:g} s; squeue --me shows whether it runs on"
+            return Diagnosis("infrastructure", words)
+        return self._abandoned(now)
+
+    def _abandoned(self, now: float) -> Diagnosis | None:
+        """Give up nodes from which nothing is heard any more, some time after another has ended the job, or
+        when others are still heard of.
+
+        Slurm itself would wait until it is sure that the node is down, which takes minutes.
+        """
+        reports = self._known()
+        if any(report.state == "ended" for report in reports.values()):
+            self._over_since = min(self._over_since, now)
+        elif silent := self._silence.look():
+            self._silent = [reports[n].node for n in silent if n in reports and reports[n].state == "running"]
+            if self._silent:  # the others wait for it, and cannot end the job in order
+                self._over_since = min(self._over_since, now - _PARTING)
+        if now > self._over_since + _PARTING and not self._gave_up:
+            self._gave_up = True
+            self._step.kill(self.directory)
+        if now <= self._over_since + _PARTING + _GIVE_UP:
+            return None
+        found = self._verdict(-1)
+        self._step.bury()
+        return found
+
+    def _verdict(self, code: int) -> Diagnosis:
+        self._next_look = 0.0
+        reports = self._known()
+        state = None if self._stopping or self._gave_up else self._step.state_now()
+        found = evidence.diagnose_nodes(
+            self.directory, self.request, reports, self._stopping, state, self._silent
+        )
+        if found.verdict == "infrastructure" and (words := self._step.last_words()):
+            found = evidence.with_words(found, words)
+        return on_nodes(found, self.nodes)
+
+    def _names(self) -> list[str]:
+        names = [""] * self.request.ranks
+        for report in self._known().values():
+            for rank in report.numbers:
+                names[rank] = report.node
+        return names
+
+    def _known(self) -> dict[int, Report]:
+        now = time.monotonic()
+        if not self._over and now > self._next_look:
+            self._next_look = now + 0.2
+            self._reports.update(read_reports(self.directory, self.request.nodes))
+        return self._reports
+
+    def _all_started(self) -> bool:
+        reports = self._known()
+        return len(reports) == self.request.nodes and all(r.state != "arrived" for r in reports.values())
