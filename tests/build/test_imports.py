@@ -12,6 +12,8 @@ import pytest
 HOUSE = Path(__file__).resolve().parents[2]
 ROOMS = (
     "labkit.devices",
+    "labkit.launch",
+    "labkit.record",
     "labkit.show",
     "labkit.jupyter",
     "labkit.slurm",
@@ -20,6 +22,7 @@ ROOMS = (
     "autograder",
 )
 GRADER = ("sandbox", "grade", "gradebook", "batch")  # each may import those before it
+LAUNCH = ("handover", "failure", "engine", "nodes")  # the same; the front, which is no folder, imports all
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -96,3 +99,32 @@ def test_the_rooms_of_the_grader_stand_one_above_the_other() -> None:
             assert not [name for name in imported(path) if name.startswith(tuple(f"{a}." for a in above))], (
                 module
             )
+
+
+def test_the_rooms_of_launch_stand_one_above_the_other() -> None:
+    for number, room in enumerate(LAUNCH):
+        below = tuple(f"labkit.launch.{name}" for name in LAUNCH[: number + 1])
+        for module, path in modules(f"labkit.launch.{room}").items():
+            of_launch = [name for name in imported(path) if name.startswith("labkit.launch.")]
+            assert [name for name in of_launch if not name.startswith(below)] == [], module
+
+
+def private_names_of_torch(path: Path) -> Iterator[str]:
+    """What a file takes from inside torch: a part of the name begins with an underscore."""
+    for name in imported(path):
+        if name.startswith("torch") and any(part.startswith("_") for part in name.split(".")):
+            yield name
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            written = ast.unparse(node)
+            if written.split(".")[0] in ("torch", "dist", "c10d"):
+                yield written
+
+
+def test_what_torch_keeps_to_itself_is_used_in_one_file() -> None:
+    using = {
+        module: sorted(set(private_names_of_torch(path)))
+        for module, path in modules("labkit").items()
+        if not module.startswith("labkit.devices")
+    }
+    assert [module for module, names in using.items() if names] == ["labkit.torch_private"]
