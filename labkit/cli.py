@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from labkit.slurm.options import slurm_options
+from labkit.slurm.options import Asked, slurm_options
 
 # Exit statuses, the same for every subcommand (click itself exits 2 on wrong usage).
 FAILED = 1  # the command ran, and what it looked at is not right
@@ -132,15 +132,18 @@ def validate(notebook: Path, as_json: bool) -> None:
 def lab(port: int, root: Path, ip: str, browser: bool | None, slurm: bool, stop: bool, **asked: Any) -> None:
     """Open JupyterLab on the lessons, and print where it is.
 
-    Without --slurm it runs here, and the options about jobs mean nothing.
+    Without --slurm it runs here.
     """
     from labkit.jupyter.lab import CannotStart, run
 
+    wanted = Asked(**asked)
     try:
         if slurm or stop:
             from labkit.slurm import lab_job
 
-            sys.exit(lab_job.stop() if stop else lab_job.start(root.resolve(), **asked))
+            sys.exit(lab_job.stop() if stop else lab_job.start(root.resolve(), wanted))
+        if given := wanted.given():
+            click.echo(f"{', '.join(given)} would be for a job: --slurm is not there", err=True)
         sys.exit(run(port=port, root=root, ip=ip, browser=browser))
     except CannotStart as error:
         _unusable(error)

@@ -62,7 +62,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=10, help="steps from one checkpoint to the next")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step takes longer, to watch it")
-    parser.add_argument("--checkpoint", type=Path, default=Path("train.pt"))
+    folder = Path(os.environ.get("TRAIN_FOLDER", "."))
+    parser.add_argument("--checkpoint", type=Path, default=folder / "train.pt")
     options = parser.parse_args()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

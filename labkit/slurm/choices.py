@@ -6,14 +6,13 @@ ever stands in a batch script.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.show.html import render
-from labkit.slurm.duration import minutes_of, slurm_time
 from labkit.slurm.site import Site
+from labkit.slurm.units import mib_of, minutes_of, slurm_memory, slurm_time
 
 _LEAST_CORES, _LEAST_MIB, _LEAST_MINUTES = 2, 4096, 30
 
@@ -129,20 +128,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _mib(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([MGT]?)", text)
-    if not found:
-        raise ValueError(f"expected memory such as 16G and found {text!r}")
-    return int(found[1]) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[found[2]]
-
-
-def _memory(mib: int) -> str:
-    return f"{mib}M" if mib % 1024 else f"{mib // 1024}G"
-
-
 _GPUS = _Scale("gpus", "GPUs of each node", "gpus-per-node", 1, True, _count, str)
 _CORES = _Scale("cpus", "Cores of each node", "cpus", _LEAST_CORES, False, _count, str)
-_MEMORY = _Scale("mem", "Memory of each node", "mem", _LEAST_MIB, False, _mib, _memory)
+_MEMORY = _Scale("mem", "Memory of each node", "mem", _LEAST_MIB, False, mib_of, slurm_memory)
 _TIME = _Scale(
     "time", "Time (days-hours:minutes:seconds)", "time", _LEAST_MINUTES, False, minutes_of, slurm_time
 )

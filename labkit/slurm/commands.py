@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+_LATER = "try again in a few minutes, and tell the operator if that does not help"
 _SECONDS = 30.0  # for any one command; a controller under load takes its time
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
           "PREEMPTED", "REVOKED", "TIMEOUT")  # fmt: skip
@@ -30,7 +31,9 @@ def command(*words: str, stdin: str | None = None, seconds: float = _SECONDS) ->
     try:
         done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{words[0]} did not answer within {seconds:g} s") from None
+        raise SlurmError(f"{words[0]} did not answer within {seconds:g} s; {_LATER}") from None
+    if "Unable to contact slurm controller" in done.stderr:
+        raise SlurmError(f"Slurm's controller does not answer ({words[0]} tried to reach it); {_LATER}")
     if done.returncode:
         raise SlurmError(_plain(done.stderr) or f"{words[0]} ended with exit status {done.returncode}")
     return done.stdout.strip()

@@ -14,8 +14,9 @@ from labkit.jupyter.lab import CannotStart
 from labkit.settings import SettingsError
 from labkit.slurm import commands as slurm
 from labkit.slurm import lab_files
-from labkit.slurm.duration import minutes_of
+from labkit.slurm.options import Asked
 from labkit.slurm.site import HOUSE, Site, current_site, find_site
+from labkit.slurm.units import minutes_of
 
 NAME = "labkit-lab"  # of the job, by which it is found again
 SCRIPT = HOUSE / "cluster" / "slurm" / "lab.sbatch"
@@ -23,52 +24,42 @@ _LOOK_EVERY = 0.5
 _ENDING = 30.0  # seconds a job gets to end
 
 
-def start(
-    root: Path,
-    *,
-    site: str,
-    nodes: int,
-    gpus: int | None,
-    time: str,
-    partition: str,
-    account: str,
-    idle: float,
-) -> int:
+def start(root: Path, asked: Asked) -> int:
     """Submit the job, or take the one that there is; wait until JupyterLab is up; print how to reach it.
 
     Returns 0. CannotStart says what Slurm or the site does not give. Ctrl-C while it waits cancels the job.
     """
     try:
-        jobs = running()
+        jobs = _jobs("--states=PENDING,CONFIGURING,RUNNING,SUSPENDED")  # and none that ends
         if jobs:
-            click.echo(
-                f"You have a JupyterLab already, job {jobs[0]}; `labkit lab --stop` ends it.", err=True
-            )
+            click.echo(_there_is(jobs[0], asked.given()), err=True)
             return _wait(jobs[0], cancel=False)
-        chosen = find_site(site) if site else current_site()
-        minutes = minutes_of(time) if time else chosen.minutes
-        each = min(chosen.gpus, 1) if gpus is None else gpus
-        asked = chosen.options(nodes=nodes, gpus=each, minutes=minutes, partition=partition, account=account)
-        if cores := chosen.cores(each):
-            asked.append(f"--cpus-per-task={cores}")
-        return _wait(_submit(chosen, site, [f"--nodes={nodes}", *asked], root, idle), cancel=True)
+        site = find_site(asked.site) if asked.site else current_site()
+        return _wait(_submit(site, asked, root), cancel=True)
     except (slurm.SlurmError, SettingsError, ValueError) as error:
         raise CannotStart(str(error)) from error
 
 
-def running() -> list[str]:
-    """This user's jobs that are, or will be, a JupyterLab."""
-    return slurm.command("squeue", "--me", "--noheader", f"--name={NAME}", "--format=%A").split()
+def _there_is(job: str, given: list[str]) -> str:
+    line = f"You have a JupyterLab already, job {job}; `labkit lab --stop` ends it."
+    if given:
+        line += f" It stays as it is: {', '.join(given)} would be for a new one."
+    return line
+
+
+def _jobs(*which: str) -> list[str]:
+    """This user's jobs that are, will be, or still end as a JupyterLab."""
+    return slurm.command("squeue", "--me", "--noheader", f"--name={NAME}", "--format=%A", *which).split()
 
 
 def stop() -> int:
     """End them, and wait until they have ended. Returns 0, or 1 when one still runs."""
     try:
-        jobs = running()
+        jobs = _jobs()
         for job in jobs:
             slurm.cancel(job)
         until = time.monotonic() + _ENDING
-        while (left := running()) and time.monotonic() < until:
+        while (left := _jobs()) and time.monotonic() < until:
             time.sleep(_LOOK_EVERY)
     except slurm.SlurmError as error:
         raise CannotStart(str(error)) from error
@@ -78,21 +69,37 @@ def stop() -> int:
     return 1 if left else 0
 
 
-def _submit(site: Site, named: str, asked: list[str], root: Path, idle: float) -> str:
+def _options(site: Site, asked: Asked) -> list[str]:
+    """What sbatch is told of it."""
+    gpus = min(site.gpus, 1) if asked.gpus is None else asked.gpus
+    minutes = minutes_of(asked.time) if asked.time else site.minutes
+    needed = site.options(
+        nodes=asked.nodes,
+        gpus=gpus,
+        minutes=minutes,
+        partition=asked.partition,
+        account=asked.account,
+        qos=asked.qos,
+    )
+    return [f"--nodes={asked.nodes}", *needed, *site.cores_and_memory(gpus, asked.cpus, asked.mem)]
+
+
+def _submit(site: Site, asked: Asked, root: Path) -> str:
     """sbatch of lab.sbatch, which reads the rest from the environment."""
     if not SCRIPT.is_file():
         raise CannotStart(f"no {SCRIPT}: copy the repository's folder cluster/ to {HOUSE}")
+    options, named = _options(site, asked), asked.site
     told = {
         "LABKIT_PYTHON": sys.executable,
         "LABKIT_ROOT": str(root),
-        "LABKIT_IDLE": f"{idle:g}",
+        "LABKIT_IDLE": f"{asked.idle:g}",
         "LABKIT_SETUP": site.setup(),
         **_told_of_jupyter(),
         **({"LABKIT_SITE": str(Path(named).resolve()) if Path(named).exists() else named} if named else {}),
     }
     os.environ.update(told)  # sbatch hands its own environment on to the job
     log = lab_files.folder() / "job-%j.log"
-    return slurm.submit([f"--job-name={NAME}", f"--output={log}", *asked], SCRIPT.read_text())
+    return slurm.submit([f"--job-name={NAME}", f"--output={log}", *options], SCRIPT.read_text())
 
 
 def _told_of_jupyter() -> dict[str, str]:
@@ -118,6 +125,8 @@ def _wait(job: str, cancel: bool) -> int:
             slurm.cancel(job)
             click.echo(f"\njob {job} is cancelled", err=True)
         return 130
+    if (state := slurm.job_state(job)).state != "RUNNING":
+        raise CannotStart(f"job {job} ends just now ({state}); the same command starts another in a moment")
     click.echo(str(found))
     return 0
 

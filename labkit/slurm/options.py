@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import click
@@ -10,18 +11,47 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What somebody wants of a JupyterLab in a job. What is left as it is here, the site decides.
+
+    gpus, cpus, mem: of each node. idle: minutes without use after which it ends; 0 for never.
+    """
+
+    site: str = ""
+    nodes: int = 1
+    gpus: int | None = None
+    cpus: int | None = None
+    mem: str = ""
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    idle: float = 30.0
+
+    def given(self) -> list[str]:
+        """The options that somebody has given, as "--nodes"."""
+        return [f"--{one.name}" for one in fields(self) if getattr(self, one.name) != one.default]
+
+
 def slurm_options(command: _Command) -> _Command:
-    """Add them to a command, which receives them by name."""
+    """Add them to a command, which receives the fields of `Asked` by name."""
     options = (
-        click.option("--site", default="", help="With --slurm: a site file, or its name in cluster/sites."),
-        click.option("--nodes", type=click.IntRange(1), default=1, help="With --slurm: how many nodes."),
-        click.option("--gpus", type=click.IntRange(0), default=None, help="With --slurm: GPUs on each node."),
-        click.option("--time", default="", help="With --slurm: how long, such as 02:00:00."),
-        click.option("--partition", default="", help="With --slurm."),
-        click.option("--account", default="", help="With --slurm."),
-        click.option("--idle", type=float, default=30.0, show_default=True,
-                     help="With --slurm: minutes without use after which it ends; 0 for never."),
-    )  # fmt: skip
+        _option("site", ": a site file, or its name in cluster/sites."),
+        _option("nodes", ": how many nodes.", type=click.IntRange(1)),
+        _option("gpus", ": GPUs on each node.", type=click.IntRange(0)),
+        _option("cpus", ": cores on each node.", type=click.IntRange(1)),
+        _option("mem", ": memory on each node, such as 16G."),
+        _option("time", ": how long, such as 02:00:00."),
+        _option("partition", "."),
+        _option("account", "."),
+        _option("qos", ": a quality of service."),
+        _option("idle", ": minutes without use after which it ends; 0 for never.", show_default=True),
+    )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def _option(name: str, says: str, **how: Any) -> Callable[[_Command], _Command]:
+    return click.option(f"--{name}", default=getattr(Asked, name), help=f"With --slurm{says}", **how)

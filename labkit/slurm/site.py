@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from labkit.settings import SettingsError, read_settings
-from labkit.slurm.duration import Time, TimeOrNone, minutes_of, slurm_time
+from labkit.slurm.units import Time, TimeOrNone, mib_of, minutes_of, slurm_time
 
 HOUSE = Path(__file__).resolve().parents[2]
 SITES = HOUSE / "cluster" / "sites"
@@ -103,20 +103,40 @@ class Site(Struct, frozen=True):
         return "\n".join([*load, *self.commands])
 
     def options(
-        self, *, nodes: int, gpus: int, minutes: int, partition: str = "", account: str = "",
+        self,
+        *,
+        nodes: int,
+        gpus: int,
+        minutes: int,
+        partition: str = "",
+        account: str = "",
+        qos: str = "",
         environment: Mapping[str, str] = os.environ,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """What sbatch needs for this. ValueError says what the site does not have."""
         chosen = self.partition(partition or environment.get("SBATCH_PARTITION", ""))
         self._check(nodes, gpus, minutes, chosen)
         account = account or environment.get("SBATCH_ACCOUNT", "")
         if self.account == "required" and not account:
             raise ValueError(f"{self.name} wants an account: give --account, or set SBATCH_ACCOUNT")
+        qos = qos or environment.get("SBATCH_QOS", "") or (chosen.qos if chosen else "")
         found = [f"--time={slurm_time(minutes)}"]
         found += [f"--partition={chosen.name}"] if chosen else []
-        found += [f"--qos={chosen.qos}"] if chosen and chosen.qos else []
+        found += [f"--qos={qos}"] if qos else []
         found += [f"--account={account}"] if account else []
         return found + ([f"--gpus-per-node={gpus}"] if gpus else [])
+
+    def cores_and_memory(self, gpus: int, cpus: int | None, mem: str) -> list[str]:
+        """What sbatch needs for these of each node: without a number of cores, the share of the GPUs.
+
+        ValueError says what a node of the site does not have.
+        """
+        if self.node.cpus and cpus and cpus > self.node.cpus:
+            raise ValueError(f"{cpus} cores a node: a node of {self.name} has {self.node.cpus}")
+        if mem and 0 < self.node.memory_gib * 1024 < mib_of(mem):
+            raise ValueError(f"{mem} a node: a node of {self.name} has {self.node.memory_gib} GiB")
+        cores = cpus or self.cores(gpus)
+        return [f"--cpus-per-task={cores}"] * bool(cores) + [f"--mem={mem}"] * bool(mem)
 
     def partition(self, name: str = "") -> Partition | None:
         """The partition of this name, the first without one; None when the site names none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -38,8 +39,8 @@ def test_from_the_queue_to_the_tunnel_and_the_end(slurm: LocalSlurm, tmp_path: P
     root = tmp_path / "lessons"
     root.mkdir()
     slurm.run("sbatch", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
-    asked = ("--slurm", "--root", str(root), "--time", "00:05:00", "--gpus", "2", "--idle", "7")
-    up = lab(slurm, tmp_path, *asked)
+    node = ("--gpus", "2", "--cpus", "3", "--mem", "600M")
+    up = lab(slurm, tmp_path, "--slurm", "--root", str(root), "--time", "00:05:00", "--idle", "7", *node)
     assert up.returncode == 0, up.stderr
     assert "waiting, place 1 in the queue (" in up.stderr
     file = next((tmp_path / "lab").glob("*.json"))
@@ -54,6 +55,8 @@ def test_from_the_queue_to_the_tunnel_and_the_end(slurm: LocalSlurm, tmp_path: P
     told = slurm.run("scontrol", "-o", "show", "job", "-d", job)
     assert "TimeLimit=00:05:00" in told
     assert "GRES=gpu:2" in told
+    assert "CPUs/Task=3" in told
+    assert "MinMemoryNode=600M" in told
 
     request = urllib.request.Request(f"http://127.0.0.1:{port}/api/contents")
     request.add_header("Authorization", f"token {token}")
@@ -68,8 +71,9 @@ def test_from_the_queue_to_the_tunnel_and_the_end(slurm: LocalSlurm, tmp_path: P
     for process in slurm.job_processes():
         assert token not in process, "nor on a command line, which everybody on the node can read"
 
-    again = lab(slurm, tmp_path, "--slurm")
+    again = lab(slurm, tmp_path, "--slurm", "--gpus", "1", "--mem", "1G")
     assert url in again.stdout, "who asks again gets the one there is"
+    assert "It stays as it is: --gpus, --mem would be for a new one." in again.stderr
     assert slurm.run("squeue", "--noheader", "--format=%A").split() == [job]
 
     ended = lab(slurm, tmp_path, "--stop")
@@ -77,6 +81,37 @@ def test_from_the_queue_to_the_tunnel_and_the_end(slurm: LocalSlurm, tmp_path: P
     nothing_is_left(slurm, tmp_path)
     assert not file.exists()
     assert "no JupyterLab runs" in lab(slurm, tmp_path, "--stop").stdout
+
+
+def test_a_job_that_ends_is_not_shown(slurm: LocalSlurm, tmp_path: Path) -> None:
+    asked = ("--slurm", "--root", str(tmp_path), "--time", "00:05:00")
+    assert lab(slurm, tmp_path, *asked).returncode == 0
+    first = next((tmp_path / "lab").glob("*.json")).stem
+    slurm.run("scancel", first)
+    second = lab(slurm, tmp_path, *asked)
+    assert second.returncode == 0, second.stderr
+    assert f"as Slurm job {first}" not in second.stdout
+    assert "as Slurm job " in second.stdout
+    lab(slurm, tmp_path, "--stop")
+    nothing_is_left(slurm, tmp_path)
+
+
+def test_a_controller_that_does_not_answer_is_told_in_a_sentence(slurm: LocalSlurm, tmp_path: Path) -> None:
+    """Nothing listens on the port of this configuration's controller."""
+    config = tmp_path / "slurm.conf"
+    elsewhere = re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=9", slurm.config.read_text())
+    config.write_text(elsewhere)
+    failed = lab(slurm, tmp_path, "--slurm", SLURM_CONF=str(config))
+    assert failed.returncode == 2
+    says = "labkit: Slurm's controller does not answer (squeue tried to reach it); try again in a few minutes"
+    assert failed.stderr.startswith(says)
+    assert len(failed.stderr.splitlines()) == 1
+
+
+def test_options_about_jobs_without_a_job_are_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(tmp_path / "no"), "--gpus", "2"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "--gpus would be for a job: --slurm is not there" in told.stderr
 
 
 def test_nine_gpus_of_eight(slurm: LocalSlurm, tmp_path: Path) -> None:
@@ -92,6 +127,10 @@ def test_a_site_knows_its_limits_without_asking(slurm: LocalSlurm, tmp_path: Pat
     assert "5 GPUs a node: a node of CINECA Leonardo (Booster) has 4" in wants.stderr
     wants = lab(slurm, tmp_path, "--slurm", "--site", "leonardo")
     assert "wants an account: give --account" in wants.stderr
+    wants = lab(slurm, tmp_path, "--slurm", "--site", "leonardo", "--account", "me", "--cpus", "33")
+    assert "33 cores a node: a node of CINECA Leonardo (Booster) has 32" in wants.stderr
+    wants = lab(slurm, tmp_path, "--slurm", "--site", "leonardo", "--account", "me", "--mem", "1T")
+    assert "1T a node: a node of CINECA Leonardo (Booster) has 482 GiB" in wants.stderr
     wants = lab(slurm, tmp_path, "--slurm", "--site", "leonardo", "--account", "me", "--time", "2-0")
     assert "boost_usr_prod of CINECA Leonardo (Booster) gives at most 24:00:00" in wants.stderr
 

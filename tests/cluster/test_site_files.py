@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from labkit.settings import SettingsError
-from labkit.slurm.duration import minutes_of, slurm_time
 from labkit.slurm.site import SITES, load_site
+from labkit.slurm.units import minutes_of, slurm_time
 
 
 @pytest.mark.parametrize("path", sorted(SITES.glob("*.toml")), ids=lambda path: path.stem)
@@ -27,10 +27,22 @@ def test_leonardo_is_as_its_documentation_says() -> None:
     assert asked == ["--time=01:30:00", "--partition=boost_usr_prod", "--account=abc", "--gpus-per-node=4"]
 
 
+def test_a_quality_of_service_that_is_asked_for_wins_over_the_partitions(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("name = 'x'\n[[partitions]]\nname = 'p'\nqos = 'normal'")
+    asked = {"nodes": 1, "gpus": 0, "minutes": 5}
+    site = load_site(path)
+    assert "--qos=normal" in site.options(**asked, environment={})
+    assert "--qos=debug" in site.options(**asked, qos="debug", environment={})
+    assert "--qos=course" in site.options(**asked, environment={"SBATCH_QOS": "course"})
+
+
 def test_a_part_of_a_node_comes_with_its_share_of_the_cores() -> None:
     """Leonardo charges the largest share of a node that a job holds: one GPU of four, and no more cores."""
     site = load_site(SITES / "leonardo.toml")
     assert [site.cores(gpus) for gpus in (1, 2, 4)] == [8, 16, 32]
+    assert site.cores_and_memory(1, None, "") == ["--cpus-per-task=8"]
+    assert site.cores_and_memory(1, 4, "16G") == ["--cpus-per-task=4", "--mem=16G"]
     assert site.cores(0) == 32, "without GPUs nothing says how many are enough"
     assert load_site(SITES / "generic.toml").cores(1) == 0, "a site that does not say"
 

@@ -33,33 +33,39 @@ def test_a_requeued_training_ends_where_one_process_would(
     slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.wait_until_idle()
-    checkpoint = tmp_path / "train.pt"
+    workbook, home = tmp_path / "workbook", tmp_path / "home"
+    workbook.mkdir()
+    monkeypatch.setitem(slurm.environment, "HOME", str(home))
     monkeypatch.setitem(slurm.environment, "PYTHON", sys.executable)
     monkeypatch.setitem(slurm.environment, "RANKS_PER_NODE", "1")
     script = [str(SCRIPTS / "train.sbatch"), str(SCRIPTS / "train.py")]
-    options = ["--steps", str(STEPS), "--pause", "0.05", "--checkpoint", str(checkpoint)]
-    job = slurm.run("sbatch", "--parsable", f"--chdir={tmp_path}", *script, *options)
+    options = ["--steps", str(STEPS), "--pause", "0.05"]
+    job = slurm.run("sbatch", "--parsable", f"--chdir={workbook}", *script, *options)
+    folder = home / "train" / job
+    checkpoint = folder / "train.pt"
     until = time.monotonic() + 60
     while not checkpoint.exists():
-        assert time.monotonic() < until, log_of(tmp_path, job)
+        assert time.monotonic() < until, log_of(folder)
         time.sleep(0.05)
     slurm.run("scontrol", "requeue", job)
     slurm.wait_for_state(job, "PENDING")
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would let two minutes pass
     state = slurm.wait_for_state(job, "COMPLETED", "FAILED", seconds=60)
-    log = log_of(tmp_path, job)
+    log = log_of(folder)
     assert state == "COMPLETED", log
     starts = re.findall(r"rank (\d) of 2 on (n\d), from step (\d+)", log)
     assert len(starts) == 4, "two ranks, twice"
-    assert {node for _, node, _ in starts} == {"n1", "n2"}
+    assert {(rank, node) for rank, node, _ in starts} == {("0", "n1"), ("1", "n2")}, "both times"
     assert all(step == "0" for _, _, step in starts[:2])
     assert 0 < int(starts[-1][2]) < STEPS, "the second time it went on from a checkpoint"
     saved = torch.load(checkpoint, weights_only=True)
     found = torch.cat([saved["model"]["weight"].flatten(), saved["model"]["bias"]]).double()
     torch.testing.assert_close(found, by_one_process(STEPS), rtol=1e-4, atol=1e-5)
+    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "train.pt"]
+    assert list(workbook.iterdir()) == [], "nothing is left where the job was submitted"
     assert slurm.wait_until_no_job_processes() == []
 
 
-def log_of(folder: Path, job: str) -> str:
-    path = folder / f"train-{job}.log"
+def log_of(folder: Path) -> str:
+    path = folder / "log.txt"
     return path.read_text() if path.exists() else "no log"

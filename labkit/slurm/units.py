@@ -1,4 +1,4 @@
-"""Times as Slurm writes them."""
+"""Times and memory as Slurm writes them."""
 
 from __future__ import annotations
 
@@ -32,3 +32,16 @@ def slurm_time(minutes: int) -> str:
     days, rest = divmod(minutes, 1440)
     hours, minutes = divmod(rest, 60)
     return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:00"
+
+
+def mib_of(text: str) -> int:
+    """'512' and '512M' -> 512, '16G' -> 16384, '1T' -> 1048576. ValueError for other text."""
+    found = re.fullmatch(r"(\d+)([MGT]?)", text)
+    if not found:
+        raise ValueError(f"expected memory such as 16G and found {text!r}")
+    return int(found[1]) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[found[2]]
+
+
+def slurm_memory(mib: int) -> str:
+    """16384 -> '16G', 512 -> '512M'."""
+    return f"{mib}M" if mib % 1024 else f"{mib // 1024}G"
