@@ -5,33 +5,15 @@ Ranks that say the same share a tab. Colours are JupyterLab's own variables, so 
 
 from __future__ import annotations
 
-import html
 import re
 import uuid
 from collections.abc import Mapping, Sequence
 
+from labkit.show.html import render
+
 _MOST_LINES = 200
 _MOST_CHARACTERS = 20000
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_STYLE = """
-#{id} {{ font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: 13px; }}
-#{id} > input {{ position: absolute; opacity: 0; pointer-events: none; }}
-#{id} > label {{ display: inline-block; padding: 2px 10px; margin: 0 2px -1px 0; cursor: pointer;
-  border: 1px solid var(--jp-border-color2, #bbb); border-radius: 3px 3px 0 0;
-  color: var(--jp-ui-font-color2, #666); background: var(--jp-layout-color2, #eee); }}
-#{id} > section {{ display: none; border: 1px solid var(--jp-border-color2, #bbb); padding: 4px 8px;
-  overflow-x: auto; }}
-#{id} > section > b {{ display: none; }}
-#{id} pre {{ margin: 0; white-space: pre-wrap; font-size: 12px; color: var(--jp-content-font-color1, inherit);
-  background: transparent; font-family: var(--jp-code-font-family, monospace); }}
-#{id} > input:focus-visible + label {{ outline: 2px solid var(--jp-brand-color1, #1976d2); }}
-{rules}
-@media print {{ #{id} > section {{ display: block; }} #{id} > section > b {{ display: block; }}
-  #{id} > label {{ display: none; }} }}
-"""
-_RULE = """#{id}-{n}:checked ~ #{id}-{n}-pane {{ display: block; }}
-#{id}-{n}:checked + label {{ color: var(--jp-ui-font-color0, #000); background: var(--jp-layout-color1, #fff);
-  border-bottom-color: var(--jp-layout-color1, #fff); font-weight: 600; }}"""
 
 
 def clean(text: str) -> str:
@@ -74,19 +56,8 @@ def tabs(contents: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
 
     nodes: the node of each rank, where there are several.
     """
-    groups = fold(contents)
-    name = "labkit-" + uuid.uuid4().hex[:12]
-    parts = [f'<div id="{name}">']
-    rules = "\n".join(_RULE.format(id=name, n=n) for n in range(len(groups)))
-    parts.append(f"<style>{_STYLE.format(id=name, rules=rules)}</style>")
-    for n, (ranks, _) in enumerate(groups):
-        checked = " checked" if n == 0 else ""
-        parts.append(f'<input type="radio" name="{name}" id="{name}-{n}"{checked}>')
-        parts.append(f'<label for="{name}-{n}">{html.escape(_located(ranks, nodes))}</label>')
-    for n, (ranks, content) in enumerate(groups):
-        title = html.escape(_located(ranks, nodes))
-        parts.append(f'<section id="{name}-{n}-pane"><b>{title}</b>{content}</section>')
-    return "".join([*parts, "</div>"])
+    shown = [{"title": _located(ranks, nodes), "content": content} for ranks, content in fold(contents)]
+    return render("tabs", id="labkit-" + uuid.uuid4().hex[:12], tabs=shown)
 
 
 def _located(ranks: Sequence[int], nodes: Sequence[str]) -> str:
@@ -96,7 +67,7 @@ def _located(ranks: Sequence[int], nodes: Sequence[str]) -> str:
 
 
 def _pre(text: str) -> str:
-    return f"<pre>{html.escape(clean(text).rstrip())}</pre>" if text.strip() else ""
+    return render("printed", text=clean(text).rstrip()) if text.strip() else ""
 
 
 def output_html(output: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
@@ -104,7 +75,7 @@ def output_html(output: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
     contents = {rank: _pre(text) for rank, text in output.items()}
     if not any(contents.values()):
         return ""
-    silent = "<pre><i>nothing printed</i></pre>"
+    silent = render("printed", text="")
     return tabs({rank: content or silent for rank, content in contents.items()}, nodes)
 
 
@@ -114,13 +85,7 @@ def progress_html(steps: Sequence[tuple[float, float, str]]) -> str:
     if not known:
         return ""
     done, total, label = min(known, key=lambda step: step[0] / step[1])
-    share = 100 * done / total
-    return (
-        '<div style="display:flex;align-items:center;gap:8px;font-size:12px;margin:2px 0">'
-        '<div style="width:220px;height:8px;border:1px solid var(--jp-border-color2,#bbb);border-radius:4px">'
-        f'<div style="width:{share:.0f}%;height:8px;background:var(--jp-brand-color1,#1976d2)">'
-        f"</div></div><span>{html.escape(label)} {done:g} / {total:g}</span></div>"
-    )
+    return render("progress", done=done, total=total, label=label)
 
 
 def cell_html(
@@ -151,5 +116,4 @@ def values_html(values: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
 
 def line_html(text: str) -> str:
     """One line in small print."""
-    style = "font-size:12px;color:var(--jp-ui-font-color2,#666);margin:2px 0"
-    return f'<div style="{style}">{html.escape(text)}</div>'
+    return render("line", text=text)

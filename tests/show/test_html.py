@@ -11,6 +11,7 @@ import pytest
 import labkit
 import labkit.show
 from labkit.checks.report import PropertyResult, Report
+from labkit.launch.render import cell_html, line_html, progress_html
 from labkit.show.html import render
 from labkit.slurm.choices import Choice, form
 
@@ -29,6 +30,9 @@ def test_what_is_filled_in_is_escaped() -> None:
     assert escaped(Report("06.x", "t", [row], "not_attempted")._repr_html_())
     choice = Choice(HOSTILE, HOSTILE, "cpus", (HOSTILE, "2"), "2", HOSTILE)
     assert escaped(form([choice], {}))
+    assert escaped(cell_html({0: HOSTILE}, {0: HOSTILE}, {}, [HOSTILE]))
+    assert escaped(progress_html([(1, 2, HOSTILE)]))
+    assert escaped(line_html(HOSTILE))
     assert escaped(labkit.show.Table([HOSTILE], [[HOSTILE]], HOSTILE)._repr_html_())
 
 
@@ -49,7 +53,10 @@ def test_only_what_other_templates_made_is_taken_as_it_is() -> None:
     safe = {
         path.stem: re.findall(r"(\w+)\s*\|\s*safe", path.read_text()) for path in TEMPLATES.glob("*.html")
     }
-    assert {name: values for name, values in safe.items() if values} == {"plan": ["bars"]}
+    assert {name: values for name, values in safe.items() if values} == {
+        "plan": ["bars"],
+        "tabs": ["content"],
+    }
 
 
 def has_jinja() -> bool:
