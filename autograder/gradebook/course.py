@@ -24,6 +24,7 @@ from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.grade.reference import lesson_source
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
+from autograder.gradebook.nbgrader_private import take_only
 from autograder.gradebook.report import Score
 from labkit.build.course import instructor_notebook
 
@@ -155,7 +156,7 @@ class _One:
     def __call__(self, **options: Any) -> Any:
         found = {str(self.folder): [str(self.notebook)]}
         converter = self.base(**options)
-        converter.init_notebooks = lambda: setattr(converter, "assignments", found)
+        take_only(converter, found)
         return converter
 
 

@@ -29,6 +29,8 @@ def configure(c: Config) -> None:
     """Replace the steps of nbgrader that would execute a submission, or trust what is in it."""
     from nbgrader.preprocessors import AssignLatePenalties
 
+    from autograder.gradebook.nbgrader_private import show_submissions_with
+    from autograder.gradebook.pages import SubmissionPage
     from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades
     from labkit.build.release import release_preprocessors
 
@@ -38,3 +40,5 @@ def configure(c: Config) -> None:
     c.Autograde.pre_convert_hook = "autograder.gradebook.course.without_links"
     c.FileNameCollectorPlugin.named_regexp = NAMES_IN_ZIPS
     c.GenerateAssignment.preprocessors = release_preprocessors()
+    c.GenerateFeedback.exporter_class = SubmissionPage
+    show_submissions_with(SubmissionPage)

@@ -15,12 +15,15 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.utils import compute_checksum
 
+from autograder.gradebook.sanitise import images_of
 from labkit.checks.exercise import Exercise
 from labkit.checks.source.notebook import grade_id
 from labkit.checks.source.syntax import parse
 
 MOST_CELLS = 2000
 LONGEST_SOURCE = 200_000
+MOST_TEXT = 2_000_000  # characters of all cells together
+MOST_IMAGES = 32 * 2**20  # characters of base64 in all cells together
 
 
 def rebuilt(
@@ -30,6 +33,7 @@ def rebuilt(
     cells.
     """
     cells = [cell for cell in map(_plain, _listed(raw)) if cell is not None and not is_score(cell.source)]
+    cells = _within_limits(cells)
     for exercise in exercises:
         place = exercise_cell(cells, exercise)
         if place is not None and "nbgrader" not in cells[place].metadata:
@@ -103,7 +107,25 @@ def _plain(cell: Any) -> NotebookNode | None:
     text = (
         "".join(p for p in parts if isinstance(p, str)).encode("utf-8", "replace").decode()[:LONGEST_SOURCE]
     )
-    return new_code_cell(text) if cell.get("cell_type") == "code" else new_markdown_cell(text)
+    if cell.get("cell_type") == "code":
+        return new_code_cell(text)
+    pictures = images_of(cell.get("attachments"))
+    return new_markdown_cell(text, attachments=pictures) if pictures else new_markdown_cell(text)
+
+
+def _within_limits(cells: Sequence[NotebookNode]) -> list[NotebookNode]:
+    """The cells until their texts are too long together, and pictures until these are too large."""
+    kept: list[NotebookNode] = []
+    text = images = 0
+    for cell in cells:
+        text += len(cell.source)
+        images += sum(len(data) for kinds in cell.get("attachments", {}).values() for data in kinds.values())
+        if text > MOST_TEXT:
+            return [*kept, new_markdown_cell("*The rest of this submission is too long to be shown.*")]
+        if images > MOST_IMAGES:
+            cell.pop("attachments", None)
+        kept.append(cell)
+    return kept
 
 
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}

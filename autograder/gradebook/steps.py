@@ -22,6 +22,7 @@ from autograder.grade.records import Record, load, save
 from autograder.grade.settings import Settings
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.gradebook import rebuild
+from autograder.gradebook.nbgrader_private import reads_the_students_file, resources_of
 from labkit.checks import registry
 from labkit.checks.report import Report
 from labkit.checks.source.notebook import BadNotebook, grade_id
@@ -33,14 +34,14 @@ class SafeExporter(NotebookExporter):
     """
 
     def from_filename(self, filename: str, resources: Any = None, **kw: Any) -> tuple[Any, Any]:
-        resources = self._init_resources(resources)
+        resources = resources_of(self, resources)
         path = Path(filename)
         try:
             raw = parse_notebook(read_bytes(path), path.name).raw
             resources["labkit"] = {"raw": raw, "problem": "", "path": str(path)}
         except BadNotebook as problem:
             resources["labkit"] = {"raw": {"cells": []}, "problem": str(problem), "path": str(path)}
-        if getattr(self.parent, "_sanitizing", True):  # the student's own file; afterwards it is one of ours
+        if reads_the_students_file(self):
             return self.from_notebook_node(rebuild.placeholder("", ()), resources=resources, **kw)
         return super().from_filename(filename, resources=resources, **kw)
 
