@@ -13,6 +13,7 @@ import hashlib
 import re
 import secrets
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from bs4 import BeautifulSoup
@@ -23,7 +24,7 @@ from nbformat.v4 import new_notebook
 from traitlets.config import Config
 
 from autograder.gradebook.sanitise import clean_html, images_of, is_base64
-from labkit.checks.report import CSS
+from labkit.show import html as labkit_html
 
 LONGEST_TEXT = 20_000  # characters of a text cell that are set as Markdown; a longer one is shown as it is
 _GRADE_ID = re.compile(r"[\w-]+")
@@ -104,7 +105,11 @@ def with_policy(page: str, empty: str) -> str:
     head = head.replace("<script", f'<script nonce="{nonce}"')
     policy = _policy(nonce, _digests_of_scripts(empty.partition("<body")[2]))
     meta = f'<meta charset="utf-8"/><meta http-equiv="Content-Security-Policy" content="{policy}"/>'
-    return head.replace("<head>", f"<head>{meta}<style>{CSS}</style>", 1) + body + rest
+    return head.replace("<head>", f"<head>{meta}<style>{_style_of_reports()}</style>", 1) + body + rest
+
+
+def _style_of_reports() -> str:
+    return Path(labkit_html.__file__).with_name("templates").joinpath("report.css").read_text("utf-8")
 
 
 def _policy(nonce: str, digests: list[str]) -> str:
