@@ -40,7 +40,6 @@ class Call:
     def to_json(self) -> dict[str, Any]:
         plain = {k: asdict(v) if isinstance(v, ModelConfig | GPU) else v for k, v in self.arguments.items()}
         return {
-            "property": self.property,
             "function": self.function,
             "arguments": plain,
             "tolerance": self.tolerance,
@@ -65,7 +64,7 @@ def _case(calls: list[Call], seed: int, own_parts: bool = False) -> Case:
     name = calls[0].property
     label = f"{name}{UNSEEN}"
     expected = {"values": values}
-    return Case(label, 1, {"calls": data}, seed, properties=(name,), own_parts=own_parts, expected=expected)
+    return Case(label, 1, {"calls": data}, seed, kind=name, own_parts=own_parts, expected=expected)
 
 
 def _cases(calls: Iterable[Call], seed: int) -> list[Case]:
@@ -284,8 +283,7 @@ def _step_calls(random: Random) -> Iterable[Call]:
 def _step_cases(seed: int) -> list[Case]:
     """Each call is evidence for one part of the prediction: the others are left out of what is compared."""
     return [
-        _only(case, "state" if case.properties == ("state",) else "activations")
-        for case in _drawn(_step_calls, seed)
+        _only(case, "state" if case.kind == "state" else "activations") for case in _drawn(_step_calls, seed)
     ]
 
 
@@ -315,7 +313,7 @@ def _slide_cases(seed: int) -> list[Case]:
         ]
         values = [{"digest": digest(part, answers[part])} for part in questions]
         expected = {"values": values}
-        cases.append(Case(f"{name}{UNSEEN}", 1, {"calls": calls}, seed, (name,), expected=expected))
+        cases.append(Case(f"{name}{UNSEEN}", 1, {"calls": calls}, seed, kind=name, expected=expected))
     return cases
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from types import ModuleType
 
-from labkit.checks.exercise import Kind, Property, no_inputs
-from labkit.checks.lesson_01.recorded_calls import call_student, judge_values, recorded_cases
-from labkit.checks.old_form import Exercise
+from labkit.checks.exercise import Exercise, Property, Run
+from labkit.checks.lesson_01.recorded_calls import call_student, recorded_cases, returns_the_values
 from labkit.theory import (
     activations,
     batches,
@@ -44,8 +42,14 @@ def _answers_given_away() -> tuple[str, ...]:
     return ("labkit.model.Transformer", *(n for n in found if n.rsplit(".", 1)[1] not in shapes))
 
 
-def _property(name: str, points: int, says: str, usual_cause: str = "", kind: Kind = "numbers") -> Property:
-    return Property(name, kind, points, says, usual_cause)
+def numbers(name: str, points: int, says: str, usual_cause: str = "") -> Property:
+    """A property that is shown by calls of its own: the cases whose kind is its name."""
+    return Property(name, "numbers", points, says, usual_cause, {name: returns_the_values})
+
+
+def robustness(name: str, points: int, says: str, usual_cause: str = "") -> Property:
+    """The same, of unusual and wrong arguments."""
+    return Property(name, "robustness", points, says, usual_cause, {name: returns_the_values})
 
 
 def _exercise(
@@ -59,37 +63,33 @@ def _exercise(
         exercise_id,
         title,
         names,
+        {p.name: Run(call_student) for p in properties},
+        lambda seed: recorded_cases(exercise_id),
         properties,
-        cases=lambda seed: recorded_cases(exercise_id),
-        inputs=no_inputs,
-        on_rank=call_student,
-        judge=judge_values,
         builds_on=builds_on,
         forbids=_answers_given_away(),
         hides=ANSWERS,
     )
 
 
-robust = partial(_property, kind="robustness")
-
 EXERCISES = [
     _exercise(
         "01.count-parameters",
         "Count the parameters",
         ("count_parameters",),
-        _property(
+        numbers(
             "gpt",
             2,
             "GPT shapes are counted to the last parameter.",
             "a bias, a norm's shift, or the positions left out; or the tied head counted a second time",
         ),
-        _property(
+        numbers(
             "llama",
             2,
             "Llama shapes are counted to the last parameter.",
             "12h^2 a layer: keys and values have num_kv_heads heads, and the MLP three matrices of width ffn",
         ),
-        robust(
+        robustness(
             "in-between",
             1,
             "Each field counts for itself: tying, biases, head size, positions, norm.",
@@ -100,8 +100,8 @@ EXERCISES = [
         "01.inference-bytes",
         "Weights at rest",
         ("inference_bytes", "kv_cache_bytes"),
-        _property("weights", 1, "Weights take bits/8 bytes each, times the overhead.", "bits taken as bytes"),
-        _property(
+        numbers("weights", 1, "Weights take bits/8 bytes each, times the overhead.", "bits taken as bytes"),
+        numbers(
             "kv-cache",
             2,
             "The cache holds a key and a value for each token, layer and key-value head.",
@@ -112,87 +112,87 @@ EXERCISES = [
         "01.training-state-bytes",
         "The training state",
         ("training_state_bytes",),
-        _property(
+        numbers(
             "adamw-mixed",
             2,
             "AdamW in mixed precision keeps 12 bytes of optimizer state a parameter.",
             "the optimizer's bytes taken as a multiple of the 16-bit weights; or moments in 16 bits",
         ),
-        _property(
+        numbers(
             "gradients",
             1,
             "Gradients are counted in each precision they are kept in.",
             "one 16-bit copy assumed throughout",
         ),
-        _property(
+        numbers(
             "sgd", 1, "SGD keeps master weights, and momentum where there is some.", "1.5 times the weights"
         ),
-        robust("unknown-recipe", 1, "An unknown recipe is a ValueError that lists the known ones."),
+        robustness("unknown-recipe", 1, "An unknown recipe is a ValueError that lists the known ones."),
     ),
     _exercise(
         "01.zero-state-bytes",
         "The state, sharded",
         ("zero_state_bytes",),
-        _property(
+        numbers(
             "stages",
             2,
             "Each stage shards one thing more: optimizer state, gradients, weights.",
             "stages 2 and 3 exchanged, or a stage that shards only what it adds",
         ),
-        _property(
+        numbers(
             "working-set",
             1,
             "What is in use is whole: the largest layer's weights (stage 3) and gradients (stages 2 and 3).",
             "state that shrinks to nothing as ranks are added",
         ),
-        robust("one-rank", 1, "With one rank nothing is sharded, so nothing is gathered."),
+        robustness("one-rank", 1, "With one rank nothing is sharded, so nothing is gathered."),
         builds_on=("01.training-state-bytes",),
     ),
     _exercise(
         "01.activation-bytes",
         "What backward needs",
         ("activation_bytes",),
-        _property(
+        numbers(
             "kept", 2, "sbhL(34 + 5as/h) bytes.", "the bracket is bytes already: it is not times two again"
         ),
-        _property(
+        numbers(
             "tensor-parallel",
             2,
             "Tensor parallelism divides 24 of the 34, and the scores, by t.",
             "the 10 that stay whole (norms, dropouts, their inputs) divided too, or 5as/h times t",
         ),
-        _property("sequence-parallel", 1, "Sequence parallelism divides the rest too: everything by t."),
-        _property(
+        numbers("sequence-parallel", 1, "Sequence parallelism divides the rest too: everything by t."),
+        numbers(
             "recompute",
             2,
             "Selective recomputation drops the scores; full keeps 2sbh a layer, whole on every rank.",
             "full divided by t, or the 2 of 2sbh left out",
         ),
-        _property(
+        numbers(
             "fused-attention",
             1,
             "Fused attention never keeps the scores.",
             "the term in s^2 kept although the kernel is fused, or dropped although it is not",
         ),
-        robust("wrong-argument", 1, "An unknown kind of recomputation is a ValueError."),
+        robustness("wrong-argument", 1, "An unknown kind of recomputation is a ValueError."),
     ),
     _exercise(
         "01.train-step-flops",
         "Operations of a step",
         ("train_step_flops",),
-        _property(
+        numbers(
             "gpt",
             2,
             "72BLsh^2(1 + s/(6h) + V/(12hL)) for a GPT.",
             "the forward alone; a multiply-add counted once; the scores or the head left out",
         ),
-        _property(
+        numbers(
             "llama",
             2,
             "Grouped keys and values and the three matrices of the gated MLP are counted as they are.",
             "the GPT's 24h^2 a token and layer",
         ),
-        _property(
+        numbers(
             "recompute",
             2,
             "Recomputing adds one forward: of the scores (selective) or of all layers (full).",
@@ -203,69 +203,69 @@ EXERCISES = [
         "01.model-flops-utilization",
         "How busy the GPUs are",
         ("model_flops_utilization",),
-        _property(
+        numbers(
             "published",
             2,
             "The MFU of published runs comes out.",
             "the peak with sparsity, which is twice the dense one; or recomputed operations counted",
         ),
-        _property(
-            "all-gpus", 1, "The peak is that of all GPUs together.", "one GPU's peak for the work of n"
-        ),
-        robust("own-parts", 1, "It works with your own train_step_flops too."),
+        numbers("all-gpus", 1, "The peak is that of all GPUs together.", "one GPU's peak for the work of n"),
+        robustness("own-parts", 1, "It works with your own train_step_flops too."),
         builds_on=("01.train-step-flops",),
     ),
     _exercise(
         "01.largest-micro-batch",
         "What fits",
         ("largest_micro_batch",),
-        _property(
+        numbers(
             "fits",
             2,
             "The largest micro-batch that leaves a tenth of the memory free.",
             "no headroom; or the training state forgotten",
         ),
-        _property(
+        numbers(
             "logits",
             1,
             "The logits are counted, 10sbV bytes while the loss is made.",
             "they outgrow the layers when V is large, and there are three copies of them for a moment",
         ),
-        robust("nothing-fits", 1, "Where the state alone does not fit, the answer is 0."),
-        robust("own-parts", 1, "It works with your own earlier functions too."),
+        robustness("nothing-fits", 1, "Where the state alone does not fit, the answer is 0."),
+        robustness("own-parts", 1, "It works with your own earlier functions too."),
         builds_on=("01.count-parameters", "01.training-state-bytes", "01.activation-bytes"),
     ),
     _exercise(
         "01.global-batch-size",
         "Batches in tokens",
         ("global_batch_size", "accumulation_steps"),
-        _property(
+        numbers(
             "sequences", 1, "micro-batch x accumulation x data parallel.", "the data-parallel ranks forgotten"
         ),
-        _property("accumulation", 1, "The 4-million-token batch on 128 and on 512 GPUs."),
-        robust("does-not-divide", 1, "A batch that does not divide is a ValueError, not a rounded number."),
+        numbers("accumulation", 1, "The 4-million-token batch on 128 and on 512 GPUs."),
+        robustness(
+            "does-not-divide", 1, "A batch that does not divide is a ValueError, not a rounded number."
+        ),
     ),
     _exercise(
         "01.slide-mistakes",
         "Find the mistakes",
         ("corrected_slides",),
-        _property("units", 1, "GB are 10^9 bytes and GiB are 2^30."),
-        _property("state", 2, "The bytes of the training state, done right."),
-        _property("activations", 1, "The activation lines, done right."),
-        _property("rates", 1, "The peak rate and the batch, done right."),
+        numbers("units", 1, "GB are 10^9 bytes and GiB are 2^30."),
+        numbers("state", 2, "The bytes of the training state, done right."),
+        numbers("activations", 1, "The activation lines, done right."),
+        numbers("rates", 1, "The peak rate and the batch, done right."),
     ),
     _exercise(
         "01.predict-step",
         "Predict, then measure",
         ("predict_step",),
-        _property("state", 1, "Weights, gradients and moments of a real step, to 1%."),
-        _property(
+        numbers("state", 1, "Weights, gradients and moments of a real step, to 1%."),
+        numbers(
             "activations",
             2,
             "What autograd really keeps of a step, to 3%.",
             "dropout masks counted although nothing is dropped, or the final norm, head and logits left out",
         ),
-        _property(
+        numbers(
             "scores", 1, "With explicit attention, the probabilities of every layer.", "the mask's bytes"
         ),
         builds_on=("01.count-parameters",),

@@ -1,6 +1,6 @@
 """Exercises whose answers are plain numbers: call the student's functions, compare with the judge's values.
 
-A case's params hold `calls`: which function, with which arguments, as evidence for which property. Its
+A case's kind is the property it is about. Its params hold `calls`: which function, with which arguments. Its
 `expected` holds the values in the same order. Practice reads both from a file; grading draws new ones.
 """
 
@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labkit.checks.case import JSON, Case, Inputs, RankAnswer
+from labkit.checks.case import JSON, Case
+from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.forbidden import ForbiddenCall
-from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import as_data, shown, wrong_number
 from labkit.theory.hardware import GPU
@@ -57,27 +57,24 @@ def call_student(rank: Rank) -> None:
             kinds = [kind.__name__ for kind in type(error).__mro__]
             rank.fact(str(index), {"raised": kinds, "message": str(error)[:200]})
         if problem is not None and not call["may_raise"]:
-            with rank.attempt(call["property"]):
+            with rank.attempt(rank.case.kind):
                 raise problem
 
 
-def judge_values(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """One finding a call."""
-    for answer in answers:
-        for index, (call, expected) in enumerate(
+def returns_the_values(evidence: Evidence) -> Iterator[Finding]:
+    """One finding a call: none where a call raised, which has been told with the student's own line."""
+    case = evidence.case
+    for answer in evidence.answers:
+        if case.kind in answer.errors:
+            continue
+        for index, (call, value) in enumerate(
             zip(case.params["calls"], case.expected["values"], strict=True)
         ):
-            if call["property"] in answer.errors:
-                continue  # told already, with the student's own line
             reply = answer.facts[str(index)]
-            wrong = _wrong_error(reply) if call["may_raise"] else _wrong_value(expected, reply["value"], call)
-            told = (
-                call["told"]
-                if wrong is None or case.hidden
-                else f"{call['told']} = {_expected_text(expected)}"
-            )
-            seen = "" if wrong is None else wrong
-            yield Finding(call["property"], wrong is None, told, seen)
+            wrong = _wrong_error(reply) if call["may_raise"] else _wrong_value(value, reply["value"], call)
+            hushed = wrong is None or case.hidden
+            told = call["told"] if hushed else f"{call['told']} = {_expected_text(value)}"
+            yield Finding(wrong is None, told, wrong or "")
 
 
 def _wrong_error(reply: JSON) -> str | None:
