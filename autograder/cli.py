@@ -6,15 +6,13 @@ import json
 import secrets
 import sys
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from autograder.sandbox.choice import find_sandbox
-from autograder.sandbox.sandbox import NoSandbox, Sandbox
-from autograder.sandbox.unconfined import Unconfined
+from autograder.arguments import known_exercises, lesson_name, number_of_jobs, sandbox_here
+from autograder.selftest.command import selftest, thorough, wrong
 
 if TYPE_CHECKING:
     from autograder.batch.submissions import Run
@@ -47,6 +45,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Object of type .* not in session")
 
 
+for command in (selftest, thorough, wrong):
+    main.add_command(command)
+
+
 @main.command()
 @click.argument("notebook", type=click.Path(exists=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -59,10 +61,10 @@ def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe:
     """Grade one notebook, visible and unseen cases, and print the points. Writes nothing."""
     from autograder.grade.grading import Conditions, grade_notebook
 
-    name = _lesson(lesson or _lesson_of(notebook))
+    name = lesson_name(lesson or _lesson_of(notebook))
     seed = secrets.randbelow(2**31) if seed is None else seed
     show = (lambda graded: None) if as_json else (lambda graded: click.echo(repr(graded.report)))
-    record = grade_notebook(notebook, "", Conditions(name, seed, _sandbox(unsafe)), on_graded=show)
+    record = grade_notebook(notebook, "", Conditions(name, seed, sandbox_here(unsafe)), on_graded=show)
     if record.problem:
         click.echo(record.problem, err=True)
     if as_json:
@@ -92,7 +94,7 @@ def add(lesson: str, course: Path) -> None:
     """Put a lesson into the course: source/, release/ (what to hand out) and the gradebook."""
     from autograder.gradebook.course import Course
 
-    name = _lesson(lesson)
+    name = lesson_name(lesson)
     Course(course).add_lesson(name)
     click.echo(f"release/{name} is what students get; {name} is in the gradebook")
 
@@ -119,7 +121,7 @@ def grade(
     from autograder.batch.run import grade_course
 
     run = grade_course(
-        _course(course), _lesson(lesson), _jobs(jobs), seed, unsafe, _sandbox,
+        _course(course), lesson_name(lesson), number_of_jobs(jobs), seed, unsafe, sandbox_here,
         students=students, force=force, feedback=not no_feedback, executor=executor,
     )  # fmt: skip
     _tell(run)
@@ -138,7 +140,7 @@ def report(
     from autograder.grade.records import load, load_all
     from autograder.gradebook import report as reports
 
-    name = _lesson(lesson)
+    name = lesson_name(lesson)
     about = load(course.resolve(), name, explain) if explain is not None else None
     if explain is not None and about is None:
         raise click.ClickException(f"no record of {explain!r} for {name}")
@@ -164,8 +166,8 @@ def regrade(
     """Grade students or exercises again, and leave everything else as it is."""
     from autograder.batch.run import regrade_course
 
-    _known(exercises)
-    _tell(regrade_course(_course(course), _lesson(lesson), students, exercises, unsafe, _sandbox))
+    known_exercises(exercises)
+    _tell(regrade_course(_course(course), lesson_name(lesson), students, exercises, unsafe, sandbox_here))
 
 
 @main.command()
@@ -178,7 +180,7 @@ def export(lesson: str, course: Path, form: str, canvas_ids: bool, output: Path 
     """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
     from autograder.gradebook import report as reports
 
-    name = _lesson(lesson)
+    name = lesson_name(lesson)
     scores = _course(course).scores(name)
     text = reports.moodle_csv(scores, name)
     if form == "canvas":
@@ -201,75 +203,6 @@ def release(folder: Path) -> None:
         click.echo(path)
 
 
-@main.command()
-@click.option("--lesson", "lessons", multiple=True, help="Only this lesson; can be given several times.")
-@click.option(
-    "--exercise", "exercises", multiple=True, help="Only this exercise; can be given several times."
-)
-@click.option("--jobs", default="auto", help="Trials at once, or `auto`.")
-@click.option("--seeds", default=1, help="How many seeds the reference solutions are tried with.")
-def selftest(lessons: tuple[str, ...], exercises: tuple[str, ...], jobs: str, seeds: int) -> None:
-    """Grade the references, stubs and wrong answers of the lessons; print the kill table; fail if one
-    survives.
-    """
-    from autograder.grade.reference import graded_lessons
-    from autograder.grade.selftest import NoWrongAnswers, kill_table, run_trials, trials
-
-    _known(exercises)
-    names = [_lesson(name) for name in lessons or dict.fromkeys(e[:2] for e in exercises)] or graded_lessons()
-    try:
-        wanted = [trial for name in names for trial in trials(name, range(1, seeds + 1), exercises)]
-    except NoWrongAnswers as problem:
-        raise click.ClickException(str(problem)) from None
-    with click.progressbar(
-        run_trials(wanted, _sandbox(False), _jobs(jobs)), len(wanted), file=sys.stderr
-    ) as rows:
-        done = list(rows)
-    sys.exit(0 if kill_table(done, click.echo) else 1)
-
-
-@main.group()
-def wrong() -> None:
-    """Wrong answers that the self-test grades: diffs against the reference solutions."""
-
-
-@wrong.command()
-@click.argument("exercise")
-@click.argument("name")
-@click.option(
-    "--from", "edited", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A copy of the lesson's file in solutions/ with the mistake in it.",
-)  # fmt: skip
-@click.option("--says", required=True, help="The mistake, in a few words.")
-@click.option("--breaks", multiple=True, required=True, help="A property it must cost; can be repeated.")
-def write(exercise: str, name: str, edited: Path, says: str, breaks: tuple[str, ...]) -> None:
-    """Write the wrong answer NAME to EXERCISE from a copy of the solution that was edited."""
-    from autograder.grade.wrong_answers import WrongAnswerError, write_wrong_answer
-
-    _known([exercise])
-    try:
-        click.echo(f"wrote {write_wrong_answer(exercise, name, edited, says, breaks)}")
-    except (WrongAnswerError, KeyError) as problem:
-        raise click.ClickException(str(problem)) from None
-
-
-@wrong.command(name="refresh")
-@click.argument("lessons", nargs=-1)
-def refresh_diffs(lessons: tuple[str, ...]) -> None:
-    """Move the diffs of LESSONS, or of all, to where their lines stand in the references now."""
-    from autograder.grade.reference import graded_lessons
-    from autograder.grade.wrong_answers import refresh
-
-    problems = []
-    for lesson in lessons or graded_lessons():
-        moved, lost = refresh(_lesson(lesson))
-        problems += lost
-        for path in moved:
-            click.echo(f"moved {path}")
-    if problems:
-        raise click.ClickException("\n".join(problems))
-
-
 @main.command(hidden=True)
 @click.argument("lesson")
 @course_option
@@ -280,7 +213,7 @@ def work(lesson: str, course: Path, part: int, parts: int, jobs: str) -> None:
     """One task of a job array: write the records of every PARTS-th submission that has none."""
     from autograder.batch.run import work_on_part
 
-    work_on_part(_course(course), _lesson(lesson), part, parts, _jobs(jobs), _sandbox)
+    work_on_part(_course(course), lesson_name(lesson), part, parts, number_of_jobs(jobs), sandbox_here)
 
 
 def _tell(run: Run) -> None:
@@ -305,37 +238,6 @@ def _course(folder: Path) -> Course:
     return Course(folder)
 
 
-def _lesson(name: str) -> str:
-    """The full name of a lesson given by its number or name."""
-    from autograder.grade.reference import lesson_source
-
-    try:
-        return lesson_source(name).name
-    except LookupError as problem:
-        raise click.ClickException(str(problem)) from None
-
-
-def _known(exercises: Iterable[str]) -> None:
-    """A usage error unless every one of these is the id of an exercise."""
-    from labkit.checks.registry import UnknownExercise, exercise
-
-    try:
-        for name in exercises:
-            exercise(name)
-    except UnknownExercise as problem:
-        raise click.ClickException(str(problem)) from None
-
-
-def _jobs(text: str) -> int:
-    from autograder.batch.submissions import auto_jobs
-
-    if text == "auto":
-        return auto_jobs()
-    if not text.isdigit() or int(text) < 1:
-        raise click.ClickException(f"--jobs: expected a number from 1, or auto, found {text!r}")
-    return int(text)
-
-
 def _lesson_of(notebook: Path) -> str:
     for part in (notebook.stem, notebook.resolve().parent.name):
         if part[:2].isdigit():
@@ -343,13 +245,3 @@ def _lesson_of(notebook: Path) -> str:
     raise click.ClickException(
         f"{notebook.name}: expected a name that begins with a lesson's number, or --lesson NN"
     )
-
-
-def _sandbox(unsafe: bool) -> Sandbox:
-    if unsafe:
-        click.echo("WARNING: student code runs unconfined on this machine.", err=True)
-        return Unconfined()
-    try:
-        return find_sandbox()
-    except NoSandbox as problem:
-        raise click.ClickException(str(problem)) from None

@@ -14,9 +14,9 @@ from autograder.cli import main
 from autograder.grade import reference, selftest
 from autograder.grade import wrong_answers as wrong
 from autograder.grade.reference import graded_lessons, lesson_source, reference_cells, solutions_folder
-from autograder.grade.selftest import NoWrongAnswers, Row, kill_table, run_trials, trials
-from autograder.grade.wrong_answers import WrongAnswerError, refresh, wrong_answers
 from autograder.sandbox.choice import find_sandbox
+from autograder.selftest.trials import NoWrongAnswers, Row, kill_table, run_trials, trials
+from autograder.selftest.wrong_answers import WrongAnswerError, refresh, wrong_answers
 from labkit.checks import registry
 
 LESSON = "06"

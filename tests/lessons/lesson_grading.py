@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autograder.grade.reference import graded_submission, solved_cells
-from autograder.grade.wrong_answers import wrong_answers
+from autograder.selftest.wrong_answers import wrong_answers
 from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise

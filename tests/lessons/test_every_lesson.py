@@ -12,7 +12,7 @@ import pytest
 from lesson_grading import graded, solved_but
 
 from autograder.grade.reference import all_cases, graded_lessons, solved_cells, stub_cells
-from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
+from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED

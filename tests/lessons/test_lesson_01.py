@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import labkit.checks
 from autograder.grade.reference import all_cases, graded_submission, hidden_cases, solved_cells, stub_cells
-from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from autograder.lessons.lesson_01.unseen import recorded
+from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from lesson_grading import lost, report_of
 
-from autograder.grade.wrong_answers import wrong_answers
+from autograder.selftest.wrong_answers import wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.lesson_02.partitions import smallest_maximum

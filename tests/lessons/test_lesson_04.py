@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lesson_grading import graded, lost, report_of, solved_but
 
-from autograder.grade.wrong_answers import wrong_answers
+from autograder.selftest.wrong_answers import wrong_answers
 from labkit.checks import registry
 
 EXERCISES = registry.exercises("04")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autograder.grade.reference import graded_submission, solved_cells
-from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
+from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import judge_exercise

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, Harness, hidden_files
 from autograder.grade.reference import all_cases, solved_cells, stub_cells
-from autograder.grade.wrong_answers import WrongAnswer, wrong_answers
 from autograder.sandbox.sandbox import Sandbox
+from autograder.selftest.alternatives import alternatives
+from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
@@ -24,7 +25,7 @@ class Trial:
     """One thing to grade. must_fail: properties it must lose; None when it must earn all points.
 
     verdict: what the verdict must be, where that is part of the trial. says: the mistake, for a wrong
-    answer, which is graded on the cases that give evidence for what it breaks, and on no others.
+    answer. about: the properties whose cases it is graded on; all cases without any.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Trial:
     must_fail: tuple[str, ...] | None
     verdict: str = ""
     says: str = ""
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,17 @@ def trials(lesson: str, seeds: Sequence[int], only: Sequence[str] = ()) -> list[
         raise NoWrongAnswers(
             f"no wrong answers to {', '.join(without)}: write some to {folders} with `autograder wrong write`"
         )
-    return [*_honest(lesson, exercises, seeds), *(_wrong(lesson, answer, seeds[0]) for answer in found)]
+    right = [trial for trial in of_alternatives(lesson, seeds[0]) if trial.exercise in exercises]
+    wrong = [_wrong(lesson, answer, seeds[0]) for answer in found]
+    return [*_honest(lesson, exercises, seeds), *right, *wrong]
+
+
+def of_alternatives(lesson: str, seed: int) -> Iterator[Trial]:
+    """Other right answers, each in its own exercise and in those that build on it."""
+    for answer in alternatives(lesson):
+        for exercise in answer.graded:
+            name = f"alternative {answer.name}"
+            yield Trial(name, exercise, answer.cells, seed, None, "passed")
 
 
 def run_trials(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
@@ -148,9 +160,9 @@ def _again(trial: Trial, harness: Harness, baseline: Baseline) -> Graded:
 
 def _cases(trial: Trial) -> list[Case]:
     cases = all_cases(trial.exercise, trial.seed)
-    if not trial.says or trial.must_fail is None:
+    if not trial.about:
         return cases
-    return [case for case in cases if set(trial.exercise.shown_by(case)) & set(trial.must_fail)]
+    return [case for case in cases if set(trial.exercise.shown_by(case)) & set(trial.about)]
 
 
 def _honest(lesson: str, exercises: Sequence[Exercise], seeds: Sequence[int]) -> Iterator[Trial]:
@@ -171,4 +183,4 @@ def _wrong(lesson: str, answer: WrongAnswer, seed: int) -> Trial:
         replace(c, source=answer.apply(c.source)) if c.exercise == answer.exercise else c
         for c in solved_cells(lesson)
     )
-    return Trial(answer.id, exercise, cells, seed, answer.breaks, says=answer.says)
+    return Trial(answer.id, exercise, cells, seed, answer.breaks, says=answer.says, about=answer.breaks)
