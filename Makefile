@@ -1,5 +1,6 @@
 # make lab     JupyterLab on the lessons            PORT=8888  ROOT=notebooks
 # make test    style, types and tests               PYTEST="tests/build -k cli"  WORKERS=3
+# make thorough  all that tries the checks and takes long (an hour), written down when it has passed
 # make env     everything installed, nothing run
 #
 # PYTHON=...       the interpreter to use (3.11 or newer); found when not given
@@ -17,7 +18,7 @@ BUSY = $(addprefix --ignore=,$(QUIET))
 RUN = .venv/bin/python
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: lab test env clean
+.PHONY: lab test thorough env clean
 
 lab: .venv/.has-lab
 	@exec $(RUN) -m labkit.cli lab --port "$(PORT)" --root "$(ROOT)"
@@ -29,6 +30,9 @@ test: .venv/.has-all
 	$(RUN) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(or $(PYTEST),$(BUSY)) || status=1; \
 	$(if $(PYTEST),,$(RUN) -m pytest $(QUIET) || status=1;) \
 	exit $$status
+
+thorough: .venv/.has-all
+	@$(RUN) -m autograder thorough
 
 env: .venv/.has-all
 

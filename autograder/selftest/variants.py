@@ -24,7 +24,8 @@ from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 from labkit.checks.files import RunRequest
-from labkit.checks.judge import NOT_REACHED, CouldNotBeGraded, JobFailure, judge_exercise
+from labkit.checks.jobs import CouldNotBeGraded, JobFailure
+from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.practice import run_on_host
 from labkit.checks.report import Report
 from labkit.checks.source.submission import Cell

@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autograder.cli import main
-from autograder.grade import reference, selftest
-from autograder.grade import wrong_answers as wrong
+from autograder.grade import reference
 from autograder.grade.reference import graded_lessons, lesson_source, reference_cells, solutions_folder
 from autograder.sandbox.choice import find_sandbox
+from autograder.selftest import trials as selftest
+from autograder.selftest import wrong_answers as wrong
 from autograder.selftest.trials import NoWrongAnswers, Row, kill_table, run_trials, trials
 from autograder.selftest.wrong_answers import WrongAnswerError, refresh, wrong_answers
 from labkit.checks import registry

@@ -21,7 +21,7 @@ ROOMS = (
     "labkit.build",
     "autograder",
 )
-GRADER = ("sandbox", "grade", "gradebook", "batch")  # each may import those before it
+GRADER = ("sandbox", "grade", "gradebook", "batch", "selftest")  # each may import those before it
 LAUNCH = ("handover", "failure", "engine", "nodes")  # the same; the front, which is no folder, imports all
 
 

@@ -1,0 +1,108 @@
+"""Single edits of the references: what becomes of one, what excuses it, and what is kept of a run."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autograder.selftest import record, survivors
+from autograder.selftest.edits import Edit
+from autograder.selftest.survivors import Excused, Survivor, SurvivorsError, excused
+from autograder.selftest.systematic import run_all, run_sample
+from autograder.selftest.variants import Tried, Variant, try_variants, variants
+from labkit.checks import registry
+
+EXERCISE = "03.token-weighted-loss"
+SUM = "dist.all_reduce(total, group=group)"
+IN_CI = 60  # drawn anew by each run
+
+
+def variant(was: str, becomes: str) -> Variant:
+    return next(v for v in variants(EXERCISE) if was in v.edit.was and becomes in v.edit.becomes)
+
+
+def changed(old: str, new: str) -> Variant:
+    """A variant made by hand from one that replaces nothing else."""
+    some = variant(SUM, "pass")
+    source = some.edit.source.replace("    pass\n", f"    {SUM}\n", 1)
+    assert old in source
+    return replace(some, edit=Edit("by hand", old, new, source.replace(old, new)))
+
+
+def test_what_becomes_of_a_variant() -> None:
+    """A wrong number, an error, ranks that wait for one another for ever, and the reference itself."""
+    wait = "if dist.get_rank(group) == 0:\n        dist.barrier(group)\n    "
+    wanted = {
+        "lost": variant(SUM, "pass"),
+        "error": changed(SUM, "dist.no_such_call(total)"),
+        "hung": changed(SUM, f"{wait}{SUM}"),
+        "survived": changed(SUM, f"{SUM}  # the same"),
+    }
+    fates = {each.variant: each.fate for each in try_variants(list(wanted.values()), 2)}
+    assert {fate: fates[one] for fate, one in wanted.items()} == {fate: fate for fate in wanted}
+
+
+def test_a_sample_of_fresh_edits_loses_points() -> None:
+    """Of the exercises that were tried whole; `make thorough` tries every edit of every exercise."""
+    tried = [name for lesson in registry.lessons() for name in record.load(lesson)]
+    seed, told = secrets.randbelow(2**31), list[str]()
+    assert run_sample(tried, IN_CI, seed, 2, told.append), "\n".join(told)
+
+
+def test_a_survivor_needs_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "lesson_03" / survivors.FILE
+    file.parent.mkdir()
+    monkeypatch.setattr(survivors, "LESSONS", tmp_path)
+    entry = f'[[survivor]]\nexercise = "{EXERCISE}"\nwas = "a"\nbecomes = "b"\n'
+    for because in ("", 'because = ""', 'because = "equivalent"', "because = 3"):
+        excused.cache_clear()
+        file.write_text(entry + because)
+        with pytest.raises(SurvivorsError, match=r"lesson_03.survivors\.toml"):
+            excused("03")
+    excused.cache_clear()
+    file.write_text(f'{entry}because = "Both are the same number."')
+    assert excused("03").covers(EXERCISE, "a", "b")
+    assert not excused("03").covers(EXERCISE, "a", "c")
+    excused.cache_clear()
+
+
+@pytest.mark.parametrize("lesson", registry.lessons())
+def test_every_excuse_is_about_an_edit_that_keeps_its_points(lesson: str) -> None:
+    """As far as the last whole run knows."""
+    ids = [exercise.id for exercise in registry.exercises(lesson)]
+    assert {s.exercise for s in excused(lesson).survivors} <= set(ids)
+    tallies = record.load(lesson)
+    current = {name: tallies.get(name) if record.is_current(name) else None for name in ids}
+    assert [line for name in ids for line in record.obsolete(name, current[name])] == []
+
+
+def test_only_what_changed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    lost, alive = variant(SUM, "pass"), variant(SUM, "None")
+    tally = record.keep(EXERCISE, [Tried(lost, "lost", "gradients"), Tried(alive, "survived")])
+    assert record.load("03") == {EXERCISE: tally}
+    assert record.is_current(EXERCISE)
+    monkeypatch.setattr(record, "checks_digest", lambda lesson: "other")
+    assert not record.is_current(EXERCISE)
+
+
+def test_a_survivor_fails_the_run_until_it_is_excused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    alive = variant(SUM, "None").edit
+    record.keep(EXERCISE, [Tried(variant(SUM, "None"), "survived")])
+    monkeypatch.setattr(record, "excused", lambda lesson: Excused([]))
+    told: list[str] = []
+    assert not run_all([EXERCISE], 1, told.append)
+    assert any(alive.becomes in line for line in told)
+    because = Survivor(EXERCISE, alive.was, alive.becomes, "The group is the world in every case.")
+    gone = Survivor(EXERCISE, "x", "y", "This line was there once.")
+    monkeypatch.setattr(record, "excused", lambda lesson: Excused([because]))
+    assert run_all([EXERCISE], 1, told.append)
+    monkeypatch.setattr(record, "excused", lambda lesson: Excused([because, gone]))
+    assert not run_all([EXERCISE], 1, told.append)
+    assert "is no edit" in told[-1]
