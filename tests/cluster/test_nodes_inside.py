@@ -44,7 +44,7 @@ def inside(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_function_on_two_nodes_gives_the_same_job(inside: LocalSlurm) -> None:
     job = labkit.launch(sum_of_ranks, 10, nodes=2, ranks=4)
     assert [value for value, _ in job.results] == [46.0] * 4
-    assert sorted(job.nodes) == ["n1", "n1", "n2", "n2"]
+    assert job.nodes == ["n1", "n1", "n2", "n2"], "in Slurm's order, whichever arrives first"
     assert job.nodes == [node for _, node in job.results], "each rank is said to be where it was"
     assert [text.split()[0] for text in job.output] == job.nodes
     assert [(call.rank, call.op) for call in sorted(job.collectives, key=lambda c: c.rank)] == [
@@ -68,7 +68,8 @@ def test_errors_name_rank_and_node(inside: LocalSlurm) -> None:
     assert node in ("n1", "n2")
     assert f"rank 3 on {node} failed: ValueError: no good" in str(error)
     assert "nodes_functions.py" in str(error)
-    assert [one.state for one in error.ranks] == ["waiting", "waiting", "waiting", "failed"]
+    assert error.ranks[3].state == "failed"
+    assert "failed" not in [one.state for one in error.ranks[:3]], "they wait, or were still to come"
     assert len({one.node for one in error.ranks}) == 2
 
 

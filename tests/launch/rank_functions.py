@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labkit.launch.handover.request import state_path
+from labkit.record.state import PHASES, WAITING, StatePage
+
 
 def sum_of_ranks(start: float, group: dist.ProcessGroup) -> torch.Tensor:
     x = torch.full((4,), start + dist.get_rank())
@@ -32,9 +35,18 @@ def hello() -> int:
 # -- one rank fails while the others wait
 
 
+def when_the_others_wait() -> None:
+    """Until the state pages of the other ranks say that they do: they lie beside this rank's log."""
+    directory = Path(os.readlink("/proc/self/fd/1")).parent
+    others = set(range(dist.get_world_size())) - {dist.get_rank()}
+    pages = [StatePage(state_path(directory, rank)) for rank in others]
+    while any(page.read().phase != PHASES[WAITING] for page in pages):
+        time.sleep(0.01)
+
+
 def raises_on_one() -> None:
     if dist.get_rank() == 1:
-        time.sleep(0.3)  # by then the others wait
+        when_the_others_wait()
         raise ValueError("the shard is empty")
     dist.all_reduce(torch.ones(3))
 
@@ -53,18 +65,21 @@ def os_exits_on_one(code: int) -> None:
 
 def aborts_on_one() -> None:
     if dist.get_rank() == 1:
+        when_the_others_wait()
         os.abort()
     dist.barrier()
 
 
 def segfaults_on_one() -> None:
     if dist.get_rank() == 1:
+        when_the_others_wait()
         ctypes.string_at(0)
     dist.barrier()
 
 
 def killed_on_one() -> None:
     if dist.get_rank() == 1:
+        when_the_others_wait()
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 

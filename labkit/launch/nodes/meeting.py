@@ -36,8 +36,9 @@ class Met:
 def meet(directory: Path, job: str, number: int, nodes: int, address: str) -> tuple[RendezvousHandler, Met]:
     """Wait for the other nodes. The handler keeps this node in the rendezvous: hold it until the job is over.
 
-    number: 0 for the node that hosts the store. address: by which the others reach this node. It starts
-    threads, and perhaps servers: no process that forks ranks may call it.
+    number: of this node in Slurm's list, and so its rank here, whoever arrives first; 0 hosts the store.
+    address: by which the others reach this node. It starts threads, and perhaps servers: no process that
+    forks ranks may call it.
     """
     store = _store(directory, number, address)
     handler = DynamicRendezvousHandler.from_backend(
@@ -46,7 +47,7 @@ def meet(directory: Path, job: str, number: int, nodes: int, address: str) -> tu
     )  # fmt: skip
     info = handler.next_rendezvous()
     where = info.bootstrap_store_info
-    return handler, Met(info.rank, info.world_size, where.master_addr, int(where.master_port))
+    return handler, Met(number, info.world_size, where.master_addr, int(where.master_port))
 
 
 def _store(directory: Path, number: int, address: str) -> dist.TCPStore:
