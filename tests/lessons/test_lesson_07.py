@@ -15,7 +15,7 @@ from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import judge_exercise
-from labkit.checks.lesson_07.cases import block_case
+from labkit.checks.lesson_07.block import block_case
 from labkit.checks.lesson_07.cuts import cut_gpt, cut_rows
 from labkit.checks.lesson_07.modules import config_of
 from labkit.checks.practice import run_on_host

@@ -6,19 +6,17 @@ from collections.abc import Callable
 from random import Random
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_07 import bytes_cases
-from labkit.checks.lesson_07.cases import (
-    attention_case,
-    block_case,
-    clip_case,
-    embedding_case,
-    gpt_case,
-    initial_case,
-    loss_case,
-    pair_case,
-    products_case,
-    streams_case,
-)
+from labkit.checks.lesson_07.attention import attention_case
+from labkit.checks.lesson_07.block import block_case
+from labkit.checks.lesson_07.clipping import clip_case
+from labkit.checks.lesson_07.embedding import embedding_case
+from labkit.checks.lesson_07.initial import initial_case
+from labkit.checks.lesson_07.kept_bytes import bytes_cases
+from labkit.checks.lesson_07.loss import loss_case
+from labkit.checks.lesson_07.pair import pair_case
+from labkit.checks.lesson_07.products import products_case
+from labkit.checks.lesson_07.streams import streams_case
+from labkit.checks.lesson_07.whole_model import gpt_case
 
 PAIR_AND_ONE = [[0, 2], [1]]
 NEIGHBOURS = [[2, 3], [0, 1]]

@@ -27,6 +27,7 @@ from labkit.checks.lesson_06.operators import (
 )
 from labkit.checks.shared.beside import STEPS, is_refused, stays_in_group
 from labkit.checks.shared.split import (
+    EVERYTHING,
     change_blocks,
     equals,
     impossible,
@@ -518,7 +519,7 @@ MLP_EXERCISE = Exercise(
             3,
             "The MLP built from your own f, g, column and row layers equals the unsharded one.",
             "an earlier exercise does not pass yet; the other properties are judged with its reference",
-            {"own-parts": equals("output", "input_grad", "grad", "trained")},
+            {"own-parts": EVERYTHING},
         ),
     ),
     builds_on=(F_ID, G_ID, COLUMN_ID, ROW_ID),

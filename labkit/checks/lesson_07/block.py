@@ -1,45 +1,93 @@
-"""The checks of the block and the GPT: numbers, traffic, kept activations, dropout."""
+"""What `07.tensor-parallel-block` must show: numbers, traffic, kept activations, dropout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.lesson_07.modules import BLOCK, GPT, config_of, replicated_agree, sequence_parallel
-from labkit.checks.lesson_07.trial import ModuleEvidence, own_part, use_module, whole_on
-from labkit.checks.old_form import Finding
+from labkit.checks.exercise import Exercise, Finding, Property, every
+from labkit.checks.lesson_07.attention import ATTENTION_ID
+from labkit.checks.lesson_07.cuts import cut_block
+from labkit.checks.lesson_07.modules import (
+    GRADIENTS,
+    OWN_PARTS,
+    OWN_PARTS_CAUSE,
+    PAIRS,
+    STORED,
+    TORCHS_OWN,
+    TRAINED,
+    activations,
+    case_maker,
+    config_of,
+    ranks_agree,
+    sequence_parallel,
+    subgroup,
+)
+from labkit.checks.lesson_07.pair import PAIR_ID
+from labkit.checks.lesson_07.products import PRODUCTS_ID
+from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.shared.places import enter_group, place_of
-from labkit.checks.shared.sharded_evidence import finding
+from labkit.checks.shared.beside import Call, stays_in_group
+from labkit.checks.shared.split import (
+    EVERYTHING,
+    Split,
+    SplitEvidence,
+    dtype_of,
+    equals,
+    keeps_blocks,
+    loaded,
+    sends,
+    under,
+    use_part,
+)
+from labkit.model import Block, explicit_attention
 from labkit.record.memory import SavedTensors
 
+BLOCK_ID = "07.tensor-parallel-block"
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence
+BLOCK = Split(
+    plain=lambda case: Block(config_of(case), explicit_attention).to(dtype_of(case)),
+    build=lambda rank, full, group: rank.student.TensorParallelBlock(
+        full, group, rank.student.RandomStreams(rank.case.seed, group), sequence_parallel(rank.case)
+    ),
+    cut=cut_block,
+    drawn=activations,
+)
+block_case = case_maker(batch=2, sequence=8, hidden=12, heads=4, ffn=20)
 
 
-# -- the block
+def _cases(seed: int) -> list[Case]:
+    return [
+        block_case("two ranks", "values", 2, seed),
+        block_case("two ranks, tokens divided", "sequence", 2, seed, sequence_parallel=True),
+        block_case("what is kept", "kept", 2, seed, hidden=32, sequence=24),
+        block_case("dropout", "dropout", 2, seed, dropout=0.5, sequence=16),
+        block_case("all parts your own", "own-parts", 2, seed, sequence_parallel=True),
+        block_case("four ranks", "values", 4, seed, hidden=16, heads=8, kv_heads=4),
+        block_case("four ranks, tokens divided", "sequence", 4, seed, sequence_parallel=True),
+        block_case(
+            "what is kept, tokens divided", "kept", 4, seed, hidden=32, sequence=24, sequence_parallel=True
+        ),
+        block_case(
+            "dropout, tokens divided", "dropout", 4, seed, dropout=0.5, sequence=40, sequence_parallel=True
+        ),
+        block_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
 
 
-def block_on_rank(rank: Rank) -> None:
-    """Use the part, measure what it keeps, or watch what it drops."""
-    match rank.params["kind"]:
-        case "dropout":
-            _watch_dropout(rank)
-        case "kept":
-            _measure_kept(rank)
-        case _:
-            use_module(rank, BLOCK)
+# -- on a rank
 
 
-def _measure_kept(rank: Rank) -> None:
+def _measure_kept(rank: Rank, split: Split) -> None:
     """Fact: kept, the bytes autograd keeps of one forward without parameters."""
-    full = whole_on(rank, BLOCK)
-    part = BLOCK.build(rank, full, rank.group)
-    x = own_part(rank.case, rank.inputs["x"][0], place_of(rank.case, rank.rank)).clone().requires_grad_()
+    part = split.build(rank, split.handed(rank), rank.group)
+    x = rank.inputs["x"].clone().requires_grad_()
     saved = SavedTensors(leave_out=part.parameters())
     with saved.recording():
         out = part(x)
@@ -47,16 +95,10 @@ def _measure_kept(rank: Rank) -> None:
     del out
 
 
-def _watch_dropout(rank: Rank) -> None:
-    """Answers: three outputs. Twice in training, once in evaluation; torch's generators differ, then agree.
-
-    The heads are alike, the second half undoes the first, and the MLP adds nothing: only different dropout of
-    the probabilities on different ranks lets anything through.
-    """
-    full = whole_on(rank, BLOCK)
-    _same_heads(full, config_of(rank.case).head_size)
-    part = BLOCK.build(rank, full, rank.group)
-    x = own_part(rank.case, rank.inputs["x"][0], place_of(rank.case, rank.rank)).clone()
+def _watch_dropout(rank: Rank, split: Split) -> None:
+    """Answers: three outputs. Twice in training (with generators that differ, then agree), once in evaluation."""
+    part = split.build(rank, split.handed(rank), rank.group)
+    x = rank.inputs["x"].clone()
     for name, seed in (("differ", rank.rank), ("agree", 0)):
         seed_generators(seed)
         rank.answer(name, part(x) - x)
@@ -64,13 +106,24 @@ def _watch_dropout(rank: Rank) -> None:
     rank.answer("eval", part(x) - x)
 
 
-def _same_heads(full: Any, d: int) -> None:
+def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
+    """A block whose heads are alike, the second half of which undoes the first, and whose MLP adds nothing:
+    only different dropout of the probabilities on different ranks lets anything through.
+    """
+    inputs = BLOCK.inputs(case, generator)
+    full = loaded(BLOCK.plain(case), under("full.", inputs))
+    _make_heads_alike(full, config_of(case).head_size)
+    return inputs | {f"full.{name}": p.detach() for name, p in full.named_parameters()}
+
+
+def _make_heads_alike(full: Any, d: int) -> None:
+    attention = full.attention
     with torch.no_grad():
-        for projection in (full.attention.query, full.attention.key, full.attention.value):
+        for projection in (attention.query, attention.key, attention.value):
             heads = projection.out_features // d
             projection.weight.copy_(projection.weight[:d].repeat(heads, 1))
             projection.bias.copy_(projection.bias[:d].repeat(heads))
-        output = full.attention.output
+        output = attention.output
         first, heads = output.weight[:, :d].clone(), output.in_features // d
         output.weight.copy_(torch.cat([first] * (heads // 2) + [-first] * (heads - heads // 2), dim=1))
         output.bias.zero_()
@@ -78,81 +131,75 @@ def _same_heads(full: Any, d: int) -> None:
             parameter.zero_()
 
 
-def judge_block(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    evidence = ModuleEvidence(case, inputs, answers, BLOCK)
-    match case.params["kind"]:
-        case "values":
-            yield from evidence.usual()
-            for phase in ("forward", "backward"):
-                yield from evidence.traffic("communication", phase, *_block_calls(case, inputs, phase))
-        case "sequence":
-            yield from evidence.usual()
-            for phase in ("forward", "backward"):
-                calls = _block_calls(case, inputs, phase)
-                small = 4 * 8 * case.params["hidden"]
-                yield from evidence.traffic("sequence-communication", phase, *calls, ignore=small)
-        case "kept":
-            yield from _kept(case, answers)
-        case "dropout":
-            yield from _dropped(case, answers)
-        case _:
-            yield from evidence.usual()
+# -- judges
 
 
-def _block_calls(case: Case, inputs: Inputs, phase: str, blocks: int = 1) -> list[tuple[str, int]]:
-    """Attention and MLP: an all-reduce each; with sequence parallelism a gather and a scatter each, and in
-    backward the gather of what forward did not keep.
+def block_calls(phase: str, blocks: int = 1) -> Callable[[SplitEvidence], list[Call]]:
+    """What blocks send. Attention and MLP: an all-reduce each; with sequence parallelism a gather and a
+    scatter each, and in backward the gather of what forward did not keep.
     """
-    whole = 8 * case.params["batch"] * case.params["sequence"] * case.params["hidden"]
-    if not sequence_parallel(case):
-        return [("all_reduce", whole)] * (2 * blocks)
-    gathers = 2 if phase == "forward" else 4
-    return [("all_gather", whole // case.ranks)] * (gathers * blocks) + [("reduce_scatter", whole)] * (
-        2 * blocks
-    )
+
+    def calls(evidence: SplitEvidence) -> list[Call]:
+        case = evidence.case
+        whole = 8 * case.params["batch"] * case.params["sequence"] * case.params["hidden"]
+        if not sequence_parallel(case):
+            return [("all_reduce", whole)] * (2 * blocks)
+        gathers = [("all_gather", whole // case.ranks)] * (2 if phase == "forward" else 4)
+        return (gathers + [("reduce_scatter", whole)] * 2) * blocks
+
+    return calls
 
 
-def _kept(case: Case, answers: list[RankAnswer]) -> Iterator[Finding]:
+def _vectors(evidence: SplitEvidence) -> int:
+    """Bytes of a few vectors of h numbers: gradients of norms and biases."""
+    return 4 * 8 * evidence.case.params["hidden"]
+
+
+def _keeps_what_the_plan_says(evidence: SplitEvidence) -> Iterator[Finding]:
     from labkit.theory.activations import eager_counting, layer_activation_bytes
 
-    p = case.params
+    case = evidence.case
     expected = layer_activation_bytes(
         config_of(case),
-        p["sequence"],
-        p["batch"],
+        case.params["sequence"],
+        case.params["batch"],
         tensor_parallel=case.ranks,
         sequence_parallel=sequence_parallel(case),
         counting=eager_counting(8),
     )
-    for answer in answers:
+    for answer in evidence.answers:
         kept = answer.facts["kept"]
         within = KEPT_WITHIN[0] * expected <= kept <= KEPT_WITHIN[1] * expected
         told = f"about {expected:,.0f} bytes kept for backward on this rank"
-        yield finding("kept-activations", within, told, f"{kept:,} bytes", answer)
+        yield Finding(within, told, f"{kept:,} bytes", answer.rank)
 
 
-def _dropped(case: Case, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Attention drops differently on every rank, what is whole drops alike, evaluation drops nothing."""
-    for answer in answers:
-        through = (answer.tensors["agree"].abs() > 1e-9).double().mean().item()
+def _drops_apart(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Attention drops differently on every rank, and in every forward; evaluation drops nothing."""
+    for answer in evidence.answers:
+        differ, agree = answer.tensors["differ"], answer.tensors["agree"]
+        through = (agree.abs() > 1e-9).double().mean().item()
         told = "attention probabilities dropped differently on every rank"
-        yield finding("dropout", through > 0.1, told, "the same dropout on ranks with other heads", answer)
-        dropped = (answer.tensors["differ"].abs() < 1e-12).double().mean().item()
+        yield Finding(through > 0.1, told, "the same dropout on ranks with other heads", answer.rank)
+        dropped = (differ.abs() < 1e-12).double().mean().item()
         told = "about half of what attention adds to x dropped"
-        yield finding("dropout", 0.25 < dropped < 0.75, told, f"{dropped:.0%} dropped", answer)
+        yield Finding(0.25 < dropped < 0.75, told, f"{dropped:.0%} dropped", answer.rank)
         quiet = answer.tensors["eval"].abs().max().item() < 1e-9
-        yield finding("dropout", quiet, "nothing dropped after eval()", "something was", answer)
-        same = _alike(answer.tensors["differ"], answer.tensors["agree"])
-        yield finding("dropout", not same, "another mask in the next forward", "the same", answer)
-    if not sequence_parallel(case):
+        yield Finding(quiet, "nothing dropped after eval()", "something was", answer.rank)
+        yield Finding(not _alike(differ, agree), "another mask in the next forward", "the same", answer.rank)
+
+
+def _drops_alike_what_is_whole(evidence: SplitEvidence) -> Iterator[Finding]:
+    """What is whole drops alike; where each rank has its own tokens, these drop apart."""
+    if not sequence_parallel(evidence.case):
         names = {n: f"the output with dropout, torch's generators {n}" for n in ("differ", "agree")}
-        yield from replicated_agree("dropout", answers, names)
+        yield from ranks_agree(names)(evidence)
         return
-    for answer in answers[2:]:  # attention often adds nothing to the first token, which rank 0 has
-        same = _alike(answer.tensors["agree"], answers[1].tensors["agree"])
+    second: RankAnswer = evidence.answers[1]
+    for answer in evidence.answers[2:]:  # attention often adds nothing to the first token, which rank 0 has
         told = "another mask than rank 1's for this rank's own tokens"
-        yield finding("dropout", not same, told, "the same mask", answer)
+        apart = not _alike(answer.tensors["agree"], second.tensors["agree"])
+        yield Finding(apart, told, "the same mask", answer.rank)
 
 
 def _alike(one: Tensor, two: Tensor) -> bool:
@@ -160,53 +207,104 @@ def _alike(one: Tensor, two: Tensor) -> bool:
     return bool(((one.abs() < 1e-12) == (two.abs() < 1e-12)).double().mean() > 0.85)
 
 
-# -- the GPT
-
-
-def gpt_on_rank(rank: Rank) -> None:
-    """Use the part; or watch its replicas under dropout; or ask for what cannot be."""
-    match rank.params["kind"]:
-        case "dropout":
-            part = GPT.build(rank, whole_on(rank, GPT), rank.group)
-            for name in ("first", "second"):
-                part.zero_grad()
-                loss = GPT.run(part, [rank.inputs["ids"][0], rank.inputs["targets"][0]])
-                loss.backward()
-                rank.answer(f"{name} loss", loss)
-            rank.answer("positions", dict(part.named_parameters())["positions"].grad)
-        case "refused":
-            part = GPT.build(rank, GPT.plain(rank.case).to(rank.device), enter_group(rank))
-            with rank.expect_error("refusal"):
-                part.loss(rank.inputs["ids"][0], rank.inputs["targets"][0])  # type: ignore[operator]
-        case _:
-            use_module(rank, GPT)
-
-
-def judge_gpt(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    evidence = ModuleEvidence(case, inputs, answers, GPT)
-    match case.params["kind"]:
-        case "values":
-            yield from evidence.usual()
-            yield from _gpt_traffic(case, evidence, inputs)
-        case "dropout":
-            names = {f"{n} loss": f"the {n} loss with dropout" for n in ("first", "second")}
-            yield from replicated_agree(
-                "dropout", answers, names | {"positions": "the gradient of positions"}
-            )
-            first, second = (answers[0].tensors[f"{n} loss"] for n in ("first", "second"))
-            yield Finding("dropout", not torch.equal(first, second), "another loss each time", "the same", 0)
-        case _:
-            yield from evidence.usual()
-
-
-def _gpt_traffic(case: Case, evidence: ModuleEvidence, inputs: Inputs) -> Iterator[Finding]:
-    """The blocks, the embedding's sum forward and the head's backward, and a few numbers a token."""
-    layers = config_of(case).num_layers
-    tokens = inputs["ids"][0].numel()
-    for phase in ("forward", "backward"):
-        calls = [
-            *_block_calls(case, inputs, phase, layers),
-            ("all_reduce", 8 * tokens * case.params["hidden"]),
-        ]
-        yield from evidence.traffic("communication", phase, *calls, ignore=5 * 8 * tokens)
+EXERCISE = Exercise(
+    BLOCK_ID,
+    "The block",
+    ("TensorParallelBlock",),
+    {
+        "values": BLOCK.run(use_part),
+        "sequence": BLOCK.run(use_part),
+        "kept": BLOCK.run(_measure_kept),
+        "dropout": replace(BLOCK.run(_watch_dropout), inputs=_inputs_for_dropout),
+        "subgroup": BLOCK.run(use_part),
+        "own-parts": BLOCK.run(use_part),
+    },
+    _cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            3,
+            "Every rank's output is that of the whole block.",
+            "a residual or norm forgotten",
+            {"values": equals("output")},
+        ),
+        Property(
+            "input-gradients",
+            "numbers",
+            2,
+            "Every rank's gradient of x is that of the whole block.",
+            "a residual cut",
+            {"values": equals("input_grad")},
+        ),
+        Property(
+            "parameter-gradients",
+            "numbers",
+            2,
+            GRADIENTS,
+            "whole parameters have whole gradients already: do not sum them",
+            {"values": equals("grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            1,
+            TRAINED,
+            "the norms' parameters are not this block's own",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "Two all-reduces in forward, two in backward.",
+            "x gathered or summed once more",
+            {"values": sends(block_calls("forward"), block_calls("backward"))},
+        ),
+        Property(
+            "stored-shards",
+            "mechanism",
+            2,
+            STORED,
+            "the whole block was kept as an attribute, or its norms shared",
+            {"values": keeps_blocks},
+        ),
+        Property(
+            "sequence-parallel",
+            "numbers",
+            4,
+            "With tokens divided: outputs, gradients and trained weights are those of the whole block.",
+            "the norms' gradients know this rank's tokens only: send their parameters through f",
+            {"sequence": EVERYTHING},
+        ),
+        Property(
+            "sequence-communication",
+            "mechanism",
+            2,
+            "With tokens divided: two gathers and two scatters in forward; in backward two more gathers.",
+            "the block was built from column_parallel and row_parallel",
+            {"sequence": sends(block_calls("forward"), block_calls("backward"), ignore=_vectors)},
+        ),
+        Property(
+            "kept-activations",
+            "mechanism",
+            2,
+            "What is kept for backward is what the plan calls for, with whole and with divided tokens.",
+            "the gathered x is kept, or tokens are gathered before a norm",
+            {"kept": _keeps_what_the_plan_says},
+        ),
+        Property(
+            "dropout",
+            "mechanism",
+            3,
+            "What is cut drops differently on every rank, what is whole drops alike, evaluation drops"
+            " nothing.",
+            "one stream for both: cut regions draw from own(), whole ones from shared()",
+            {"dropout": every(_drops_apart, _drops_alike_what_is_whole)},
+        ),
+        subgroup(every(equals("output"), stays_in_group)),
+        Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
+    ),
+    builds_on=(ATTENTION_ID, STREAMS_ID, PAIR_ID, PRODUCTS_ID),
+    forbids=TORCHS_OWN,
+)

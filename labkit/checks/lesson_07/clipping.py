@@ -1,88 +1,189 @@
-"""The check of `clip_grad_norm`: one norm for a model of which some parameters are cut and some are whole."""
+"""What `07.clip-grad-norm` must show: one norm for a model of which some parameters are cut, some whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.lesson_07.trial import calls_of
-from labkit.checks.old_form import Finding
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_07.modules import PAIRS, case_maker, subgroup
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import calls_of, calls_text, on_each, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
-from labkit.checks.shared.sharded_evidence import calls_text, finding, within_group
-from labkit.checks.shared.sharded_layer import charged, drawn, dtype_of
+from labkit.checks.shared.split import drawn, dtype_of
 
+CLIP_ID = "07.clip-grad-norm"
 CUT = {"first": (8, 3), "second": (4, 5)}
 WHOLE = {"norm": (7,), "positions": (3, 4)}
+clip_case = case_maker(max_norm=2.0)
 
 
-def clip_inputs(case: Case, generator: torch.Generator) -> Inputs:
+def _cases(seed: int) -> list[Case]:
+    return [
+        clip_case("two ranks", "values", 2, seed),
+        clip_case("a small norm", "small", 2, seed, scale=0.01),
+        clip_case("without gradient", "missing", 2, seed),
+        clip_case("nothing cut", "none-cut", 2, seed),
+        clip_case("bfloat16", "low", 2, seed, dtype="bfloat16"),
+        clip_case("four ranks", "values", 4, seed, max_norm=0.5),
+        clip_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """The gradients of the whole model for each group; the norm of the whole ones is a large part."""
-    scale = case.params.get("scale", 1.0)
-    return {
-        name: scale * drawn(case, generator, len(groups_of(case)), *shape)
-        for name, shape in {**CUT, **WHOLE}.items()
-    }
+    scale, groups = case.params.get("scale", 1.0), len(groups_of(case))
+    return {n: scale * drawn(case, generator, groups, *shape) for n, shape in (CUT | WHOLE).items()}
 
 
-def _gradients(case: Case, inputs: Inputs, rank: int) -> dict[str, torch.Tensor]:
+def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """The gradients that a rank has: its blocks of the cut ones."""
     place = place_of(case, rank)
-    found = {name: place.block(inputs[name][place.index], 0) for name in CUT}
-    return found | {name: inputs[name][place.index] for name in WHOLE}
+    return {n: place.block(t[place.index], 0 if n in CUT else None) for n, t in inputs.items()}
 
 
-def clip_on_rank(rank: Rank) -> None:
-    """Clip what this rank has. "missing": some parameters have no gradient. "none-cut": none is cut."""
-    group, case = enter_group(rank), rank.case
-    parameters = {}
-    for name, gradient in _gradients(case, rank.inputs, rank.rank).items():
+def _clip(rank: Rank, cut_names: tuple[str, ...] = tuple(CUT), bare: int = 0) -> None:
+    """Clip what this rank has. Answers: norm, grad.NAME. Recording: all.
+
+    cut_names: those of the cut parameters that are there. bare: parameters without gradient beside them.
+    """
+    group, parameters = enter_group(rank), {}
+    for name, gradient in rank.inputs.items():
         parameters[name] = nn.Parameter(torch.zeros_like(gradient))
         parameters[name].grad = gradient.clone()
-    cut, whole = [parameters[n] for n in CUT], [parameters[n] for n in WHOLE]
-    if case.params["kind"] == "missing":
-        for bare in (cut, whole):
-            bare.append(nn.Parameter(torch.zeros(5, dtype=dtype_of(case), device=rank.device)))
-    if case.params["kind"] == "none-cut":
-        cut = []
+
+    def those(names: tuple[str, ...]) -> list[nn.Parameter]:
+        zeros = torch.zeros(5, dtype=dtype_of(rank.case), device=rank.device)
+        return [parameters[name] for name in names] + [nn.Parameter(zeros.clone()) for _ in range(bare)]
+
+    cut, whole = those(cut_names), those(tuple(WHOLE))
     with rank.recording("all"):
-        norm = rank.student.clip_grad_norm(cut, whole, case.params["max_norm"], group)
+        norm = rank.student.clip_grad_norm(cut, whole, rank.params["max_norm"], group)
     rank.answer("norm", torch.as_tensor(norm).double().reshape(()))
     for name, parameter in parameters.items():
         rank.answer(f"grad.{name}", parameter.grad)
 
 
-def _difference(expected: torch.Tensor, seen: torch.Tensor | None) -> str | None:
+# -- judges
+
+
+@dataclass(frozen=True)
+class ClipEvidence(Evidence):
+    """Answers, to be held against the norm of the whole model's gradient, each number counted once."""
+
+    names: tuple[str, ...] = (*CUT, *WHOLE)  # of the parameters that are there
+
+    def norm(self, answer: RankAnswer) -> Tensor:
+        """The norm that a rank's group was to find."""
+        index = place_of(self.case, answer.rank).index
+        return torch.stack([self.inputs[n][index].double().square().sum() for n in self.names]).sum().sqrt()
+
+
+def _right_norm(evidence: ClipEvidence, answer: RankAnswer) -> Finding:
+    norm, seen = evidence.norm(answer), answer.tensors.get("norm", torch.tensor(torch.nan))
+    close = torch.allclose(norm, seen, rtol=1e-4 if evidence.case.params.get("dtype") else 1e-9)
+    told = f"norm {norm.item():.6g}, of all numbers of the whole model once"
+    return Finding(close, told, f"{seen.item():.6g}", answer.rank)
+
+
+def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        factor = min(1.0, evidence.case.params["max_norm"] / evidence.norm(answer).item())
+        for name, gradient in _hand(evidence.case, evidence.inputs, answer.rank).items():
+            there = name in evidence.names
+            expected = (gradient.double() * factor).to(gradient.dtype) if there else gradient
+            wrong = _difference(expected, answer.tensors.get(f"grad.{name}"))
+            told = f"gradient of {name}, times {factor:.4g}"
+            yield Finding(wrong is None, told, wrong or "", answer.rank)
+
+
+def _difference(expected: Tensor, seen: Tensor | None) -> str | None:
     """At float32's tolerance: some divide by the norm plus 1e-6, as torch does."""
     if seen is None or seen.dtype != torch.float64:
         return difference(expected, seen)
     return difference(expected.float(), seen.float())
 
 
-def judge_clip(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Compare with the norm of the whole model's gradient, each number counted once."""
-    kind = case.params["kind"]
-    for answer in answers:
-        place = place_of(case, answer.rank)
-        names = list(WHOLE) if kind == "none-cut" else [*CUT, *WHOLE]
-        square = sum(inputs[n][place.index].double().square().sum() for n in names)
-        norm = torch.as_tensor(square).sqrt()
-        seen = answer.tensors.get("norm", torch.tensor(torch.nan))
-        close = torch.allclose(norm, seen, rtol=1e-4 if case.params.get("dtype") else 1e-9)
-        told = f"norm {norm.item():.6g}, of all numbers of the whole model once"
-        yield finding(charged(case, "total-norm"), close, told, f"{seen.item():.6g}", answer)
-        factor = min(1.0, case.params["max_norm"] / norm.item())
-        for name, gradient in _gradients(case, inputs, answer.rank).items():
-            scaled = gradient if name not in names else (gradient.double() * factor).to(gradient.dtype)
-            told = f"gradient of {name}, times {factor:.4g}"
-            wrong = _difference(scaled, answer.tensors.get(f"grad.{name}"))
-            yield finding(charged(case, "scaled-gradients"), wrong is None, told, wrong or "", answer)
-        if kind == "subgroup":
-            yield within_group("subgroup", case, answer)
-        if "communication" in case.properties:
-            calls = calls_of(answer, "all")
-            one = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
-            yield finding("communication", one, "one all_reduce of one number", calls_text(calls), answer)
+def _one_number(evidence: ClipEvidence, answer: RankAnswer) -> Finding:
+    calls = calls_of(answer, "all")
+    one = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
+    return Finding(one, "one all_reduce of one number", calls_text(calls), answer.rank)
+
+
+_NORM_AND_GRADIENTS = every(on_each(_right_norm), _scaled)
+_CLIPPED = Run(_clip, _inputs, _hand, ClipEvidence)
+EXERCISE = Exercise(
+    CLIP_ID,
+    "One norm for cut and whole",
+    ("clip_grad_norm",),
+    {
+        "values": _CLIPPED,
+        "small": _CLIPPED,
+        "missing": Run(partial(_clip, bare=1), _inputs, _hand, ClipEvidence),
+        "none-cut": Run(
+            partial(_clip, cut_names=()), _inputs, _hand, partial(ClipEvidence, names=tuple(WHOLE))
+        ),
+        "low": _CLIPPED,
+        "subgroup": _CLIPPED,
+    },
+    _cases,
+    (
+        Property(
+            "total-norm",
+            "numbers",
+            3,
+            "The norm is that of the whole model's gradient.",
+            "whole parameters counted on every rank: t times too much; or norms added where squares are"
+            " meant",
+            {"values": on_each(_right_norm)},
+        ),
+        Property(
+            "scaled-gradients",
+            "numbers",
+            2,
+            "All gradients are scaled by max_norm / norm.",
+            "only the cut ones were scaled",
+            {"values": _scaled},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            1,
+            "One all-reduce of one number.",
+            "one for each parameter; or gradients gathered",
+            {"values": on_each(_one_number)},
+        ),
+        Property(
+            "small-norms",
+            "robustness",
+            1,
+            "A smaller norm leaves gradients as they are.",
+            "scaled up to max_norm",
+            {"small": _NORM_AND_GRADIENTS},
+        ),
+        Property(
+            "missing-gradients",
+            "robustness",
+            1,
+            "Parameters without gradient are left out; a rank without cut parameters takes part.",
+            "`if cut:` around the collective leaves the other ranks waiting",
+            {"missing": _NORM_AND_GRADIENTS, "none-cut": _NORM_AND_GRADIENTS},
+        ),
+        Property(
+            "low-precision",
+            "robustness",
+            1,
+            "Squares of 16-bit gradients are summed in 32 bits.",
+            "float() before square()",
+            {"low": _NORM_AND_GRADIENTS},
+        ),
+        subgroup(every(_NORM_AND_GRADIENTS, stays_in_group)),
+    ),
+    forbids=("torch.nn.utils.clip_grad_norm_",),
+)

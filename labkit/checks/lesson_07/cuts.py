@@ -14,9 +14,6 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-CUT_PARAMETERS = ("qkv_weight", "qkv_bias", "output_weight", "up_weight", "up_bias", "down_weight",
-                  "tokens.weight", "head_weight")  # fmt: skip
-
 
 def part_of(state: Mapping[str, Tensor], prefix: str) -> State:
     """The entries under a prefix, without it."""

@@ -1,27 +1,46 @@
-"""The check of `initial_weight`: what each rank draws for itself, and what all draw alike."""
+"""What `07.initial-weights` must show: what each rank draws for itself, and what all draw alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.lesson_07.trial import refused
-from labkit.checks.old_form import Finding
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_07.modules import PAIRS, case_maker, subgroup
+from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.beside import is_refused, same
 from labkit.checks.shared.places import enter_group, place_of
-from labkit.checks.shared.sharded_evidence import compared, finding
-from labkit.checks.shared.sharded_layer import charged
 
-KINDS = {"cut along dim 0": 0, "cut along dim 1": 1, "whole": None}
-DRAWN = KINDS | {f"{name}, again": cut for name, cut in KINDS.items()}
+INITIAL_ID = "07.initial-weights"
+CUT: dict[str, int | None] = {"cut along dim 0": 0, "cut along dim 1": 1}
+WHOLE: dict[str, int | None] = {"whole": None}
 ALIKE = 0.1  # a correlation of two blocks; by chance less than 0.01, of the same numbers 1
 OFF = 0.04  # of the standard deviation; by chance less than 0.007, by a block's fan-in at least 0.4
+initial_case = case_maker(shape=[256, 384])
 
 
-def initial_on_rank(rank: Rank) -> None:
+def _cases(seed: int) -> list[Case]:
+    return [
+        initial_case("two ranks", "values", 2, seed),
+        initial_case("four ranks", "values", 4, seed),
+        initial_case("254 rows", "uneven", 4, seed, shape=[254, 384]),
+        initial_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+def _twice(names: dict[str, int | None]) -> dict[str, int | None]:
+    """Each weight is drawn a second time."""
+    return names | {f"{name}, again": cut for name, cut in names.items()}
+
+
+DRAWN = _twice(CUT | WHOLE)
+
+
+def _draw_weights(rank: Rank) -> None:
     """Draw cut and whole weights, two of each kind. Answers: the names in DRAWN.
 
     Torch's own generator is alike on the ranks where a weight is cut, and differs where it is whole, so that
@@ -29,66 +48,85 @@ def initial_on_rank(rank: Rank) -> None:
     """
     group, shape = enter_group(rank), tuple(rank.params["shape"])
     streams = rank.student.RandomStreams(rank.case.seed, group)
-    if rank.params["kind"] == "uneven":
-        with rank.expect_error("refusal"):
-            rank.student.initial_weight(shape, 0, streams, group)
-        return
     for number, (name, cut) in enumerate(DRAWN.items()):
         seed_generators(number if cut is not None else 100 * (1 + rank.rank) + number)
         rank.answer(name, rank.student.initial_weight(shape, cut, streams, group))
 
 
-def judge_initial(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Shapes, whether draws are alike or apart, and their spread."""
-    if case.params["kind"] == "uneven":
-        yield from refused(
-            "uneven-sizes", answers, "refusal", ["ValueError"], case.params["shape"][0], case.ranks
-        )
-        return
-    for answer in answers:
-        place = place_of(case, answer.rank)
-        shapes = list(_shapes(case, answer, place.size))
-        yield from shapes
-        if not all(each.passed for each in shapes):
-            continue  # what has another shape cannot be held against anything
-        yield from _between_ranks(
-            case, answer, [answers[member] for member in place.members[: place.position]]
-        )
-        yield from _in_time(case, answer)
-        if case.params["kind"] == "values":
-            yield from _spread(case, answer)
+def _ask_for_uneven(rank: Rank) -> None:
+    """Fact: refusal."""
+    group, shape = enter_group(rank), tuple(rank.params["shape"])
+    streams = rank.student.RandomStreams(rank.case.seed, group)
+    with rank.expect_error("refusal"):
+        rank.student.initial_weight(shape, 0, streams, group)
 
 
-def _shapes(case: Case, answer: RankAnswer, size: int) -> Iterator[Finding]:
-    about = charged(case, "own-blocks")
-    for name, cut in DRAWN.items():
-        wanted = [n // size if dim == cut else n for dim, n in enumerate(case.params["shape"])]
-        tensor = answer.tensors.get(name)
-        seen = None if tensor is None else list(tensor.shape)
-        yield finding(about, seen == wanted, f"{name}: this rank's part, {wanted}", f"{seen}", answer)
+# -- judges
 
 
-def _between_ranks(case: Case, answer: RankAnswer, earlier: list[RankAnswer]) -> Iterator[Finding]:
-    """Against the ranks before it in its group: a whole weight is theirs, a block is not."""
-    for name, cut in DRAWN.items():
-        for other in earlier:
-            theirs = other.tensors.get(name)
-            if theirs is None:
-                continue  # held against that rank already
-            if cut is None:
-                told = f"{name}: what rank {other.rank} has"
-                yield compared(charged(case, "whole-alike"), told, theirs, answer, name)
-                continue
+def _parts(names: dict[str, int | None]) -> Judge:
+    """What a rank drew under these names has the shape of its part."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for name in names:
+                wanted, seen = _shape(evidence.case, name, answer), _seen_shape(answer, name)
+                told = f"{name}: this rank's part, {wanted}"
+                yield Finding(seen == wanted, told, f"{seen}", answer.rank)
+
+    return judge
+
+
+def _shape(case: Case, name: str, answer: RankAnswer) -> list[int]:
+    size, cut = place_of(case, answer.rank).size, DRAWN[name]
+    return [n // size if dim == cut else n for dim, n in enumerate(case.params["shape"])]
+
+
+def _seen_shape(answer: RankAnswer, name: str) -> list[int] | None:
+    tensor = answer.tensors.get(name)
+    return None if tensor is None else list(tensor.shape)
+
+
+def _of_right_shape(find: Callable[[Evidence, RankAnswer], Iterator[Finding]]) -> Judge:
+    """A judge of the ranks that drew parts of the right shape: no others can be held against anything."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            if all(_seen_shape(answer, name) == _shape(evidence.case, name, answer) for name in DRAWN):
+                yield from find(evidence, answer)
+
+    return judge
+
+
+def _earlier(evidence: Evidence, answer: RankAnswer, name: str) -> Iterator[tuple[RankAnswer, Tensor]]:
+    """The ranks before this one in its group, and what they drew under a name."""
+    place = place_of(evidence.case, answer.rank)
+    for member in place.members[: place.position]:
+        if name in evidence.answers[member].tensors:
+            yield evidence.answers[member], evidence.answers[member].tensors[name]
+
+
+def _as_other_ranks(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    for name in _twice(WHOLE):
+        for other, theirs in _earlier(evidence, answer, name):
+            yield same(f"{name}: what rank {other.rank} has", theirs, answer, name)
+
+
+def _unlike_other_ranks(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    for name in _twice(CUT):
+        for other, theirs in _earlier(evidence, answer, name):
             told = f"{name}: numbers that are not those of rank {other.rank}"
             apart = not _same_numbers(answer.tensors[name], theirs)
-            yield finding(charged(case, "own-blocks"), apart, told, "the same numbers", answer)
+            yield Finding(apart, told, "the same numbers", answer.rank)
 
 
-def _in_time(case: Case, answer: RankAnswer) -> Iterator[Finding]:
-    for name, cut in KINDS.items():
-        about = charged(case, "whole-alike" if cut is None else "own-blocks")
-        apart = not _same_numbers(answer.tensors[name], answer.tensors[f"{name}, again"])
-        yield finding(about, apart, f"{name}: other numbers the next time", "the same numbers", answer)
+def _others_next_time(names: dict[str, int | None]) -> Judge:
+    def find(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+        for name in names:
+            apart = not _same_numbers(answer.tensors[name], answer.tensors[f"{name}, again"])
+            yield Finding(apart, f"{name}: other numbers the next time", "the same numbers", answer.rank)
+
+    return _of_right_shape(find)
 
 
 def _same_numbers(one: Tensor, two: Tensor) -> bool:
@@ -99,11 +137,62 @@ def _same_numbers(one: Tensor, two: Tensor) -> bool:
     return not bool((x @ y).abs() < ALIKE * x.norm() * y.norm())
 
 
-def _spread(case: Case, answer: RankAnswer) -> Iterator[Finding]:
-    fan_in = case.params["shape"][1]
-    for name in KINDS:
+def _spread(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    fan_in = evidence.case.params["shape"][1]
+    for name in CUT | WHOLE:
         scaled = answer.tensors[name].double() * fan_in**0.5
         mean, deviation = scaled.mean().item(), scaled.std().item()
         told = f"{name}: mean 0, standard deviation 1 / sqrt({fan_in})"
         seen = f"mean {mean:.3f}, standard deviation {deviation:.3f} / sqrt({fan_in})"
-        yield finding("spread", abs(mean) < OFF and abs(deviation - 1) < OFF, told, seen, answer)
+        yield Finding(abs(mean) < OFF and abs(deviation - 1) < OFF, told, seen, answer.rank)
+
+
+def _refused_sizes(case: Case) -> tuple[int, int]:
+    return case.params["shape"][0], case.ranks
+
+
+_BLOCKS = every(_parts(_twice(CUT)), _of_right_shape(_unlike_other_ranks), _others_next_time(CUT))
+_WHOLES = every(_parts(_twice(WHOLE)), _of_right_shape(_as_other_ranks), _others_next_time(WHOLE))
+EXERCISE = Exercise(
+    INITIAL_ID,
+    "Weights that nobody holds whole",
+    ("initial_weight",),
+    {"values": Run(_draw_weights), "uneven": Run(_ask_for_uneven), "subgroup": Run(_draw_weights)},
+    _cases,
+    (
+        Property(
+            "own-blocks",
+            "mechanism",
+            2,
+            "Each rank draws a block of its own of a cut weight, and other numbers the next time.",
+            "the block was drawn from shared(), so that all ranks have the same features",
+            {"values": every(_parts(DRAWN), _BLOCKS)},
+        ),
+        Property(
+            "whole-alike",
+            "mechanism",
+            2,
+            "A whole weight is the same on every rank.",
+            "it was drawn from own(): the copies differ from the first step on",
+            {"values": every(_of_right_shape(_as_other_ranks), _others_next_time(WHOLE))},
+        ),
+        Property(
+            "spread",
+            "numbers",
+            2,
+            "The standard deviation is 1 / sqrt(in), with `in` of the whole weight.",
+            "a block cut along dim 1 has in / t inputs; the rest of the sum is on the other ranks",
+            {"values": _of_right_shape(_spread)},
+        ),
+        Property(
+            "uneven-sizes",
+            "robustness",
+            1,
+            "A size that does not divide is a ValueError that names it and the ranks.",
+            "n // t drops the rest",
+            {"uneven": is_refused("refusal", "ValueError", names=_refused_sizes)},
+        ),
+        subgroup(every(_BLOCKS, _WHOLES)),
+    ),
+    builds_on=(STREAMS_ID,),
+)

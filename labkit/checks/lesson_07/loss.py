@@ -1,8 +1,10 @@
-"""The check of `vocab_parallel_cross_entropy`: a loss whose logits are cut by the vocabulary."""
+"""What `07.vocab-parallel-cross-entropy` must show: a loss whose logits are cut by the vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,19 +12,50 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.lesson_07.trial import calls_of, refused
-from labkit.checks.old_form import Finding
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, case_maker, subgroup
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import (
+    calls_of,
+    calls_text,
+    is_refused,
+    on_each,
+    same,
+    stays_in_group,
+)
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
-from labkit.checks.shared.sharded_evidence import calls_text, compared, finding, within_group
-from labkit.checks.shared.sharded_layer import charged, drawn, dtype_of
+from labkit.checks.shared.split import drawn, dtype_of
 
+LOSS_ID = "07.vocab-parallel-cross-entropy"
 MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponentials, and room for two more
 MOST_CALLS = 5
 BEYOND = 1e4  # what the logits of columns that do not exist hold: large, so that counting them shows
 
+loss_case = case_maker(batch=2, sequence=5, vocabulary=12)
 
-def loss_inputs(case: Case, generator: torch.Generator) -> Inputs:
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        loss_case("12 tokens", "values", 2, seed, times=-1.5),
+        loss_case("11 tokens", "uneven", 2, seed, vocabulary=11),
+        loss_case("some ignored", "ignored", 2, seed),
+        loss_case("another ignore_index", "ignored", 2, seed, ignore_index=3),
+        loss_case("smoothed", "smoothed", 2, seed, label_smoothing=0.2),
+        loss_case("large logits", "large", 2, seed, scale=900.0),
+        loss_case("bfloat16", "bfloat16", 2, seed, dtype="bfloat16"),
+        loss_case("targets outside", "wrong-targets", 2, seed, vocabulary=11),
+        loss_case("24 tokens", "values", 4, seed, vocabulary=24, times=2.0),
+        loss_case("all targets on rank 2", "owner", 4, seed, owner=2),
+        loss_case("5 tokens: a rank without any", "uneven", 4, seed, vocabulary=5),
+        loss_case("smoothed and padded", "smoothed", 4, seed, vocabulary=10, label_smoothing=0.1),
+        loss_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+# -- what a rank is handed, and does
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each group: logits [b, s, V] whose largest columns are in different blocks, and targets [b, s]."""
     p = case.params
     shape = (len(groups_of(case)), p["batch"], p["sequence"])
@@ -35,9 +68,19 @@ def loss_inputs(case: Case, generator: torch.Generator) -> Inputs:
         edges = [e for r in range(p["vocabulary"] // rows + 1) for e in (r * rows, r * rows + rows - 1)]
         edges = [e for e in edges if e < p["vocabulary"]][: p["batch"] * p["sequence"]]
         targets.view(shape[0], -1)[:, : len(edges)] = torch.tensor(edges)
-    if p["kind"] == "ignored":
-        targets.view(shape[0], -1)[:, 1::3] = p.get("ignore_index", -100)
     return {"logits": logits.to(dtype_of(case)), "targets": targets}
+
+
+def _some_ignored(case: Case, generator: torch.Generator) -> Inputs:
+    found = _inputs(case, generator)
+    found["targets"].view(len(groups_of(case)), -1)[:, 1::3] = case.params.get("ignore_index", -100)
+    return found
+
+
+def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    place = place_of(case, rank)
+    logits = _own_columns(case, inputs["logits"][place.index], place)
+    return {"logits": logits, "targets": inputs["targets"][place.index]}
 
 
 def _own_columns(case: Case, logits: Tensor, place: Place) -> Tensor:
@@ -52,72 +95,187 @@ def _options(case: Case) -> dict[str, Any]:
     return {name: case.params[name] for name in ("ignore_index", "label_smoothing") if name in case.params}
 
 
-def loss_on_rank(rank: Rank) -> None:
-    """Ask for the loss and its gradient, or for that of targets outside the vocabulary."""
-    group, place, case = enter_group(rank), place_of(rank.case, rank.rank), rank.case
-    ask, vocabulary = rank.student.vocab_parallel_cross_entropy, case.params["vocabulary"]
-    whole, targets = rank.inputs["logits"][place.index], rank.inputs["targets"][place.index].clone()
-    logits = _own_columns(case, whole, place).requires_grad_()
-    if case.params["kind"] == "wrong-targets":
-        for name, wrong in (("too large", vocabulary), ("negative", -7)):
-            targets[-1, -1] = wrong
-            with rank.expect_error(name):
-                ask(logits, targets, vocabulary, group)
-        return
+def _ask(rank: Rank) -> None:
+    """Answers: loss, grad, logits after. Recordings: forward, backward."""
+    group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
+    ask, vocabulary = rank.student.vocab_parallel_cross_entropy, rank.params["vocabulary"]
     with rank.recording("forward"):
-        loss = ask(logits, targets, vocabulary, group, **_options(case))
+        loss = ask(logits, rank.inputs["targets"].clone(), vocabulary, group, **_options(rank.case))
     rank.answer("loss", loss)
-    with rank.attempt(charged(case, "gradients")), rank.recording("backward"):
-        (loss * case.params.get("times", 1.0)).backward()
+    with rank.attempt("gradients"), rank.recording("backward"):
+        (loss * rank.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
     rank.answer("logits after", logits)
 
 
-def _reference(case: Case, inputs: Inputs, index: int) -> tuple[Tensor, Tensor]:
-    """The loss, and the gradient of the whole logits, by F.cross_entropy."""
-    logits = inputs["logits"][index].clone().requires_grad_()
-    lifted = logits if logits.dtype == torch.float64 else logits.float()
-    loss = F.cross_entropy(lifted.flatten(0, 1), inputs["targets"][index].flatten(), **_options(case))
-    (loss * case.params.get("times", 1.0)).backward()
-    assert logits.grad is not None
-    return loss.detach(), logits.grad
+def _ask_for_wrong_targets(rank: Rank) -> None:
+    """Facts: too large, negative."""
+    group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
+    ask, vocabulary = rank.student.vocab_parallel_cross_entropy, rank.params["vocabulary"]
+    targets = rank.inputs["targets"].clone()
+    for name, wrong in (("too large", vocabulary), ("negative", -7)):
+        targets[-1, -1] = wrong
+        with rank.expect_error(name):
+            ask(logits, targets, vocabulary, group)
 
 
-def judge_loss(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Compare with F.cross_entropy of the whole logits."""
-    kind = case.params["kind"]
-    if kind == "wrong-targets":
-        for name in ("too large", "negative"):
-            yield from refused("wrong-targets", answers, name, ["ValueError", "IndexError"])
-        return
-    for answer in answers:
-        place = place_of(case, answer.rank)
-        loss, gradient = _reference(case, inputs, place.index)
-        about = charged(case, "loss-value")
-        yield compared(about, "F.cross_entropy of the whole logits", loss, answer, "loss")
-        expected = _own_columns(case, gradient, place)
+# -- judges
+
+
+@dataclass(frozen=True)
+class LossEvidence(Evidence):
+    """Answers, to be held against F.cross_entropy of the whole logits."""
+
+    @cached_property
+    def references(self) -> list[tuple[Tensor, Tensor]]:
+        """For each group the loss, and the gradient of the whole logits."""
+        return [self._reference(index) for index in range(len(groups_of(self.case)))]
+
+    def _reference(self, index: int) -> tuple[Tensor, Tensor]:
+        logits = self.inputs["logits"][index].clone().requires_grad_()
+        lifted = logits if logits.dtype == torch.float64 else logits.float()
+        targets = self.inputs["targets"][index].flatten()
+        loss = F.cross_entropy(lifted.flatten(0, 1), targets, **_options(self.case))
+        (loss * self.case.params.get("times", 1.0)).backward()
+        assert logits.grad is not None
+        return loss.detach(), logits.grad
+
+
+def _right_loss(evidence: LossEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        loss, _ = evidence.references[place_of(evidence.case, answer.rank).index]
+        yield same("F.cross_entropy of the whole logits", loss, answer, "loss")
+
+
+def _right_gradients(evidence: LossEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        expected = _own_columns(evidence.case, evidence.references[place.index][1], place)
         real = expected.masked_fill(expected == BEYOND, 0.0)
-        told = "this rank's columns of the gradient of the whole logits"
-        yield compared(charged(case, "gradients"), told, real, answer, "grad")
-        if "scalars-only" in case.properties:
-            given = _own_columns(case, inputs["logits"][place.index], place)
-            yield compared("gradients", "the logits as they were handed over", given, answer, "logits after")
-            yield from _scalars(case, inputs, answer)
-        if kind == "subgroup":
-            yield within_group("subgroup", case, answer)
+        yield same("this rank's columns of the gradient of the whole logits", real, answer, "grad")
 
 
-def _scalars(case: Case, inputs: Inputs, answer: RankAnswer) -> Iterator[Finding]:
-    tokens = inputs["targets"][0].numel()
-    room = MOST_NUMBERS * tokens * 8
-    calls = calls_of(answer, "forward")
-    few = (
-        len(calls) <= MOST_CALLS
-        and {op for op, _ in calls} == {"all_reduce"}
-        and sum(n for _, n in calls) <= room
-    )
-    told = f"forward: all_reduces of a few numbers a token, at most {room:,} bytes"
-    yield finding("scalars-only", few, told, f"forward: {calls_text(calls)}", answer)
-    later = calls_of(answer, "backward")
-    seen = f"backward: {calls_text(later)}"
-    yield finding("scalars-only", not later, "backward: no communication", seen, answer)
+def _logits_kept(evidence: LossEvidence, answer: RankAnswer) -> Finding:
+    given = _hand(evidence.case, evidence.inputs, answer.rank)["logits"]
+    return same("the logits as they were handed over", given, answer, "logits after")
+
+
+def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
+    room = MOST_NUMBERS * evidence.inputs["targets"][0].numel() * 8
+    for answer in evidence.answers:
+        calls, later = calls_of(answer, "forward"), calls_of(answer, "backward")
+        sums = {op for op, _ in calls} == {"all_reduce"}
+        few = sums and len(calls) <= MOST_CALLS and sum(n for _, n in calls) <= room
+        told = f"forward: all_reduces of a few numbers a token, at most {room:,} bytes"
+        yield Finding(few, told, f"forward: {calls_text(calls)}", answer.rank)
+        told, seen = "backward: no communication", f"backward: {calls_text(later)}"
+        yield Finding(not later, told, seen, answer.rank)
+
+
+LOSS_AND_GRADIENTS: Judge = every(_right_loss, _right_gradients)
+_ASKED = Run(_ask, _inputs, _hand, LossEvidence)
+EXERCISE = Exercise(
+    LOSS_ID,
+    "A loss without whole logits",
+    ("vocab_parallel_cross_entropy",),
+    {
+        "values": _ASKED,
+        "owner": _ASKED,
+        "uneven": _ASKED,
+        "ignored": Run(_ask, _some_ignored, _hand, LossEvidence),
+        "smoothed": _ASKED,
+        "large": _ASKED,
+        "bfloat16": _ASKED,
+        "wrong-targets": Run(_ask_for_wrong_targets, _inputs, _hand),
+        "subgroup": _ASKED,
+    },
+    _cases,
+    (
+        Property(
+            "loss-value",
+            "numbers",
+            3,
+            "Every rank has the mean loss of all tokens.",
+            "the maximum, the sum of exponentials or the target's logit was not reduced over the ranks",
+            {"values": _right_loss},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Each rank has its columns of the gradient: softmax minus one at the target.",
+            "a sum that is differentiated needs g, whose backward is the identity; all_reduce cuts the graph",
+            {"values": every(_right_gradients, on_each(_logits_kept))},
+        ),
+        Property(
+            "scalars-only",
+            "mechanism",
+            3,
+            "A few numbers a token are sent, in forward only.",
+            "the logits were gathered: that is V numbers a token",
+            {"values": _few_numbers},
+        ),
+        Property(
+            "one-owner",
+            "robustness",
+            1,
+            "All targets may lie on one rank.",
+            "the other ranks must add zero, not logit 0",
+            {"owner": LOSS_AND_GRADIENTS},
+        ),
+        Property(
+            "uneven-vocabulary",
+            "robustness",
+            2,
+            "Columns beyond the vocabulary are as if they were not there.",
+            "they take part in the maximum or the sum of exponentials; set them to -inf",
+            {"uneven": LOSS_AND_GRADIENTS},
+        ),
+        Property(
+            "ignore-index",
+            "numbers",
+            2,
+            "Tokens to be ignored count neither in the sum nor in the mean.",
+            "the mean is over the tokens that count; -100 is not a wrong target",
+            {"ignored": LOSS_AND_GRADIENTS},
+        ),
+        Property(
+            "label-smoothing",
+            "numbers",
+            2,
+            "Label smoothing spreads over the whole vocabulary.",
+            "the mean over this rank's columns, or over padded ones, instead of over all V",
+            {"smoothed": LOSS_AND_GRADIENTS},
+        ),
+        Property(
+            "large-logits",
+            "robustness",
+            2,
+            "Logits in the hundreds, largest on different ranks, neither overflow nor vanish.",
+            "each rank took its own maximum: exponentials must be relative to one maximum for all",
+            {"large": LOSS_AND_GRADIENTS},
+        ),
+        Property(
+            "low-precision",
+            "robustness",
+            1,
+            "16-bit logits are computed with as float32.",
+            "lift them before exp",
+            {"bfloat16": LOSS_AND_GRADIENTS},
+        ),
+        Property(
+            "wrong-targets",
+            "robustness",
+            1,
+            "A target outside the vocabulary is a ValueError on every rank.",
+            "no rank owns it, so that the loss is silently too large",
+            {
+                "wrong-targets": every(
+                    *(is_refused(name, "ValueError", "IndexError") for name in ("too large", "negative"))
+                )
+            },
+        ),
+        subgroup(every(LOSS_AND_GRADIENTS, stays_in_group)),
+    ),
+    forbids=TORCHS_OWN,
+)

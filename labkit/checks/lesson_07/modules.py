@@ -1,21 +1,49 @@
-"""The modules of lesson 07 as trials: attention, embedding, block and GPT; the checks of the first two."""
+"""What the exercises of lesson 07 share: the model of a case, how cases are made, and a few judges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.lesson_07.cuts import cut_attention, cut_block, cut_gpt, cut_table
-from labkit.checks.lesson_07.trial import ModuleEvidence, Trial, refused, use_module
-from labkit.checks.old_form import Finding
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Finding, Judge, Property, Run
 from labkit.checks.rank import Rank
-from labkit.checks.shared.places import enter_group
-from labkit.checks.shared.sharded_evidence import nbytes
-from labkit.checks.shared.sharded_layer import dtype_of
-from labkit.model import Attention, Block, ModelConfig, Transformer, explicit_attention, gpt
+from labkit.checks.shared.beside import STEPS, Call, same
+from labkit.checks.shared.split import Drawn, Split, SplitEvidence, build_and_use, loaded, under
+from labkit.model import ModelConfig, gpt
+
+TORCHS_OWN = (
+    "torch.distributed.tensor.parallel.parallelize_module",
+    "torch.distributed.tensor.parallel.loss_parallel",
+    "torch.distributed.tensor.distribute_tensor",
+    "torch.distributed.tensor.distribute_module",
+)
+PAIRS = [[0, 3], [1, 2]]
+GRADIENTS = "Each rank's parameter gradients are its blocks of the whole module's."
+TRAINED = f"After {STEPS} steps of SGD, each rank holds its blocks of the trained module."
+STORED = "Each rank keeps its blocks under the names asked for, and nothing else stays in memory."
+OWN_PARTS = "Built from your own earlier parts it equals the whole one."
+OWN_PARTS_CAUSE = "an earlier exercise does not pass yet; the other properties are judged with its reference"
+WITHOUT_GROUP = "dist.get_rank() or get_world_size() without the group, or a collective without group="
+
+
+def subgroup(judge: Judge) -> Property:
+    """The property that a group smaller than the job works, judged on cases of that kind."""
+    says = "It works in a group that is not the whole job."
+    return Property("subgroup", "robustness", 1, says, WITHOUT_GROUP, {"subgroup": judge})
+
+
+def case_maker(**usual: Any) -> Callable[..., Case]:
+    """Makes cases whose params are these where a case does not say otherwise."""
+
+    def make(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
+        return Case(name, ranks, {**usual, **params}, seed, kind=kind, own_parts=kind == "own-parts")
+
+    return make
 
 
 def config_of(case: Case) -> ModelConfig:
@@ -36,94 +64,45 @@ def config_of(case: Case) -> ModelConfig:
     )
 
 
-def _hidden_shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    lead = (case.params["batch"], case.params["sequence"], case.params["hidden"])
-    return {"x": lead, "grad_output": lead}
-
-
-def _embedding_shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    lead = (case.params["batch"], case.params["sequence"])
-    return {"ids": lead, "grad_output": (*lead, case.params["hidden"])}
-
-
-def _gpt_shapes(case: Case) -> dict[str, tuple[int, ...]]:
-    lead = (case.params["batch"], case.params["sequence"])
-    return {"ids": lead, "targets": lead}
-
-
-def _run_gpt(model: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
-    return model.loss(*arguments)  # type: ignore[operator]
-
-
 def sequence_parallel(case: Case) -> bool:
     """Whether the case divides the tokens too."""
     return bool(case.params.get("sequence_parallel", False))
 
 
-ATTENTION = Trial(
-    plain=lambda case: Attention(config_of(case), explicit_attention).to(dtype_of(case)),
-    build=lambda rank, full, group: rank.student.TensorParallelAttention.from_attention(full, group),
-    cut=cut_attention,
-    run=lambda module, arguments: module(*arguments),
-    arguments=("x",),
-    shapes=_hidden_shapes,
-)
-EMBEDDING = Trial(
-    plain=lambda case: nn.Embedding(case.params["vocabulary"], case.params["hidden"], dtype=dtype_of(case)),
-    build=lambda rank, full, group: rank.student.VocabParallelEmbedding.from_embedding(full, group),
-    cut=cut_table,
-    run=lambda module, arguments: module(*arguments),
-    arguments=("ids",),
-    shapes=_embedding_shapes,
-)
-BLOCK = Trial(
-    plain=lambda case: Block(config_of(case), explicit_attention).to(dtype_of(case)),
-    build=lambda rank, full, group: rank.student.TensorParallelBlock(
-        full, group, rank.student.RandomStreams(rank.case.seed, group), sequence_parallel(rank.case)
-    ),
-    cut=cut_block,
-    run=lambda module, arguments: module(*arguments),
-    arguments=("x",),
-    shapes=_hidden_shapes,
-)
-GPT = Trial(
-    plain=lambda case: Transformer(config_of(case), explicit_attention).to(dtype_of(case)),
-    build=lambda rank, full, group: rank.student.TensorParallelGPT.from_full(
-        full, group, rank.case.seed, sequence_parallel(rank.case)
-    ),
-    cut=cut_gpt,
-    run=_run_gpt,
-    arguments=("ids", "targets"),
-    shapes=_gpt_shapes,
-)
+def activations(case: Case) -> dict[str, Drawn]:
+    """x and the gradient of the output [b, s, h], of which a rank has its tokens where they are divided."""
+    shape = (case.params["batch"], case.params["sequence"], case.params["hidden"])
+    one = Drawn(shape, cut=1 if sequence_parallel(case) else None)
+    return {"x": one, "grad_output": one}
 
 
-# -- attention
+def refused_sizes(case: Case) -> list[int]:
+    """The numbers that a refusal must name."""
+    return case.params["names"]
 
 
-def attention_on_rank(rank: Rank) -> None:
-    """Use the part, or ask for one that cannot be."""
-    if rank.params["kind"] == "refused":
-        with rank.expect_error("refusal"):
-            ATTENTION.build(rank, ATTENTION.plain(rank.case), enter_group(rank))
-        return
-    use_module(rank, ATTENTION)
-
-
-def judge_attention(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    evidence = ModuleEvidence(case, inputs, answers, ATTENTION)
-    yield from evidence.usual()
-    if case.params["kind"] == "values":
-        one = ("all_reduce", nbytes(inputs["x"][0]))
-        yield from evidence.traffic("communication", "forward", one)
-        yield from evidence.traffic("communication", "backward", one)
-
-
-# -- embedding
+# -- ids
 
 
 IDS: tuple[str, ...] = ("ids", "targets")
+
+
+def at_boundaries(run: Run) -> Run:
+    """The run with ids on the boundaries of the ranks' blocks, or all in one block ("owner")."""
+
+    def inputs(case: Case, generator: torch.Generator) -> Inputs:
+        return with_boundaries(case, run.inputs(case, generator))
+
+    return replace(run, inputs=inputs)
+
+
+def with_boundaries(case: Case, inputs: Inputs) -> Inputs:
+    """The inputs with ids on the boundaries of the blocks, or all in one block ("owner")."""
+    owner = case.params.get("owner")
+    if owner is not None:
+        rows = -(-case.params["vocabulary"] // case.ranks)
+        return inputs | {n: inputs[n] % rows + owner * rows for n in IDS if n in inputs}
+    return inputs | {n: boundary_ids(case, inputs[n]) for n in IDS if n in inputs}
 
 
 def boundary_ids(case: Case, ids: Tensor) -> Tensor:
@@ -137,48 +116,51 @@ def boundary_ids(case: Case, ids: Tensor) -> Tensor:
     return marked
 
 
-def with_boundaries(case: Case, inputs: Inputs) -> Inputs:
-    """The inputs with ids on the boundaries of the blocks, or all in one block ("owner")."""
-    owner = case.params.get("owner")
-    if owner is not None:
-        rows = -(-case.params["vocabulary"] // case.ranks)
-        return inputs | {n: inputs[n] % rows + owner * rows for n in IDS if n in inputs}
-    return inputs | {n: boundary_ids(case, inputs[n]) for n in IDS if n in inputs}
+# -- back to one
 
 
-def embedding_on_rank(rank: Rank) -> None:
-    """Use the part, or look up ids that are not in the vocabulary."""
-    if rank.params["kind"] == "wrong-ids":
-        part = EMBEDDING.build(rank, EMBEDDING.plain(rank.case).to(rank.device), rank.group)
-        for name, wrong in (("too large", rank.params["vocabulary"]), ("negative", -1)):
-            ids = rank.inputs["ids"][0].clone()
-            ids[-1, -1] = wrong
-            with rank.expect_error(name):
-                part(ids)
-        return
-    use_module(rank, EMBEDDING)
+def use_and_return(rank: Rank, split: Split) -> None:
+    """As `use_part`, and what `to_full` gives afterwards. Answers: to_full.NAME."""
+    part = build_and_use(rank, split)
+    for name, tensor in part.to_full().items():  # type: ignore[operator]
+        rank.answer(f"to_full.{name}", tensor)
 
 
-def judge_embedding(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    evidence = ModuleEvidence(case, inputs, answers, EMBEDDING)
-    if case.params["kind"] == "wrong-ids":
-        for name in ("too large", "negative"):
-            yield from refused("wrong-ids", answers, name, ["IndexError", "ValueError"])
-        return
-    yield from evidence.usual()
-    if case.params["kind"] == "values":
-        one = ("all_reduce", nbytes(inputs["grad_output"][0]))
-        yield from evidence.traffic("communication", "forward", one)
-        yield from evidence.traffic("communication", "backward")
+def comes_back(evidence: SplitEvidence) -> Iterator[Finding]:
+    """After training, the part gives the state dict of the whole module trained as long."""
+    for answer in evidence.answers:
+        full = evidence.split.plain(evidence.case)
+        state = loaded(full, under("trained.", evidence.reference(answer))).state_dict()
+        for name, expected in state.items():
+            told = f"to_full()[{name!r}]: the whole module's after {STEPS} steps"
+            yield same(told, expected, answer, f"to_full.{name}")
+        names = under("to_full.", answer.tensors).keys()
+        told, seen = (f"{sorted(each)[:4]} ..." for each in (state, names))
+        yield Finding(names == state.keys(), f"the names {told}", seen, answer.rank)
 
 
-def replicated_agree(
-    property_name: str, answers: list[RankAnswer], names: Mapping[str, str]
-) -> Iterator[Finding]:
-    """What is whole on every rank is the same on every rank, up to rounding."""
-    for answer in answers[1:]:
-        for name, told in names.items():
-            first, seen = answers[0].tensors[name], answer.tensors[name]
-            same = first.shape == seen.shape and torch.allclose(first, seen, rtol=1e-9, atol=1e-12)
-            yield Finding(property_name, same, f"{told}, the same as on rank 0", "another", answer.rank)
+# -- other judges
+
+
+def no_calls(evidence: SplitEvidence) -> list[Call]:
+    """Nothing is sent."""
+    return []
+
+
+def one_all_reduce(evidence: SplitEvidence) -> list[Call]:
+    """One sum of b s h numbers."""
+    return [("all_reduce", evidence.bytes_of("grad_output"))]
+
+
+def ranks_agree(names: Mapping[str, str]) -> Judge:
+    """What is whole on every rank is the same on every rank, up to rounding; names: answer -> in words."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        first = evidence.answers[0].tensors
+        for answer in evidence.answers[1:]:
+            for name, told in names.items():
+                one, two = first[name], answer.tensors[name]
+                alike = one.shape == two.shape and torch.allclose(one, two, rtol=1e-9, atol=1e-12)
+                yield Finding(alike, f"{told}, the same as on rank 0", "another", answer.rank)
+
+    return judge

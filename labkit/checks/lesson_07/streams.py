@@ -1,4 +1,4 @@
-"""The check of `RandomStreams`: what ranks draw alike, what they draw apart."""
+"""What `07.random-streams` must show: what ranks draw alike, what they draw apart."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.old_form import Finding
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_07.modules import PAIRS, WITHOUT_GROUP, case_maker
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.places import enter_group, place_of
-from labkit.checks.shared.sharded_evidence import finding
 
+STREAMS_ID = "07.random-streams"
 NUMBERS = 16
 OUTSIDE = {
     "made": "once the streams were made",
     "left": "after a few draws from them",
     "left by an error": "after an exception inside one",
 }
+streams_case = case_maker(stream_seed=3)
 
 
-def streams_on_rank(rank: Rank) -> None:
+def _cases(seed: int) -> list[Case]:
+    return [
+        streams_case("two ranks", "values", 2, seed),
+        streams_case("four ranks", "values", 4, seed),
+        streams_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+def _draw_in_turns(rank: Rank) -> None:
     """Draw from both streams in turns, and from torch's own generator, elsewhere on every rank, in between.
 
     Answers: NAME for each draw; "alone" and a time for what torch's generator gives without streams, the time
@@ -66,48 +76,56 @@ def _draw(rank: Rank) -> Tensor:
     return torch.rand(NUMBERS, device=rank.device)
 
 
-def judge_streams(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Compare draws between ranks, between streams, and in time."""
-    if case.params["kind"] == "subgroup":
-        for answer in answers:
-            first = answers[place_of(case, answer.rank).members[0]]
-            same = _same(answer, first, "shared 1")
-            told = "the shared stream of the group's ranks alike"
-            yield finding("subgroup", same, told, "another draw than the group's first rank", answer)
-            lonely = answer.rank == first.rank or not _same(answer, first, "own 1")
-            yield finding("subgroup", lonely, "own streams of their own", "the first rank's draw", answer)
-        return
-    for answer in answers:
+# -- judges
+
+
+def _shared_alike(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
         for name in ("shared 1", "shared 2"):
-            told = f"{name}: what rank 0 draws"
-            yield finding("shared-stream", _same(answer, answers[0], name), told, "something else", answer)
-        for earlier in answers[: answer.rank]:
+            alike = _same(answer, evidence.answers[0], name)
+            yield Finding(alike, f"{name}: what rank 0 draws", "something else", answer.rank)
+
+
+def _own_apart(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for earlier in evidence.answers[: answer.rank]:
             for name in ("own 1", "own 2"):
                 apart = not _same(answer, earlier, name)
                 told = f"{name}: not what rank {earlier.rank} draws"
-                yield finding("own-streams", apart, told, "the same numbers", answer)
+                yield Finding(apart, told, "the same numbers", answer.rank)
         apart = not _same_draw(answer, "own 1", "shared 1")
-        yield finding("own-streams", apart, "other numbers than the shared stream's", "the same", answer)
-        yield from _in_time(answer)
+        yield Finding(apart, "other numbers than the shared stream's", "the same", answer.rank)
 
 
-def _in_time(answer: RankAnswer) -> Iterator[Finding]:
-    for stream in ("shared", "own"):
-        again = _same_draw(answer, f"{stream} 1", f"{stream} 2")
-        told = f"{stream}: goes on where it stopped"
-        yield finding("streams-go-on", not again, told, "the same numbers again", answer)
-        same = _same_draw(answer, f"{stream} 1", f"{stream} of the same seed")
-        yield finding("streams-go-on", same, f"{stream}: set by the seed alone", "other numbers", answer)
-        other = _same_draw(answer, f"{stream} 1", f"{stream} of another seed")
-        yield finding(
-            "streams-go-on", not other, f"{stream}: other numbers for another seed", "the same", answer
-        )
-    moved = _same_draw(answer, "own 2", "own after an error")
-    yield finding("streams-go-on", not moved, "own: goes on after an error", "the same numbers again", answer)
-    for time, when in OUTSIDE.items():
-        told = f"from torch's own generator, {when}, what it gives without streams"
-        unmoved = _same_draw(answer, time, f"alone {time}")
-        yield finding("others-unmoved", unmoved, told, "other numbers", answer)
+def _go_on(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for stream in ("shared", "own"):
+            again = _same_draw(answer, f"{stream} 1", f"{stream} 2")
+            told = f"{stream}: goes on where it stopped"
+            yield Finding(not again, told, "the same numbers again", answer.rank)
+            same = _same_draw(answer, f"{stream} 1", f"{stream} of the same seed")
+            yield Finding(same, f"{stream}: set by the seed alone", "other numbers", answer.rank)
+            other = _same_draw(answer, f"{stream} 1", f"{stream} of another seed")
+            yield Finding(not other, f"{stream}: other numbers for another seed", "the same", answer.rank)
+        moved = _same_draw(answer, "own 2", "own after an error")
+        yield Finding(not moved, "own: goes on after an error", "the same numbers again", answer.rank)
+
+
+def _torchs_own_unmoved(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for time, when in OUTSIDE.items():
+            told = f"from torch's own generator, {when}, what it gives without streams"
+            yield Finding(_same_draw(answer, time, f"alone {time}"), told, "other numbers", answer.rank)
+
+
+def _by_group(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        first = evidence.answers[place_of(evidence.case, answer.rank).members[0]]
+        alike = _same(answer, first, "shared 1")
+        told = "the shared stream of the group's ranks alike"
+        yield Finding(alike, told, "another draw than the group's first rank", answer.rank)
+        lonely = answer.rank == first.rank or not _same(answer, first, "own 1")
+        yield Finding(lonely, "own streams of their own", "the first rank's draw", answer.rank)
 
 
 def _same(answer: RankAnswer, other: RankAnswer, name: str) -> bool:
@@ -116,3 +134,54 @@ def _same(answer: RankAnswer, other: RankAnswer, name: str) -> bool:
 
 def _same_draw(answer: RankAnswer, one: str, two: str) -> bool:
     return torch.equal(answer.tensors[one], answer.tensors[two])
+
+
+EXERCISE = Exercise(
+    STREAMS_ID,
+    "Two streams of random numbers",
+    ("RandomStreams",),
+    {"values": Run(_draw_in_turns), "subgroup": Run(_draw_in_turns)},
+    _cases,
+    (
+        Property(
+            "shared-stream",
+            "mechanism",
+            2,
+            "Inside shared() all ranks draw the same.",
+            "its seed depends on the rank",
+            {"values": _shared_alike},
+        ),
+        Property(
+            "own-streams",
+            "mechanism",
+            2,
+            "Inside own() each rank draws numbers of its own.",
+            "one seed for all ranks",
+            {"values": _own_apart},
+        ),
+        Property(
+            "streams-go-on",
+            "mechanism",
+            2,
+            "Each stream goes on where it stopped, and is set by the seed alone.",
+            "the state was not kept on leaving, so that every layer would drop the same places",
+            {"values": _go_on},
+        ),
+        Property(
+            "others-unmoved",
+            "robustness",
+            1,
+            "Torch's own generator is left as it was, after an exception too.",
+            "try/finally; torch.manual_seed seeds the generator everybody uses",
+            {"values": _torchs_own_unmoved},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "The ranks of a group share a stream, by their rank in it.",
+            WITHOUT_GROUP,
+            {"subgroup": _by_group},
+        ),
+    ),
+)

@@ -10,7 +10,7 @@ import contextlib
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -220,7 +220,7 @@ def within_group(case: Case, answer: RankAnswer) -> Finding:
 # -- judges
 
 
-def on_each(find: Callable[[Evidence, RankAnswer], Finding]) -> Judge:
+def on_each(find: Callable[[Any, RankAnswer], Finding]) -> Judge:
     """A judge that has one finding about each rank."""
     return lambda evidence: (find(evidence, answer) for answer in evidence.answers)
 

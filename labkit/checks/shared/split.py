@@ -129,16 +129,16 @@ def use_part(rank: Rank, split: Split) -> None:
     Answers: full.NAME (the whole module, as it was afterwards), and what `observe` and `train` report.
     Facts: shapes, held_bytes.
     """
-    _build_and_use(rank, split, torch.clone)
+    build_and_use(rank, split)
 
 
 def use_views(rank: Rank, split: Split) -> None:
     """As `use_part`, with tensors whose memory is in another order."""
-    _build_and_use(rank, split, lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1))
+    build_and_use(rank, split, lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1))
 
 
-def _build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor]) -> nn.Module:
-    """view: copies what is handed over, perhaps in another layout."""
+def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = torch.clone) -> nn.Module:
+    """What `use_part` does; returns the part. view: copies what is handed over, perhaps in another layout."""
     group = enter_group(rank)
     before = storages()
     full = split.handed(rank)
@@ -274,6 +274,9 @@ def equals(*names: str) -> Judge:
                     yield evidence.activation(kind, answer)
 
     return judge
+
+
+EVERYTHING = equals("output", "input_grad", "grad", "trained")
 
 
 def keeps_blocks(evidence: SplitEvidence) -> Iterator[Finding]:

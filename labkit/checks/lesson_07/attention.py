@@ -1,0 +1,162 @@
+"""What `07.tensor-parallel-attention` must show: heads over ranks."""
+
+from __future__ import annotations
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise, Property, every
+from labkit.checks.lesson_07.cuts import cut_attention
+from labkit.checks.lesson_07.modules import (
+    GRADIENTS,
+    PAIRS,
+    STORED,
+    TORCHS_OWN,
+    TRAINED,
+    activations,
+    case_maker,
+    comes_back,
+    config_of,
+    one_all_reduce,
+    refused_sizes,
+    subgroup,
+    use_and_return,
+)
+from labkit.checks.shared.beside import is_refused, stays_in_group
+from labkit.checks.shared.split import (
+    EVERYTHING,
+    Split,
+    dtype_of,
+    equals,
+    impossible,
+    keeps_blocks,
+    sends,
+    use_part,
+    use_views,
+)
+from labkit.model import Attention, explicit_attention
+
+ATTENTION_ID = "07.tensor-parallel-attention"
+ATTENTION = Split(
+    plain=lambda case: Attention(config_of(case), explicit_attention).to(dtype_of(case)),
+    build=lambda rank, full, group: rank.student.TensorParallelAttention.from_attention(full, group),
+    cut=cut_attention,
+    drawn=activations,
+)
+attention_case = case_maker(batch=2, sequence=5, hidden=12, heads=4)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        attention_case("4 heads of 5", "values", 2, seed, head_size=5),
+        attention_case("grouped-query, 2 key-value heads", "grouped", 2, seed, kv_heads=2),
+        attention_case(
+            "other head size, no output bias", "grouped", 2, seed, kv_heads=2, head_size=5, biases="qkv"
+        ),
+        attention_case("views", "layout", 2, seed),
+        attention_case("back to one", "round-trip", 2, seed, kv_heads=2),
+        attention_case("8 heads", "values", 4, seed, heads=8, hidden=16),
+        attention_case("grouped-query, 8 heads for 4", "grouped", 4, seed, heads=8, kv_heads=4, hidden=16),
+        attention_case("6 heads", "refused", 4, seed, heads=6, names=[6, 4]),
+        attention_case("2 key-value heads", "refused", 4, seed, heads=8, hidden=16, kv_heads=2, names=[2, 4]),
+        attention_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+EXERCISE = Exercise(
+    ATTENTION_ID,
+    "Heads over ranks",
+    ("TensorParallelAttention",),
+    {
+        "values": ATTENTION.run(use_part),
+        "grouped": ATTENTION.run(use_part),
+        "round-trip": ATTENTION.run(use_and_return),
+        "layout": ATTENTION.run(use_views),
+        "refused": impossible(ATTENTION),
+        "subgroup": ATTENTION.run(use_part),
+    },
+    _cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            3,
+            "Every rank's output is that of the whole attention.",
+            "the packed weight was cut in one piece, so that rank 0 has all queries and the last rank all"
+            " values; or heads were read as [d, heads] instead of [heads, d]",
+            {"values": equals("output")},
+        ),
+        Property(
+            "input-gradients",
+            "numbers",
+            2,
+            "Every rank's gradient of x is that of the whole attention.",
+            "x did not enter through `enter`, which sums its gradient in backward",
+            {"values": equals("input_grad")},
+        ),
+        Property(
+            "parameter-gradients",
+            "numbers",
+            2,
+            GRADIENTS,
+            "a block was detached, or a collective stands between the two products",
+            {"values": equals("grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            1,
+            TRAINED,
+            "forward computes from something else than the four parameters",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "grouped-query",
+            "numbers",
+            3,
+            "It works with fewer key-value heads than heads, and with any head size.",
+            "keys and values have k / t heads on a rank, not a / t; the head size is config.head_size",
+            {"grouped": EVERYTHING},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "One all-reduce of b s h numbers in forward, one in backward.",
+            "heads were gathered before the output projection",
+            {"values": sends(one_all_reduce, one_all_reduce)},
+        ),
+        Property(
+            "stored-shards",
+            "mechanism",
+            2,
+            STORED,
+            "the output bias is whole; the packed weight is [(a + 2k) d / t, h]",
+            {"values": keeps_blocks},
+        ),
+        Property(
+            "round-trip",
+            "numbers",
+            2,
+            "to_full gives the state dict of the whole attention, after training too.",
+            "queries, keys and values are packed by rank: split a rank's block before joining the ranks'",
+            {"round-trip": comes_back},
+        ),
+        Property(
+            "refusals",
+            "robustness",
+            1,
+            "Heads, or key-value heads, that do not divide among the ranks are a ValueError that names both.",
+            "heads // t drops the rest, and 2 // 4 leaves none",
+            {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
+        ),
+        Property(
+            "any-layout",
+            "robustness",
+            1,
+            "x and gradients that are not contiguous work.",
+            "use reshape or flatten for view",
+            {"layout": EVERYTHING},
+        ),
+        subgroup(every(equals("output"), stays_in_group)),
+    ),
+    forbids=TORCHS_OWN,
+)

@@ -1,0 +1,156 @@
+"""What `07.vocab-parallel-embedding` must show: rows of the vocabulary over ranks."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise, Property, every
+from labkit.checks.lesson_07.cuts import cut_table
+from labkit.checks.lesson_07.modules import (
+    GRADIENTS,
+    PAIRS,
+    STORED,
+    TORCHS_OWN,
+    TRAINED,
+    at_boundaries,
+    case_maker,
+    comes_back,
+    no_calls,
+    one_all_reduce,
+    subgroup,
+    use_and_return,
+)
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import is_refused, stays_in_group
+from labkit.checks.shared.split import (
+    EVERYTHING,
+    Drawn,
+    Split,
+    dtype_of,
+    equals,
+    keeps_blocks,
+    sends,
+    use_part,
+)
+
+EMBEDDING_ID = "07.vocab-parallel-embedding"
+
+
+def _drawn(case: Case) -> dict[str, Drawn]:
+    lead = (case.params["batch"], case.params["sequence"])
+    ids = Drawn(lead, below=case.params["vocabulary"])
+    return {"ids": ids, "grad_output": Drawn((*lead, case.params["hidden"]))}
+
+
+EMBEDDING = Split(
+    plain=lambda case: nn.Embedding(case.params["vocabulary"], case.params["hidden"], dtype=dtype_of(case)),
+    build=lambda rank, full, group: rank.student.VocabParallelEmbedding.from_embedding(full, group),
+    cut=cut_table,
+    drawn=_drawn,
+    arguments=("ids",),
+)
+embedding_case = case_maker(batch=2, sequence=5, hidden=3, vocabulary=12)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        embedding_case("12 tokens", "values", 2, seed),
+        embedding_case("11 tokens", "uneven", 2, seed, vocabulary=11),
+        embedding_case("11 tokens, back to one", "round-trip", 2, seed, vocabulary=11),
+        embedding_case("ids outside", "wrong-ids", 2, seed, vocabulary=11),
+        embedding_case("12 tokens on more ranks", "values", 4, seed, sequence=7),
+        embedding_case("5 tokens: a rank without any", "uneven", 4, seed, vocabulary=5),
+        embedding_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+def _look_up_wrong_ids(rank: Rank, split: Split) -> None:
+    """Facts: too large, negative."""
+    part = split.build(rank, split.plain(rank.case).to(rank.device), rank.group)
+    for name, wrong in (("too large", rank.params["vocabulary"]), ("negative", -1)):
+        ids = rank.inputs["ids"].clone()
+        ids[-1, -1] = wrong
+        with rank.expect_error(name):
+            part(ids)
+
+
+_USED = at_boundaries(EMBEDDING.run(use_part))
+EXERCISE = Exercise(
+    EMBEDDING_ID,
+    "Rows of the vocabulary over ranks",
+    ("VocabParallelEmbedding",),
+    {
+        "values": _USED,
+        "uneven": _USED,
+        "round-trip": at_boundaries(EMBEDDING.run(use_and_return)),
+        "wrong-ids": EMBEDDING.run(_look_up_wrong_ids),
+        "subgroup": _USED,
+    },
+    _cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            3,
+            "Every rank has the vectors of all ids.",
+            "an id of another rank's block must give zeros before the sum, not a row of this block; the"
+            " block's last row is still this rank's",
+            {"values": equals("output")},
+        ),
+        Property(
+            "parameter-gradients",
+            "numbers",
+            2,
+            GRADIENTS,
+            "ids of other ranks add to this rank's rows: mask the vectors, not only the ids",
+            {"values": equals("grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            1,
+            TRAINED,
+            "the table is not an nn.Parameter",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "One all-reduce of b s h numbers in forward, nothing in backward.",
+            "f in front",
+            {"values": sends(one_all_reduce, no_calls)},
+        ),
+        Property(
+            "stored-shards",
+            "mechanism",
+            2,
+            STORED,
+            "a slice is a view that keeps the whole table in memory: copy it",
+            {"values": keeps_blocks},
+        ),
+        Property(
+            "uneven-vocabulary",
+            "robustness",
+            2,
+            "Vocabularies that do not divide are filled with rows of zeros, and come back without them.",
+            "every rank has ceil(V / t) rows; the last ranks may have fewer real ones, or none",
+            {"uneven": EVERYTHING, "round-trip": comes_back},
+        ),
+        Property(
+            "wrong-ids",
+            "robustness",
+            1,
+            "An id outside the vocabulary is an IndexError on every rank.",
+            "no rank owns such an id, so that its vector is silently zero",
+            {
+                "wrong-ids": every(
+                    *(is_refused(name, "IndexError", "ValueError") for name in ("too large", "negative"))
+                )
+            },
+        ),
+        subgroup(every(equals("output"), stays_in_group)),
+    ),
+    forbids=TORCHS_OWN,
+)

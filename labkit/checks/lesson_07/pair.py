@@ -1,0 +1,199 @@
+"""What `07.sequence-parallel-pair` must show: gather and scatter the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every, own_entry
+from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, subgroup
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import calls_are, is_refused, nbytes, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.split import drawn
+
+PAIR_ID = "07.sequence-parallel-pair"
+HANDED = {"gather": ("slice", "grad_whole"), "scatter": ("whole", "grad_slice")}  # x, and its gradient
+
+
+def pair_case(name: str, kind: str, ranks: int, seed: int, shape: Sequence[int], **params: Any) -> Case:
+    """A case of the sequence pair; shape: of each rank's slice."""
+    return Case(name, ranks, {"shape": list(shape), **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        pair_case("two ranks", "values", 2, seed, [2, 3, 5]),
+        pair_case("views", "layout", 2, seed, [2, 3, 5]),
+        pair_case("5 tokens", "uneven", 2, seed, [2, 3, 5]),
+        pair_case("four ranks", "values", 4, seed, [3, 2, 4]),
+        pair_case("two groups of two", "subgroup", 4, seed, [2, 3, 5], groups=PAIRS),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """Every rank's slice and its gradient for the gather, and partial sums and gradient for the scatter."""
+    shape = tuple(case.params["shape"])
+    whole = (shape[0], shape[1] * len(groups_of(case)[0]), *shape[2:])
+    shapes = {"slice": shape, "whole": whole, "grad_slice": shape, "grad_whole": whole}
+    return {name: drawn(case, generator, case.ranks, *of) for name, of in shapes.items()}
+
+
+def _view(tensor: Tensor) -> Tensor:
+    """The same numbers, in memory of another order."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
+    """Both operators, forward and backward, each rank with numbers of its own."""
+    group = enter_group(rank)
+    gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
+    for name, operator in (("gather", gather), ("scatter", scatter)):
+        x, gradient = HANDED[name]
+        given, back = view(rank.inputs[x]), view(rank.inputs[gradient])
+        given.requires_grad_()
+        with rank.recording(f"{name} forward"):
+            out = operator.apply(given, group)
+        rank.answer(f"{name} output", out)
+        with rank.attempt("input-gradients"), rank.recording(f"{name} backward"):
+            out.backward(back)
+        rank.answer(f"{name} input_grad", given.grad)
+        rank.answer(f"{name} {x} after", given)
+        rank.answer(f"{name} {gradient} after", back)
+
+
+def _scatter_uneven(rank: Rank) -> None:
+    """Fact: refusal."""
+    group = enter_group(rank)
+    with rank.expect_error("refusal"):
+        rank.student.ReduceScatterSequence.apply(rank.inputs["whole"][:, 1:], group)
+
+
+# -- judges
+
+
+def _joins(told: str, given: str, answered: str) -> Judge:
+    """What was answered is what the group's ranks were given, joined in rank order."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            members = place_of(evidence.case, answer.rank).members
+            joined = torch.cat([evidence.inputs[given][r] for r in members], dim=1)
+            yield same(told, joined, answer, answered)
+
+    return judge
+
+
+def _adds(told: str, given: str, answered: str) -> Judge:
+    """What was answered is this rank's tokens of the sum of what the group's ranks were given."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            place = place_of(evidence.case, answer.rank)
+            total = torch.stack([evidence.inputs[given][r] for r in place.members]).sum(0)
+            yield same(told, place.block(total, 1), answer, answered)
+
+    return judge
+
+
+def _tensors_kept(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name, handed in HANDED.items():
+            for each in handed:
+                told, given = f"{name}: {each} as it was handed over", evidence.inputs[each][answer.rank]
+                yield same(told, given, answer, f"{name} {each} after")
+
+
+def _one_call_each_way(evidence: Evidence) -> Iterator[Finding]:
+    gather = [("all_gather", nbytes(evidence.inputs["slice"][0]))]
+    scatter = [("reduce_scatter", nbytes(evidence.inputs["whole"][0]))]
+    for answer in evidence.answers:
+        if place_of(evidence.case, answer.rank).size > 1:
+            yield calls_are("gather forward", gather, answer)
+            yield calls_are("gather backward", scatter, answer)
+            yield calls_are("scatter forward", scatter, answer)
+            yield calls_are("scatter backward", gather, answer)
+
+
+def _refused_tokens(case: Case) -> tuple[int, int]:
+    return case.params["shape"][1] * case.ranks - 1, case.ranks
+
+
+_VALUES = every(
+    _joins("gather: all tokens", "slice", "gather output"),
+    _adds("scatter: this rank's tokens of the sum", "whole", "scatter output"),
+)
+_GRADIENTS = every(
+    _adds("backward of gather: this rank's tokens of the sum", "grad_whole", "gather input_grad"),
+    _joins("backward of scatter: the gradients of all tokens", "grad_slice", "scatter input_grad"),
+)
+_USED = Run(partial(_use_both, view=torch.clone), _inputs, own_entry)
+EXERCISE = Exercise(
+    PAIR_ID,
+    "Gather and scatter the sequence",
+    ("GatherSequence", "ReduceScatterSequence"),
+    {
+        "values": _USED,
+        "layout": Run(partial(_use_both, view=_view), _inputs, own_entry),
+        "uneven": Run(_scatter_uneven, _inputs, own_entry),
+        "subgroup": _USED,
+    },
+    _cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            3,
+            "One joins all tokens in rank order; the other adds, and keeps this rank's tokens.",
+            "tokens are dim 1; the first dimension is the batch",
+            {"values": _VALUES},
+        ),
+        Property(
+            "input-gradients",
+            "numbers",
+            3,
+            "The backward of each is the forward of the other.",
+            "behind the gather every rank uses all tokens, so their gradients must be added, not only cut",
+            {"values": _GRADIENTS},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "One all_gather or one reduce_scatter each way, of this rank's slice or the whole.",
+            "an all_reduce that is cut afterwards sends twice as much",
+            {"values": _one_call_each_way},
+        ),
+        Property(
+            "callers-tensors",
+            "robustness",
+            1,
+            "What was handed over still holds what it held.",
+            "reduce a copy",
+            {"values": _tensors_kept},
+        ),
+        Property(
+            "any-layout",
+            "robustness",
+            1,
+            "Tensors that are not contiguous work.",
+            "a slice along dim 1 is not contiguous",
+            {"layout": every(_VALUES, _GRADIENTS)},
+        ),
+        Property(
+            "uneven-sequence",
+            "robustness",
+            1,
+            "A number of tokens that does not divide is a ValueError that names both.",
+            "chunk gives slices of different sizes",
+            {"uneven": is_refused("refusal", "ValueError", names=_refused_tokens)},
+        ),
+        subgroup(every(_VALUES, _GRADIENTS, stays_in_group)),
+    ),
+    forbids=TORCHS_OWN,
+)

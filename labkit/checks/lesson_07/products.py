@@ -1,0 +1,206 @@
+"""What `07.sequence-parallel-linear` must show: two products, tokens divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, case_maker, subgroup
+from labkit.checks.lesson_07.pair import PAIR_ID
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import SLACK_BYTES, calls_are, nbytes, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.split import drawn
+from labkit.record.memory import SavedTensors
+
+PRODUCTS_ID = "07.sequence-parallel-linear"
+CUT = {"up_weight": 0, "up_bias": 0, "down_weight": 1, "down_bias": None}
+DIVIDED = {"x": 1, "grad_output": 1, **CUT}  # along which dimension ranks have their part of what is drawn
+Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+products_case = case_maker(batch=2, sequence=8, hidden=5, inner=12, out=3)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        products_case("two ranks", "values", 2, seed),
+        products_case("without bias", "bare", 2, seed, bias=False),
+        products_case("four ranks", "values", 4, seed, batch=3),
+        products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each group: x, weights and biases of `up` [inner, h] and `down` [h, inner], and a gradient."""
+    p, groups = case.params, len(groups_of(case))
+    lead = (groups, p["batch"], p["sequence"])
+    shapes = {
+        "x": (*lead, p["hidden"]),
+        "up_weight": (groups, p["inner"], p["hidden"]),
+        "up_bias": (groups, p["inner"]),
+        "down_weight": (groups, p["out"], p["inner"]),
+        "down_bias": (groups, p["out"]),
+        "grad_output": (*lead, p["out"]),
+    }
+    return {name: drawn(case, generator, *shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+
+
+def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """This rank's tokens and blocks."""
+    place = place_of(case, rank)
+    return {name: place.block(inputs[name][place.index], dim) for name, dim in DIVIDED.items()}
+
+
+def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: bool) -> Tensor:
+    """tanh between two products, so that each has a gradient of its own."""
+    inner = torch.tanh(up(state["x"], state["up_weight"], state["up_bias"] if bias else None))
+    return down(inner, state["down_weight"], state["down_bias"] if bias else None)
+
+
+def _use_both(rank: Rank) -> None:
+    """Forward and backward through both products. Answers: output, grad.NAME. Fact: kept, in bytes."""
+    group, bias = enter_group(rank), rank.params.get("bias", True)
+    state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
+    column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
+    saved = SavedTensors(leave_out=[state[name] for name in CUT])
+    with rank.recording("forward"), saved.recording():
+        out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
+    rank.fact("kept", saved.num_bytes)
+    saved.forget()
+    rank.answer("output", out)
+    with rank.attempt("input-gradients"), rank.recording("backward"):
+        (out * rank.inputs["grad_output"]).sum().backward()
+    for name, tensor in state.items():
+        rank.answer(f"grad.{name}", tensor.grad)
+
+
+# -- judges
+
+
+@dataclass(frozen=True)
+class ProductsEvidence(Evidence):
+    """Answers, to be held against F.linear on all tokens."""
+
+    @cached_property
+    def references(self) -> list[Inputs]:
+        """For each group the output, and as "grad.NAME" the gradient of each tensor that has one."""
+        return [self._reference(index) for index in range(len(groups_of(self.case)))]
+
+    def _reference(self, index: int) -> Inputs:
+        whole = {name: self.inputs[name][index].clone().requires_grad_() for name in ("x", *CUT)}
+        out = _two_products(whole, F.linear, F.linear, self.case.params.get("bias", True))
+        out.backward(self.inputs["grad_output"][index])
+        gradients = {f"grad.{name}": t.grad for name, t in whole.items() if t.grad is not None}
+        return {"output": out.detach(), **gradients}
+
+
+def _right_output(evidence: ProductsEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        expected = place.block(evidence.references[place.index]["output"], 1)
+        yield same("this rank's tokens of the output", expected, answer, "output")
+
+
+def _right_gradients(*names: str) -> Judge:
+    def judge(evidence: ProductsEvidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            place = place_of(evidence.case, answer.rank)
+            for name in names:
+                whole = evidence.references[place.index].get(f"grad.{name}")
+                if whole is not None:
+                    part = "whole" if DIVIDED[name] is None else "its block"
+                    told = f"gradient of {name}: {part}, as of all tokens"
+                    yield same(told, place.block(whole, DIVIDED[name]), answer, f"grad.{name}")
+
+    return judge
+
+
+def _keeps_slices(evidence: ProductsEvidence) -> Iterator[Finding]:
+    params, x = evidence.case.params, nbytes(evidence.inputs["x"][0])
+    for answer in evidence.answers:
+        size, kept = place_of(evidence.case, answer.rank).size, answer.facts["kept"]
+        if size > 1:
+            share = x // size + x // params["hidden"] * params["inner"] // size
+            told = f"{share:,} bytes kept for backward: this rank's tokens of x, and tanh's output"
+            yield Finding(kept <= share + SLACK_BYTES, told, f"{kept:,} bytes", answer.rank)
+
+
+def _gathers_and_scatters(evidence: ProductsEvidence) -> Iterator[Finding]:
+    """Beside the sum of the bias's gradient."""
+    x, out, bias = (nbytes(evidence.inputs[name][0]) for name in ("x", "grad_output", "down_bias"))
+    for answer in evidence.answers:
+        size = place_of(evidence.case, answer.rank).size
+        if size > 1:
+            forward = [("all_gather", x // size), ("reduce_scatter", out)]
+            yield calls_are("forward", forward, answer)
+            backward = [("all_gather", out // size), ("all_gather", x // size), ("reduce_scatter", x)]
+            yield calls_are("backward", backward, answer, ignore=bias)
+
+
+_USED = Run(_use_both, _inputs, _hand, ProductsEvidence)
+EXERCISE = Exercise(
+    PRODUCTS_ID,
+    "Two products, tokens divided",
+    ("sequence_column_parallel", "sequence_row_parallel"),
+    {"values": _USED, "bare": _USED, "subgroup": _USED},
+    _cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            2,
+            "Each rank has its tokens of what F.linear gives.",
+            "the bias was added t times",
+            {"values": _right_output},
+        ),
+        Property(
+            "input-gradients",
+            "numbers",
+            2,
+            "Each rank has its tokens of the gradient of x.",
+            "reduce-scatter the gradient of the gathered x",
+            {"values": _right_gradients("x")},
+        ),
+        Property(
+            "parameter-gradients",
+            "numbers",
+            3,
+            "Blocks of weights have the gradient of all tokens, and so has the whole bias.",
+            "the bias is added to this rank's tokens only: its gradient must be summed over the ranks",
+            {"values": _right_gradients(*CUT)},
+        ),
+        Property(
+            "kept-slices",
+            "mechanism",
+            2,
+            "Backward keeps this rank's tokens of x, not all of them.",
+            "F.linear keeps the gathered x: save the slice in a function of your own, and gather again",
+            {"values": _keeps_slices},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "Forward: one gather, one scatter. Backward: the same, and x gathered once more.",
+            "an all_reduce where a reduce_scatter would do",
+            {"values": _gathers_and_scatters},
+        ),
+        Property(
+            "no-bias",
+            "robustness",
+            1,
+            "A product without bias works.",
+            "bias is None",
+            {"bare": every(_right_output, _right_gradients("x", *CUT))},
+        ),
+        subgroup(every(_right_output, stays_in_group)),
+    ),
+    builds_on=(PAIR_ID,),
+    forbids=TORCHS_OWN,
+)

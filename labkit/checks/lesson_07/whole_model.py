@@ -1,0 +1,246 @@
+"""What `07.tensor-parallel-gpt` must show: the whole model, its loss and its training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise, Finding, Property, every
+from labkit.checks.lesson_07.attention import ATTENTION_ID
+from labkit.checks.lesson_07.block import BLOCK_ID, block_calls
+from labkit.checks.lesson_07.cuts import cut_gpt
+from labkit.checks.lesson_07.embedding import EMBEDDING_ID
+from labkit.checks.lesson_07.loss import LOSS_ID
+from labkit.checks.lesson_07.modules import (
+    GRADIENTS,
+    OWN_PARTS,
+    OWN_PARTS_CAUSE,
+    STORED,
+    TORCHS_OWN,
+    TRAINED,
+    at_boundaries,
+    case_maker,
+    comes_back,
+    config_of,
+    ranks_agree,
+    refused_sizes,
+    sequence_parallel,
+    use_and_return,
+)
+from labkit.checks.lesson_07.pair import PAIR_ID
+from labkit.checks.lesson_07.products import PRODUCTS_ID
+from labkit.checks.lesson_07.streams import STREAMS_ID
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import Call, is_refused
+from labkit.checks.shared.places import enter_group
+from labkit.checks.shared.split import (
+    EVERYTHING,
+    Drawn,
+    Split,
+    SplitEvidence,
+    dtype_of,
+    equals,
+    keeps_blocks,
+    sends,
+    use_part,
+)
+from labkit.model import Transformer, explicit_attention
+
+GPT_ID = "07.tensor-parallel-gpt"
+
+
+def _drawn(case: Case) -> dict[str, Drawn]:
+    one = Drawn((case.params["batch"], case.params["sequence"]), below=case.params["vocabulary"])
+    return {"ids": one, "targets": one}
+
+
+def _loss(model: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
+    return model.loss(*arguments)  # type: ignore[operator]
+
+
+GPT = Split(
+    plain=lambda case: Transformer(config_of(case), explicit_attention).to(dtype_of(case)),
+    build=lambda rank, full, group: rank.student.TensorParallelGPT.from_full(
+        full, group, rank.case.seed, sequence_parallel(rank.case)
+    ),
+    cut=cut_gpt,
+    drawn=_drawn,
+    arguments=("ids", "targets"),
+    use=_loss,
+)
+gpt_case = case_maker(batch=2, sequence=8, hidden=12, heads=4, ffn=20, layers=1, vocabulary=24)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        gpt_case("two ranks", "values", 2, seed, layers=2),
+        gpt_case("untied", "untied", 2, seed, tied=False),
+        gpt_case("23 tokens", "uneven-vocabulary", 2, seed, vocabulary=23),
+        gpt_case("back to one", "round-trip", 2, seed, vocabulary=23, tied=False, layers=2),
+        gpt_case("dropout", "dropout", 2, seed, dropout=0.3),
+        gpt_case("all parts your own", "own-parts", 2, seed, vocabulary=23, sequence_parallel=True),
+        gpt_case("four ranks", "values", 4, seed),
+        gpt_case("22 tokens, untied", "uneven-vocabulary", 4, seed, vocabulary=22, tied=False),
+        gpt_case("tokens divided", "sequence-parallel", 4, seed, vocabulary=22, sequence_parallel=True),
+        gpt_case("back to one, tied", "round-trip", 4, seed, vocabulary=22),
+        gpt_case("6 tokens a sequence", "refused", 4, seed, sequence=6, sequence_parallel=True, names=[6, 4]),
+    ]
+
+
+def _watch_dropout(rank: Rank, split: Split) -> None:
+    """Answers: first loss, second loss, and the gradient of positions."""
+    part = split.build(rank, split.handed(rank), rank.group)
+    for name in ("first", "second"):
+        part.zero_grad()
+        loss = split.use(part, [rank.inputs["ids"], rank.inputs["targets"]])
+        loss.backward()
+        rank.answer(f"{name} loss", loss)
+    rank.answer("positions", dict(part.named_parameters())["positions"].grad)
+
+
+def _divide_uneven_tokens(rank: Rank, split: Split) -> None:
+    """Fact: refusal."""
+    part = split.build(rank, split.plain(rank.case).to(rank.device), enter_group(rank))
+    with rank.expect_error("refusal"):
+        split.use(part, [rank.inputs["ids"], rank.inputs["targets"]])
+
+
+def _calls(phase: str) -> Callable[[SplitEvidence], list[Call]]:
+    """The blocks' calls, the embedding's sum forward and the head's backward."""
+
+    def calls(evidence: SplitEvidence) -> list[Call]:
+        of_blocks = block_calls(phase, config_of(evidence.case).num_layers)
+        whole = 8 * evidence.inputs["ids"][0].numel() * evidence.case.params["hidden"]
+        return [*of_blocks(evidence), ("all_reduce", whole)]
+
+    return calls
+
+
+def _numbers_a_token(evidence: SplitEvidence) -> int:
+    """Bytes of a few numbers for each token: the loss."""
+    return 5 * 8 * evidence.inputs["ids"][0].numel()
+
+
+def _other_loss_each_time(evidence: SplitEvidence) -> Iterator[Finding]:
+    first, second = (evidence.answers[0].tensors[f"{n} loss"] for n in ("first", "second"))
+    yield Finding(not torch.equal(first, second), "another loss each time", "the same", 0)
+
+
+_WITH_DROPOUT = {
+    "first loss": "the first loss with dropout",
+    "second loss": "the second loss with dropout",
+    "positions": "the gradient of positions",
+}
+_USED = at_boundaries(GPT.run(use_part))
+EXERCISE = Exercise(
+    GPT_ID,
+    "The whole model",
+    ("TensorParallelGPT",),
+    {
+        "values": _USED,
+        "untied": _USED,
+        "uneven-vocabulary": _USED,
+        "sequence-parallel": _USED,
+        "round-trip": at_boundaries(GPT.run(use_and_return)),
+        "dropout": at_boundaries(GPT.run(_watch_dropout)),
+        "refused": GPT.run(_divide_uneven_tokens),
+        "own-parts": _USED,
+    },
+    _cases,
+    (
+        Property(
+            "losses",
+            "numbers",
+            3,
+            "Every rank has the loss of the whole model.",
+            "positions, norm or head left out",
+            {"values": equals("output")},
+        ),
+        Property(
+            "parameter-gradients",
+            "numbers",
+            3,
+            GRADIENTS,
+            "a tied table learns from both its uses; f belongs in front of the head",
+            {"values": equals("grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            2,
+            TRAINED,
+            "two parameters where one is meant",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "stored-shards",
+            "mechanism",
+            2,
+            STORED,
+            "the whole model was kept as an attribute",
+            {"values": keeps_blocks},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "The blocks' all-reduces, one for the embedding, one for the head; nothing as large as logits.",
+            "logits were gathered",
+            {"values": sends(_calls("forward"), _calls("backward"), ignore=_numbers_a_token)},
+        ),
+        Property(
+            "untied",
+            "numbers",
+            2,
+            "A head of its own works.",
+            "head_weight must be cut by rows of the vocabulary, and used",
+            {"untied": EVERYTHING},
+        ),
+        Property(
+            "uneven-vocabulary",
+            "robustness",
+            2,
+            "So do vocabularies that do not divide.",
+            "padded columns in the loss",
+            {"uneven-vocabulary": EVERYTHING},
+        ),
+        Property(
+            "sequence-parallel",
+            "numbers",
+            3,
+            "With tokens divided it is still the same model.",
+            "positions and final norm see this rank's tokens only: send them through f, and take the slice",
+            {"sequence-parallel": EVERYTHING},
+        ),
+        Property(
+            "round-trip",
+            "numbers",
+            2,
+            "to_full gives the state dict of the trained Transformer.",
+            "the table with its padding",
+            {"round-trip": comes_back},
+        ),
+        Property(
+            "dropout",
+            "mechanism",
+            1,
+            "With dropout, losses and whole gradients agree on all ranks.",
+            "the wrong stream",
+            {"dropout": every(ranks_agree(_WITH_DROPOUT), _other_loss_each_time)},
+        ),
+        Property(
+            "refusals",
+            "robustness",
+            1,
+            "Tokens that do not divide are a ValueError that names both sizes.",
+            "chunk is silent",
+            {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
+        ),
+        Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
+    ),
+    builds_on=(ATTENTION_ID, EMBEDDING_ID, LOSS_ID, STREAMS_ID, PAIR_ID, PRODUCTS_ID, BLOCK_ID),
+    forbids=TORCHS_OWN,
+)
