@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_00.programs import grid_case, loss_case, pass_case
-from labkit.checks.lesson_00.ring import TRAFFIC, ring_case
+from labkit.checks.lesson_00.ring import ring_case
 from labkit.checks.shared.formula import Row, agreement_case, refusal_case, values_case
 
 
 def _ring_cases(seed: int) -> list[Case]:
     draw = Random(f"00/ring/{seed}")
 
-    def case(ranks: int, shape: list[int], *properties: str, **params: Any) -> Case:
-        found = ring_case(ranks, shape, *properties, seed=seed, **params)
-        return Case(**{**found.to_json(), "name": f"unseen: {found.name}, {ranks} ranks"})
+    def case(ranks: int, shape: list[int], kind: str, **params: Any) -> Case:
+        found = ring_case(ranks, shape, kind, seed, **params)
+        return replace(found, name=f"unseen: {found.name}, {ranks} ranks")
 
     return [
-        case(4, [draw.randint(30, 60), 4], "sum-values", *TRAFFIC),
+        case(4, [draw.randint(30, 60), 4], "sum-values"),
         case(4, [4 * draw.randint(2, 9) + draw.randint(1, 3)], "uneven-sizes"),
         case(4, [4, 8], "any-dtype", dtype="float32"),
         case(4, [8], "any-dtype", dtype="int64"),
         case(4, [2, 4, 6], "any-layout", layout="rows"),
         case(4, [12], "subgroup", groups=[[0, 3], [1, 2]]),
-        case(5, [5 * draw.randint(40, 60)], "any-world-size", *TRAFFIC),
+        case(5, [5 * draw.randint(40, 60)], "counted"),
         case(5, [draw.randint(1, 4)], "uneven-sizes"),
         case(5, [24], "subgroup", groups=[[1, 3, 4], [0, 2]]),
         case(2, [draw.randint(150_000, 300_000), 2], "large-tensors"),
@@ -104,12 +105,12 @@ def _bandwidth_cases(seed: int) -> list[Case]:
 def _deadlock_cases(seed: int) -> list[Case]:
     draw = Random(f"00/deadlock/{seed}")
     cases = [
-        pass_case(2, [draw.randint(1, 50)], "pass-right-messages", seed=seed),
-        pass_case(5, [draw.randint(1, 9), 3], "pass-right-any-group", seed=seed, groups=[[0, 2, 4], [1, 3]]),
-        loss_case([0, draw.randint(1, 9), 0], "mean-loss-values", "mean-loss-calls", seed=seed),
-        grid_case(3, 2, "grid-sums-any-shape", seed=seed),
+        pass_case(2, [draw.randint(1, 50)], "pass", seed),
+        pass_case(5, [draw.randint(1, 9), 3], "pass-any-group", seed, groups=[[0, 2, 4], [1, 3]]),
+        loss_case([0, draw.randint(1, 9), 0], "loss", seed),
+        grid_case(3, 2, "grid-shapes", seed),
     ]
-    return [Case(**{**case.to_json(), "name": f"unseen: {case.name}"}) for case in cases]
+    return [replace(case, name=f"unseen: {case.name}") for case in cases]
 
 
 CASES: dict[str, Callable[[int], list[Case]]] = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_00 import programs as repaired_programs
-from labkit.checks.lesson_00 import ring
-from labkit.checks.old_form import mechanism, numbers, robustness
+from labkit.checks.exercise import Property
+from labkit.checks.lesson_00 import programs, ring
 from labkit.checks.shared.formula import agreement_case, formula_exercise, refusal_case, values_case
 
 
@@ -31,21 +30,26 @@ SECONDS = formula_exercise(
     "What an all-reduce costs",
     "all_reduce_seconds",
     [
-        mechanism(
+        Property(
             "latency-term",
+            "mechanism",
             1,
             "With beta = 0 the time is that of the steps alone",
             "n-1 steps are counted, those of one half; a ring all-reduce has two halves",
         ),
-        mechanism(
+        Property(
             "bandwidth-term",
+            "mechanism",
             1,
             "With alpha = 0 the time is that of the bytes one rank sends",
             "S beta, the whole tensor once, or 2 S beta, which is the limit for many ranks",
         ),
-        numbers("whole-formula", 1, "Both terms add up", "one of the two terms is off; see its row"),
-        robustness(
+        Property(
+            "whole-formula", "numbers", 1, "Both terms add up", "one of the two terms is off; see its row"
+        ),
+        Property(
             "limits",
+            "robustness",
             1,
             "One rank costs nothing; fewer than one, or negative bytes, is a ValueError",
             "nothing checks the arguments",
@@ -77,20 +81,23 @@ BANDWIDTH = formula_exercise(
     "Bus bandwidth",
     "bus_bandwidth",
     [
-        numbers(
+        Property(
             "bytes-per-second",
+            "numbers",
             1,
             "The value is nccl-tests' bus bandwidth of an all-reduce, in bytes per second",
             "S/t alone is the algorithm bandwidth; (n-1)/n is the factor of reduce-scatter; or it is in GB/s",
         ),
-        mechanism(
+        Property(
             "same-link-same-number",
+            "mechanism",
             1,
             "A ring without latency over the same links gives the same number for every n: the link's",
             "S/t without a factor, or with the limit 2 as the factor",
         ),
-        robustness(
+        Property(
             "limits",
+            "robustness",
             1,
             "One rank uses no link: 0. Seconds that are not positive, or no ranks, is a ValueError",
             "nothing checks the arguments",
@@ -101,4 +108,4 @@ BANDWIDTH = formula_exercise(
     hides=("theory/communication.py",),
 )
 
-EXERCISES = [ring.exercise(), SECONDS, BANDWIDTH, repaired_programs.exercise()]
+EXERCISES = [ring.EXERCISE, SECONDS, BANDWIDTH, programs.EXERCISE]

@@ -1,24 +1,15 @@
-"""Judges which messages and collectives a rank took part in: sentences about calls, for lesson 00."""
+"""Which messages and collectives a rank took part in: sentences about calls, for lesson 00."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from labkit.checks.case import JSON, RankAnswer
-from labkit.checks.compare import difference
-from labkit.checks.old_form import Finding
+from labkit.checks.exercise import Finding
 from labkit.checks.shared.places import Place
 
 Call = dict[str, JSON]
-
-
-def equal(property_name: str, what: str, expected: Tensor, answer: RankAnswer, name: str) -> Finding:
-    """Whether the tensor a rank sent as `name` equals `expected`, which `what` puts in words."""
-    wrong = difference(expected, answer.tensors.get(name))
-    return Finding(property_name, wrong is None, what, wrong or "", answer.rank)
 
 
 def messages(answer: RankAnswer, op: str) -> list[Call]:
@@ -26,21 +17,21 @@ def messages(answer: RankAnswer, op: str) -> list[Call]:
     return [c for c in _calls(answer) if c["op"] == op and c["num_bytes"] > 0]
 
 
-def only_messages(property_name: str, answer: RankAnswer) -> Finding:
+def only_messages(answer: RankAnswer) -> Finding:
     """Whether the rank used send and recv and nothing else."""
     others = Counter(c["op"] for c in _calls(answer) if c["op"] not in ("send", "recv"))
     seen = ", ".join(f"{count} {op}" for op, count in others.items())
-    return Finding(property_name, not others, "send and recv only", seen, answer.rank)
+    return Finding(not others, "send and recv only", seen, answer.rank)
 
 
-def arrived(property_name: str, answer: RankAnswer, num_bytes: int) -> Finding:
+def arrived(answer: RankAnswer, num_bytes: int) -> Finding:
     """Whether enough bytes reached the rank for the result to be made of what the others sent."""
     seen = sum(c["num_bytes"] for c in messages(answer, "recv"))
     wanted = f"at least {num_bytes:,} bytes received from other ranks"
-    return Finding(property_name, seen >= num_bytes, wanted, f"{seen:,} bytes", answer.rank)
+    return Finding(seen >= num_bytes, wanted, f"{seen:,} bytes", answer.rank)
 
 
-def one_neighbour(property_name: str, answer: RankAnswer, place: Place) -> Iterator[Finding]:
+def one_neighbour(answer: RankAnswer, place: Place) -> Finding:
     """Whether the rank sends to the rank on one side of it and receives from the one on the other."""
     members, here = place.members, place.position
     before, after = members[here - 1], members[(here + 1) % place.size]
@@ -48,35 +39,24 @@ def one_neighbour(property_name: str, answer: RankAnswer, place: Place) -> Itera
     source = sorted({c["peer"] for c in messages(answer, "recv")})
     right = (to, source) in (([after], [before]), ([before], [after]))
     wanted = f"all sends to rank {after} and all receives from rank {before} (or the other way round)"
-    yield Finding(
-        property_name, right, wanted, f"sends to {_ranks(to)}, receives from {_ranks(source)}", answer.rank
-    )
+    seen = f"sends to {_ranks(to)}, receives from {_ranks(source)}"
+    return Finding(right, wanted, seen, answer.rank)
 
 
-def counted(property_name: str, answer: RankAnswer, op: str, count: int, largest: float) -> Iterator[Finding]:
+def counted(answer: RankAnswer, op: str, count: int, largest: float) -> Finding:
     """Whether the rank has `count` messages, none of them larger than `largest` bytes."""
     sizes = [c["num_bytes"] for c in messages(answer, op)]
     seen = f"{len(sizes)} messages, the largest of {max(sizes, default=0):,} bytes"
     wanted = f"{op}: {count} messages of about {largest:,.0f} bytes"
     right = len(sizes) == count and max(sizes, default=0) <= largest
-    yield Finding(property_name, right, wanted, f"{op}: {seen}", answer.rank)
+    return Finding(right, wanted, f"{op}: {seen}", answer.rank)
 
 
-def exactly(
-    property_name: str, answer: RankAnswer, expected: Sequence[tuple[str, int, int | None]]
-) -> Finding:
+def exactly(answer: RankAnswer, expected: Sequence[tuple[str, int, int | None]]) -> Finding:
     """Whether the rank took part in these calls and no others, in any order: (operation, bytes, peer)."""
     seen = [(c["op"], c["num_bytes"], c["peer"]) for c in _calls(answer)]
     right = Counter(seen) == Counter(expected)
-    return Finding(property_name, right, _in_words(expected), _in_words(seen), answer.rank)
-
-
-def within(property_name: str, answer: RankAnswer, members: Sequence[int]) -> Finding:
-    """Whether every call was made on the group of these global ranks."""
-    used = sorted({tuple(sorted(c["group"])) for c in _calls(answer)})
-    seen = "calls on " + " and ".join(f"the group of ranks {_list(ranks)}" for ranks in used)
-    right = all(list(ranks) == sorted(members) for ranks in used)
-    return Finding(property_name, right, f"calls on the group of ranks {_list(members)}", seen, answer.rank)
+    return Finding(right, _in_words(expected), _in_words(seen), answer.rank)
 
 
 def collectives(answer: RankAnswer) -> list[Call]:

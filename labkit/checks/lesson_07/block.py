@@ -96,7 +96,7 @@ def _measure_kept(rank: Rank, split: Split) -> None:
 
 
 def _watch_dropout(rank: Rank, split: Split) -> None:
-    """Answers: three outputs. Twice in training (with generators that differ, then agree), once in evaluation."""
+    """Answers: differ and agree, in training, as torch's own generators do on the ranks; eval, afterwards."""
     part = split.build(rank, split.handed(rank), rank.group)
     x = rank.inputs["x"].clone()
     for name, seed in (("differ", rank.rank), ("agree", 0)):
