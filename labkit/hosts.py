@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _RANKS_WITHOUT_GPU = 4
+_MOST_ON_A_CORE = 32  # they would only wait for one another, and each takes memory
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ def place(ranks: int | None, backend: str | None) -> Placement:
     """
     gpus = gpu_count()
     ranks = ranks or gpus or _RANKS_WITHOUT_GPU
+    if ranks > _MOST_ON_A_CORE * cores():
+        most = f"{_MOST_ON_A_CORE * cores()} on the {cores()} cores here ({_MOST_ON_A_CORE} a core)"
+        raise ValueError(f"ranks={ranks}: expected at most {most}; take fewer, or more nodes")
     if backend not in (None, "gloo", "nccl"):
         raise ValueError(f"backend must be 'gloo' or 'nccl', found {backend!r}")
     if backend == "nccl" and gpus < ranks:

@@ -16,6 +16,7 @@ from labkit import unfinished
 from labkit.launch import client
 from labkit.launch.cell import CellResult
 from labkit.launch.failure.errors import LaunchError
+from labkit.launch.handover.request import check_timeout
 from labkit.launch.names import current_cell
 from labkit.launch.render import progress_html
 from labkit.launch.screen import Screen, shell
@@ -29,6 +30,22 @@ def _rank_list(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ArgumentTypeError(f"expected ranks such as 0,2 and found {text!r}") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+        check_timeout(seconds)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a number of seconds such as 60 and found {text!r}") from None
+    return seconds
+
+
+def _new_session(ranks: int | None, options: Any) -> Session:
+    try:
+        return new_session(ranks, nodes=options.nodes or 1, seed=options.seed)
+    except ValueError as error:
+        raise UsageError(f"%%ranks: {error}") from None
 
 
 @magics_class
@@ -45,8 +62,9 @@ class RanksMagics(Magics):
         "--nodes", type=int, default=None, help="spread the ranks over this many nodes of a Slurm cluster"
     )
     @argument("--rank", type=_rank_list, default=None, help="only these ranks, such as 0,2")
+    @argument("--seed", type=int, default=None, help="for the random numbers of new ranks, as in launch")
     @argument("--fresh", action="store_true", help="start new ranks first, without the variables")
-    @argument("--timeout", type=float, default=60.0, help="seconds until the cell is ended")
+    @argument("--timeout", type=_seconds, default=60.0, help="seconds until the cell is ended")
     @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> None:
         """Run a cell on every rank of a session that stays alive between cells.
@@ -60,7 +78,7 @@ class RanksMagics(Magics):
         if cell is None:
             self._manage(options.what or "status")
         else:
-            self._run(cell, self._session(_count(options.what), options.nodes, options.fresh), options)
+            self._run(cell, self._session(_count(options.what), options), options)
 
     def _manage(self, what: str) -> None:
         if what not in ("status", "stop", "restart"):
@@ -90,24 +108,27 @@ class RanksMagics(Magics):
             raise
         screen.finish(result)
 
-    def _session(self, ranks: int | None, nodes: int | None, fresh: bool) -> Session:
-        other = self.session is not None and (
-            ranks not in (None, self.session.ranks) or nodes not in (None, self.session.nodes)
-        )
-        if self.session is not None and other:
-            self.session.stop()
+    def _session(self, ranks: int | None, options: Any) -> Session:
+        """The session that fits what is asked for: the one that there is, where nothing else is asked for."""
+        there = self.session
+        if there is not None and (
+            ranks not in (None, there.ranks)
+            or options.nodes not in (None, there.nodes)
+            or options.seed not in (None, there.seed)
+        ):
+            there.stop()
             self.session = None
         if self.session is None:
-            self.session = new_session(ranks, nodes=nodes or 1)
+            self.session = _new_session(ranks, options)
             for note in self.session.notes:
                 print(note)
-        elif fresh:
+        elif options.fresh:
             self.session.restart()
         return self.session
 
     @magic_arguments()
     @argument("--nproc-per-node", "--nproc_per_node", type=int, default=2, help="how many ranks")
-    @argument("--timeout", type=float, default=120.0, help="seconds until it is ended")
+    @argument("--timeout", type=_seconds, default=120.0, help="seconds until it is ended")
     @argument("--script", default="torchrun_cell.py", help="where the cell is written")
     @cell_magic
     def torchrun(self, line: str, cell: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from labkit.launch import place
 from labkit.launch.failure.errors import Diagnosis, RankError
 from labkit.launch.handover.pickling import dumps, find_unsendable
-from labkit.launch.handover.request import Wanted
+from labkit.launch.handover.request import Wanted, is_whole
 from labkit.launch.here import Here
 from labkit.launch.job import Job
 from labkit.launch.live import watcher
@@ -24,6 +24,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     record: bool = True,
     wait: bool = True,
+    seed: int | None = None,
     **kwargs: Any,
 ) -> Job:
     """Run `fn(*args, **kwargs)` on every rank of a fresh torchrun job, and wait for it.
@@ -36,11 +37,12 @@ def launch(
     submitted (see cluster/README.md). timeout: seconds until the job is ended, from when it runs.
     backend: "gloo" or "nccl"; None chooses. env: more environment variables for the ranks. record: whether to
     record communication and spans. wait: False returns at once, with the job running (`job.wait()`,
-    `job.cancel()`).
+    `job.cancel()`). seed: rank r begins as after `torch.manual_seed(seed + r)`, and so for numpy and random;
+    None: every rank of every launch draws other numbers, as under torchrun.
 
     Raises a LaunchError that says which rank failed, where and why.
     """
-    wanted = Wanted(ranks, backend, timeout, env or {}, record)
+    wanted = Wanted(ranks, backend, timeout, env or {}, record, seed=seed)
     job = start(fn, args, kwargs, wanted=wanted, nodes=nodes)
     return job.wait(watcher()) if wait else job
 
@@ -54,7 +56,8 @@ def start(
     nodes: int = 1,
 ) -> Job:
     """As `launch`, without waiting and without showing anything."""
-    _check(fn, wanted, nodes)
+    if not callable(fn):
+        raise TypeError(f"launch expects a function to run on the ranks, found {type(fn).__name__}: {fn!r}")
     chosen = place_for(nodes)
     request, notes = chosen.plan(wanted)
     run = chosen.start(request, pickle_call(fn, args, kwargs or {}), place.nothing)
@@ -62,24 +65,14 @@ def start(
 
 
 def place_for(nodes: int) -> place.Place:
-    """This machine, or several of a cluster."""
+    """This machine, or several of a cluster. ValueError when `nodes` is no number of nodes."""
+    if not is_whole(nodes) or nodes < 1:
+        raise ValueError(f"nodes must be a whole number from 1, found {nodes!r}")
     if nodes == 1:
         return Here()
     from labkit.launch.nodes.place import Nodes  # what is needed for Slurm, and by few notebooks
 
     return Nodes(nodes)
-
-
-def _check(fn: object, wanted: Wanted, nodes: int) -> None:
-    ranks = wanted.ranks
-    if not callable(fn):
-        raise TypeError(f"launch expects a function to run on the ranks, found {type(fn).__name__}: {fn!r}")
-    if ranks is not None and (not isinstance(ranks, int) or not 1 <= ranks <= 512):
-        raise ValueError(f"ranks must be a whole number from 1 to 512, found {ranks!r}")
-    if not isinstance(nodes, int) or nodes < 1:
-        raise ValueError(f"nodes must be a whole number from 1, found {nodes!r}")
-    if not wanted.timeout > 0:
-        raise ValueError(f"timeout must be a positive number of seconds, found {wanted.timeout!r}")
 
 
 def pickle_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

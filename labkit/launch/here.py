@@ -36,7 +36,7 @@ class Here:
         request = Request(
             ranks=placement.ranks, backend=placement.backend, timeout=wanted.timeout, env=dict(wanted.env),
             record=wanted.record, cwd=os.getcwd(), sys_path=import_path(), devices=list(placement.devices),
-            threads=placement.threads, imports=list(wanted.imports),
+            threads=placement.threads, imports=list(wanted.imports), seed=wanted.seed,
         )  # fmt: skip
         return request, placement.notes
 

@@ -19,7 +19,7 @@ from labkit.launch.cell import CellResult, CellWatcher
 from labkit.launch.failure.diagnose import RankFacts, diagnose, on_nodes
 from labkit.launch.failure.errors import Diagnosis, InfrastructureError, error_for
 from labkit.launch.handover.notebook_names import Sender
-from labkit.launch.handover.request import Wanted, records_path, result_path
+from labkit.launch.handover.request import Wanted, check_timeout, records_path, result_path
 from labkit.launch.job import Job
 from labkit.launch.names import readable
 from labkit.launch.place import Listener, Place
@@ -36,11 +36,11 @@ class Session:
     """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones."""
 
     def __init__(self, place: Place, wanted: Wanted) -> None:
-        request, notes = place.plan(replace(wanted, timeout=0))
+        request, notes = place.plan(wanted)
         self._place = place
-        self._request = replace(request, target=place.session_target)
+        self._request = replace(request, target=place.session_target, timeout=0)
         self.ranks, self.backend, self.nodes = request.ranks, request.backend, place.nodes
-        self.notes = list(notes)
+        self.seed, self.notes = wanted.seed, list(notes)
         self._connections: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._positions = [0] * self.ranks  # of the output, when the current cell began
@@ -123,6 +123,7 @@ class Session:
         the session is replaced by a fresh one.
         """
         chosen = self._chosen(ranks)
+        check_timeout(timeout)
         self._connect()
         packed = self._sender.pack(source, names, file) if names is not None else None
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for tracebacks
@@ -131,8 +132,9 @@ class Session:
 
     def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
         """`function(*args, **kwargs)` on every rank; what each returned."""
-        self._connect()
+        check_timeout(timeout)
         payload = api.pickle_call(function, args, kwargs)
+        self._connect()
         limit = self._request.max_result_bytes
         self._round({"do": "call", "payload": payload, "limit": limit}, range(self.ranks), timeout, None)
         directory = self._running_job().run.directory
@@ -288,9 +290,11 @@ def session(
     backend: str | None = None,
     env: Mapping[str, str] | None = None,
     nodes: int = 1,
+    seed: int | None = None,
 ) -> Session:
     """Ranks that stay alive: `session.run("x = 1")`, `session.run("x")`, `session.call(fn, 2)`.
 
-    nodes: over how many machines of a Slurm cluster they are spread, as in `launch`.
+    nodes: over how many machines of a Slurm cluster they are spread; seed: for their random numbers; both as
+    in `launch`.
     """
-    return Session(api.place_for(nodes), Wanted(ranks, backend, env=env or {}))
+    return Session(api.place_for(nodes), Wanted(ranks, backend, env=env or {}, seed=seed))

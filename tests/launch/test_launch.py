@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import rank_functions as on_ranks
 import torch
@@ -14,6 +17,7 @@ import torch.distributed as dist
 from launch_helpers import wait_for_output
 
 import labkit
+from labkit import hosts
 from labkit.launch import client
 from labkit.launch.api import start
 from labkit.launch.handover.request import Wanted
@@ -169,21 +173,85 @@ def test_a_job_inside_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "words"),
     [
-        ({"ranks": 0}, ValueError, "from 1 to 512"),
-        ({"ranks": 2, "timeout": 0}, ValueError, "positive"),
-        ({"ranks": 2, "nodes": 0}, ValueError, "nodes"),
-        ({"ranks": 2, "backend": "mpi"}, ValueError, "'gloo' or 'nccl'"),
+        *(({"ranks": ranks}, "from 1 to 512") for ranks in (0, True, 1000, "2")),
+        ({"ranks": 512}, r"at most \d+ on the \d+ cores here"),
+        *(
+            ({"timeout": t}, "timeout must be a number")
+            for t in (0, -1, None, "5", math.inf, math.nan)
+        ),
+        *(({"nodes": nodes}, "nodes must be a whole number") for nodes in (0, True, "2")),
+        *(({"seed": seed}, "seed must be a whole number") for seed in (-1, True, 1.5)),
+        ({"env": {"A": 1}}, "env must have texts"),
+        ({"env": "A=1"}, "env must be a dict"),
+        ({"backend": "mpi"}, "'gloo' or 'nccl'"),
     ],
 )
-def test_wrong_arguments_say_what_is_expected(
-    arguments: dict[str, object], error: type[Exception], words: str
+def test_wrong_arguments_are_told_before_anything_starts(
+    arguments: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(error, match=words):
-        labkit.launch(on_ranks.hello, **arguments)  # type: ignore[arg-type]
+    monkeypatch.setattr(hosts, "cores", lambda: 2)
+    client.shut_down()
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
+        labkit.launch(on_ranks.hello, **{"ranks": 2, **arguments})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    if "timeout" not in arguments:  # of a session, each cell has its own
+        with pytest.raises((TypeError, ValueError), match=words):
+            labkit.session(**{"ranks": 2, **arguments})  # type: ignore[arg-type]
+    assert client.running_engine() is None
+
+
+def test_what_is_no_function_is_told() -> None:
     with pytest.raises(TypeError, match="expects a function"):
         labkit.launch(3)  # type: ignore[arg-type]
+
+
+def draws() -> tuple[float, float, float]:
+    import random
+
+    import numpy
+
+    return float(torch.rand((), dtype=torch.float64)), float(numpy.random.rand()), random.random()
+
+
+def test_every_rank_of_every_launch_draws_other_numbers() -> None:
+    """As processes of torchrun do: who forgets to broadcast the weights sees it here too."""
+    drawn = [numbers for _ in range(2) for numbers in labkit.launch(draws, ranks=2).results]
+    for of_one_kind in zip(*drawn, strict=True):
+        assert len(set(of_one_kind)) == 4
+
+
+def test_a_seed_makes_the_numbers_those_of_manual_seed() -> None:
+    drawn = labkit.launch(draws, ranks=2, seed=7).results
+    assert drawn == labkit.launch(draws, ranks=2, seed=7).results
+    for rank, numbers in enumerate(drawn):
+        generator = torch.Generator().manual_seed(7 + rank)
+        assert numbers[0] == float(torch.rand((), dtype=torch.float64, generator=generator))
+        assert numbers[2] == random.Random(7 + rank).random()
+
+
+def test_ranks_can_make_their_process_group_anew() -> None:
+    """By MASTER_ADDR and MASTER_PORT, as a script under torchrun makes its first."""
+
+    def work() -> float:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        x = torch.tensor(float(dist.get_rank()))
+        dist.all_reduce(x)
+        return float(x)
+
+    assert labkit.launch(work, ranks=2).results == [1.0, 1.0]
+
+
+def test_ranks_listen_on_the_loopback_alone() -> None:
+    """What travels between them can be pickled objects: no other machine may send any."""
+
+    def listening() -> list[str]:
+        return [c.laddr.ip for c in psutil.Process().net_connections() if c.status == "LISTEN"]
+
+    found = [address for addresses in labkit.launch(listening, ranks=2).results for address in addresses]
+    assert set(found) <= {"127.0.0.1"}
 
 
 def test_the_directory_is_private_and_nothing_is_shared() -> None:

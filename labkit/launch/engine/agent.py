@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -60,8 +61,16 @@ class Settled(RendezvousHandler):
 
 def _one_node(name: str) -> Settled:
     """For a job on one machine: there is nobody to wait for, and nothing listens on a port."""
-    met = RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
-    return Settled(name, met, use_agent_store=False)
+    where = RendezvousStoreInfo("127.0.0.1", _free_port())
+    return Settled(name, RendezvousInfo(dist.HashStore(), 0, 1, where), use_agent_store=False)
+
+
+def _free_port() -> int:
+    """For MASTER_PORT: the ranks' own process group needs none, but one that their code makes anew may."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Agent(QuietAgent):

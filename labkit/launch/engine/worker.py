@@ -8,6 +8,7 @@ import inspect
 import linecache
 import multiprocessing.util
 import os
+import random
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -39,7 +41,6 @@ from labkit.record.lines import is_library_file
 from labkit.record.recorder import Recorder, install
 from labkit.record.state import FAILED, FINISHED, RUNNING, STARTING, StatePage
 from labkit.torch_private import ENABLE_FLIGHT_RECORDER
-from labkit.whole_file import write_whole
 
 _MESSAGE_LIMIT = 8000
 
@@ -148,20 +149,39 @@ def _prepare(request: Request, rank: int) -> None:
     """Make the process look like the notebook's: environment, directory, import path, device, threads."""
     os.environ.update(ENABLE_FLIGHT_RECORDER if request.record else {})
     os.environ.update(request.env)
+    if request.nodes == 1:  # else gloo looks up the machine's own name, and listens where others can reach it
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.chdir(request.cwd)
     sys.path[:] = request.sys_path or sys.path
     torch.set_num_threads(request.threads)
     if request.devices:
         torch.cuda.set_device(request.devices[rank])
+    _seed(request.seed, rank)
     gc.enable()
 
 
+def _seed(seed: int | None, rank: int) -> None:
+    """Random numbers of this rank's own: ranks are forks of one process, whose generators they would share.
+
+    CUDA's generators need nothing: a process makes and seeds them when it first uses CUDA.
+    """
+    if seed is None:
+        torch.default_generator.seed()
+        random.seed()
+        if "numpy.random" in sys.modules:  # else it seeds itself when it is imported
+            numpy.random.seed()
+    else:
+        torch.manual_seed(seed + rank)
+        random.seed(seed + rank)
+        numpy.random.seed((seed + rank) % 2**32)
+
+
 def _join(directory: Path, request: Request, rank: int) -> dist.ProcessGroup:
-    """Initialise the default process group over a store on a port that the system chose."""
+    """Initialise the default process group."""
     patience = timedelta(
         seconds=(request.timeout or 86400) + 60
     )  # the watchdog's verdict comes before torch's
-    store = _agents_store() if request.nodes > 1 else _own_store(directory, request.ranks, rank)
+    store = _agents_store() if request.nodes > 1 else _own_store(directory, request.ranks)
     device = torch.device("cuda", request.devices[rank]) if request.backend == "nccl" else None
     dist.init_process_group(
         request.backend, store=store, rank=rank, world_size=request.ranks, timeout=patience, device_id=device
@@ -170,18 +190,12 @@ def _join(directory: Path, request: Request, rank: int) -> dist.ProcessGroup:
     return dist.group.WORLD
 
 
-def _own_store(directory: Path, ranks: int, rank: int) -> dist.Store:
-    """A store that rank 0 opens on this machine."""
-    port = directory / "port"
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
-        write_whole(port, str(store.port).encode())
-    else:
-        while not port.exists():
-            time.sleep(0.001)
-        store = dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, False, wait_for_workers=False)
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(store.port)
-    return store
+def _own_store(directory: Path, ranks: int) -> dist.Store:
+    """A store in a file of the job's private directory: no port that other users of the machine can reach.
+
+    Nor is a name server asked, as torch's TCPStore does for the name of 127.0.0.1, and waits 5 s for.
+    """
+    return dist.FileStore(str(directory / "store"), ranks)
 
 
 def _agents_store() -> dist.Store:

@@ -9,11 +9,27 @@ from pathlib import Path
 
 import msgspec
 
+from labkit.record.state import MAX_RANKS
+
 REQUEST = "request.json"
 PAYLOAD = "payload.pkl"
 VERDICT = "job.json"
 CONTROL = "control"
 MAX_LOG_BYTES = 256 << 20
+LONGEST_TIMEOUT = 30 * 86400  # seconds
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_timeout(seconds: object) -> None:
+    """ValueError for what cannot be waited for."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds <= LONGEST_TIMEOUT:  # type: ignore[operator]
+        days = LONGEST_TIMEOUT // 86400
+        raise ValueError(f"timeout must be a number of seconds from 0 to {days} days, found {seconds!r}")
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,20 @@ class Wanted:
     env: Mapping[str, str] = field(default_factory=dict)
     record: bool = True
     imports: Sequence[str] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """TypeError or ValueError for what no place could do."""
+        if self.ranks is not None and not (is_whole(self.ranks) and 1 <= self.ranks <= MAX_RANKS):
+            raise ValueError(f"ranks must be a whole number from 1 to {MAX_RANKS}, found {self.ranks!r}")
+        if self.seed is not None and not (is_whole(self.seed) and 0 <= self.seed < 2**63):
+            raise ValueError(f"seed must be a whole number from 0, or None, found {self.seed!r}")
+        check_timeout(self.timeout)
+        if not isinstance(self.env, Mapping):
+            raise TypeError(f"env must be a dict of names and values, found {self.env!r}")
+        for name, value in self.env.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"env must have texts as names and values, found {name!r}: {value!r}")
 
 
 @dataclass(frozen=True)
@@ -35,7 +65,8 @@ class Request:
     target: "payload" for the pickled function in the directory, else "module:function", called with the
     directory. timeout: seconds until the job is ended; 0 for never. devices: GPU of each rank, empty on CPU.
     threads: how many threads torch may use in each rank. nodes: how many machines the ranks are spread over.
-    imports: modules that the engine imports before it forks the job, because every rank would.
+    imports: modules that the engine imports before it forks the job, because every rank would. seed: rank r
+    begins with the random numbers of seed + r; None for new ones each time.
     """
 
     ranks: int
@@ -51,6 +82,7 @@ class Request:
     max_result_bytes: int = 512 << 20
     nodes: int = 1
     imports: list[str] = field(default_factory=list)
+    seed: int | None = None
 
     def write(self, directory: Path) -> None:
         (directory / REQUEST).write_text(json.dumps(msgspec.to_builtins(self)))

@@ -46,7 +46,7 @@ class Nodes:
             ranks=total, backend=_backend(wanted.backend, each, gpus), timeout=wanted.timeout,
             record=wanted.record, env={**_interfaces(site), **wanted.env}, cwd=os.getcwd(),
             sys_path=import_path(), devices=[index % each % gpus for index in range(total)] if gpus else [],
-            threads=max(1, cpus // each), nodes=self.nodes,
+            threads=max(1, cpus // each), nodes=self.nodes, seed=wanted.seed,
         )  # fmt: skip
         return request, ()
 
