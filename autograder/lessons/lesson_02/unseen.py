@@ -10,7 +10,7 @@ from random import Random
 from labkit.checks.case import Case
 from labkit.checks.lesson_02.layerwise import layerwise_case
 from labkit.checks.lesson_02.offloading import offload_case, wide_layers, with_buffers
-from labkit.checks.lesson_02.partitions import EVEN, model_costs, partition_case, partition_refusals
+from labkit.checks.lesson_02.partitions import model_costs, partition_case, partition_refusals
 from labkit.checks.lesson_02.remote_stages import stage_case
 from labkit.checks.lesson_02.small_layers import Specs
 from labkit.checks.lesson_02.step_timing import timing_case
@@ -38,11 +38,11 @@ def _partition_cases(seed: int) -> list[Case]:
     refused = [[[1, 2, 3], -2], [[2, 2, -7.5], 3]]
     return _hidden(
         [
-            partition_case("random", EVEN, random, seed),
-            partition_case("one heavy layer", EVEN, heavy, seed),
-            partition_case("models", EVEN, models, seed),
-            partition_case("250 layers", ("many-layers",), large, seed),
-            partition_case("few", ("few-layers",), [[[3], 3], [[], 2], [[1, 2, 3], 1], [[0, 4], 5]], seed),
+            partition_case("random", "even", random, seed),
+            partition_case("one heavy layer", "even", heavy, seed),
+            partition_case("models", "even", models, seed),
+            partition_case("250 layers", "many-layers", large, seed),
+            partition_case("few", "few-layers", [[[3], 3], [[], 2], [[1, 2, 3], 1], [[0, 4], 5]], seed),
             partition_refusals("refused", refused, ["-2", "-7.5"], seed),
         ]
     )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Finding, Judge
+from labkit.checks.shared.beside import PlainSeat, Seat, State, by_number, observe, same, train
+from labkit.checks.shared.split import dtype_of
 
 Specs = list[list[Any]]
 
 SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["dense", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
-LEARNING_RATE = 0.05
 STEPS = 2
+SHARE = 0.5  # of the squared error: with the learning rate, 0.05 of it a step
 
 
 class Log:
@@ -79,15 +83,22 @@ class Transposed(nn.Module):
         return x @ self.weight
 
 
-def build_layers(case: Case, inputs: Inputs) -> list[nn.Module]:
-    """The layers of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
+def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
+    """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
     Each is ["dense" or "scaled", inputs, outputs], ["counting", width] or ["tied", whose weight it has].
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
+    own = range(len(layers))[first:last]
     for name, parameter in nn.Sequential(*layers).named_parameters():
-        parameter.data.copy_(inputs[f"weights.{name}"])
-    return layers
+        if layer_of(name) in own:
+            parameter.data.copy_(inputs[f"weights.{name}"])
+    return layers[first:last]
+
+
+def layer_of(parameter: str) -> int:
+    """The number of the layer that a parameter of the plain model ("2.weight") belongs to."""
+    return int(parameter.partition(".")[0])
 
 
 def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn.Module]:
@@ -111,12 +122,6 @@ def case_text(specs: Sequence[Sequence[Any]]) -> str:
     return ", ".join(" ".join(map(str, spec)) for spec in specs)
 
 
-def dtype_of(case: Case) -> torch.dtype:
-    """The case's dtype: float64 unless it says otherwise."""
-    dtype: torch.dtype = getattr(torch, case.params.get("dtype", "float64"))
-    return dtype
-
-
 def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
     """weights.NAME for every parameter; x and grad_output; xN and targetN for each training step."""
     layers = _empty_layers(case.params["layers"], dtype_of(case))
@@ -135,28 +140,64 @@ def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
     return drawn | {name: draw(*out.shape) for name in ("grad_output", *(f"target{i}" for i in range(STEPS)))}
 
 
-def train(model: nn.Module, inputs: Inputs, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """A few steps of plain SGD towards the case's targets."""
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        out = model(inputs[f"x{step}"].clone())
-        (out - inputs[f"target{step}"].to(out.device)).square().sum().backward()
-        optimizer.step()
+def compare(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
+    """Run a model forward and backward, then train it, as the plain one is.
 
-
-def reference(case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """The plain model's output, input_grad, grad.N, buffer.N and trained.N (N counts parameters in order)."""
-    model = nn.Sequential(*build_layers(case, inputs))
+    Answers output, input_grad, grad.N, buffer.N and trained.N (N counts in order)."""
     x = inputs["x"].clone().requires_grad_()
-    out = model(x)
-    out.backward(inputs["grad_output"])
-    assert x.grad is not None
-    tensors = {"output": out.detach(), "input_grad": x.grad.clone()}
-    tensors |= {f"grad.{n}": p.grad.clone() for n, p in enumerate(model.parameters()) if p.grad is not None}
-    tensors |= {f"buffer.{n}": b.clone() for n, b in enumerate(model.buffers())}
-    train(model, inputs)
-    return tensors | {f"trained.{n}": p.detach() for n, p in enumerate(model.parameters())}
+    observe(seat, model, [x], inputs["grad_output"], charged="gradients", named=by_number)
+    for number, buffer in enumerate(model.buffers()):
+        seat.answer(f"buffer.{number}", buffer)
+    train(seat, model, batches_of(inputs), error_of, named=by_number)
+
+
+def batches_of(inputs: Inputs) -> list[list[Tensor]]:
+    """The input and the target of each step of training."""
+    return [[inputs[f"x{step}"].clone(), inputs[f"target{step}"]] for step in range(STEPS)]
+
+
+def error_of(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """The loss of training for an input and a target."""
+    x, target = batch
+    return squared_error(model(x), target)
+
+
+def squared_error(out: Tensor, target: Tensor) -> Tensor:
+    """A loss, on the device of the output."""
+    return SHARE * (out - target.to(out.device)).square().sum()
+
+
+class BesidePlain(Evidence):
+    """A case's answers, and what the plain model gives on the same inputs."""
+
+    @cached_property
+    def plain(self) -> State:
+        """Every tensor that `compare` answers, by name."""
+        seat = PlainSeat()
+        compare(seat, nn.Sequential(*build_layers(self.case, self.inputs)), self.inputs)
+        return seat.tensors
+
+
+def equals(*kinds: str) -> Judge:
+    """Each of the plain model's tensors of these kinds ("output", "grad", ...) came back with its values."""
+
+    def judge(evidence: BesidePlain) -> Iterator[Finding]:
+        for name, expected in evidence.plain.items():
+            kind, _, number = name.partition(".")
+            if kind in kinds:
+                told = f"{TOLD[kind].format(number=number)}, as the model on one device has it"
+                yield same(told, expected, evidence.answers[0], name)
+
+    return judge
+
+
+TOLD = {
+    "output": "the output",
+    "input_grad": "the gradient of x",
+    "grad": "the gradient of parameter {number}",
+    "buffer": "buffer {number} after one forward pass",
+    "trained": f"parameter {{number}} after {STEPS} steps of SGD",
+}
 
 
 def activation_bytes(case: Case, inputs: Inputs) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,7 @@ STEPS = 2
 SLACK_BYTES = 64  # beyond its share, a module may keep a few scalars
 Call = tuple[str, int]  # operation, bytes of this rank's tensor
 Use = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # a module and its arguments -> what it gives
+Named = Callable[[nn.Module], Iterable[tuple[str, Tensor]]]  # how a module's parameters are told apart
 State = dict[str, Tensor]
 
 
@@ -61,6 +62,16 @@ def call(module: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
     return module(*arguments)
 
 
+def by_name(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """The usual `Named`."""
+    return module.named_parameters()
+
+
+def by_number(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """Parameters by their number, where what they are called is the student's own affair."""
+    return ((str(number), parameter) for number, parameter in enumerate(module.parameters()))
+
+
 def observe(
     seat: Seat,
     module: nn.Module,
@@ -68,6 +79,7 @@ def observe(
     grad_output: Tensor | None = None,
     use: Use = call,
     charged: str = "input-gradients",
+    named: Named = by_name,
 ) -> None:
     """Forward and backward, once. Answers output, input_grad (of the first argument), grad.NAME; recordings
     forward and backward.
@@ -78,10 +90,11 @@ def observe(
     with seat.recording("forward"):
         out = use(module, arguments)
     seat.answer("output", out)
+    gradient = None if grad_output is None else grad_output.to(out.device)
     with seat.attempt(charged), seat.recording("backward"):
-        _backward(out, grad_output)
+        _backward(out, gradient)
     seat.answer("input_grad", arguments[0].grad if arguments[0].is_floating_point() else None)
-    for name, parameter in module.named_parameters():
+    for name, parameter in named(module):
         seat.answer(f"grad.{name}", parameter.grad)
 
 
@@ -101,12 +114,13 @@ def train(
     batches: Sequence[Sequence[Tensor]],
     use: Use = call,
     charged: str = "trained-weights",
+    named: Named = by_name,
 ) -> None:
     """One step of SGD for the arguments in each batch. Answers trained.NAME."""
     with seat.attempt(charged):
         for arguments in batches:
             step(module, use(module, arguments))
-    for name, parameter in module.named_parameters():
+    for name, parameter in named(module):
         seat.answer(f"trained.{name}", parameter)
 
 
