@@ -190,6 +190,52 @@ def release(lesson: str, course: Path, force: bool) -> None:
 
 
 @main.command()
+@click.option("--model", required=True, help="A preset, such as llama-3-8b, or the path of a config.json.")
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--gpu", default="h100", show_default=True, help="A GPU's name, or the start of it.")
+@click.option("--network", type=float, default=50.0, show_default=True, help="GB/s between nodes, a GPU.")
+@click.option(
+    "--fabric",
+    type=click.Choice(["shared", "full"]),
+    default="shared",
+    show_default=True,
+    help="Whether large messages get slower with the nodes, as was measured once, or not (a fat tree).",
+)
+@click.option(
+    "--sequence", type=click.IntRange(1), default=4096, show_default=True, help="Tokens a sequence."
+)
+@click.option("--batch-tokens", default="1M", show_default=True, help="Tokens a step; 4M is 4 x 2^20.")
+@click.option("--tokens", help="Tokens of the whole training, such as 1T, for days and GPU-hours.")
+@click.option("--recipe", default="20", show_default=True, help="Precision: a name, or bytes a parameter.")
+@click.option(
+    "--software",
+    type=click.Choice(["nanotron", "megatron"]),
+    default="nanotron",
+    show_default=True,
+    help="Whose habits the times are for. Only nanotron's were checked for the choice of plans.",
+)
+@click.option("--explain", metavar="DP,TP,PP,...", help="Price this plan: 16,2,4,mb=2,zero=1,recompute=full.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def plan(explain: str | None, as_json: bool, **asked: Any) -> None:
+    """Say how to spread a training over GPUs: three plans to measure, and what they cost.
+
+    Exits 1 when the plan to explain does not run, and 2 when nothing fits or what was given cannot be used.
+    """
+    from labkit.theory.planning.asked import question_of
+    from labkit.theory.planning.told import answer
+
+    try:
+        told = answer(question_of(**asked), explain)
+    except ValueError as problem:
+        _unusable(problem)
+    click.echo(json.dumps(told.data, indent=1) if as_json else told.text)
+    for reason in told.refused:
+        click.echo(f"does not run: {reason}", err=True)
+    sys.exit(FAILED if told.refused else 0)
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--site", help="Look at this site file instead (a path, or a name in cluster/sites).")
 def doctor(as_json: bool, site: str | None) -> None:

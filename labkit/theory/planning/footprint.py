@@ -1,0 +1,136 @@
+"""The memory of each pipeline stage: the state, what is in flight, and what a framework adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from labkit.theory.activations import (
+    Recompute,
+    embedding_kept,
+    head_kept,
+    kept_bytes,
+    layer_activation_bytes,
+    logits_kept,
+)
+from labkit.theory.parameters import layer_weights
+from labkit.theory.pipeline import Schedule, in_flight
+from labkit.theory.planning.job import Job, Plan, Share
+from labkit.theory.planning.software import Software
+from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters, stages_of
+from labkit.theory.recipes import state_bytes
+
+ELEMENT = 2  # bytes of an activation
+LOGITS_COPIES = 2.5  # the head's output in 16 bits and in fp32, and what the loss keeps: 10 bytes for kept 4
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one GPU of one stage, by what they are.
+
+    copies: what eager execution keeps beside the tensors of the formulas.  working: held for moments, a
+    recomputed layer, gathered weights or gathered inputs.  runtime: libraries.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    copies: float
+    logits: float
+    working: float
+    runtime: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.as_dict().values())
+
+    def as_dict(self) -> dict[str, float]:
+        """Part -> bytes."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """Bytes of one micro-batch on one GPU."""
+
+    layer: float
+    whole_layer: float
+    copies: float
+    embedding: float
+    head: float
+    logits: float
+    gathered: float
+
+
+@lru_cache(maxsize=65536)
+def _micro(job: Job, share: Share) -> _Micro:
+    model, tensor, split = job.model, share.tensor, share.split
+    shape = model, job.sequence // share.context, share.micro_batch
+
+    def layer(recompute: Recompute) -> float:
+        return layer_activation_bytes(
+            *shape, recompute, tensor, split, job.attention, shard_checkpoints=split
+        )
+
+    token = ELEMENT * share.tokens(job)
+    heads = min(tensor, model.num_kv_heads)
+    return _Micro(
+        layer=layer(share.recompute),
+        whole_layer=layer("none"),
+        copies=token * (model.query_width / tensor + 2 * model.kv_width / heads),
+        embedding=kept_bytes(embedding_kept(*shape), tensor, split),
+        head=kept_bytes(head_kept(*shape), tensor, split),
+        logits=LOGITS_COPIES * kept_bytes(logits_kept(*shape), tensor),
+        gathered=token * model.hidden if split else 0.0,
+    )
+
+
+def footprint(job: Job, plan: Plan, stage: Stage, software: Software) -> Footprint:
+    """The bytes on one GPU of that stage at the peak of a step.
+
+    The formulas (labkit.theory.memory) give state, activations in flight and logits. Added to them:
+    the copies of queries, keys and values that rotary positions make, for each layer in flight; the buffers
+    in which sequence parallelism gathers a whole input; the libraries.
+    """
+    one = _micro(job, plan.share)
+    schedule: Schedule = "interleaved" if plan.chunks > 1 else "1f1b"
+    held = in_flight(schedule, stage.place, plan.pipeline, plan.micro_batches(job), plan.chunks)
+    count = stage_parameters(job.model, plan.pipeline, stage, plan.tensor)
+    state = state_bytes(count, job.recipe, plan.zero, plan.replicas)
+    copied = software.rotated_copies and plan.recompute != "full"
+    again = one.whole_layer - one.layer if stage.layers else 0.0
+    return Footprint(
+        weights=state.weights,
+        gradients=state.gradients,
+        optimizer=state.optimizer,
+        activations=held * (stage.layers * one.layer + stage.embedding * one.embedding)
+        + stage.head * one.head,
+        copies=held * stage.layers * one.copies if copied else 0.0,
+        logits=stage.head * one.logits,
+        working=again + software.gather_buffers * one.gathered + _gathered_weights(job, plan),
+        runtime=software.runtime,
+    )
+
+
+def _gathered_weights(job: Job, plan: Plan) -> float:
+    """What ZeRO 3 holds unsharded: a layer in use and the next; 2 and 3: a layer's gradient."""
+    if plan.zero < 2 or plan.replicas == 1:
+        return 0.0
+    layer = layer_weights(job.model).per_rank(plan.tensor)
+    return layer * (job.recipe.gradients + (2 * job.recipe.weights if plan.zero == 3 else 0))
+
+
+def footprints(job: Job, plan: Plan, software: Software) -> list[Footprint]:
+    """One a stage."""
+    return [
+        footprint(job, plan, stage, software)
+        for stage in stages_of(job.model, plan.pipeline, software.balance)
+    ]
+
+
+def peak_bytes(job: Job, plan: Plan, software: Software) -> float:
+    """The bytes of the fullest stage: those that must fit."""
+    kinds = kinds_of(job.model, plan.pipeline, software.balance)
+    return max(footprint(job, plan, stage, software).total for stage, _ in kinds)

@@ -1,0 +1,39 @@
+"""What is asked of the planner, and what a price means for the whole training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.theory.planning.cluster import Cluster
+from labkit.theory.planning.job import Job
+from labkit.theory.planning.search import Priced
+from labkit.theory.planning.software import Software
+
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked: a job on a cluster with a framework. tokens: of the whole training, 0 where unknown."""
+
+    job: Job
+    cluster: Cluster
+    software: Software
+    tokens: float = 0.0
+
+    def days(self, plan: Priced) -> float:
+        """Of the whole training."""
+        return self.tokens / (plan.tokens_per_gpu * self.cluster.num_gpus) / DAY
+
+    def gpu_hours(self, plan: Priced) -> float:
+        """Of the whole training."""
+        return self.days(plan) * 24 * self.cluster.num_gpus
+
+    def heading(self) -> str:
+        """The question in one line."""
+        job, cluster = self.job, self.cluster
+        return (
+            f"{job.model.name} ({job.num_params / 1e9:.3g} billion parameters) on {cluster.nodes} nodes of "
+            f"{cluster.gpus_per_node} x {cluster.gpu.name}: sequences of {job.sequence}, {job.batch} a step "
+            f"({job.tokens / 2**20:.3g} Mi tokens), {job.recipe.name}, as {self.software.name} runs it"
+        )

@@ -1,0 +1,130 @@
+"""The seconds of one training step, term by term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.theory.flops import train_step_flops, utilization
+from labkit.theory.planning.cluster import Cluster
+from labkit.theory.planning.compute import head_work, host_floor, layer_work
+from labkit.theory.planning.job import Job, Plan
+from labkit.theory.planning.software import Software
+from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters
+from labkit.theory.planning.traffic import context_seconds, reduce_seconds, send_seconds, tensor_seconds
+
+UPDATE_BYTES = 34  # AdamW in fp32: gradient, weight and two averages read, three written, a 16-bit weight too
+CLEAR_BYTES = 6  # gradients of all parameters cleared
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on the slowest stage, by term.
+
+    products: matrix products. elementwise: everything else on the GPU. tensor, context: their traffic.
+    host: waiting for launches where the GPU is faster than the host. bubble: waiting while the pipeline fills
+    and drains. send: between stages. data: gradients and weights between replicas. optimizer: the update and
+    the sums of gradients. stall: a job of many nodes hands out micro-batches no faster.
+    """
+
+    products: float
+    elementwise: float
+    tensor: float
+    context: float
+    host: float
+    bubble: float
+    send: float
+    data: float
+    optimizer: float
+    stall: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(self.as_dict().values())
+
+    def as_dict(self) -> dict[str, float]:
+        """Term -> seconds."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Seconds of one micro-batch, forward and backward, on one stage."""
+
+    products: float
+    elementwise: float
+    tensor: float
+    context: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.elementwise + self.tensor + self.context + self.host
+
+
+def _turn(job: Job, plan: Plan, stage: Stage, cluster: Cluster, software: Software) -> _Turn:
+    layer = layer_work(job, plan.share, cluster, software)
+    tensor = tensor_seconds(job, plan.share, cluster, software)
+    context = context_seconds(job, plan, cluster, layer.products / 4)
+    busy = layer.total + tensor + context
+    host = max(0.0, host_floor(plan, cluster, software) - busy)
+    head = head_work(job, plan.share, cluster, software)
+    return _Turn(
+        products=stage.layers * layer.products + stage.head * head.products,
+        elementwise=stage.layers * layer.elementwise + stage.head * head.elementwise,
+        tensor=stage.layers * tensor,
+        context=stage.layers * context,
+        host=stage.layers * host,
+    )
+
+
+def step_time(job: Job, plan: Plan, cluster: Cluster, software: Software) -> StepTime:
+    """The seconds of one step.
+
+    1F1B: the slowest stage works on its m micro-batches one after the other; before and after, it waits for
+    one micro-batch on each of the other stages (interleaved: on a v-th of them). What is between stages,
+    replicas and the optimizer comes on top.
+    """
+    kinds = kinds_of(job.model, plan.pipeline, software.balance)
+    turns = [(_turn(job, plan, stage, cluster, software), number) for stage, number in kinds]
+    slowest = max((turn for turn, _ in turns), key=lambda turn: turn.total)
+    m = plan.micro_batches(job)
+    waits = (sum(turn.total * number for turn, number in turns) - slowest.total) / plan.chunks
+    count = max(stage_parameters(job.model, plan.pipeline, stage, plan.tensor) for stage, _ in kinds)
+    sends = m * plan.chunks + plan.pipeline - 1
+    return StepTime(
+        products=m * slowest.products,
+        elementwise=m * slowest.elementwise,
+        tensor=m * slowest.tensor,
+        context=m * slowest.context,
+        host=m * slowest.host,
+        bubble=waits,
+        send=sends * send_seconds(job, plan, cluster, software),
+        data=reduce_seconds(count, slowest.total * 2 / 3, job, plan, cluster, software),
+        optimizer=_optimizer_seconds(count, m, job, plan, cluster, software),
+        stall=m * max(0.0, _stall_seconds(cluster, software) - slowest.total),
+    )
+
+
+def _optimizer_seconds(
+    count: float, m: int, job: Job, plan: Plan, cluster: Cluster, software: Software
+) -> float:
+    shards = plan.replicas if plan.zero else 1
+    update = software.optimizer_passes * (UPDATE_BYTES * count / shards + CLEAR_BYTES * count)
+    return (update + m * software.accumulate_bytes * count) / cluster.rates.memory
+
+
+def _stall_seconds(cluster: Cluster, software: Software) -> float:
+    """The least seconds of a micro-batch on so many nodes: 0 on few, `stall` on 64 and more.
+
+    In proportion to the nodes between the two. It was seen on 64 nodes and on 16 it was not; what lies beyond
+    is unknown, and taken to be no worse.
+    """
+    many, few = 64, software.quiet_nodes
+    return software.stall * min(1.0, max(0.0, (cluster.nodes - few) / (many - few)))
+
+
+def model_utilization(job: Job, seconds: float, cluster: Cluster) -> float:
+    """MFU of a step of that many seconds, full attention counted (as SC21 and PaLM count)."""
+    flops = train_step_flops(job.model, job.sequence, job.batch)
+    return utilization(flops, seconds, cluster.num_gpus, cluster.gpu.dense_bf16)
