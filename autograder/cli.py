@@ -13,6 +13,7 @@ import click
 
 from autograder.arguments import known_exercises, lesson_name, number_of_jobs, sandbox_here
 from autograder.selftest.command import selftest, thorough, wrong
+from labkit.checks.source.text import visible
 
 if TYPE_CHECKING:
     from autograder.batch.submissions import Run
@@ -35,7 +36,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CourseError as problem:
-            raise click.ClickException(str(problem)) from None
+            raise click.ClickException(visible(str(problem))) from None
 
 
 @click.group(cls=_Commands)
@@ -63,15 +64,15 @@ def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe:
 
     name = lesson_name(lesson or _lesson_of(notebook))
     seed = secrets.randbelow(2**31) if seed is None else seed
-    show = (lambda graded: None) if as_json else (lambda graded: click.echo(repr(graded.report)))
+    show = (lambda graded: None) if as_json else (lambda graded: _say(repr(graded.report)))
     record = grade_notebook(notebook, "", Conditions(name, seed, sandbox_here(unsafe)), on_graded=show)
     if record.problem:
-        click.echo(record.problem, err=True)
+        _say(record.problem, err=True)
     if as_json:
         click.echo(json.dumps(record.verify_json(), indent=1))
     else:
         for exercise, flag in record.flags:
-            click.echo(f"to be looked at: {exercise}: {flag}")
+            _say(f"to be looked at: {exercise}: {flag}")
         click.echo(
             f"{record.points:g} of {record.max_points:g} points (seed {seed}, sandbox: {record.sandbox})"
         )
@@ -149,7 +150,7 @@ def report(
         csv_file.write_text(reports.as_csv(records, name), encoding="utf-8")
     if figure:
         reports.histogram(records, figure)
-    click.echo(reports.explain(about) if about else reports.table(records))
+    _say(reports.explain(about) if about else reports.table(records))
 
 
 @main.command()
@@ -216,15 +217,20 @@ def work(lesson: str, course: Path, part: int, parts: int, jobs: str) -> None:
     work_on_part(_course(course), lesson_name(lesson), part, parts, number_of_jobs(jobs), sandbox_here)
 
 
+def _say(text: str, err: bool = False) -> None:
+    """Print what may hold a student's words: a terminal obeys none of it."""
+    click.echo(visible(text), err=err)
+
+
 def _tell(run: Run) -> None:
     """What a run did, and an exit status that says whether everything was graded."""
     click.echo(
         f"graded {len(run.graded)}, kept {len(run.kept)} graded before, {len(run.failed)} with a problem"
     )
     for student, problem in run.failed.items():
-        click.echo(f"  {student}: {problem}", err=True)
+        _say(f"  {student}: {problem}", err=True)
     for student in run.ungraded:
-        click.echo(f"  {student}: could not be graded in full; run the command again", err=True)
+        _say(f"  {student}: could not be graded in full; run the command again", err=True)
     sys.exit(1 if run.failed or run.ungraded else 0)
 
 

@@ -94,9 +94,12 @@ def validate(notebook: Path, as_json: bool) -> None:
     from labkit.checks.practice import validate as validate_notebook
     from labkit.checks.registry import UnknownExercise
     from labkit.checks.source.notebook import BadNotebook
+    from labkit.checks.source.text import visible
 
     try:
-        reports = validate_notebook(notebook, lambda report: None if as_json else click.echo(f"{report!r}\n"))
+        reports = validate_notebook(
+            notebook, lambda report: None if as_json else click.echo(visible(f"{report!r}\n"))
+        )
     except (BadNotebook, UnknownExercise) as error:
         _unusable(error)
     if as_json:

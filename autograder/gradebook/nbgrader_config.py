@@ -18,11 +18,8 @@ c = get_config()  # noqa: F821
 configure(c)
 '''
 
-# Names in the zips of learning platforms: Moodle's "Ada Byron_123_assignsubmission_file_/x.ipynb", or without
-# the slash, and Canvas's "byronada_LATE_123_456_x-1.ipynb". An id is the platform's own number, here 123.
-NAMES_IN_ZIPS = (
-    r".*/[^/]*?_(?P<student_id>\d+)_(?:assignsubmission_file_/?|\d+_)(?P<file_id>[^/]+?)(?:-\d+)?\.ipynb$"
-)
+# Where autograder.gradebook.uploads puts what it takes out of a learning platform's archives.
+EXTRACTED = r".*/(?P<student_id>[^/]+)/(?P<file_id>[^/]+)\.ipynb$"
 
 
 def configure(c: Config) -> None:
@@ -32,13 +29,15 @@ def configure(c: Config) -> None:
     from autograder.gradebook.nbgrader_private import show_submissions_with
     from autograder.gradebook.pages import SubmissionPage
     from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades
+    from autograder.gradebook.uploads import UploadExtractor
     from labkit.build.release import release_preprocessors
 
     c.Autograde.exporter_class = SafeExporter
     c.Autograde.sanitize_preprocessors = [GradeInSandbox]
     c.Autograde.autograde_preprocessors = [SaveGrades, AssignLatePenalties]
     c.Autograde.pre_convert_hook = "autograder.gradebook.course.without_links"
-    c.FileNameCollectorPlugin.named_regexp = NAMES_IN_ZIPS
+    c.ZipCollectApp.extractor_plugin = UploadExtractor
+    c.FileNameCollectorPlugin.named_regexp = EXTRACTED
     c.GenerateAssignment.preprocessors = release_preprocessors()
     c.GenerateFeedback.exporter_class = SubmissionPage
     show_submissions_with(SubmissionPage)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +13,19 @@ import nbformat
 import nbgrader
 import pytest
 from bs4 import BeautifulSoup
+from click.testing import CliRunner
 from hostile import JS, NAMES, PIXEL, TEXTS, cells, text_cell
 from nbformat import NotebookNode
 from traitlets.config import Config
 
+from autograder.cli import main
+from autograder.grade.records import Record
 from autograder.gradebook import rebuild
 from autograder.gradebook.pages import LONGEST_TEXT, SubmissionPage
+from autograder.gradebook.report import as_csv, plain
 from autograder.gradebook.sanitise import LARGEST_IMAGE, clean_html, images_of
 from labkit import doctor
+from labkit.checks.source.text import visible
 
 TEMPLATES = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 STYLES = TEMPLATES.parent / "static" / "node_modules" / "bootstrap" / "dist" / "css"
@@ -178,3 +185,23 @@ def test_marks_that_grading_did_not_write_are_not_shown() -> None:
     notebook = autograded(text_cell("hello"))
     notebook.cells[0].metadata["nbgrader"] = {"grade": True, "grade_id": '"><script>', "points": "<b>"}
     assert "<script>" not in page_of(notebook).partition("<body")[2]
+
+
+def test_a_name_is_no_formula_in_a_table() -> None:
+    for name in ("=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\t=1", " =1"):
+        assert plain(name) == f"'{name}"
+    record = Record("06_tensor_parallel_ffn", "=1+1", '=HYPERLINK("http://x").ipynb', "", 1, "none", "")
+    row = next(csv.DictReader(io.StringIO(as_csv([record], "06"))))
+    assert (row["student"], row["notebook"]) == ("'=1+1", '\'=HYPERLINK("http://x").ipynb')
+
+
+def test_a_terminal_obeys_nothing_that_is_shown() -> None:
+    assert visible("a\x1b[2Jb\x07\r\u202e\x9b\n\té") == "a\\x1b[2Jb\\x07\\r\\u202e\\x9b\n\té"
+
+
+def test_an_error_with_escapes_is_shown_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "06_\x1b[31mx.ipynb"
+    path.write_bytes(b"no notebook")
+    done = CliRunner().invoke(main, ["verify", str(path), "--unsafe-no-sandbox"])
+    assert "\x1b" not in done.output
+    assert "is not a notebook" in done.output

@@ -1,0 +1,157 @@
+"""Takes uploads out of a learning platform's archives: whose each is stands in the name the platform gave.
+
+In `downloaded/LESSON/archive` lie zips, or what was in them. The first part of a path there is the
+platform's, all that follows is the student's: only the first part says whose it is, and no archive within an
+upload is opened.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from nbgrader.plugins import ExtractorPlugin
+from traitlets import List, Unicode
+
+from labkit.checks.source.notebook import LARGEST_NOTEBOOK
+from labkit.checks.source.text import visible
+
+# Moodle's folder "Ada Byron_123_assignsubmission_file_", in which the uploaded files are.
+FOLDERS = [r".*_(?P<student>\d+)_assignsubmission_file_?"]
+# One file: Moodle's, where folders were not asked for, and Canvas's "byronada_LATE_123_456_x-1.ipynb".
+FILES = [
+    r".*?_(?P<student>\d+)_assignsubmission_file_(?P<file>.+)",
+    r".*_(?P<student>\d+)_assignsubmission_file_(?P<file>.+)",
+    r"[^_]+_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>.+?)(?:-\d+)?(?P<end>\.ipynb)",
+]
+ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar")
+MOST_FILES = 100_000  # in one archive
+
+
+class UploadProblem(Exception):
+    """One upload cannot be collected; the message says which, and why."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One notebook: whose it is, what it is called, and where it was found."""
+
+    student: str
+    name: str
+    source: str  # the archive, and the name in it up to the student's number
+    data: bytes
+
+
+class UploadExtractor(ExtractorPlugin):
+    """nbgrader's extractor for `zip_collect`: every notebook goes to `extracted/STUDENT/NOTEBOOK`.
+
+    What cannot be collected is logged as an error with its reason, and everybody else is collected.
+    """
+
+    folders = List(Unicode(), FOLDERS, help="Patterns of folders' names, with a group `student`.")
+    files = List(Unicode(), FILES, help="Patterns of files' names, with groups `student`, `file`, `end`.")
+    folders.tag(config=True)
+    files.tag(config=True)
+
+    def extract(self, archive_path: str, extracted_path: str) -> None:
+        """Write the notebooks under `archive_path` to `extracted_path`, a folder for each student."""
+        found: dict[str, list[Upload]] = {}
+        for upload in self._uploads(Path(archive_path)):
+            found.setdefault(upload.student, []).append(upload)
+        for student, uploads in found.items():
+            try:
+                chosen = one_upload(uploads)
+            except UploadProblem as problem:
+                self._tell(f"nothing was collected for {student}: {problem}")
+                continue
+            for upload in chosen:
+                path = Path(extracted_path) / student / upload.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(upload.data)
+
+    def _uploads(self, folder: Path) -> Iterator[Upload]:
+        for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path)):
+            if not path.is_file() or path.is_symlink():
+                continue
+            if path.suffix == ".zip" and path.parent == folder:
+                yield from self._zipped(path)
+            else:
+                yield from self._upload(str(path.relative_to(folder)), folder.name, path.read_bytes)
+
+    def _zipped(self, path: Path) -> Iterator[Upload]:
+        try:
+            with zipfile.ZipFile(path) as zipped:
+                members = [member for member in zipped.infolist() if not member.is_dir()]
+                if len(members) > MOST_FILES:
+                    raise UploadProblem(f"{len(members)} files; at most {MOST_FILES} are read")
+                members.sort(key=lambda member: member.filename.count("/"))  # of one name, the outermost
+                for member in members:
+                    yield from self._upload(member.filename, path.name, partial(_read, zipped, member))
+        except (zipfile.BadZipFile, OSError, UploadProblem) as problem:
+            self._tell(f"{path.name} cannot be read: {problem}")
+
+    def _upload(self, path: str, archive: str, read: Callable[[], bytes]) -> Iterator[Upload]:
+        """The upload of this path, or none with a word about why."""
+        try:
+            student, source, name = self.whose(path)
+            if name:
+                yield Upload(student, name, f"{archive}: {source}", read())
+        except (UploadProblem, zipfile.BadZipFile, RuntimeError, OSError, NotImplementedError) as problem:
+            self._tell(f"{archive}: {path[:300]} was not collected: {problem}")
+
+    def whose(self, path: str) -> tuple[str, str, str]:
+        """Of a path in an archive: the student's number, the name up to and with it, and the notebook's name.
+
+        The notebook's name is empty for other files. Raises UploadProblem where the path has no student's
+        number, or could have two, or is an archive.
+        """
+        parts = PurePosixPath(path).parts
+        if not parts or ".." in parts or path.startswith("/"):
+            raise UploadProblem("expected a path inside the archive")
+        patterns = self.files if len(parts) == 1 else self.folders
+        matches = [match for pattern in patterns if (match := re.fullmatch(pattern, parts[0], re.DOTALL))]
+        students = {match["student"] for match in matches}
+        if len(students) != 1:
+            told = f"{len(students)} students' numbers" if students else "no student's number"
+            raise UploadProblem(f"{told} in the name {parts[0][:200]!r}")
+        if PurePosixPath(path).suffix.lower() in ARCHIVES:
+            raise UploadProblem("an archive within an upload is not opened; ask for the notebook itself")
+        source = parts[0][: matches[0].end("student")]
+        return students.pop(), source, _notebook_name(parts, matches[0].groupdict())
+
+    def _tell(self, problem: str) -> None:
+        self.log.error("%s", visible(problem))
+
+
+def one_upload(uploads: Iterable[Upload]) -> list[Upload]:
+    """A student's notebooks, one of a name, from one upload.
+
+    The same upload twice counts once. UploadProblem where two different ones have the same student's number.
+    """
+    by_source: dict[str, dict[str, Upload]] = {}
+    for upload in uploads:
+        by_source.setdefault(upload.source, {}).setdefault(upload.name, upload)
+    first, *others = by_source.values()
+    contents = {name: upload.data for name, upload in first.items()}
+    if any({name: upload.data for name, upload in other.items()} != contents for other in others):
+        raise UploadProblem(f"{len(by_source)} uploads have this number: {', '.join(by_source)}")
+    return list(first.values())
+
+
+def _notebook_name(parts: tuple[str, ...], groups: dict[str, str | None]) -> str:
+    """The notebook's own name; empty where the file is no notebook."""
+    own = parts[-1] if len(parts) > 1 else f"{groups.get('file') or ''}{groups.get('end') or ''}"
+    usable = own.endswith(".ipynb") and not own.startswith(".") and own.isprintable() and len(own) <= 200
+    return own if usable else ""
+
+
+def _read(zipped: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    with zipped.open(member) as file:
+        data = file.read(LARGEST_NOTEBOOK + 1)
+    if len(data) > LARGEST_NOTEBOOK:
+        raise UploadProblem(f"more than {LARGEST_NOTEBOOK // 2**20} MiB")
+    return data

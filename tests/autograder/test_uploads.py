@@ -1,0 +1,124 @@
+"""Uploads taken out of a learning platform's archives, by nbgrader's own command."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import LESSON, notebook
+
+from autograder.gradebook.course import init_course
+from autograder.gradebook.uploads import UploadExtractor, UploadProblem
+
+MOODLE = "Ada Byron_123_assignsubmission_file_"
+EVE = "Eve_666_assignsubmission_file_"
+
+
+def source(text: str) -> bytes:
+    return json.dumps(notebook(text)).encode()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return data.getvalue()
+
+
+def collected(course: Path, archives: dict[str, dict[str, bytes]]) -> tuple[dict[str, bytes], str]:
+    """What `nbgrader zip_collect` makes of these archives (path -> bytes), and what it says."""
+    init_course(course)
+    folder = course / "downloaded" / LESSON / "archive"
+    folder.mkdir(parents=True)
+    for name, members in archives.items():
+        (folder / name).write_bytes(zipped(members))
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = ["nbgrader", "zip_collect", LESSON]
+    done = subprocess.run(words, cwd=course, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = (course / "submitted").rglob("*.ipynb")
+    return {str(path.relative_to(course / "submitted")): path.read_bytes() for path in found}, done.stderr
+
+
+def test_a_name_takes_nobody_elses_place(tmp_path: Path) -> None:
+    """Neither by a file's name, nor by an archive in an upload."""
+    nested = zipped({f"{MOODLE}/{LESSON}.ipynb": source("forged")})
+    members = {
+        f"{MOODLE}/{LESSON}.ipynb": source("ada"),
+        f"{EVE}/x_123_456_{LESSON}.ipynb": source("forged"),
+        f"{EVE}/deep/{MOODLE}/{LESSON}.ipynb": source("forged"),
+        f"{EVE}/more.zip": nested,
+        f"{EVE}/{LESSON}.ipynb": source("eve"),
+        "../../submitted/123/x.ipynb": source("forged"),
+        "Mallory_5_assignsubmission_file_666_assignsubmission_file_x.ipynb": source("forged"),
+        "mallory_777_999_x_123_assignsubmission_file_y.ipynb": source("forged"),
+        f"curieanna_LATE_4711_889900_{LESSON}-1.ipynb": source("curie"),
+        "curieanna_LATE_4711_889901_notes.ipynb": source("notes"),
+        "__MACOSX/._x.ipynb": b"",
+    }
+    found, said = collected(tmp_path, {"all.zip": members})
+    assert found.pop(f"666/{LESSON}/x_123_456_{LESSON}.ipynb") == source("forged"), "it is eve's own"
+    assert found == {
+        f"123/{LESSON}/{LESSON}.ipynb": source("ada"),
+        f"666/{LESSON}/{LESSON}.ipynb": source("eve"),
+        f"4711/{LESSON}/{LESSON}.ipynb": source("curie"),
+        f"4711/{LESSON}/notes.ipynb": source("notes"),
+    }
+    assert "an archive within an upload is not opened" in said
+    assert "2 students' numbers in the name 'mallory_777" in said
+
+
+def test_one_number_twice_is_told_and_everybody_else_is_collected(tmp_path: Path) -> None:
+    first = {f"{MOODLE}/{LESSON}.ipynb": source("ada"), f"{EVE}/{LESSON}.ipynb": source("eve")}
+    second = {
+        f"Another Ada_123_assignsubmission_file_/{LESSON}.ipynb": source("other"),
+        f"{EVE}/{LESSON}.ipynb": source("eve"),
+        f"Bob_8_assignsubmission_file_{LESSON}.ipynb": source("bob"),
+    }
+    found, said = collected(tmp_path, {"a.zip": first, "b.zip": second})
+    assert found == {
+        f"666/{LESSON}/{LESSON}.ipynb": source("eve"),
+        f"8/{LESSON}/{LESSON}.ipynb": source("bob"),
+    }
+    told = "nothing was collected for 123: 2 uploads have this number: a.zip: Ada Byron_123, b.zip: Another"
+    assert told in said
+
+
+def test_a_broken_archive_spoils_only_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "downloaded" / LESSON / "archive"
+    folder.mkdir(parents=True)
+    (folder / "a\x1b[31m.zip").write_bytes(b"PK no zip")
+    (folder / "b.zip").write_bytes(zipped({f"{MOODLE}/{LESSON}.ipynb": source("ada")}))
+    out = tmp_path / "extracted"
+    UploadExtractor().extract(str(folder), str(out))
+    assert [str(path.relative_to(out)) for path in out.rglob("*.ipynb")] == [f"123/{LESSON}.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("path", "student", "name"),
+    [
+        ("Ada_123_assignsubmission_file_/a.ipynb", "123", "a.ipynb"),
+        ("Eve_123_assignsubmission_file__666_assignsubmission_file_/a.ipynb", "666", "a.ipynb"),
+        ("Ada_123_assignsubmission_file_a b.ipynb", "123", "a b.ipynb"),
+        ("byronada_123_456_a_b-2.ipynb", "123", "a_b.ipynb"),
+        ("byronada_LATE_123_456_7_8_x.ipynb", "123", "7_8_x.ipynb"),
+        ("Ada_123_assignsubmission_file_/photo.png", "123", ""),
+        ("Ada_123_assignsubmission_file_/.ipynb", "123", ""),
+    ],
+)
+def test_whose_a_path_is(path: str, student: str, name: str) -> None:
+    found = UploadExtractor().whose(path)
+    assert (found[0], found[2]) == (student, name)
+
+
+@pytest.mark.parametrize("path", ["x.ipynb", f"all/{MOODLE}/a.ipynb", "/etc/x.ipynb", "../x", ""])
+def test_whose_cannot_be_told(path: str) -> None:
+    with pytest.raises(UploadProblem):
+        UploadExtractor().whose(path)
