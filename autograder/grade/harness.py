@@ -19,9 +19,9 @@ from autograder.grade.feedback import for_the_student
 from autograder.grade.reference import all_cases, graded_submission, solved_cells
 from autograder.grade.scan import Flag, scan
 from autograder.sandbox.confined import Confined, Outcome
-from autograder.sandbox.inside import AGENT_ENDED, FAILURE
-from autograder.sandbox.salvage import tail, take
+from autograder.sandbox.inside import AGENT_ENDED, EXPECTED, FAILURE
 from autograder.sandbox.sandbox import MIB, CouldNotStart, Sandbox
+from autograder.sandbox.within.salvage import tail, take
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 from labkit.checks.files import RunRequest, answer_names
@@ -129,6 +129,7 @@ class Harness:
         self._count += 1
         name = f"{self._count:04d}"
         shutil.copytree(directory, Path(self._folder.name) / name)
+        (Path(self._folder.name) / name / EXPECTED).write_text(json.dumps(answer_names(request)))
         for path in (Path(self._folder.name) / name).iterdir():
             path.chmod(0o644)
         outcome = confined.run(name, request.timeout + self.grace)

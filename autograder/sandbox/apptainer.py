@@ -41,8 +41,8 @@ from typing import ClassVar
 
 from autograder.sandbox.contents import Emptied, Link, Piece, Shown, contents, program
 from autograder.sandbox.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
-from autograder.sandbox.seccomp import UNCOUNTED_MEMORY
 from autograder.sandbox.usage import Traffic, Usage, descendants, in_use
+from autograder.sandbox.within.calls import UNCOUNTED_MEMORY
 
 FLOOD = 10  # times the limit of processes, above what the user runs already: where the kernel stops a flood
 CLONE_NEWUSER = 0x10000000
@@ -83,7 +83,7 @@ class Apptainer(Sandbox):
         reading, lifeline = os.pipe()
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).parent / "keeper.py"), str(reading)]
         try:
-            words = self.command(image, contents(requests, hide), program(json.dumps(inside)))
+            words = self.command(image, contents(requests, hide), program(json.dumps(inside), "together"))
             process = spawn([*keeper, *words], (reading,), image.environment)
         except BaseException:
             os.close(lifeline)

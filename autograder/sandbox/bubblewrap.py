@@ -21,8 +21,8 @@ from typing import IO, ClassVar
 
 from autograder.sandbox.contents import Emptied, Link, Piece, Shown, contents, program
 from autograder.sandbox.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
-from autograder.sandbox.seccomp import uncounted_memory_refused
 from autograder.sandbox.usage import Traffic, Usage, in_use
+from autograder.sandbox.within.calls import SANDBOX_RULES, filter_of
 
 PACKAGE_TO_INSTALL = "bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 
@@ -50,7 +50,7 @@ class Bubblewrap(Sandbox):
 
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
         """See `Sandbox.start`. What bubblewrap itself says goes through a pipe of its own."""
-        words, refused = program(json.dumps(self.limits.inside())), uncounted_memory_refused()
+        words, refused = program(json.dumps(self.limits.inside()), "apart"), filter_of(SANDBOX_RULES)
         with _pipe() as (reading, writing), _file(refused) as calls:
             told = self.options(requests, hide, writing.fileno(), calls.fileno() if refused else None)
             with _file("\0".join(told).encode()) as options:
@@ -73,7 +73,7 @@ class Bubblewrap(Sandbox):
         """
         return [
             *(["--seccomp", str(calls_fd)] if calls_fd is not None else []),
-            *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
+            *("--unshare-all", "--unshare-user", "--die-with-parent"),
             *("--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "lab"),
             *("--clearenv", "--info-fd", str(info_fd)),
             *("--proc", "/proc", "--dev", "/dev"),

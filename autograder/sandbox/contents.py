@@ -80,14 +80,15 @@ def _interpreter() -> Iterator[Piece]:
 
 
 def _course(hide: Sequence[str]) -> Iterator[Piece]:
-    """labkit without what is hidden, and the one file of this package that runs inside."""
+    """labkit without what is hidden, and the few files of this package that run inside."""
     package = Path(labkit.__file__).parent
     yield Shown(str(package), f"{COURSE}/labkit")
     yield from _hidden(package, f"{COURSE}/labkit", hide)
     if _is_installed(package):
         yield from _hidden(package, str(package), hide)
-    yield Shown(str(Path(__file__).with_name("inside.py")), f"{GRADER}/inside.py")
-    grader = Path(__file__).parents[1]
+    here, grader = Path(__file__).parent, Path(__file__).parents[1]
+    yield Shown(str(here / "inside.py"), f"{GRADER}/inside.py")
+    yield Shown(str(here / "within"), f"{GRADER}/autograder/sandbox/within")
     if _is_installed(grader):
         yield Emptied(str(grader))
 
@@ -113,6 +114,6 @@ def _hidden(package: Path, at: str, hide: Sequence[str]) -> Iterator[Piece]:
             yield Emptied(os.path.normpath(f"{at}/{folder}/__pycache__"))
 
 
-def program(limits: str) -> list[str]:
-    """The command that runs inside."""
-    return [_python(), "-s", "-E", "-B", f"{GRADER}/inside.py", IN, OUT, COURSE, limits]
+def program(limits: str, ranks: str) -> list[str]:
+    """The command that runs inside. ranks: "apart", each in a place of its own, or "together"."""
+    return [_python(), "-s", "-E", "-B", f"{GRADER}/inside.py", IN, OUT, COURSE, limits, ranks]

@@ -17,11 +17,17 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autograder.sandbox.within.mesh import Mesh
+from autograder.sandbox.within.place import KEEPER, Places, cases_are_over
+
 PR_SET_DUMPABLE = 4
-FAILURE = "failure.json"
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+EXPECTED, FAILURE, WIRE = "expected.json", "failure.json", "wire.json"
+ALONE = "autograder.sandbox.within.place:run_rank"
 AGENT_ENDED = "the process that looks after the ranks was ended"
 
 
@@ -29,12 +35,18 @@ def run_on_rank(directory: str) -> None:
     """What each rank of a job calls. The job's own files are in a folder of the request's."""
     from labkit.checks.execute import run_rank
 
-    run_rank(str(Path(directory).parent))
+    try:
+        run_rank(str(Path(directory).parent))
+    finally:
+        if KEEPER in os.environ:
+            cases_are_over()
 
 
-def main(requests: Path, out: Path, course: str, limits: dict[str, int]) -> None:
-    """Serve requests until the grader closes the pipe."""
+def main(requests: Path, out: Path, course: str, limits: dict[str, int], apart: bool) -> None:
+    """Serve requests until the grader closes the pipe. apart: each rank in a place of its own."""
     sys.path.insert(0, course)
+    if apart:
+        become_keeper()
     os.environ.update(HOME="/tmp", USER="student", LOGNAME="student", OMP_NUM_THREADS="1", TMPDIR="/tmp")
     _limit(limits)
     replies = _private_replies()
@@ -45,7 +57,7 @@ def main(requests: Path, out: Path, course: str, limits: dict[str, int]) -> None
         name = json.loads(line)["request"]
         clear(out)  # the grader has taken what it wanted of the last request
         shutil.copytree(requests / name, out / name)
-        failure = run_job(out / name)
+        failure = run_job_apart(out / name, limits) if apart else run_job(out / name)
         if alone():
             end_leftovers()
         if failure:
@@ -64,19 +76,50 @@ def clear(folder: Path) -> None:
                 path.unlink()
 
 
-def run_job(directory: Path) -> dict[str, Any] | None:
+def become_keeper() -> None:
+    """Take a user namespace in which this process may give each rank a place of its own. Ranks may not."""
+    user, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "no user namespace can be had inside the sandbox")
+    for name, line in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        Path("/proc/self", name).write_text(line)
+
+
+def run_job_apart(directory: Path, limits: dict[str, int]) -> dict[str, Any] | None:
+    """`run_job` with each rank in a place of its own; what their cables carried is left beside the answers."""
+    about = json.loads((directory / "request.json").read_text())
+    names = json.loads((directory / EXPECTED).read_text())
+    with Mesh(about["ranks"]) as mesh:
+        listener = mesh.listener
+        most = limits["RLIMIT_FSIZE"] // about["ranks"]
+        places = Places(mesh.places, listener.fileno(), listener.getsockname()[1], most, names)
+        failure = run_job(directory, places)
+        (directory / WIRE).write_text(json.dumps(asdict(mesh.counted())))
+    return failure
+
+
+def run_job(directory: Path, places: Places | None = None) -> dict[str, Any] | None:
     """Run one request as a job of torch's elastic agent, in a forked process; how it failed, if it did."""
     from labkit.checks.registry import module_of
     from labkit.launch import standalone
     from labkit.launch.engine.facts import read_verdict
     from labkit.launch.engine.forkserver import import_for_ranks
     from labkit.launch.failure.errors import failure_text
+    from labkit.launch.handover.request import RANK
 
     about = json.loads((directory / "request.json").read_text())
     import_for_ranks([module_of(about["exercise"])])
     job = directory / "job"
     job.mkdir()
-    answer = standalone.run(job, "inside:run_on_rank", about["ranks"], about["timeout"], "gloo")
+    if places is not None:
+        places.write(job)
+    answer = standalone.run(
+        job, "inside:run_on_rank", about["ranks"], about["timeout"], "gloo", rank=ALONE if places else RANK
+    )
     if answer["verdict"] == "finished":
         return None
     diagnosis = read_verdict(job)
@@ -147,4 +190,4 @@ def _say(replies: int, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]), sys.argv[5] == "apart")

@@ -28,7 +28,7 @@ class Unconfined(Sandbox):
         out = tempfile.TemporaryDirectory(prefix="unconfined-")
         command = [
             *(sys.executable, "-s", "-E", "-B", str(here / "inside.py")),
-            *(str(requests), out.name, str(here.parent), "{}"),
+            *(str(requests), out.name, str(here.parent), "{}", "together"),
         ]
         return _Started(spawn(command, (), None), out)
 

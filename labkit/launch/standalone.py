@@ -25,7 +25,7 @@ import click
 from labkit import processes
 from labkit.hosts import place
 from labkit.launch.engine.forkserver import import_the_rest, warm_up
-from labkit.launch.handover.request import CONTROL, VERDICT, Request
+from labkit.launch.handover.request import CONTROL, RANK, VERDICT, Request
 from labkit.launch.handover.reserved import read_reserved, reserve
 from labkit.record.state import ControlPage
 
@@ -33,9 +33,16 @@ _PATIENCE = 10.0  # seconds after the deadline until the agent is ended with its
 
 
 def run(
-    directory: Path, target: str, ranks: int, timeout: float, backend: str | None = None, record: bool = True
+    directory: Path,
+    target: str,
+    ranks: int,
+    timeout: float,
+    backend: str | None = None,
+    record: bool = True,
+    rank: str = RANK,
 ) -> dict[str, Any]:
     """Run one job in a fork of this process, which must be warm and single-threaded, and wait for its end.
+    rank: see `Request`.
 
     Returns {"directory", "verdict", "seconds"}; the verdict is "finished", one of `LaunchError.verdict`, and
     "infrastructure" when the job left no report. FileExistsError when the directory has had a job.
@@ -48,7 +55,7 @@ def run(
     started = time.monotonic()
     request = Request(
         ranks=ranks, backend=placement.backend, timeout=timeout, target=target, record=record,
-        cwd=os.getcwd(), sys_path=sys.path, devices=list(placement.devices), threads=placement.threads,
+        cwd=os.getcwd(), sys_path=sys.path, devices=list(placement.devices), threads=placement.threads, rank=rank,
     )  # fmt: skip
     request.write(directory)
     reserve(directory / VERDICT)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograder.sandbox.salvage import Refused, check_tensors, tail, take
+from autograder.sandbox.within.salvage import Refused, check_tensors, tail, take
 
 
 @pytest.fixture

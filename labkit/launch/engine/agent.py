@@ -17,8 +17,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from labkit import processes
 from labkit.launch.engine.council import Alone
 from labkit.launch.engine.ranks import Ranks
+from labkit.launch.engine.targets import named
 from labkit.launch.engine.watchdog import Watchdog
-from labkit.launch.engine.worker import run_rank
 from labkit.launch.handover.request import CONTROL, Request
 from labkit.record.state import ControlPage
 from labkit.torch_private import QuietAgent
@@ -105,7 +105,7 @@ def run_job(directory: Path) -> bool:
     ranks = Ranks(directory, request.ranks)
     watchdog = Watchdog(ranks, ControlPage(directory / CONTROL), Alone(directory))
     spec = WorkerSpec(
-        role="rank", local_world_size=request.ranks, fn=run_rank,
+        role="rank", local_world_size=request.ranks, fn=named(request.rank),
         args=(str(directory), os.getpid(), watchdog.bell), rdzv_handler=_one_node(directory.name),
         max_restarts=0, monitor_interval=1e-4,
     )  # fmt: skip

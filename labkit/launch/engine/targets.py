@@ -17,5 +17,11 @@ def load_target(directory: Path, target: str) -> tuple[Callable[..., Any], tuple
         with open(directory / PAYLOAD, "rb") as file:
             function, args, kwargs = pickle.load(file)
         return function, args, kwargs
+    return named(target), (str(directory),), {}
+
+
+def named(target: str) -> Callable[..., Any]:
+    """The function "module:function"."""
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name), (str(directory),), {}
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

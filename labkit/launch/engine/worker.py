@@ -25,6 +25,7 @@ import torch.distributed as dist
 from labkit.launch.engine.targets import load_target
 from labkit.launch.handover import results
 from labkit.launch.handover.request import (
+    STORE,
     Request,
     end_path,
     log_path,
@@ -181,7 +182,7 @@ def _join(directory: Path, request: Request, rank: int) -> dist.ProcessGroup:
     patience = timedelta(
         seconds=(request.timeout or 86400) + 60
     )  # the watchdog's verdict comes before torch's
-    store = _agents_store() if request.nodes > 1 else _own_store(directory, request.ranks)
+    store = _store(directory, request, rank)
     device = torch.device("cuda", request.devices[rank]) if request.backend == "nccl" else None
     dist.init_process_group(
         request.backend, store=store, rank=rank, world_size=request.ranks, timeout=patience, device_id=device
@@ -190,12 +191,28 @@ def _join(directory: Path, request: Request, rank: int) -> dist.ProcessGroup:
     return dist.group.WORLD
 
 
+def _store(directory: Path, request: Request, rank: int) -> dist.Store:
+    """Where the ranks meet."""
+    if STORE in os.environ:
+        return _settled_store(request.ranks, rank)
+    return _agents_store() if request.nodes > 1 else _own_store(directory, request.ranks)
+
+
 def _own_store(directory: Path, ranks: int) -> dist.Store:
     """A store in a file of the job's private directory: no port that other users of the machine can reach.
 
     Nor is a name server asked, as torch's TCPStore does for the name of 127.0.0.1, and waits 5 s for.
     """
     return dist.FileStore(str(directory / "store"), ranks)
+
+
+def _settled_store(ranks: int, rank: int) -> dist.Store:
+    """A store at an address that is known to all ranks; rank 0 has the open socket that listens there."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank > 0:
+        return dist.TCPStore(address, port, ranks, False, wait_for_workers=False)
+    socket = int(os.environ[STORE])
+    return dist.TCPStore(address, port, ranks, True, wait_for_workers=False, master_listen_fd=socket)
 
 
 def _agents_store() -> dist.Store:

@@ -15,6 +15,8 @@ REQUEST = "request.json"
 PAYLOAD = "payload.pkl"
 VERDICT = "job.json"
 CONTROL = "control"
+STORE = "LABKIT_STORE"  # in a rank's environment: the open socket for the store at MASTER_ADDR:MASTER_PORT
+RANK = "labkit.launch.engine.worker:run_rank"
 MAX_LOG_BYTES = 256 << 20
 LONGEST_TIMEOUT = 30 * 86400  # seconds
 
@@ -66,7 +68,8 @@ class Request:
     directory. timeout: seconds until the job is ended; 0 for never. devices: GPU of each rank, empty on CPU.
     threads: how many threads torch may use in each rank. nodes: how many machines the ranks are spread over.
     imports: modules that the engine imports before it forks the job, because every rank would. seed: rank r
-    begins with the random numbers of seed + r; None for new ones each time.
+    begins with the random numbers of seed + r; None for new ones each time. rank: the "module:function" that
+    is a rank, called as `worker.run_rank` is.
     """
 
     ranks: int
@@ -83,6 +86,7 @@ class Request:
     nodes: int = 1
     imports: list[str] = field(default_factory=list)
     seed: int | None = None
+    rank: str = RANK
 
     def write(self, directory: Path) -> None:
         (directory / REQUEST).write_text(json.dumps(msgspec.to_builtins(self)))
