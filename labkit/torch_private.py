@@ -140,6 +140,12 @@ def members_of_group(group_name: str) -> tuple[int, ...]:
     return ()
 
 
+def job_store() -> dist.Store:
+    """The store that all ranks of the default group share."""
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """A number that a storage has for itself, the same through all tensors that show it."""
     return storage._cdata

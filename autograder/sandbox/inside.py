@@ -90,7 +90,7 @@ def become_keeper() -> None:
 
 
 def run_job_apart(directory: Path, limits: dict[str, int]) -> dict[str, Any] | None:
-    """`run_job` with each rank in a place of its own; what their cables carried is left beside the answers."""
+    """`run_job` with each rank in a place of its own; what their cables carried is left there."""
     about = json.loads((directory / "request.json").read_text())
     names = json.loads((directory / EXPECTED).read_text())
     with Mesh(about["ranks"]) as mesh:

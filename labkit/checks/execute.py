@@ -13,11 +13,12 @@ import torch.distributed as dist
 from labkit.checks import registry
 from labkit.checks.case import Case, Inputs, StudentError
 from labkit.checks.exercise import Exercise
-from labkit.checks.files import REQUEST, RunRequest, mark_begun, read_request, reported_ranks, write_answer
+from labkit.checks.files import REQUEST, RunRequest, mark_begun, read_request, write_answer
 from labkit.checks.forbidden import forbidding
 from labkit.checks.rank import Rank, StudentLoadError, load_student, student_error
 from labkit.checks.seeding import seed_generators
 from labkit.record.current import current_recorder
+from labkit.torch_private import job_store
 
 # After an error, how long to wait for the other ranks to report the same case before giving the job up.
 SECONDS_FOR_OTHERS = 1.0
@@ -39,7 +40,7 @@ def run_rank(directory: str) -> None:
     for index, case in enumerate(request.cases):
         mark_begun(path, index, dist.get_rank())
         error = _run_case(path, index, case, exercise, request, inputs[case.name])
-        if error is not None and not _others_reported(path, index, request.ranks):
+        if error is not None and not _others_reported(index, request.ranks):
             raise CaseFailed(f"{exercise.id}, case {case.name}: {error}")
         dist.barrier()
 
@@ -64,13 +65,21 @@ def _run_case(
     except Exception as failed:
         error = student_error(failed, submission.left_out)
     write_answer(path, index, dist.get_rank(), rank.result, error)
+    job_store().set(_reported(index, dist.get_rank()), "")
     return error
 
 
-def _others_reported(path: Path, case_index: int, ranks: int) -> bool:
+def _others_reported(case_index: int, ranks: int) -> bool:
+    """Whether all ranks report the case within a moment. Asked over the network: where work is graded, a
+    rank cannot see the others' files.
+    """
     deadline = time.monotonic() + SECONDS_FOR_OTHERS
     while time.monotonic() < deadline:
-        if len(reported_ranks(path, case_index, ranks)) == ranks:
+        if job_store().check([_reported(case_index, rank) for rank in range(ranks)]):
             return True
         time.sleep(0.005)
     return False
+
+
+def _reported(case_index: int, rank: int) -> str:
+    return f"labkit: case {case_index}, rank {rank}"

@@ -54,11 +54,12 @@ class Outcome:
 
 def cases_of_jobs(cases: Sequence[Case]) -> list[list[Case]]:
     """The cases that may share a job: those of one world size. Cases with the student's own parts run in a
-    job of theirs, where nothing of the reference has ever been loaded.
+    job of theirs, where nothing of the reference has ever been loaded, and unseen cases in one that tells
+    less, as nothing of them has ever been in the others.
     """
-    jobs: dict[tuple[int, bool], list[Case]] = defaultdict(list)
+    jobs: dict[tuple[int, bool, bool], list[Case]] = defaultdict(list)
     for case in cases:
-        jobs[case.ranks, case.own_parts].append(case)
+        jobs[case.ranks, case.own_parts, case.hidden].append(case)
     return list(jobs.values())
 
 

@@ -55,7 +55,8 @@ def run(
     started = time.monotonic()
     request = Request(
         ranks=ranks, backend=placement.backend, timeout=timeout, target=target, record=record,
-        cwd=os.getcwd(), sys_path=sys.path, devices=list(placement.devices), threads=placement.threads, rank=rank,
+        cwd=os.getcwd(), sys_path=sys.path, devices=list(placement.devices), threads=placement.threads,
+        rank=rank,
     )  # fmt: skip
     request.write(directory)
     reserve(directory / VERDICT)

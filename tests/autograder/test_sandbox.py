@@ -26,8 +26,8 @@ from autograder.sandbox.choice import CHOICE, find_sandbox
 from autograder.sandbox.confined import Confined
 from autograder.sandbox.contents import Emptied, Shown, contents
 from autograder.sandbox.sandbox import COURSE, NoSandbox
-from autograder.sandbox.within.calls import SANDBOX_RULES, filter_of
 from autograder.sandbox.unconfined import Unconfined
+from autograder.sandbox.within.calls import SANDBOX_RULES, filter_of
 from labkit import doctor
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
@@ -55,7 +55,14 @@ def look(tmp_path: Path, hide: list[str]) -> list[str]:
     """Run LOOK confined; the lines it prints."""
     sandbox = find_sandbox(kind="bubblewrap")
     assert isinstance(sandbox, Bubblewrap)
-    with _pipe() as (_, writing), _file(filter_of(SANDBOX_RULES, )) as calls:
+    with (
+        _pipe() as (_, writing),
+        _file(
+            filter_of(
+                SANDBOX_RULES,
+            )
+        ) as calls,
+    ):
         pass_fds = writing.fileno(), calls.fileno()
         command = [sandbox.bwrap, *sandbox.options(tmp_path, hide, *pass_fds), "--", sys.executable, "-c"]
         done = subprocess.run(
