@@ -1,36 +1,59 @@
-"""Compares what the recorder in the ranks reported with what the kernel counted on the sandbox's network.
+"""Compares what the ranks say they have sent with what the kernel counted on their cables.
 
-The recorder shares a process with the student's code, the kernel's counters do not. The reference solution,
-run on the same cases under the same conditions, tells how many bytes on the wire go with a record. A
-submission whose record is the reference's, but whose wire is not, has a record that is not true.
+The record is made in the process in which the student's code runs, and proves nothing by itself. The counts
+are the kernel's, taken where no rank reaches them. So each job's record is held against them: the calls it
+tells of must have been carried, and nothing much beside them. A record that is missing, that tells of more
+than was carried, or of less, costs the points that rest on it until a person has looked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from autograder.grade.scan import Flag
 from autograder.sandbox.usage import Traffic
+from autograder.sandbox.within.mesh import Counted
 from autograder.sandbox.within.salvage import tail
 from labkit.checks.files import RunRequest
 
 TOLERANCE = 0.12  # two runs of the same code differ by 2%: acknowledgements, polling of the store
-SLACK = 1500  # bytes
+SLACK = 1500  # bytes, on all cables together
 HEADERS = 66  # bytes of a segment beside its data
 SEGMENT = 65483  # bytes of data, the most that TCP sends at once on a loopback
 MOST_RESENT = 0.5  # of the reference's bytes: what is sent again explains no more than that
 LARGEST_RECORDS = 8 * 2**20
 
 
+class Call(msgspec.Struct):
+    """One call in a record, as far as it matters here. Anything else in the file is passed over unread."""
+
+    op: str
+    num_bytes: int
+    group: tuple[int, ...]
+    source: str
+    peer: int | None = None
+
+
+class _Records(msgspec.Struct):
+    collectives: list[Call]
+
+
+class _Answer(msgspec.Struct):
+    collectives: dict[str, list[Call]]
+
+
 @dataclass(frozen=True)
 class JobEvidence:
     """One job that ran to its end. calls, num_bytes: as recorded in all ranks; largest: bytes of the largest
-    call; native: calls the hooks did not see; wire: bytes on the network; resent: segments sent again, as
-    happens on a loopback too when a receiver is full.
+    call; native: calls the hooks did not see; least, most: bytes that such calls can have put on the network;
+    wire: bytes that were on it; resent: segments sent again, as happens on a loopback too when a receiver is
+    full; pairs: bytes from rank to rank, empty where that is not counted; missing: ranks whose record is not
+    there or cannot be read.
     """
 
     exercise: str
@@ -42,6 +65,11 @@ class JobEvidence:
     native: int
     wire: int
     resent: int
+    least: float = 0.0
+    most: float = 0.0
+    pairs: tuple[tuple[int, ...], ...] = ()
+    missing: tuple[int, ...] = ()
+    messages: tuple[tuple[int, int, int], ...] = ()  # (from, to, bytes) of what was sent point to point
 
     @property
     def key(self) -> str:
@@ -59,28 +87,63 @@ class Baseline:
         return cls({job.key: job for job in jobs})
 
     def flags(self, jobs: Sequence[JobEvidence]) -> list[Flag]:
-        """What disagrees, for a person to look at."""
-        return [
-            flag for job in jobs if (usual := self.jobs.get(job.key)) for flag in _disagreements(job, usual)
-        ]
+        """What disagrees, or is not there, for a person to look at."""
+        return [flag for job in jobs for flag in self._about(job)]
+
+    def _about(self, job: JobEvidence) -> list[Flag]:
+        where = f"on {job.ranks} ranks"
+        if job.missing:
+            return [Flag(f"{where}, no record was left by rank {', '.join(map(str, job.missing))}")]
+        usual = self.jobs.get(job.key)
+        if usual is not None:
+            return list(_disagreements(job, usual, where))
+        return list(_beyond(job, self._beside_calls(job), where))
+
+    def _beside_calls(self, job: JobEvidence) -> float:
+        """Bytes that these cases put on the network beside their calls, in the reference's jobs."""
+        of_a_case = {
+            case: max(0.0, usual.wire - usual.least) / len(usual.cases)
+            for usual in self.jobs.values()
+            if (usual.exercise, usual.ranks) == (job.exercise, job.ranks)
+            for case in usual.cases
+        }
+        most = max(of_a_case.values(), default=0.0)
+        return most + sum(of_a_case.get(case, most) for case in job.cases)
 
 
-def _disagreements(job: JobEvidence, usual: JobEvidence) -> list[Flag]:
-    flags = []
-    where = f"on {job.ranks} ranks"
+def _disagreements(job: JobEvidence, usual: JobEvidence, where: str) -> Iterable[Flag]:
+    """What a job with the reference's cases shows that the reference's did not."""
     if job.native > usual.native:
-        flags.append(
-            Flag(f"{job.native} calls {where} went past the recorder (the reference: {usual.native})")
+        yield Flag(f"{job.native} calls {where} went past the recorder (the reference: {usual.native})")
+    if (job.calls, job.num_bytes) != (usual.calls, usual.num_bytes):
+        yield from _beyond(job, max(0.0, usual.wire - usual.least), where)
+    elif _apart(job, usual) > TOLERANCE * usual.wire + SLACK:
+        yield Flag(
+            f"{where}, {job.calls} calls were recorded as in the reference, but the network carried "
+            f"{job.wire} bytes where the reference's carried {usual.wire}"
         )
-    same_record = (job.calls, job.num_bytes) == (usual.calls, usual.num_bytes)
-    if same_record and _apart(job, usual) > TOLERANCE * usual.wire + SLACK:
-        flags.append(
-            Flag(
-                f"{where}, {job.calls} calls were recorded as in the reference, but the network carried "
-                f"{job.wire} bytes where the reference's carried {usual.wire}"
+    elif told := _other_pairs(job, usual):
+        yield Flag(f"{where}, {job.calls} calls were recorded as in the reference, but {told}")
+
+
+def _beyond(job: JobEvidence, beside: float, where: str) -> Iterable[Flag]:
+    """Where the bytes on the network cannot be those of the recorded calls. beside: bytes of everything else,
+    such as the ranks' meeting.
+    """
+    again = job.resent * (SEGMENT + HEADERS)
+    lowest = (1 - TOLERANCE) * job.least - SLACK
+    highest = (1 + TOLERANCE) * (job.most + beside) + min(again, MOST_RESENT * job.most) + SLACK
+    if not lowest <= job.wire <= highest:
+        yield Flag(
+            f"{where}, {job.calls} calls were recorded, which put {job.least:.0f} to "
+            f"{job.most + beside:.0f} bytes on the network, but it carried {job.wire}"
+        )
+    for sender, receiver, num_bytes in job.messages if job.pairs else ():
+        if job.pairs[sender][receiver] < (1 - TOLERANCE) * num_bytes:
+            yield Flag(
+                f"{where}, messages of {num_bytes} bytes from rank {sender} to {receiver} were recorded, "
+                f"but {job.pairs[sender][receiver]} went that way"
             )
-        )
-    return flags
 
 
 def _apart(job: JobEvidence, usual: JobEvidence) -> float:
@@ -90,43 +153,101 @@ def _apart(job: JobEvidence, usual: JobEvidence) -> float:
     return more.wire - min(again, MOST_RESENT * usual.wire) - less.wire
 
 
-def job_evidence(request: RunRequest, answers: Path, job: Path, traffic: Traffic) -> JobEvidence:
+def _other_pairs(job: JobEvidence, usual: JobEvidence) -> str:
+    """A pair of ranks that exchanged another part of the traffic than in the reference; empty when none."""
+    if not job.pairs or not usual.pairs or job.resent or usual.resent:
+        return ""
+    for one in range(job.ranks):
+        for other in range(one):
+            seen, told = (j.pairs[one][other] + j.pairs[other][one] for j in (job, usual))
+            if abs(seen - told) > 2 * TOLERANCE * told + SLACK:
+                return (
+                    f"ranks {other} and {one} exchanged {seen} bytes where the reference's exchanged {told}"
+                )
+    return ""
+
+
+def job_evidence(
+    request: RunRequest, answers: Path, job: Path, counted: Counted | None, traffic: Traffic | None
+) -> JobEvidence:
     """Evidence of a job. answers: the grader's own copy of what the ranks wrote; job: the job's folder,
-    theirs.
+    theirs. counted: what their cables carried; traffic: of the sandbox as a whole, where they have none.
     """
-    reports = [
-        _collectives(answers / f"case{c}.rank{r}.json")
-        for c in range(len(request.cases))
-        for r in range(request.ranks)
+    claimed = [
+        c for n in range(len(request.cases)) for r in range(request.ranks) for c in _claimed(answers, n, r)
     ]
-    calls = [call for report in reports for call in report]
-    native = sum(
-        _native(tail(job, f"rank{rank}.records.json", LARGEST_RECORDS)) for rank in range(request.ranks)
-    )
-    sizes = [n for call in calls if isinstance(n := call.get("num_bytes"), int)]
+    recorded = {rank: _recorded(job, rank) for rank in range(request.ranks)}
+    everything = [call for calls in recorded.values() for call in calls or ()]
     return JobEvidence(
         exercise=request.exercise,
         ranks=request.ranks,
         cases=tuple(case.name for case in request.cases),
-        calls=len(calls),
-        num_bytes=sum(sizes),
-        largest=max(sizes, default=0),
-        native=native,
-        wire=traffic.bytes,
-        resent=traffic.resent,
+        calls=len(claimed),
+        num_bytes=sum(call.num_bytes for call in claimed),
+        largest=max((call.num_bytes for call in claimed), default=0),
+        native=sum(call.source == "native" for call in everything),
+        wire=sum(map(sum, counted.sent)) if counted else traffic.bytes if traffic else 0,
+        resent=counted.resent if counted else traffic.resent if traffic else 0,
+        least=max(sum(map(least_bytes, calls)) for calls in (everything, claimed)),
+        most=sum(map(most_bytes, everything)),
+        pairs=tuple(map(tuple, counted.sent)) if counted else (),
+        missing=tuple(rank for rank, calls in recorded.items() if calls is None),
+        messages=_messages(recorded),
     )
 
 
-def _collectives(path: Path) -> list[dict[str, Any]]:
+def least_bytes(call: Call) -> float:
+    """What a rank must send at the least for a call: the optimal algorithm's part of each rank."""
+    size, others = max(0, call.num_bytes), max(0, len(call.group) - 1)
+    part = others / (others + 1)
+    match call.op:
+        case "all_reduce":
+            return 2 * part * size
+        case "all_gather":
+            return others * size
+        case "reduce_scatter" | "all_to_all" | "broadcast" | "reduce" | "gather":
+            return part * size
+        case "send":
+            return size
+    return 0.0
+
+
+def most_bytes(call: Call) -> float:
+    """What a rank sends at the most, with the algorithms that gloo has: a reduce-scatter may be a whole
+    all-reduce, and trees send what they have to each of the others.
+    """
+    size, others = max(0, call.num_bytes), max(0, len(call.group) - 1)
+    match call.op:
+        case "recv":
+            return 0.0
+        case "send":
+            return size + 2 * HEADERS
+    return max(2.0, others) * size + 8 * HEADERS * max(1, others)
+
+
+def _messages(recorded: dict[int, list[Call] | None]) -> tuple[tuple[int, int, int], ...]:
+    found: dict[tuple[int, int], int] = {}
+    for rank, calls in recorded.items():
+        for call in calls or ():
+            if call.op == "send" and call.peer is not None and 0 <= call.peer < len(recorded):
+                found[rank, call.peer] = found.get((rank, call.peer), 0) + max(0, call.num_bytes)
+    return tuple((*pair, num_bytes) for pair, num_bytes in sorted(found.items()))
+
+
+def _claimed(answers: Path, case: int, rank: int) -> list[Call]:
+    """The calls in a rank's answer to a case: what the judge goes by."""
     try:
-        windows = json.loads(path.read_bytes())["collectives"]
-        return [call for window in windows.values() for call in window if isinstance(call, dict)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        data = (answers / f"case{case}.rank{rank}.json").read_bytes()
+        windows = msgspec.json.decode(data, type=_Answer).collectives
+    except (OSError, ValueError, RecursionError):
         return []
+    return [call for window in windows.values() for call in window]
 
 
-def _native(text: str) -> int:
+def _recorded(job: Path, rank: int) -> list[Call] | None:
+    """All calls a rank recorded in the job; None where there is no such record."""
     try:
-        return sum(1 for call in json.loads(text)["collectives"] if call["source"] == "native")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return 0
+        text = tail(job, f"rank{rank}.records.json", LARGEST_RECORDS)
+        return msgspec.json.decode(text, type=_Records).collectives
+    except (ValueError, RecursionError):
+        return None

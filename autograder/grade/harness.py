@@ -14,13 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from autograder.grade.evidence import Baseline, JobEvidence, job_evidence
 from autograder.grade.feedback import for_the_student
 from autograder.grade.reference import all_cases, graded_submission, solved_cells
 from autograder.grade.scan import Flag, scan
 from autograder.sandbox.confined import Confined, Outcome
-from autograder.sandbox.inside import AGENT_ENDED, EXPECTED, FAILURE
+from autograder.sandbox.inside import AGENT_ENDED, EXPECTED, FAILURE, WIRE
 from autograder.sandbox.sandbox import MIB, CouldNotStart, Sandbox
+from autograder.sandbox.within.mesh import Counted
 from autograder.sandbox.within.salvage import tail, take
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
@@ -145,9 +148,10 @@ class Harness:
                 (directory / name).unlink(missing_ok=True)  # an answer counts whole or not at all
             return outcome, JobFailure("error", "; ".join(f"{k}: {v}" for k, v in refused.items())[:500])
         failure = _told_failure(tail(confined.out / name, FAILURE, MIB))
-        if failure is None and outcome.traffic is not None:
+        if failure is None:
+            counted = _counted(tail(confined.out / name, WIRE, MIB)) if self.sandbox.apart else None
             job = confined.out / name / "job"
-            self.evidence.append(job_evidence(request, directory, job, outcome.traffic))
+            self.evidence.append(job_evidence(request, directory, job, counted, outcome.traffic))
         return outcome, failure
 
     def _started(self) -> Confined:
@@ -212,6 +216,14 @@ def _overstepped(outcome: Outcome, request: RunRequest) -> JobFailure:
         case "died":
             return JobFailure("error", "your code ended the process that runs the ranks")
     return JobFailure("error", outcome.detail)
+
+
+def _counted(text: str) -> Counted:
+    """What the cables of the ranks carried, as the inside read it off where no rank reaches."""
+    try:
+        return msgspec.json.decode(text, type=Counted)
+    except ValueError:
+        raise CouldNotBeGraded("what the ranks sent to one another was not counted") from None
 
 
 def _told_failure(text: str) -> JobFailure | None:

@@ -46,6 +46,7 @@ class Bubblewrap(Sandbox):
     """bwrap: where the program is."""
 
     name: ClassVar[str] = "bubblewrap"
+    apart: ClassVar[bool] = True
     bwrap: str
 
     def start(self, requests: Path, hide: Sequence[str]) -> Started:

@@ -102,6 +102,7 @@ class Sandbox(ABC):
     """A way to start `inside.py` confined."""
 
     name: ClassVar[str]
+    apart: ClassVar[bool] = False  # whether each rank is in a place of its own, and pairs of them are counted
     limits: Limits = field(default_factory=Limits)
 
     @abstractmethod

@@ -67,18 +67,23 @@ def run_cases(request: RunRequest, handed: Handed, run_job: RunJob) -> dict[str,
     """Run a request's cases in as few jobs as it takes: after a failure the rest go on in a fresh job.
 
     A failure is held against the first case without an answer if some rank had begun it, and otherwise
-    against none: what nobody began is run again.
+    against none. What nobody began is run again, and so is what was answered in that job: an answer counts
+    when its job ended as it should on every rank.
     """
     outcomes: dict[str, Outcome] = {}
+    answered: set[str] = set()
     failures: list[JobFailure] = []
     left = list(request.cases)
-    while left and len(failures) < MOST_FAILED_JOBS:
+    while left and len(failures) <= MOST_FAILED_JOBS:
         done, failure = _run_once(replace(request, cases=left), handed, run_job)
-        outcomes.update(done)
-        if failure is not None:
-            failures.append(failure)
+        outcomes.update((name, found) for name, found in done.items() if failure is None or found.failure)
+        answered |= done.keys() - outcomes.keys()
         left = [c for c in left if c.name not in outcomes]
-    return outcomes | dict.fromkeys((c.name for c in left), Outcome([], _not_run(outcomes, failures)))
+        failures += [failure] if failure is not None else []
+        if len(failures) == MOST_FAILED_JOBS:
+            left = [c for c in left if c.name in answered]  # one job more, for what has been answered before
+    not_run = Outcome([], _not_run(outcomes, failures))
+    return outcomes | {c.name: not_run for c in request.cases if c.name not in outcomes}
 
 
 def _not_run(outcomes: Mapping[str, Outcome], failures: Sequence[JobFailure]) -> JobFailure:
@@ -100,7 +105,7 @@ def _run_once(
             raise CouldNotBeGraded(failure.message)
         outcomes = {c.name: o for i, c in enumerate(request.cases) if (o := _ended(directory, request, i))}
         if len(outcomes) == len(request.cases):
-            return outcomes, None
+            return outcomes, failure
         failure = failure or JobFailure("error", "the ranks ended before the case did, without an error")
         stopped_in = next(i for i, c in enumerate(request.cases) if c.name not in outcomes)
         if was_begun(directory, stopped_in, request.ranks):

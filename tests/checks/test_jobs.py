@@ -55,13 +55,44 @@ def test_a_case_that_a_rank_began_is_blamed() -> None:
             answer(directory, 0)
             mark_begun(directory, 1, 1)
             return JobFailure("deadlock", "rank 1 waits")
-        answer(directory, 0)
+        for index in range(len(asked.cases)):
+            answer(directory, index)
         return None
 
     outcomes = run_cases(request(), HANDED, run_job)
-    assert jobs == [["first", "second", "third"], ["third"]]
+    assert jobs == [["first", "second", "third"], ["first", "third"]]
     assert outcomes["second"].failure == JobFailure("deadlock", "rank 1 waits")
-    assert outcomes["third"].failure is None
+    assert [outcomes[name].failure for name in ("first", "third")] == [None, None]
+
+
+def test_answers_of_a_job_that_did_not_end_as_it_should_do_not_count() -> None:
+    """Ranks that leave by `os._exit` after the last answer take the evidence with them."""
+
+    def run_job(directory: Path, asked: RunRequest) -> JobFailure | None:
+        for index in range(len(asked.cases)):
+            answer(directory, index)
+        return JobFailure("killed", "rank 1 left")
+
+    outcomes = run_cases(request(), HANDED, run_job)
+    assert {o.failure for o in outcomes.values()} == {JobFailure("killed", "rank 1 left")}
+
+
+def test_what_was_answered_before_too_many_failures_counts() -> None:
+    cases = [Case(f"case {n}", 2, kind="values") for n in range(6)]
+    many = RunRequest("06.made", cases, Submission([]), Submission([]), 2, 5.0)
+    handed = {case.name: [{"x": torch.tensor(0)}] * 2 for case in cases}
+
+    def run_job(directory: Path, asked: RunRequest) -> JobFailure | None:
+        for index, case in enumerate(asked.cases):
+            if case.name > "case 0":
+                mark_begun(directory, index, 1)
+                return JobFailure("deadlock", "rank 1 waits")
+            answer(directory, index)
+        return None
+
+    outcomes = run_cases(many, handed, run_job)
+    assert outcomes["case 0"].failure is None
+    assert all(outcomes[case.name].failure for case in cases[1:])
 
 
 def test_a_job_that_never_begins_a_case_says_how_it_ended() -> None:
