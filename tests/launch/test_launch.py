@@ -177,10 +177,7 @@ def test_a_job_inside_a_job() -> None:
     [
         *(({"ranks": ranks}, "from 1 to 512") for ranks in (0, True, 1000, "2")),
         ({"ranks": 512}, r"at most \d+ on the \d+ cores here"),
-        *(
-            ({"timeout": t}, "timeout must be a number")
-            for t in (0, -1, None, "5", math.inf, math.nan)
-        ),
+        *(({"timeout": t}, "timeout must be a number") for t in (0, -1, None, "5", math.inf, math.nan)),
         *(({"nodes": nodes}, "nodes must be a whole number") for nodes in (0, True, "2")),
         *(({"seed": seed}, "seed must be a whole number") for seed in (-1, True, 1.5)),
         ({"env": {"A": 1}}, "env must have texts"),
