@@ -336,11 +336,9 @@ def apptainer_refuses() -> str:
             Path(f"{root}{path}").mkdir(parents=True)
         profile.write_text('{"defaultAction": "SCMP_ACT_ALLOW"}')
         system = [part for path in SYSTEM if Path(path).exists() for part in ("--bind", f"{path}:{path}:ro")]
-        status, answer = _output(
-            apptainer, "--silent", "exec", "--containall", "--net", "--network", "none", "--no-privs",
-            "--no-mount", "home,cwd", "--security", f"seccomp:{profile}", *system, str(root),
-            "/bin/cat", "/proc/self/status",
-        )  # fmt: skip
+        alone = ["--silent", "exec", "--containall", "--net", "--network", "none", "--no-privs"]
+        limited = ["--no-mount", "home,cwd", "--security", f"seccomp:{profile}", *system, str(root)]
+        status, answer = _output(apptainer, *alone, *limited, "/bin/cat", "/proc/self/status")
     if status == 0 and "Seccomp:\t2" in answer:
         return ""
     return f"Apptainer is installed but refused: {'no seccomp filter' if status == 0 else answer[-200:]}"

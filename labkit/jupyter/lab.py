@@ -36,9 +36,15 @@ class CannotStart(Exception):
 
 
 def run(
-    *, port: int, root: Path, ip: str = "127.0.0.1", browser: bool | None = None, idle: float = 0,
-    base: str = "/", tell: Callable[[int, str], None] | None = None,
-) -> int:  # fmt: skip
+    *,
+    port: int,
+    root: Path,
+    ip: str = "127.0.0.1",
+    browser: bool | None = None,
+    idle: float = 0,
+    base: str = "/",
+    tell: Callable[[int, str], None] | None = None,
+) -> int:
     """Run JupyterLab until it ends, or until Ctrl-C. Returns its exit status.
 
     port: the first one tried; a taken one is passed over.  root: the folder shown.
@@ -65,12 +71,8 @@ def run(
         write_lab_config(private, root)
         while True:
             port = free_port(ip, port)
-            words = [*command(ip, port, root, open_browser), *idle_options(idle)]
             path = base.format(port=port)
-            if (
-                path != "/"
-            ):  # behind another Jupyter, whose cookie has the same name unless this one's has its own
-                words += [f"--ServerApp.base_url={path}", f"--IdentityProvider.cookie_name=labkit-{port}"]
+            words = [*command(ip, port, root, open_browser), *idle_options(idle), *path_options(path, port)]
             up = f"http://{host_in_url(ip)}:{port}{path}api/status"
             came_up, status = _serve(words, up, _environment(token, private), root, partial(say, port))
             if came_up or free_port(ip, port) == port:
@@ -116,6 +118,13 @@ def command(ip: str, port: int, root: Path, open_browser: bool) -> list[str]:
     if os.geteuid() == 0:  # Jupyter refuses to run as root, which containers do
         options.append("--allow-root")
     return [sys.executable, "-m", "jupyterlab", *options]
+
+
+def path_options(path: str, port: int) -> list[str]:
+    """For pages below another Jupyter's path: its cookie has the same name unless this one's has its own."""
+    if path == "/":
+        return []
+    return [f"--ServerApp.base_url={path}", f"--IdentityProvider.cookie_name=labkit-{port}"]
 
 
 def idle_options(minutes: float) -> list[str]:

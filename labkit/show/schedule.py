@@ -101,8 +101,14 @@ def draw_bubble(num_ranks: Sequence[int], num_micro_batches: Sequence[int]) -> P
         for index, p in enumerate(num_ranks):
             values = [(p - 1) / (m + (p - 1) * share) * 100 for m in num_micro_batches]
             color = _lighter(KINDS["forward"], 0.75 * index / max(1, len(num_ranks) - 1))
-            axes.plot(num_micro_batches, values, "os^Dv"[index % 5] + "-", color=color, label=f"p = {p}",
-                      markersize=4)  # fmt: skip
+            axes.plot(
+                num_micro_batches,
+                values,
+                "os^Dv"[index % 5] + "-",
+                color=color,
+                label=f"p = {p}",
+                markersize=4,
+            )
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(num_micro_batches), [str(m) for m in num_micro_batches])
         axes.minorticks_off()

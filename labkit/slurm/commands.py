@@ -14,10 +14,14 @@ from functools import cache
 
 _LATER = "try again in a few minutes, and tell the operator if that does not help"
 _SECONDS = 30.0  # for any one command; a controller under load takes its time
-_ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-          "PREEMPTED", "REVOKED", "TIMEOUT")  # fmt: skip
-_NEVER = ("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS",
-          "AccountNotAllowed", "QOSNotAllowed", "AssociationNodeLimit")  # fmt: skip
+_ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+}
+_NEVER = {
+    *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS"),
+    *("AccountNotAllowed", "QOSNotAllowed", "AssociationNodeLimit"),
+}
 
 
 class SlurmError(RuntimeError):
