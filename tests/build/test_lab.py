@@ -177,6 +177,7 @@ def test_closing_jupyterlab_ends_the_jobs_of_its_notebooks(
     urllib.request.urlopen(asked, timeout=30).close()
     client = BlockingKernelClient(connection_file=_connection_file(lab))
     client.load_connection_file()
+    client.hb_channel.time_to_dead = 30.0  # a kernel that starts on a busy machine is not dead after a second
     client.start_channels()
     client.wait_for_ready(timeout=60)
     said: list[str] = []
