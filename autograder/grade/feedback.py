@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autograder.grade.reference import LABEL, distinctive_lines
 from labkit.checks.exercise import Exercise
-from labkit.checks.report import PropertyResult, Report
+from labkit.checks.report import Report
 from labkit.checks.source.submission import Submission
 
 LONGEST = 1500
@@ -22,12 +22,17 @@ def for_the_student(report: Report, exercise: Exercise, submission: Submission) 
     texts = [submission.sources[cell] for cell in {s.cell for s in submission.statements}]
     own = {line.strip() for text in texts for line in text.splitlines()}
     secret = distinctive_lines(exercise) - own
-    return replace(report, rows=[_clean(row, secret) for row in report.rows])
+    return replace(
+        report,
+        rows=[replace(row, seen=_clean(row.seen, row.case, secret)) for row in report.rows],
+        stops=[replace(stop, text=_clean(stop.text, stop.case, secret)) for stop in report.stops],
+    )
 
 
-def _clean(row: PropertyResult, secret: set[str]) -> PropertyResult:
-    longest = LONGEST_UNSEEN if row.case.startswith(UNSEEN) else LONGEST
-    return replace(row, seen=shorten(without_reference(without_harness(row.seen), secret), longest))
+def _clean(text: str, case: str, secret: set[str]) -> str:
+    """A text about a case, without what must not be shown."""
+    longest = LONGEST_UNSEEN if case.startswith(UNSEEN) else LONGEST
+    return shorten(without_reference(without_harness(text), secret), longest)
 
 
 def without_reference(text: str, secret: set[str]) -> str:

@@ -93,6 +93,7 @@ class Record:
                 "points": g.report.points,
                 "max_points": g.report.max_points,
                 "verdict": g.report.verdict,
+                "stops": [{"text": stop.text, "case": stop.case} for stop in g.report.stops],
                 "properties": rows,
             } | ({"held_back": g.held} if g.held else {})
         return {"exercises": exercises}

@@ -13,13 +13,16 @@ RELATIVE_TOLERANCE = {
 }
 
 
+MISSING = "nothing (None)"
+
+
 def difference(expected: torch.Tensor, seen: torch.Tensor | None) -> str | None:
     """None when `seen` equals `expected` up to rounding; otherwise what is wrong, with the worst element.
 
     The tolerance follows the coarser of the two dtypes and scales with the largest expected magnitude.
     """
     if seen is None:
-        return "nothing (None)"
+        return MISSING
     if seen.shape != expected.shape:
         return f"shape {tuple(seen.shape)} instead of {tuple(expected.shape)}"
     if seen.dtype != expected.dtype:

@@ -101,7 +101,7 @@ class Run:
     evidence: Callable[[Case, Inputs, list[RankAnswer]], Evidence] = Evidence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exercise:
     """Everything that decides the points of one exercise.
 

@@ -4,6 +4,7 @@ code.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,11 @@ from labkit.checks.files import (
 
 MOST_FAILED_JOBS = 3  # of one exercise and world size: after that the remaining cases are not started
 STILL_A_STUB = "raise NotImplementedError is still in place"
+# How a rank tells that another one has gone: never the cause of a failure.
+AFTER_ANOTHERS = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket closed|"
+    r"Timed out waiting|Application timeout|wait timeout|Failed to recv"
+)
 Handed = Mapping[str, Sequence[Inputs]]  # case name -> what each rank is handed
 
 
@@ -120,7 +126,7 @@ def _ended(directory: Path, request: RunRequest, index: int) -> Outcome | None:
         found = read_answers(directory, request, index)
     except BadAnswer as problem:
         return Outcome([], JobFailure("error", str(problem)))
-    return None if found is None else Outcome(found.answers, _first_error(found.errors))
+    return None if found is None else Outcome(found.answers, first_error(found.errors))
 
 
 def _in_its_own_words(directory: Path, request: RunRequest, index: int, failure: JobFailure) -> JobFailure:
@@ -128,14 +134,22 @@ def _in_its_own_words(directory: Path, request: RunRequest, index: int, failure:
     if failure.verdict != "error":
         return failure
     try:
-        return _first_error(reported_errors(directory, index, request.ranks)) or failure
+        errors = reported_errors(directory, index, request.ranks)
     except BadAnswer as problem:
         return JobFailure("error", str(problem))
+    return first_error(_roots(errors)) or failure
 
 
-def _first_error(errors: Mapping[int, StudentError]) -> JobFailure | None:
+def _roots(errors: Mapping[int, StudentError]) -> dict[int, StudentError]:
+    """The errors that are not just what a rank saw of another's end."""
+    return {rank: e for rank, e in errors.items() if not AFTER_ANOTHERS.search(e.message)}
+
+
+def first_error(errors: Mapping[int, StudentError]) -> JobFailure | None:
+    """Of what ranks raised, the error that stands for all: never one that another rank's end explains."""
     if not errors:
         return None
+    errors = _roots(errors) or errors
     rank = min(errors)
     others = "" if len(errors) == 1 else f" (and on {len(errors) - 1} more)"
     if errors[rank].type == "NotImplementedError":

@@ -11,30 +11,37 @@ from dataclasses import dataclass
 import torch
 
 from labkit.checks.case import Case, Inputs
+from labkit.checks.compare import MISSING
 from labkit.checks.exercise import Exercise, Finding, Property
 from labkit.checks.files import RunRequest
 from labkit.checks.jobs import (
-    STILL_A_STUB,
     Outcome,
     RunJob,
     cases_of_jobs,
+    first_error,
     run_cases,
 )
-from labkit.checks.report import PropertyResult, Report
+from labkit.checks.report import PropertyResult, Report, Stop
 from labkit.checks.source.submission import Submission
 
 LONGEST_TEXT = 800  # characters of what is shown as expected or seen
 NOT_REACHED = "not reached: no case gave evidence for it"
+STOPPED = "not reached: see what stopped it"
+LONGEST_STOP = 4000  # characters of an error; a deadlock's report has a line for each rank
 UNREADABLE = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
 class Noted:
-    """A finding, with the property it is about and the case it was made in, as a student is told."""
+    """A finding, with the property it is about and the case it was made in, as a student is told.
+
+    judged: by the property's judge; where there was nothing to judge, no usual cause can be told.
+    """
 
     property: str
     finding: Finding
     case: str
+    judged: bool = True
 
 
 def judge_exercise(
@@ -57,7 +64,8 @@ def judge_exercise(
         )
         outcomes.update(run_cases(request, handed, run_job))
     noted = [n for case in cases for n in _noted(exercise, case, inputs[case.name], outcomes[case.name])]
-    return _report(exercise, noted, outcomes)
+    stops = [stop for case in cases for stop in _stops(case, outcomes[case.name])]
+    return _report(exercise, noted, outcomes, stops)
 
 
 def draw_inputs(exercise: Exercise, case: Case) -> Inputs:
@@ -72,34 +80,48 @@ def _handed(exercise: Exercise, case: Case, inputs: Inputs) -> list[Inputs]:
     return [exercise.run_of(case).hand(case, inputs, rank) for rank in range(case.ranks)]
 
 
+def _stops(case: Case, outcome: Outcome) -> Iterator[Stop]:
+    """What ended the case, or a part of it, before there was anything to compare."""
+    if outcome.failure is not None and outcome.failure.verdict not in ("failed", "not_attempted"):
+        yield Stop(outcome.failure.message[:LONGEST_STOP], _told(case))
+    for name in dict.fromkeys(name for answer in outcome.answers for name in answer.errors):
+        attempt = first_error({a.rank: a.errors[name] for a in outcome.answers if name in a.errors})
+        if attempt is not None:
+            yield Stop(attempt.message[:LONGEST_STOP], _told(case))
+
+
 def _noted(exercise: Exercise, case: Case, inputs: Inputs, outcome: Outcome) -> Iterator[Noted]:
-    shown = exercise.shown_by(case)
+    shown, stopped = exercise.shown_by(case), any(_stops(case, outcome))
     if outcome.failure is not None:
-        for name in shown:
-            yield Noted(name, Finding(False, seen=outcome.failure.message), _told(case))
+        seen = STOPPED if stopped else outcome.failure.message
+        yield from (Noted(name, Finding(False, seen=seen), _told(case), judged=False) for name in shown)
         return
-    for rank, about, error in ((a.rank, n, e) for a in outcome.answers for n, e in a.errors.items()):
+    for about in (name for answer in outcome.answers for name in answer.errors):
         name = about if about in shown else shown[0]
-        yield Noted(name, Finding(False, seen=str(error), rank=rank), _told(case))
+        yield Noted(name, Finding(False, seen=STOPPED), _told(case), judged=False)
     evidence = exercise.run_of(case).evidence(case, inputs, outcome.answers)
     for name, judge in exercise.judges_of(case):
         try:
-            yield from (Noted(name, finding, _told(case)) for finding in judge(evidence))
+            for finding in judge(evidence):
+                lost = stopped and finding.seen == MISSING  # to the error that has been told
+                told = Finding(False, seen=STOPPED) if lost else finding
+                yield Noted(name, told, _told(case), judged=not lost)
         except UNREADABLE as problem:
-            if name in shown and not any(answer.errors for answer in outcome.answers):
-                yield Noted(name, _unreadable(problem), _told(case))
+            if name in shown:
+                told = Finding(False, seen=STOPPED) if stopped else _unreadable(problem)
+                yield Noted(name, told, _told(case), judged=not stopped)
 
 
 def _unreadable(problem: Exception) -> Finding:
-    """A judge that trips over an answer speaks of the answer: references are tested never to trip it. (Where
-    an error inside `attempt` is why an answer is missing, that has been told.)
-    """
+    """A judge that trips over an answer speaks of the answer: references are tested never to trip it."""
     return Finding(
         False, seen=f"an answer is missing or of the wrong kind: {type(problem).__name__}: {problem}"
     )
 
 
-def _report(exercise: Exercise, noted: Sequence[Noted], outcomes: dict[str, Outcome]) -> Report:
+def _report(
+    exercise: Exercise, noted: Sequence[Noted], outcomes: dict[str, Outcome], stops: Sequence[Stop]
+) -> Report:
     rows = [_row(rule, [n for n in noted if n.property == rule.name]) for rule in exercise.properties]
     failures = [o.failure for o in outcomes.values() if o.failure is not None]
     verdict: str = "passed" if all(r.passed for r in rows) else "failed"
@@ -107,14 +129,17 @@ def _report(exercise: Exercise, noted: Sequence[Noted], outcomes: dict[str, Outc
         everywhere = all(f.verdict == "not_attempted" for f in failures)
         verdict = next((f.verdict for f in failures if f.verdict != "not_attempted"), "failed")
         verdict = "not_attempted" if everywhere and not any(r.passed for r in rows) else verdict
-    return Report(exercise.id, exercise.title, rows, verdict)
+    told_once = list({stop.text: stop for stop in reversed(stops)}.values())[::-1]
+    return Report(exercise.id, exercise.title, rows, verdict, stops=told_once)
 
 
 def _row(rule: Property, noted: Sequence[Noted]) -> PropertyResult:
     failed = [n for n in noted if not n.finding.passed]
     if noted and not failed:
         return PropertyResult(rule.name, rule.kind, rule.points, rule.points, True, rule.says)
-    first = failed[0] if failed else Noted(rule.name, Finding(False, seen=NOT_REACHED), "")
+    judged = [n for n in failed if n.judged]
+    never = Noted(rule.name, Finding(False, seen=NOT_REACHED), "", judged=False)
+    first = next(iter([*judged, *failed]), never)
     worst = first.finding
     return PropertyResult(
         rule.name,
@@ -127,7 +152,7 @@ def _row(rule: Property, noted: Sequence[Noted]) -> PropertyResult:
         worst.seen[:LONGEST_TEXT],
         worst.rank,
         first.case,
-        "" if worst.seen.startswith(STILL_A_STUB) else rule.usual_cause,  # no hint before a first attempt
+        rule.usual_cause if first.judged else "",
     )
 
 

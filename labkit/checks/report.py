@@ -43,10 +43,20 @@ class PropertyResult:
         return [label + text.rstrip(".") + "." for label, text in parts if text]
 
 
+@dataclass(frozen=True)
+class Stop:
+    """What ended a case before there was anything to compare: an error of the first rank that met one, with
+    the student's line; a deadlock; a job that ran out of time or memory.
+    """
+
+    text: str
+    case: str
+
+
 @dataclass
 class Report:
     """An exercise's properties and its verdict ("passed", "failed", "deadlock", "timeout", "not_attempted",
-    ...).
+    ...). Each error is told once, in `stops`; the rows it stopped say that they were not reached.
     """
 
     exercise: str
@@ -54,6 +64,7 @@ class Report:
     rows: list[PropertyResult]
     verdict: str
     notes: list[str] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
 
     @property
     def points(self) -> float:
@@ -78,20 +89,22 @@ class Report:
         raise KeyError(f"{self.exercise} has no property {name!r}; it has {[r.name for r in self.rows]}")
 
     def to_json(self) -> dict[str, Any]:
-        """{"points", "max_points", "verdict", "properties": [{"name", "passed", "points", "max_points",
-        "message"}]}
+        """{"points", "max_points", "verdict", "stops": [{"text", "case"}], "properties": [{"name", "passed",
+        "points", "max_points", "message"}]}
         """
         rows = [asdict(row) | {"message": row.message} for row in self.rows]
         return {
             "points": self.points,
             "max_points": self.max_points,
             "verdict": self.verdict,
+            "stops": [asdict(stop) for stop in self.stops],
             "properties": rows,
             "notes": self.notes,
         }
 
     def __repr__(self) -> str:
         lines = [f"{self.exercise}: {self.points:g} of {self.max_points:g} points ({self.verdict})"]
+        lines += [f"  stopped in {stop.case}: {stop.text}" for stop in self.stops]
         for row in self.rows:
             lines.append(
                 f"  {'+' if row.passed else '-'} {row.name:<24} {row.points:g}/{row.max_points:g}  {row.says}"

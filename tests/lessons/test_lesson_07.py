@@ -14,7 +14,7 @@ from autograder.grade.reference import graded_submission, solved_cells
 from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
-from labkit.checks.judge import judge_exercise
+from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.lesson_07.block import block_case
 from labkit.checks.lesson_07.cuts import cut_gpt, cut_rows
 from labkit.checks.lesson_07.modules import config_of
@@ -44,7 +44,7 @@ def graded_with(mistake: str, exercise: Exercise | None = None, *cases: str) -> 
 
 
 def lost(report: Report) -> set[str]:
-    return {row.name for row in report.rows if not row.passed and "not reached" not in row.message}
+    return {row.name for row in report.rows if not row.passed and NOT_REACHED not in row.message}
 
 
 def test_a_mistake_in_attention_costs_the_block_only_its_own_parts() -> None:
