@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import ipywidgets as widgets
-from IPython.display import HTML, DisplayHandle, display
 
 from labkit.show.html import render
+from labkit.show.live import LOOK, Live, checked_start
 from labkit.show.memory import MemoryBars
 from labkit.theory import memory, parameters
 from labkit.theory.hardware import GPUS
@@ -25,7 +25,7 @@ from labkit.theory.units import bytes_text
 
 POWERS = [2**i for i in range(11)]
 SEQUENCES = [2**i for i in range(9, 18)]
-LOOK: Mapping[str, Any] = {"style": {"description_width": "115px"}, "layout": {"width": "360px"}}
+LEFT = ("model", "gpu", "recipe", "recompute", "attention", "sequence", "micro_batch")  # what is trained
 
 START: Mapping[str, Any] = {
     "model": "Llama 3 8B",
@@ -75,39 +75,11 @@ def answer_html(settings: Mapping[str, Any]) -> str:
     )
 
 
-class MemoryCalculator:
+class MemoryCalculator(Live):
     """Sliders over a training plan, and a stacked bar of what it puts on the fullest GPU."""
 
     def __init__(self, **start: Any):
-        unknown = set(start) - set(START)
-        if unknown:
-            raise TypeError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(START)}")
-        self.controls = _controls({**START, **start})
-        self.sliders = _laid_out(self.controls)
-        self._shown: list[DisplayHandle] = []
-        for control in self.controls.values():
-            control.observe(self._redraw, names="value")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the controls say now."""
-        return {name: control.value for name, control in self.controls.items()}
-
-    @property
-    def html(self) -> str:
-        """The picture for the settings as they are."""
-        return answer_html(self.settings)
-
-    def _redraw(self, change: object = None) -> None:
-        for shown in self._shown:
-            shown.update(HTML(self.html))
-
-    def _ipython_display_(self) -> None:
-        """The sliders, and below them the picture as an output that outlives them."""
-        display(self.sliders)
-        handle = display(HTML(self.html), display_id=True)
-        if handle is not None:
-            self._shown.append(handle)
+        super().__init__(_controls(checked_start(START, start)), LEFT, answer_html)
 
     def __repr__(self) -> str:
         try:
@@ -140,10 +112,3 @@ def _controls(start: Mapping[str, Any]) -> dict[str, Any]:
         "data_parallel": steps("data_parallel", "data d", POWERS),
         "zero_stage": steps("zero_stage", "ZeRO stage", [0, 1, 2, 3]),
     }
-
-
-def _laid_out(controls: Mapping[str, Any]) -> widgets.Widget:
-    """Two columns: what is trained and how it is kept; over how many GPUs."""
-    left = ("model", "gpu", "recipe", "recompute", "attention", "sequence", "micro_batch")
-    columns = [[controls[name] for name in left], [c for name, c in controls.items() if name not in left]]
-    return widgets.HBox([widgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})

@@ -1,0 +1,63 @@
+"""Controls in a running notebook, and below them an answer that follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import HTML, DisplayHandle, display
+
+LOOK: Mapping[str, Any] = {"style": {"description_width": "115px"}, "layout": {"width": "360px"}}
+
+
+def checked_start(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings to begin with; TypeError lists the names there are."""
+    unknown = set(given) - set(start)
+    if unknown:
+        raise TypeError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(start)}")
+    return {**start, **given}
+
+
+class Live:
+    """Controls by name, and `answer(settings)` as HTML.
+
+    The answer is an output of its own below the controls: a notebook that is saved or printed keeps the last.
+    """
+
+    def __init__(
+        self,
+        controls: Mapping[str, widgets.ValueWidget],
+        left: tuple[str, ...],
+        answer: Callable[[Mapping[str, Any]], str],
+    ):
+        """left: names of the controls in the left one of two columns."""
+        self.controls = controls
+        columns = [[controls[name] for name in left], [c for name, c in controls.items() if name not in left]]
+        boxes = [widgets.VBox(column) for column in columns]
+        self.sliders = widgets.HBox(boxes, layout={"flex_flow": "row wrap"})
+        self._answer = answer
+        self._shown: list[DisplayHandle] = []
+        for control in controls.values():
+            control.observe(self._redraw, names="value")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the controls say now."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    @property
+    def html(self) -> str:
+        """The answer to the settings as they are."""
+        return self._answer(self.settings)
+
+    def _redraw(self, change: object = None) -> None:
+        for shown in self._shown:
+            shown.update(HTML(self.html))
+
+    def _ipython_display_(self) -> None:
+        """The controls, and below them the answer as an output that outlives them."""
+        display(self.sliders)
+        handle = display(HTML(self.html), display_id=True)
+        if handle is not None:
+            self._shown.append(handle)

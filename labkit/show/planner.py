@@ -1,0 +1,146 @@
+"""The planner in a notebook: choose a model and a cluster, and see three plans to measure.
+
+    Planner()                                    # controls, in a running notebook
+    Planner(model="Llama 3 70B", nodes=64)       # the same, from another start
+
+`labkit plan` says the same in a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.show.html import render
+from labkit.show.live import LOOK, Live, checked_start
+from labkit.show.memory import MemoryBars
+from labkit.show.table import Table
+from labkit.theory.hardware import GPUS
+from labkit.theory.models import PRESETS
+from labkit.theory.planning.accuracy import MEASURED
+from labkit.theory.planning.cluster import Cluster
+from labkit.theory.planning.footprint import Footprint
+from labkit.theory.planning.job import Job
+from labkit.theory.planning.question import Question
+from labkit.theory.planning.search import TERMS, Choice, Priced, choose
+from labkit.theory.planning.software import SOFTWARE
+from labkit.theory.recipes import RECIPES
+
+START: Mapping[str, Any] = {
+    "model": "Llama 3 8B",
+    "recipe": "mixed AdamW, 20 B",
+    "sequence": 8192,
+    "batch": 512,
+    "gpu": "H100 80 GB",
+    "nodes": 16,
+    "gpus_per_node": 8,
+    "network": 50,
+    "software": "nanotron",
+}
+LEFT = ("model", "recipe", "sequence", "batch")  # what is trained
+MODELS = [name for name, model in PRESETS.items() if model.mixture is None]
+
+
+def question_of(settings: Mapping[str, Any]) -> Question:
+    """What the controls ask."""
+    cluster = Cluster(
+        GPUS[settings["gpu"]], settings["nodes"], settings["gpus_per_node"], settings["network"] * 1e9
+    )
+    job = Job(
+        PRESETS[settings["model"]], settings["sequence"], settings["batch"], RECIPES[settings["recipe"]]
+    )
+    return Question(job, cluster, SOFTWARE[settings["software"]])
+
+
+def answer_html(settings: Mapping[str, Any]) -> str:
+    """Three plans, their memory and time, and why the next lost; the reason where there is none."""
+    question = question_of(settings)
+    try:
+        choice = choose(question.job, question.cluster, question.software)
+    except ValueError as problem:
+        return render("no_plan", problem=problem)
+    names = [f"plan {place}" for place in range(1, len(choice.best) + 1)]
+    bars = {name: _drawn(plan.held[plan.fullest]) for name, plan in zip(names, choice.best, strict=True)}
+    return render(
+        "choice",
+        heading=question.heading(),
+        plans=_plans(names, choice)._repr_html_(),
+        bars=MemoryBars(bars, question.cluster.gpu, "The fullest GPU of each plan").svg(),
+        terms=_terms(names, choice.best)._repr_html_(),
+        runners_up=[(str(loser.plan), why) for loser, why in choice.runners_up],
+        accuracy=str(MEASURED),
+    )
+
+
+def _drawn(held: Footprint) -> dict[str, float]:
+    """The parts that the figures have colours for."""
+    parts = held.as_dict()
+    copies, runtime = parts.pop("copies"), parts.pop("runtime")
+    return parts | {
+        "activations": parts["activations"] + copies,
+        "working": parts["working"] + runtime,
+    }
+
+
+def _plans(names: list[str], choice: Choice) -> Table:
+    return Table(
+        ["", "plan", "a step", "tokens/s/GPU", "MFU"],
+        [
+            [
+                name,
+                str(one.plan),
+                f"{one.time.total:.3g} s",
+                round(one.tokens_per_gpu),
+                f"{one.utilization:.1%}",
+            ]
+            for name, one in zip(names, choice.best, strict=True)
+        ],
+        caption=f"{choice.considered} plans looked at, {choice.fitting} fit. To be measured:",
+    )
+
+
+def _terms(names: list[str], plans: tuple[Priced, ...]) -> Table:
+    """Seconds of a step by term, for terms that count in some plan."""
+    rows = []
+    for term, told in TERMS.items():
+        seconds = [plan.time.as_dict()[term] for plan in plans]
+        if any(s >= plan.time.total / 200 for s, plan in zip(seconds, plans, strict=True)):
+            rows.append([told, *(f"{s:.3f}" for s in seconds)])
+    return Table(["seconds of a step", *names], rows)
+
+
+class Planner(Live):
+    """Controls over a job and a cluster, and the plans that the search finds."""
+
+    def __init__(self, **start: Any):
+        super().__init__(_controls(checked_start(START, start)), LEFT, answer_html)
+
+    def __repr__(self) -> str:
+        question = question_of(self.settings)
+        try:
+            best = choose(question.job, question.cluster, question.software).best[0]
+        except ValueError as problem:
+            return f"no such plan: {problem}"
+        return f"{best.plan}: {best.time.total:.3g} s a step, MFU {best.utilization:.1%}"
+
+
+def _controls(start: Mapping[str, Any]) -> dict[str, widgets.ValueWidget]:
+    def choice(name: str, text: str, options: list[Any]) -> widgets.Dropdown:
+        return widgets.Dropdown(options=options, value=start[name], description=text, **LOOK)
+
+    def steps(name: str, text: str, options: list[int]) -> widgets.SelectionSlider:
+        return widgets.SelectionSlider(options=options, value=start[name], description=text, **LOOK)
+
+    return {
+        "model": choice("model", "model", MODELS),
+        "recipe": choice("recipe", "precision", list(RECIPES)),
+        "sequence": steps("sequence", "sequence s", [2**i for i in range(9, 18)]),
+        "batch": steps("batch", "sequences a step", [2**i for i in range(3, 13)]),
+        "gpu": choice("gpu", "GPU", list(GPUS)),
+        "nodes": steps("nodes", "nodes", [2**i for i in range(8)]),
+        "gpus_per_node": steps("gpus_per_node", "GPUs a node", [1, 2, 4, 8]),
+        "network": steps("network", "GB/s of network", [1, 3, 6, 12, 25, 50, 100]),
+        "software": choice("software", "framework", list(SOFTWARE)),
+    }

@@ -1,0 +1,66 @@
+"""The widget of the planner: it says what the search says, follows its controls, and tells why not."""
+
+from __future__ import annotations
+
+import pytest
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook
+
+from labkit.show.memory import PARTS
+from labkit.show.planner import MODELS, START, Planner, answer_html, question_of
+from labkit.theory import bytes_text
+from labkit.theory.planning import choose
+
+
+def test_it_says_what_the_search_says() -> None:
+    shown = Planner(model="Llama 3 8B", nodes=4)
+    question = question_of(shown.settings)
+    choice = choose(question.job, question.cluster)
+    for plan in choice.best:
+        assert str(plan.plan) in shown.html
+        assert f"{plan.utilization:.1%}" in shown.html
+    total = bytes_text(choice.best[0].held[choice.best[0].fullest].total).split(" (")[0]
+    assert total in shown.html
+    assert repr(shown).startswith(str(choice.best[0].plan))
+
+
+def test_it_follows_its_controls() -> None:
+    shown = Planner(nodes=4)
+    before = shown.html
+    shown.controls["gpu"].value = "A100 40 GB"
+    assert shown.html != before
+    assert "A100 40 GB" in shown.html
+
+
+def test_every_part_drawn_has_a_colour() -> None:
+    assert 'fill=""' not in answer_html(START)
+    legend = [part for part in PARTS if f">{part}<" in answer_html(START)]
+    assert {"weights", "gradients", "optimizer", "activations", "logits"} <= set(legend)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_gives_plans_or_a_reason(model: str) -> None:
+    page = answer_html({**START, "model": model, "nodes": 1, "batch": 8})
+    assert "To be measured" in page or "No such plan" in page
+
+
+def test_what_does_not_fit_is_told() -> None:
+    page = answer_html({**START, "model": "Llama 3 405B", "nodes": 1})
+    assert "the smallest needs" in page
+    assert "no such plan: none of" in repr(Planner(model="Llama 3 405B", nodes=1))
+
+
+def test_a_wrong_start_is_told() -> None:
+    with pytest.raises(TypeError, match="no setting gpus; there are model, recipe"):
+        Planner(gpus=5)
+
+
+def test_the_answer_stays_where_widgets_do_not_run() -> None:
+    """Run in a kernel, exported as nbviewer and print do: the controls are gone, the plans are there."""
+    source = "from labkit.show.planner import Planner\nPlanner(nodes=1, model='Llama 3.2 1B')"
+    notebook = new_notebook(cells=[new_code_cell(source)])
+    ran = NotebookClient(notebook, timeout=60, store_widget_state=False).execute()
+    page, _ = HTMLExporter(template_name="basic").from_notebook_node(ran)
+    assert "To be measured" in page
+    assert page.count("<svg") == 1
