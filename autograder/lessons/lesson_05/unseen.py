@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_05 import VALUES, best_row, chain_case, checkpoint_case, memory_row
+from labkit.checks.lesson_05 import best_row, chain_case, checkpoint_case, memory_row
 from labkit.checks.shared.formula import values_case
 
 
@@ -15,18 +15,16 @@ def _checkpoint_cases(seed: int) -> list[Case]:
     sizes = {"rows": draw.randint(2, 9), "width": draw.randint(2, 9), "inner": draw.randint(3, 11)}
     large = {"rows": 64, "width": 24, "inner": 256}
     return [
-        checkpoint_case("unseen: an MLP", "mlp", seed, VALUES, **sizes),
-        checkpoint_case("unseen: measured", "mlp", seed, ("forward-counts", "saved-bytes"), **large),
-        checkpoint_case("unseen: dropout", "dropout", seed, ("random-state",), **sizes),
-        checkpoint_case("unseen: autocast", "autocast", seed, ("autocast",), rows=12, width=16, inner=20),
-        checkpoint_case("unseen: data", "mlp", seed, ("no-input-gradient",), input_grad=False, **sizes),
-        checkpoint_case(
-            "unseen: the other result", "several", seed, ("several-arguments",), result=1, **sizes
-        ),
-        checkpoint_case("unseen: nested", "nested", seed, ("nested",), **sizes),
-        checkpoint_case("unseen: averages", "batchnorm", seed, ("buffers-once",), **sizes),
-        checkpoint_case("unseen: an error", "raises", seed, ("state-after-error",), **sizes),
-        checkpoint_case("unseen: four ranks", "all-reduce", seed, ("on-ranks",), ranks=4, **sizes),
+        checkpoint_case("unseen: an MLP", "values", seed, **sizes),
+        checkpoint_case("unseen: measured", "measured", seed, **large),
+        checkpoint_case("unseen: dropout", "dropout", seed, **sizes),
+        checkpoint_case("unseen: autocast", "autocast", seed, rows=12, width=16, inner=20),
+        checkpoint_case("unseen: data", "data", seed, **sizes),
+        checkpoint_case("unseen: the other result", "several", seed, result=1, **sizes),
+        checkpoint_case("unseen: nested", "nested", seed, **sizes),
+        checkpoint_case("unseen: averages", "buffers", seed, **sizes),
+        checkpoint_case("unseen: an error", "raises", seed, **sizes),
+        checkpoint_case("unseen: four ranks", "ranks", seed, ranks=4, **sizes),
     ]
 
 
@@ -35,12 +33,12 @@ def _chain_cases(seed: int) -> list[Case]:
     layers = draw.randint(9, 17)
     segments = next(k for k in (5, 4, 7) if layers % k)
     return [
-        chain_case("unseen: uneven", "values", 1, layers, segments, seed, rows=4, width=3, inner=8),
-        chain_case("unseen: two", "values", 1, 3, 2, seed, rows=2, width=6, inner=3),
-        chain_case("unseen: one layer", "values", 1, 1, 1, seed),
-        chain_case("unseen: measured", "bytes", 1, 12, 4, seed, rows=64, width=24, inner=80),
-        chain_case("unseen: refused", "refused", 1, 6, 0, seed),
-        chain_case("unseen: own", "own-parts", 1, 5, 2, seed),
+        chain_case("unseen: uneven", "values", layers, segments, seed, rows=4, width=3, inner=8),
+        chain_case("unseen: two", "values", 3, 2, seed, rows=2, width=6, inner=3),
+        chain_case("unseen: one layer", "values", 1, 1, seed),
+        chain_case("unseen: measured", "bytes", 12, 4, seed, rows=64, width=24, inner=80),
+        chain_case("unseen: refused", "refused", 6, 0, seed),
+        chain_case("unseen: own", "own-parts", 5, 2, seed),
     ]
 
 

@@ -8,25 +8,24 @@ observes plain calls in its own process; the rank observes the student's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.compare import difference
-from labkit.checks.old_form import Finding
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Finding, Judge, Run
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.beside import State, same
 from labkit.record.live import LiveBytes
 
 Call = Callable[..., Any]
-SLACK_BYTES = (
-    16 * 1024
-)  # the generator's state is 5 KiB; what a careful solution keeps besides stays far below
+SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful solution keeps besides stays below
 
 
 @dataclass
@@ -39,8 +38,8 @@ class Subject:
     args: tuple[Any, ...]
     module: nn.Module
     grad_output: Tensor
-    result: int = 0  # which of several results backward starts from
-    autocast: bool = False
+    result: int  # which of several results backward starts from
+    autocast: bool
 
 
 class Counted:
@@ -90,63 +89,80 @@ class _Several(nn.Module):
         return torch.tanh(self.mix(x + self.table(ids))) * scale, self.mix(y) * scale
 
 
-def _module(case: Case) -> nn.Module:
-    width, inner = case.params["width"], case.params["inner"]
-    first, last = nn.Linear(width, inner), nn.Linear(inner, width)
-    match case.params["function"]:
-        case "dropout":
-            return nn.Sequential(first, nn.Dropout(0.4), nn.GELU(), last, nn.Dropout(0.2))
-        case "batchnorm":
-            return nn.Sequential(first, nn.BatchNorm1d(inner), nn.Tanh(), last)
-        case "several":
-            return _Several(width, inner)
-    return nn.Sequential(first, nn.GELU(), last)
+def _mlp(width: int, inner: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
 
-def checkpoint_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Parameters "full.NAME" of the module; x, y, ids and grad_output with one entry a rank."""
-    kind = torch.float32 if case.params["function"] == "autocast" else torch.float64
-    shape = (case.ranks, case.params["rows"], case.params["width"])
-    found = {
-        f"full.{name}": torch.randn(parameter.shape, generator=generator, dtype=kind)
-        / parameter.shape[-1] ** 0.5
-        for name, parameter in _module(case).named_parameters()
-    }
-    found |= {name: torch.randn(shape, generator=generator, dtype=kind) for name in ("x", "y", "grad_output")}
-    found["ids"] = torch.randint(case.params["inner"], shape[:2], generator=generator)
-    return found
+def _with_dropout(width: int, inner: int) -> nn.Module:
+    first, gelu, last = _mlp(width, inner).children()
+    return nn.Sequential(first, nn.Dropout(0.4), gelu, last, nn.Dropout(0.2))
 
 
-def subject_of(case: Case, inputs: Inputs, rank: int, sum_over_ranks: Call | None = None) -> Subject:
-    """What is checkpointed in this case, with fresh tensors. sum_over_ranks: for the case that sends."""
-    x, y = (inputs[name][rank].clone() for name in ("x", "y"))
-    module = _loaded(_module(case).to(x.dtype), inputs)
-    subject = Subject(
-        module, (x.requires_grad_(case.params.get("input_grad", True)),), module, inputs["grad_output"][rank]
-    )
-    match case.params["function"]:
-        case "several":
-            subject.args = (x, y.requires_grad_(), inputs["ids"][rank], 0.5)
-            subject.result = case.params.get("result", 0)
-        case "autocast":
-            subject.autocast = True
-        case "all-reduce":
-            assert sum_over_ranks is not None
-            subject.function = lambda value: sum_over_ranks(torch.tanh(module(value))).square()
-    return subject
+def _with_batch_norm(width: int, inner: int) -> nn.Module:
+    first, _, last = _mlp(width, inner).children()
+    return nn.Sequential(first, nn.BatchNorm1d(inner), nn.Tanh(), last)
 
 
-def _loaded(module: nn.Module, inputs: Inputs) -> nn.Module:
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(inputs[f"full.{name}"])
-    return module
+def _x(handed: Inputs) -> tuple[Any, ...]:
+    return (handed["x"].clone().requires_grad_(),)
 
 
-def observe(subject: Subject, call: Call, seed: int) -> dict[str, Tensor]:
+def _x_as_data(handed: Inputs) -> tuple[Any, ...]:
+    return (handed["x"].clone(),)
+
+
+def _several_arguments(handed: Inputs) -> tuple[Any, ...]:
+    return (*_x(handed), handed["y"].clone().requires_grad_(), handed["ids"], 0.5)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a kind of case checkpoints: a module of (width, inner), and how it is called."""
+
+    module: Callable[[int, int], nn.Module] = _mlp
+    args: Callable[[Inputs], tuple[Any, ...]] = _x
+    dtype: torch.dtype = torch.float64
+    autocast: bool = False
+
+    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
+        """Parameters "full.NAME" of the module; x, y, ids and grad_output with one entry a rank."""
+
+        def draw(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator, dtype=self.dtype)
+
+        shape = (case.ranks, case.params["rows"], case.params["width"])
+        found = {
+            f"full.{name}": draw(*parameter.shape) / parameter.shape[-1] ** 0.5
+            for name, parameter in self._empty(case).named_parameters()
+        }
+        found |= {name: draw(*shape) for name in ("x", "y", "grad_output")}
+        return found | {"ids": torch.randint(case.params["inner"], shape[:2], generator=generator)}
+
+    def subject(self, case: Case, handed: Inputs) -> Subject:
+        """The function with fresh tensors, of what one rank is handed."""
+        module = self._empty(case).to(self.dtype)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(handed[f"full.{name}"])
+        args, result = self.args(handed), case.params.get("result", 0)
+        return Subject(module, args, module, handed["grad_output"], result, self.autocast)
+
+    def _empty(self, case: Case) -> nn.Module:
+        return self.module(case.params["width"], case.params["inner"])
+
+
+PLAIN = Recipe()
+
+
+def hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """The parameters, and this rank's entry of all else."""
+    return {name: t if name.startswith("full.") else t[rank] for name, t in inputs.items()}
+
+
+def observe(subject: Subject, call: Call, seed: int) -> State:
     """Run forward and backward through `call(function, *args)` and name what came of it.
 
-    "output", "input_grad", "grad.NAME", "buffer.NAME", and "next_random": what the generator draws
+    "output", "input_grad.N", "grad.NAME", "buffer.NAME", and "next_random": what the generator draws
     afterwards.
     """
     seed_generators(seed)
@@ -155,7 +171,7 @@ def observe(subject: Subject, call: Call, seed: int) -> dict[str, Tensor]:
     output = results[subject.result] if isinstance(results, (tuple, list)) else results
     torch.rand(5)  # what other code draws in between must not be drawn again
     output.backward(subject.grad_output.to(output.dtype))
-    seen = {"output": output, "next_random": torch.rand(3)}
+    seen = {"output": output.detach(), "next_random": torch.rand(3)}
     inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
     seen |= {f"input_grad.{i}": arg.grad for i, arg in enumerate(inputs) if arg.grad is not None}
     seen |= {f"grad.{n}": p.grad for n, p in subject.module.named_parameters() if p.grad is not None}
@@ -169,50 +185,41 @@ def _autocast(subject: Subject) -> contextlib.AbstractContextManager[object]:
 # -- on a rank
 
 
-def checkpoint_on_rank(rank: Rank) -> None:
-    """Observe the student's `checkpoint` on the case's function."""
-    match rank.params["function"]:
-        case "nested":
-            _nested(rank)
-        case "raises":
-            _raises(rank)
-        case "all-reduce":
-            _over_ranks(rank)
-        case _:
-            _send(rank, subject_of(rank.case, rank.inputs, rank.rank), rank.student.checkpoint)
-    if "saved-bytes" in rank.case.properties:
-        _measure(rank)
-
-
-def _send(rank: Rank, subject: Subject, call: Call) -> None:
-    for name, tensor in observe(subject, call, rank.case.seed).items():
+def _send(rank: Rank, subject: Subject) -> None:
+    for name, tensor in observe(subject, rank.student.checkpoint, rank.case.seed).items():
         rank.answer(name, tensor)
 
 
-def _measure(rank: Rank) -> None:
-    subject = subject_of(rank.case, rank.inputs, rank.rank)
+def _once(rank: Rank, recipe: Recipe) -> None:
+    _send(rank, recipe.subject(rank.case, rank.inputs))
+
+
+def _measured(rank: Rank, recipe: Recipe) -> None:
+    """Facts: kept_bytes (between forward and backward), calls (after forward, after backward)."""
+    subject = recipe.subject(rank.case, rank.inputs)
     function = Counted(subject.function)
     tensors = [a for a in subject.args if isinstance(a, Tensor)]
     with LiveBytes(leave_out=[*subject.module.parameters(), *tensors, *rank.inputs.values()]) as live:
         output = rank.student.checkpoint(function, *subject.args)
         rank.fact("kept_bytes", live.now)
-        rank.fact("calls", [function.calls])
+        calls = [function.calls]
         output.backward(subject.grad_output)
-    rank.fact("calls", [*rank.result.facts["calls"], function.calls])
-    rank.fact("output_bytes", output.nbytes)
+    rank.fact("calls", [*calls, function.calls])
 
 
-def _nested(rank: Rank) -> None:
-    subject = subject_of(rank.case, rank.inputs, rank.rank)
-    parts = list(subject.module.children())
-    inner = Counted(nn.Sequential(*parts[:2]))
-    subject.function = lambda x: parts[2](rank.student.checkpoint(inner, x))
-    _send(rank, subject, rank.student.checkpoint)
+def _nested(rank: Rank, recipe: Recipe) -> None:
+    """Fact: inner_calls."""
+    subject = recipe.subject(rank.case, rank.inputs)
+    *first, last = subject.module.children()
+    inner = Counted(nn.Sequential(*first))
+    subject.function = lambda x: last(rank.student.checkpoint(inner, x))
+    _send(rank, subject)
     rank.fact("inner_calls", inner.calls)
 
 
-def _raises(rank: Rank) -> None:
-    subject = subject_of(rank.case, rank.inputs, rank.rank)
+def _raises(rank: Rank, recipe: Recipe) -> None:
+    """Answers: state_before, state_after. Fact: second_run."""
+    subject = recipe.subject(rank.case, rank.inputs)
     output = rank.student.checkpoint(RaisesInSecondRun(subject.function), *subject.args)
     rank.answer("state_before", torch.get_rng_state())
     with rank.expect_error("second_run"):
@@ -220,117 +227,121 @@ def _raises(rank: Rank) -> None:
     rank.answer("state_after", torch.get_rng_state())
 
 
-def _over_ranks(rank: Rank) -> None:
-    subject = subject_of(rank.case, rank.inputs, rank.rank, lambda x: _SumOverRanks.apply(x, rank.group))
+def _over_ranks(rank: Rank, recipe: Recipe) -> None:
+    """Recording: all."""
+    subject = recipe.subject(rank.case, rank.inputs)
+    subject.function = partial(_summed, subject.module, lambda x: _SumOverRanks.apply(x, rank.group))
     with rank.recording("all"):
-        _send(rank, subject, rank.student.checkpoint)
+        _send(rank, subject)
+
+
+def _summed(module: nn.Module, add_up: Call, value: Tensor) -> Tensor:
+    """What is checkpointed where ranks add up."""
+    return add_up(torch.tanh(module(value))).square()
 
 
 # -- in the judge
 
 
-def _plainly(function: Call, *args: Any) -> Any:
-    return function(*args)
+@dataclass(frozen=True)
+class BesidePlainCalls(Evidence):
+    """A case's answers, and what plain calls give."""
+
+    recipe: Recipe
+
+    @cached_property
+    def plain(self) -> list[State]:
+        """What a rank should have observed, by rank."""
+        return [
+            observe(self._subject(rank), lambda function, *args: function(*args), self.case.seed)
+            for rank in range(self.case.ranks)
+        ]
+
+    def _subject(self, rank: int) -> Subject:
+        return self.recipe.subject(self.case, hand(self.case, self.inputs, rank))
 
 
-@dataclass
-class _Evidence:
-    case: Case
-    answer: RankAnswer
-    expected: dict[str, Tensor] = field(default_factory=dict)
+class BesidePlainSums(BesidePlainCalls):
+    """The same where ranks add up: the others' share is computed here."""
 
-    def same(self, property_name: str, *prefixes: str) -> Iterator[Finding]:
-        """Each expected tensor whose name begins with one of `prefixes` against the answer of that name."""
-        names = [name for name in self.expected if name.startswith(prefixes)]
-        for name in names:
-            wrong = difference(self.expected[name].detach(), self.answer.tensors.get(name))
-            told = f"{name} as plain autograd has it"
-            yield Finding(property_name, wrong is None, told, wrong or "", self.answer.rank)
+    def _subject(self, rank: int) -> Subject:
+        subject = super()._subject(rank)
+        others = [x for r, x in enumerate(self.inputs["x"]) if r != rank]
+        share = sum(torch.tanh(subject.module(x)).detach() for x in others)
+        subject.function = partial(_summed, subject.module, lambda own: own + share)
+        return subject
 
 
-def judge_checkpoint(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for the properties the case is about."""
-    for answer in answers:
-        evidence = _Evidence(case, answer)
-        if case.params["function"] != "raises":
-            evidence.expected = observe(_plain_subject(case, inputs, answer.rank), _plainly, case.seed)
-        for name in case.properties:
-            yield from _JUDGES[name](evidence)
+def _run(
+    on_rank: Callable[[Rank, Recipe], None],
+    recipe: Recipe = PLAIN,
+    evidence: Callable[..., BesidePlainCalls] = BesidePlainCalls,
+) -> Run:
+    return Run(lambda rank: on_rank(rank, recipe), recipe.inputs, hand, partial(evidence, recipe=recipe))
 
 
-def _plain_subject(case: Case, inputs: Inputs, rank: int) -> Subject:
-    """The case's subject, with the other ranks' share of a sum computed here."""
+RUNS: Mapping[str, Run] = {
+    "values": _run(_once),
+    "measured": _run(_measured),
+    "dropout": _run(_once, Recipe(_with_dropout)),
+    "autocast": _run(_once, Recipe(dtype=torch.float32, autocast=True)),
+    "data": _run(_once, Recipe(args=_x_as_data)),
+    "several": _run(_once, Recipe(_Several, _several_arguments)),
+    "nested": _run(_nested),
+    "buffers": _run(_once, Recipe(_with_batch_norm)),
+    "raises": _run(_raises),
+    "ranks": _run(_over_ranks, evidence=BesidePlainSums),
+}
 
-    def add_the_others(own: Tensor) -> Tensor:
-        module = subject_of(case, inputs, rank, lambda x: x).module
-        others = [torch.tanh(module(inputs["x"][r])) for r in range(case.ranks) if r != rank]
-        return own + sum(others).detach()  # type: ignore[union-attr]
 
-    return subject_of(case, inputs, rank, add_the_others)
+def as_plain(*prefixes: str) -> Judge:
+    """All that plain autograd gives, of names that begin like this, the student's gives too."""
+
+    def judge(evidence: BesidePlainCalls) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for name, tensor in evidence.plain[answer.rank].items():
+                if name.startswith(prefixes):
+                    yield same(f"{name} as plain autograd has it", tensor, answer, name)
+
+    return judge
 
 
-def _everything(name: str) -> Callable[[_Evidence], Iterator[Finding]]:
-    return lambda evidence: evidence.same(name, "output", "input_grad", "grad", "next_random")
-
-
-def _forward_counts(evidence: _Evidence) -> Iterator[Finding]:
-    seen = evidence.answer.facts["calls"]
-    yield Finding("forward-counts", seen == [1, 2], "1 run after forward, 2 after backward", _counts(seen))
+def runs_twice(evidence: Evidence) -> Iterator[Finding]:
+    """Once in forward, once more in backward."""
+    seen = evidence.answers[0].facts["calls"]
+    yield Finding(seen == [1, 2], "1 run after forward, 2 after backward", _counts(seen))
 
 
 def _counts(seen: Sequence[int]) -> str:
     return f"{seen[0]} after forward, {seen[1]} after backward"
 
 
-def _saved_bytes(evidence: _Evidence) -> Iterator[Finding]:
-    facts = evidence.answer.facts
-    inputs = evidence.expected["input_grad.0"].nbytes
-    most = evidence.expected["output"].nbytes + inputs + SLACK_BYTES
-    kept = facts["kept_bytes"]
-    yield Finding(
-        "saved-bytes", kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes"
-    )
+def keeps_its_ends(evidence: BesidePlainCalls) -> Iterator[Finding]:
+    """Between forward and backward only the inputs and the result are alive."""
+    plain, kept = evidence.plain[0], evidence.answers[0].facts["kept_bytes"]
+    most = plain["output"].nbytes + plain["input_grad.0"].nbytes + SLACK_BYTES
+    yield Finding(kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes")
 
 
-def _nested_runs(evidence: _Evidence) -> Iterator[Finding]:
-    yield from evidence.same("nested", "output", "input_grad", "grad")
-    calls = evidence.answer.facts["inner_calls"]
-    yield Finding("nested", calls in (2, 3), "the inner function runs 2 or 3 times", f"{calls} times")
+def inner_runs_thrice(evidence: Evidence) -> Iterator[Finding]:
+    """A checkpoint inside one runs at most three times."""
+    calls = evidence.answers[0].facts["inner_calls"]
+    yield Finding(calls in (2, 3), "the inner function runs 2 or 3 times", f"{calls} times")
 
 
-def _state_after_error(evidence: _Evidence) -> Iterator[Finding]:
-    raised = evidence.answer.facts["second_run"]["raised"]
-    yield Finding(
-        "state-after-error", raised == "ArithmeticError", "the error of the second run", str(raised)
-    )
-    before, after = (evidence.answer.tensors[f"state_{when}"] for when in ("before", "after"))
-    same = before.numel() > 0 and torch.equal(before, after)
-    yield Finding(
-        "state-after-error", same, "the random state of before backward", "" if same else "another state"
-    )
+def restores_after_error(evidence: Evidence) -> Iterator[Finding]:
+    """The second run's error came through, and the random state is that of before."""
+    answer = evidence.answers[0]
+    raised = answer.facts["second_run"]["raised"]
+    yield Finding(raised == "ArithmeticError", "the error of the second run", str(raised))
+    before, after = (answer.tensors[f"state_{when}"] for when in ("before", "after"))
+    kept = before.numel() > 0 and torch.equal(before, after)
+    yield Finding(kept, "the random state of before backward", "" if kept else "another state")
 
 
-def _on_ranks(evidence: _Evidence) -> Iterator[Finding]:
-    yield from evidence.same("on-ranks", "output", "input_grad", "grad")
-    seen = [call["op"] for call in evidence.answer.collectives["all"]]
-    expected = ["all_reduce", "all_reduce"]
-    yield Finding(
-        "on-ranks", seen == expected, "2 all-reduces", f"{len(seen)}: {seen[:6]}", evidence.answer.rank
-    )
-
-
-_JUDGES: dict[str, Callable[[_Evidence], Iterator[Finding]]] = {
-    "forward-values": lambda e: e.same("forward-values", "output"),
-    "input-gradients": lambda e: e.same("input-gradients", "input_grad"),
-    "parameter-gradients": lambda e: e.same("parameter-gradients", "grad."),
-    "random-state": _everything("random-state"),
-    "autocast": lambda e: e.same("autocast", "output", "input_grad", "grad"),
-    "no-input-gradient": lambda e: e.same("no-input-gradient", "output", "grad."),
-    "several-arguments": lambda e: e.same("several-arguments", "output", "input_grad", "grad."),
-    "buffers-once": lambda e: e.same("buffers-once", "buffer", "grad."),
-    "forward-counts": _forward_counts,
-    "saved-bytes": _saved_bytes,
-    "nested": _nested_runs,
-    "state-after-error": _state_after_error,
-    "on-ranks": _on_ranks,
-}
+def sends_twice(evidence: Evidence) -> Iterator[Finding]:
+    """The function's own call, once in forward and once more in backward."""
+    for answer in evidence.answers:
+        seen = [call["op"] for call in answer.collectives["all"]]
+        told = f"{len(seen)}: {seen[:6]}"
+        yield Finding(seen == ["all_reduce", "all_reduce"], "2 all-reduces", told, answer.rank)
