@@ -8,10 +8,12 @@ share alone.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +27,23 @@ class LiveBytes(TorchDispatchMode):
 
     leave_out: tensors that are not counted, such as parameters and their gradients. Storages made before
         the block count from their first use inside it, unless left out. The memory an operation uses within
-        itself is not seen.
+        itself is not seen. A storage counts with the size it has at that moment: one that is emptied and
+        filled again costs nothing in between.
     """
 
     def __init__(self, leave_out: Iterable[Tensor] = ()):
         super().__init__()
         # holding them keeps their keys from being used again
-        self._held = [tensor.untyped_storage() for tensor in leave_out]
-        self._sizes = dict.fromkeys((storage_key(storage) for storage in self._held), 0)
-        self.now = 0
+        self._left_out = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in leave_out)}
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.peak = 0
         self.history: list[int] = []
+
+    @property
+    def now(self) -> int:
+        """Bytes of the counted storages that are alive at this moment."""
+        storages = (ref() for ref in list(self._alive.values()))
+        return sum(storage.nbytes() for storage in storages if storage is not None)
 
     def __torch_dispatch__(
         self,
@@ -45,27 +53,41 @@ class LiveBytes(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        for value in tree_iter(out):
-            if isinstance(value, Tensor):
-                self._note(value.untyped_storage())
+        self.count(value for value in tree_iter(out) if has_bytes(value))
         self.history.append(self.now)
+        self.peak = max(self.peak, self.history[-1])
         return out
 
     def restart_peak(self) -> None:
         """Measure the peak from here on."""
         self.peak = self.now
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage_key(storage)
-        if key in self._sizes:
-            return
-        self._sizes[key] = storage.nbytes()
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._forget, key)
+    def count(self, tensors: Iterable[Tensor]) -> None:
+        """Count the storages of these from now on, as if an operation had made them."""
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            key = storage_key(storage)
+            if key not in self._left_out and key not in self._alive:
+                self._alive[key] = weakref.ref(storage, partial(self._forget, key))
 
-    def _forget(self, key: int) -> None:
-        self.now -= self._sizes.pop(key, 0)
+    def _forget(self, key: int, reference: object) -> None:
+        self._alive.pop(key, None)
+
+
+def has_bytes(thing: object) -> bool:
+    """Whether this is a tensor with memory of its own: one that wraps others, such as a DTensor, has none."""
+    return type(thing) in (Tensor, nn.Parameter) and cast(Tensor, thing).device.type != "meta"
+
+
+def tensors_of_process() -> list[Tensor]:
+    """Every tensor with memory of its own that Python can reach in this process."""
+    gc.collect()
+    return [thing for thing in gc.get_objects() if has_bytes(thing)]
+
+
+def bytes_of_process() -> int:
+    """Bytes of all tensors of this process, each storage once."""
+    storages = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in tensors_of_process())}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 @dataclass(frozen=True)

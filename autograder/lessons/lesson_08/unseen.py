@@ -1,0 +1,170 @@
+"""Unseen cases of lesson 08: other sizes, optimizers, numbers of ranks and micro-batches, other groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from labkit.checks.case import Case
+from labkit.checks.lesson_08.checkpoint import checkpoint_case, full_disk_case, own_parts_case
+from labkit.checks.lesson_08.formulas import flat_layout_cases, rank_bytes_cases, step_traffic_cases
+from labkit.checks.lesson_08.gradients import bucket_case
+from labkit.checks.lesson_08.gradients import watched_case as watched_buckets
+from labkit.checks.lesson_08.module import unit_case
+from labkit.checks.lesson_08.module import watched_case as watched_units
+from labkit.checks.lesson_08.net import shard_case
+from labkit.checks.lesson_08.norm import norm_case
+from labkit.checks.lesson_08.optimizer import bf16_case
+
+PAIR_AND_ONE = [[0, 2], [1]]
+NEIGHBOURS = [[2, 3], [0, 1]]
+
+
+def _sizes(draw: Random) -> tuple[list[int], list[int]]:
+    """Units that 4 divides, and units that nothing divides."""
+    even = [4 * draw.randint(1, 60) for _ in range(draw.randint(3, 6))]
+    odd = [2 * draw.randint(1, 60) + 1 for _ in range(draw.randint(3, 6))]
+    return even, odd
+
+
+def _rank_bytes(seed: int) -> list[Case]:
+    return rank_bytes_cases(seed, "unseen: ", *_sizes(Random(f"08/bytes/{seed}")))
+
+
+def _step_traffic(seed: int) -> list[Case]:
+    return step_traffic_cases(seed, "unseen: ", *_sizes(Random(f"08/traffic/{seed}")))
+
+
+def _flat_layout(seed: int) -> list[Case]:
+    draw = Random(f"08/layout/{seed}")
+    return flat_layout_cases(
+        seed, "unseen: ", [draw.choice([1, 2, 3, 5, 17, 40, 91]) for _ in range(draw.randint(3, 7))]
+    )
+
+
+def _net(draw: Random) -> dict[str, int]:
+    return {"width": draw.randint(2, 5), "inner": draw.randint(3, 6), "rows": draw.randint(2, 5)}
+
+
+def _optimizer(seed: int) -> list[Case]:
+    draw = Random(f"08/optimizer/{seed}")
+    return [
+        shard_case("unseen: three ranks", "values", 3, seed, micro_batches=2, **_net(draw)),
+        shard_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
+        shard_case("unseen: Adagrad", "stateful", 4, seed, optimizer="adagrad", **_net(draw)),
+        shard_case("unseen: momentum", "stateful", 2, seed, optimizer="momentum", **_net(draw)),
+        shard_case(
+            "unseen: groups, momentum",
+            "groups",
+            4,
+            seed,
+            option_groups=True,
+            optimizer="momentum",
+            **_net(draw),
+        ),
+        shard_case(
+            "unseen: a schedule", "schedule", 3, seed, schedule=True, option_groups=True, **_net(draw)
+        ),
+        bf16_case("unseen: bf16", 4, seed, size=draw.randint(5, 30), lr=1e-4),
+        Case("unseen: Adam's state", 2, {"width": 36}, seed, kind="held", timeout=40.0),
+        shard_case("unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[0, 3]),
+        shard_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
+    ]
+
+
+def _gradients(seed: int) -> list[Case]:
+    draw = Random(f"08/gradients/{seed}")
+    return [
+        bucket_case("unseen: three ranks", "values", 3, seed, micro_batches=2, **_net(draw)),
+        bucket_case("unseen: a bucket a weight", "values", 4, seed, bucket_bytes=1, **_net(draw)),
+        bucket_case("unseen: float32", "values", 2, seed, dtype="float32", bucket_bytes=90, **_net(draw)),
+        watched_buckets("unseen: two layers a bucket", 2, seed, 48, 16, 2),
+        bucket_case(
+            "unseen: unused here and there",
+            "aside",
+            4,
+            seed,
+            parts=["side", "unused"],
+            both=[2],
+            **_net(draw),
+        ),
+        bucket_case(
+            "unseen: small buckets",
+            "aside",
+            3,
+            seed,
+            parts=["side"],
+            both=[0, 2],
+            bucket_bytes=1,
+            **_net(draw),
+        ),
+        bucket_case(
+            "unseen: odd layers", "unusual", 3, seed, parts=["frozen", "tied", "twice"], **_net(draw)
+        ),
+        bucket_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
+    ]
+
+
+def _module(seed: int) -> list[Case]:
+    draw = Random(f"08/module/{seed}")
+    every_part = ["two", "side", "tied", "twice", "frozen"]
+    return [
+        unit_case("unseen: three ranks", "values", 3, seed, micro_batches=2, **_net(draw)),
+        unit_case("unseen: two ahead", "values", 2, seed, prefetch=2, parts=["two"], **_net(draw)),
+        unit_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
+        watched_units("unseen: twenty layers", 2, seed, 48, 20, 1),
+        watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0),
+        unit_case("unseen: tied", "tied", 3, seed, parts=["tied", "twice"], prefetch=0, **_net(draw)),
+        unit_case("unseen: called twice", "twice", 2, seed, parts=["twice", "frozen"], **_net(draw)),
+        unit_case("unseen: frozen", "frozen", 4, seed, parts=["frozen", "unused"], prefetch=2, **_net(draw)),
+        unit_case(
+            "unseen: everything at once", "aside", 4, seed, parts=every_part, both=[0, 2], **_net(draw)
+        ),
+        unit_case("unseen: evaluation", "evaluated", 3, seed, micro_batches=2, **_net(draw)),
+        unit_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
+    ]
+
+
+def _norm(seed: int) -> list[Case]:
+    draw = Random(f"08/norm/{seed}")
+    totals = [draw.randint(3, 40) for _ in range(3)]
+    return [
+        norm_case("unseen: three ranks", "values", 3, seed, totals=[3 * t for t in totals]),
+        norm_case("unseen: float32", "values", 2, seed, totals=[2 * t for t in totals], dtype="float32"),
+        norm_case("unseen: small norm", "values", 3, seed, totals=[3, 6], max_norm=50.0),
+        norm_case("unseen: padded", "padded", 4, seed, totals=[4 * t + 1 for t in totals]),
+        norm_case("unseen: whole ones", "replicated", 4, seed, replicated=totals, max_norm=1.5),
+        norm_case("unseen: nearly nothing", "empty", 4, seed, totals=[1, 3], missing=[[1, 0], [1, 1]]),
+        norm_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, totals=[7, 5]),
+    ]
+
+
+def _checkpoint(seed: int) -> list[Case]:
+    draw = Random(f"08/checkpoint/{seed}")
+    tensors = {
+        "a.b": [draw.randint(30, 90), "float32"],
+        "c": [draw.randint(1, 3), "bfloat16"],
+        "d": [draw.randint(4, 20), "float64"],
+    }
+    large = {"a": [30_000, "float64"], "b": [9_000, "bfloat16"]}
+    return [
+        checkpoint_case("unseen: three ranks", "same-ranks", 3, seed, tensors=tensors),
+        checkpoint_case("unseen: 4 to fewer", "other-ranks", 4, seed, tensors=tensors, load_on=[1, 2, 3]),
+        checkpoint_case("unseen: 3 to 2", "other-ranks", 3, seed, tensors=tensors, load_on=[2]),
+        checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large),
+        checkpoint_case("unseen: many steps", "several", 2, seed, steps=[1000, 2, 99, 10]),
+        full_disk_case("unseen: a full disk", 3, 1, seed),
+        own_parts_case("unseen: saved on 4, resumed on 2", 4, 2, seed),
+    ]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "08.rank-bytes": _rank_bytes,
+    "08.step-traffic": _step_traffic,
+    "08.flat-layout": _flat_layout,
+    "08.sharded-optimizer": _optimizer,
+    "08.sharded-gradients": _gradients,
+    "08.fully-sharded-module": _module,
+    "08.global-grad-norm": _norm,
+    "08.sharded-checkpoint": _checkpoint,
+}

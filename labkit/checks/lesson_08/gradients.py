@@ -1,0 +1,290 @@
+"""Stage 2: what `ShardedGradients` must show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_08.net import (
+    FORBIDDEN,
+    LEARNING_RATE,
+    STEPS,
+    TrainedEvidence,
+    answer_weights,
+    hand_own_rows,
+    handed_net,
+    loss_of,
+    net_inputs,
+    net_of,
+    same_bits,
+    sent,
+    shard_case,
+    snapshot,
+    stack,
+    uses_both,
+    weights_follow,
+)
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import nbytes, same, stays_in_group
+from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.split import loaded
+from labkit.record.live import LiveBytes, bytes_of_process
+
+PAIRS = [[0, 3], [1, 2]]
+
+
+def _train(rank: Rank) -> None:
+    """Answers "grad STEP.SHARD" and "weights STEP.NAME"; fact left_over; recordings "step N"."""
+    group, net = enter_group(rank), handed_net(rank)
+    sharded = rank.student.ShardedGradients(net, group, rank.params["bucket_bytes"])
+    left_over = []
+    for step in range(STEPS):
+        with rank.recording(f"step {step}"):
+            for m in range(rank.params["micro_batches"]):
+                out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank))
+                loss_of(out, rank.inputs["target"][step, m]).backward()
+        left_over += [name for name, p in net.named_parameters() if p.grad is not None]
+        for number, shard in enumerate(sharded.shards):
+            rank.answer(f"grad {step}.{number}", shard.grad)
+        _step_plainly(sharded.shards)
+        sharded.gather_weights()
+        answer_weights(rank, snapshot(net), step)
+    rank.fact("left_over", left_over)
+
+
+@torch.no_grad()
+def _step_plainly(shards: Sequence[nn.Parameter]) -> None:
+    for shard in shards:
+        if shard.grad is not None:
+            shard.sub_(LEARNING_RATE * shard.grad)
+            shard.grad = None
+
+
+def _watch(rank: Rank) -> None:
+    """One backward of equal layers, watched. Facts: peak, held_bytes, ready, begun."""
+    net = stack(rank.case, [])
+    ready: list[float] = []
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: ready.append(time.monotonic()))
+    before = bytes_of_process()
+    sharded = rank.student.ShardedGradients(net, rank.group, rank.params["bucket_bytes"])
+    made = bytes_of_process() - before
+    x = torch.ones(1, rank.params["width"])
+    net(x).sum().backward()  # what torch keeps from a first backward is no gradient
+    for shard in sharded.shards:
+        shard.grad = None
+    ready.clear()
+    loss = net(x).sum()
+    with LiveBytes(leave_out=[x, loss, *net.parameters()]) as live, rank.recording("step 0") as begin:
+        loss.backward()
+    rank.fact("peak", live.peak)
+    rank.fact("held_bytes", bytes_of_process() - before - made)
+    rank.fact("ready", [moment - begin for moment in ready])
+    del sharded
+
+
+# -- judges
+
+
+def make_buckets(net: nn.Module, bucket_bytes: int) -> list[list[str]]:
+    """Names of the parameters in each bucket, as the lesson's own function fills them."""
+    buckets: list[list[str]] = []
+    used = 0
+    for name, parameter in reversed([(n, p) for n, p in net.named_parameters() if p.requires_grad]):
+        if not buckets or used + nbytes(parameter) > bucket_bytes:
+            buckets.append([])
+            used = 0
+        buckets[-1].append(name)
+        used += nbytes(parameter)
+    return buckets
+
+
+def shards_follow(evidence: TrainedEvidence) -> Iterator[Finding]:
+    """Each shard's gradient is the rank's part of the mean over ranks, padded with zeros."""
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        for step in range(STEPS):
+            net = net_of(evidence.case)
+            loaded(net, evidence.trained(place.members)[step])
+            evidence.mean_loss(net, step, place.members).backward()
+            parameters = dict(net.named_parameters())
+            for number, names in enumerate(make_buckets(net, evidence.case.params["bucket_bytes"])):
+                part = _part([parameters[n] for n in names], place.position, place.size)
+                told = f"shard {number} of the gradient in step {step + 1}, of {', '.join(names)}"
+                yield same(told, part, answer, f"grad {step}.{number}")
+
+
+def _part(parameters: Sequence[Tensor], position: int, size: int) -> Tensor:
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([g.flatten() for g in gradients])
+    padding = -flat.numel() % size
+    return torch.cat([flat, flat.new_zeros(padding)]).chunk(size)[position]
+
+
+def nothing_left_over(evidence: Evidence) -> Iterator[Finding]:
+    """No parameter of the module keeps a gradient of its own."""
+    for answer in evidence.answers:
+        left = sorted(set(answer.facts["left_over"]))
+        yield Finding(not left, "no .grad at the module's parameters after backward", str(left), answer.rank)
+
+
+def leaves_as_it_comes(evidence: Evidence) -> Iterator[Finding]:
+    """A reduce-scatter for each bucket, the first before the last gradient is there, and nothing else."""
+    case = evidence.case
+    for answer in evidence.answers:
+        scattered = sent(answer, "step 0", "reduce_scatter")
+        expected = [_layer_bytes(case) * case.params["layers_a_bucket"]] * _num_buckets(case)
+        calls = [c for c in answer.collectives["step 0"] if c["source"] == "python"]
+        others = sorted({c["op"] for c in calls} - {"reduce_scatter", "barrier"})
+        right = scattered == expected and not others
+        told = f"{len(expected)} reduce_scatters of {expected[0]:,} bytes"
+        yield Finding(right, told, f"{scattered}; others: {', '.join(others) or 'none'}", answer.rank)
+        yield _early(answer)
+
+
+def _early(answer: RankAnswer) -> Finding:
+    starts = [c["start"] for c in answer.collectives["step 0"] if c["op"] == "reduce_scatter"]
+    ready = answer.facts["ready"]
+    right = bool(starts and ready) and starts[0] < ready[-1]
+    return Finding(right, "a reduce_scatter before the last gradient is there", "none", answer.rank)
+
+
+def _layer_bytes(case: Case) -> int:
+    return 4 * case.params["width"] ** 2
+
+
+def _num_buckets(case: Case) -> int:
+    return int(case.params["layers"] // case.params["layers_a_bucket"])
+
+
+def stays_small(evidence: Evidence) -> Iterator[Finding]:
+    """At the peak: the shards, two buckets, and room for what a backend copies; at the end: the shards."""
+    case = evidence.case
+    whole = case.params["layers"] * _layer_bytes(case)
+    share = whole // case.ranks
+    bucket = _layer_bytes(case) * case.params["layers_a_bucket"]
+    most = share + 4 * bucket + bucket // 2
+    for answer in evidence.answers:
+        peak, held = answer.facts["peak"], answer.facts["held_bytes"]
+        told = f"at most {most:,} bytes of new tensors in backward (all gradients: {whole:,})"
+        yield Finding(share <= peak <= most, told, f"{peak:,}", answer.rank)
+        told = f"{share:,} bytes of gradients after backward"
+        yield Finding(share <= held <= share + bucket // 4, told, f"{held:,}", answer.rank)
+
+
+def gradient_cases(seed: int) -> list[Case]:
+    """The visible cases."""
+    return [
+        bucket_case("two ranks", "values", 2, seed),
+        bucket_case("several micro-batches", "values", 4, seed, micro_batches=3),
+        bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
+        watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
+        bucket_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[1]),
+        bucket_case("a weight nobody uses", "aside", 2, seed, parts=["side"], both=[]),
+        bucket_case(
+            "frozen, tied, unused, called twice",
+            "unusual",
+            2,
+            seed,
+            parts=["frozen", "tied", "unused", "twice"],
+        ),
+        bucket_case("fewer numbers than ranks", "unusual", 4, seed, width=1, inner=1),
+        bucket_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
+        bucket_case("one rank", "values", 1, seed),
+    ]
+
+
+def bucket_case(name: str, kind: str, ranks: int, seed: int, **params: object) -> Case:
+    """The small net, in buckets of a layer or so."""
+    return shard_case(name, kind, ranks, seed, **{"bucket_bytes": 200, **params})
+
+
+def watched_case(name: str, ranks: int, seed: int, width: int, layers: int, layers_a_bucket: int) -> Case:
+    """Equal layers in float32; `width` squared is divided by the ranks."""
+    sizes = {"width": width, "layers": layers, "layers_a_bucket": layers_a_bucket, "dtype": "float32"}
+    bucket_bytes = 4 * width**2 * layers_a_bucket
+    return Case(name, ranks, {**sizes, "bucket_bytes": bucket_bytes}, seed, kind="watched", timeout=40.0)
+
+
+_TRAINED = Run(_train, net_inputs, hand_own_rows, TrainedEvidence)
+
+SHARDED_GRADIENTS = Exercise(
+    "08.sharded-gradients",
+    "Stage 2: gradients that do not stay",
+    ("ShardedGradients",),
+    dict.fromkeys(("values", "aside", "unusual", "subgroup"), _TRAINED) | {"watched": Run(_watch)},
+    gradient_cases,
+    (
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Each shard's gradient is the rank's part of the mean over ranks, micro-batches added up.",
+            "a micro-batch replaced what was there, or the sum was not divided",
+            {"values": shards_follow},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            3,
+            "After each step of plain SGD over the shards, and `gather_weights`, the weights are those of one"
+            " process.",
+            "the shard is a copy: an optimizer changes it, and not the weights",
+            {"values": every(weights_follow, same_bits)},
+        ),
+        Property(
+            "during-backward",
+            "mechanism",
+            3,
+            "Each bucket is reduce-scattered once, the first before the last gradient is there.",
+            "everything was scattered at the end of backward, or all-reduced",
+            {"watched": leaves_as_it_comes},
+        ),
+        Property(
+            "held-bytes",
+            "mechanism",
+            3,
+            "At the peak of backward a rank holds its shards and at most two buckets; after it, its shards.",
+            "p.grad or the flat gradients of all buckets were kept",
+            {"watched": stays_small},
+        ),
+        Property(
+            "nothing-left-over",
+            "mechanism",
+            1,
+            "No parameter of the module has a .grad after backward.",
+            "p.grad = None is missing where a gradient was taken",
+            {"values": nothing_left_over, "aside": nothing_left_over},
+        ),
+        Property(
+            "unused-weights",
+            "robustness",
+            3,
+            "A weight that some ranks, or all, did not use counts as zeros, and nobody waits for it.",
+            "a bucket that never fills, or buckets that are scattered in the order they fill",
+            {"aside": every(shards_follow, weights_follow)},
+        ),
+        Property(
+            "unusual-parameters",
+            "robustness",
+            1,
+            "Frozen, tied and unused layers, one that is called twice, and tiny ones are no trouble.",
+            "",
+            {"unusual": every(shards_follow, weights_follow)},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job.",
+            "dist.get_rank() without the group, or a collective without group=",
+            {"subgroup": every(weights_follow, stays_in_group)},
+        ),
+    ),
+    forbids=FORBIDDEN,
+)

@@ -1,0 +1,302 @@
+"""The model, data and reference of lesson 08's checks: replicas of a small net, each with rows of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Finding, Judge
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import same
+from labkit.checks.shared.places import place_of
+from labkit.checks.shared.split import drawn, dtype_of, loaded, under
+
+LEARNING_RATE = 0.3
+STEPS = 3
+FORBIDDEN = (
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+    "torch.distributed.optim.ZeroRedundancyOptimizer",
+    "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer",
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.distributed.checkpoint.save",
+    "torch.distributed.checkpoint.load",
+)
+
+
+class Side(nn.Module):
+    """Two linear layers side by side; the second is used where the caller says so."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.always = nn.Linear(width, width)
+        self.sometimes = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        out = self.always(x)
+        return out + self.sometimes(x) if both else out
+
+
+class Two(nn.Module):
+    """Two inputs, and a dict of two outputs."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, *, y: Tensor) -> dict[str, Tensor]:
+        return {"sum": self.left(x) + self.right(y), "left": torch.tanh(self.left(x))}
+
+
+class Net(nn.Module):
+    """Linear layers of which no two have the same size, and what the case asks for beside them.
+
+    parts: of "twice" (a layer called twice), "frozen", "unused", "tied" (two layers share a weight), "side"
+    (a weight only some ranks use), "two" (several inputs and outputs).
+    """
+
+    def __init__(self, width: int, inner: int, parts: Sequence[str]):
+        super().__init__()
+        self.first = nn.Linear(width, inner)
+        self.second = nn.Linear(inner, inner, bias=False)
+        self.frozen = nn.Linear(inner, inner) if "frozen" in parts else None
+        self.again = nn.Linear(inner, inner) if "twice" in parts else None
+        self.side = Side(inner) if "side" in parts else None
+        self.two = Two(inner) if "two" in parts else None
+        self.unused = nn.Linear(2, 3) if "unused" in parts else None
+        self.third = nn.Linear(inner, inner + 1)
+        self.tied = nn.Linear(inner, inner) if "tied" in parts else None
+        self.last = nn.Linear(inner + 1, width)
+        if self.frozen is not None:
+            self.frozen.requires_grad_(False)
+        if self.tied is not None:
+            self.tied.weight = self.second.weight
+
+    def units(self) -> list[nn.Module]:
+        """Its layers, in the order forward uses them."""
+        return list(self.children())
+
+    def forward(self, x: Tensor, both: bool = True) -> Tensor:
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        if self.again is not None:
+            x = torch.tanh(self.again(x))
+        if self.frozen is not None:
+            x = torch.tanh(self.frozen(x))
+        if self.again is not None:
+            x = torch.tanh(self.again(x))
+        if self.side is not None:
+            x = torch.tanh(self.side(x, both))
+        if self.two is not None:
+            found = self.two(x, y=x * x)
+            x = torch.tanh(found["sum"]) * found["left"]
+        if self.tied is not None:
+            x = torch.tanh(self.tied(x))
+        return self.last(torch.tanh(self.third(x)))
+
+
+class Timed(nn.Module):
+    """A linear layer that notes when its forward runs."""
+
+    def __init__(self, width: int, log: list[float]):
+        super().__init__()
+        self.linear, self.log = nn.Linear(width, width, bias=False), log
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(time.monotonic())
+        return torch.tanh(self.linear(x))
+
+
+def stack(case: Case, log: list[float]) -> nn.Sequential:
+    """Equal layers whose weights are far larger than what passes through them."""
+    torch.manual_seed(case.seed)
+    return nn.Sequential(*(Timed(case.params["width"], log) for _ in range(case.params["layers"]))).to(
+        dtype_of(case)
+    )
+
+
+def net_of(case: Case) -> Net:
+    """The case's net, not yet with the case's weights."""
+    sizes = case.params["width"], case.params["inner"]
+    return Net(*sizes, case.params.get("parts", ())).to(dtype_of(case))
+
+
+def net_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """The state all replicas start from ("full.NAME"); x and target: [ranks, steps, micro, rows, width]."""
+    found: Inputs = {
+        f"full.{name}": drawn(case, generator, *tensor.shape) / tensor.shape[-1] ** 0.5
+        for name, tensor in net_of(case).named_parameters()
+    }
+    shape = (case.ranks, STEPS, case.params["micro_batches"], case.params["rows"], case.params["width"])
+    return found | {name: drawn(case, generator, *shape) for name in ("x", "target")}
+
+
+def hand_own_rows(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """The state, and this rank's rows alone."""
+    return {name: tensor[rank] if name in ("x", "target") else tensor for name, tensor in inputs.items()}
+
+
+def handed_net(rank: Rank) -> Net:
+    """The net as this rank is handed it."""
+    net = net_of(rank.case).to(rank.device)
+    loaded(net, under("full.", rank.inputs))
+    return net
+
+
+def uses_both(case: Case, rank: int) -> bool:
+    """Whether a rank uses the weight that only some use: `both` lists them."""
+    return rank in case.params.get("both", range(case.ranks))
+
+
+def loss_of(out: Tensor, target: Tensor) -> Tensor:
+    """Of one micro-batch: scaled, so that a few steps change weights well above any tolerance."""
+    return F.mse_loss(out, target)
+
+
+@dataclass(frozen=True)
+class TrainedEvidence(Evidence):
+    """What a net trained in one process gives, for each group of ranks."""
+
+    @cached_property
+    def _states(self) -> dict[tuple[int, ...], list[dict[str, Tensor]]]:
+        return {}
+
+    def trained(self, members: Sequence[int]) -> list[dict[str, Tensor]]:
+        """The weights at the start and after each step, for the mean of the losses of these ranks."""
+        key = tuple(members)
+        if key not in self._states:
+            self._states[key] = [dict(state) for state in self._train(key)]
+        return self._states[key]
+
+    def _train(self, members: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+        net = net_of(self.case)
+        loaded(net, under("full.", self.inputs))
+        optimizer = optimizer_of(self.case, net)
+        yield snapshot(net)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            self.mean_loss(net, step, members).backward()
+            for parameter in net.parameters():
+                if parameter.grad is None and parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+            set_rates(self.case, optimizer, step)
+            optimizer.step()
+            yield snapshot(net)
+
+    def mean_loss(self, net: Net, step: int, members: Sequence[int]) -> Tensor:
+        """Micro-batches add up, ranks are averaged."""
+        micro_batches = range(self.case.params["micro_batches"])
+        losses = [self.loss(net, step, m, rank) for rank in members for m in micro_batches]
+        return torch.stack(losses).sum() / len(members)
+
+    def loss(self, net: Net, step: int, micro_batch: int, rank: int) -> Tensor:
+        """Of one micro-batch of one rank."""
+        x, target = (self.inputs[name][rank, step, micro_batch] for name in ("x", "target"))
+        return loss_of(net(x, uses_both(self.case, rank)), target)
+
+
+def snapshot(net: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters, each under its first name."""
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def weights_follow(evidence: TrainedEvidence) -> Iterator[Finding]:
+    """After each step every rank has the weights that one process has with all ranks' rows."""
+    for answer in evidence.answers:
+        states = evidence.trained(place_of(evidence.case, answer.rank).members)
+        for step in range(STEPS):
+            for name, expected in states[step + 1].items():
+                told = f"{name} after step {step + 1}, as one process has it with all ranks' rows"
+                yield same(told, expected, answer, f"weights {step}.{name}")
+
+
+def same_bits(evidence: Evidence) -> Iterator[Finding]:
+    """Replicas of a group hold the same bits."""
+    by_rank = {answer.rank: answer for answer in evidence.answers}
+    for answer in evidence.answers:
+        first = by_rank[place_of(evidence.case, answer.rank).members[0]]
+        for name, tensor in answer.tensors.items():
+            if name.startswith("weights "):
+                other = first.tensors.get(name)
+                equal = other is not None and torch.equal(tensor, other)
+                told = f"{name}: the same bits as on rank {first.rank}"
+                yield Finding(equal, told, "other bits", answer.rank)
+
+
+def option_groups(net: nn.Module) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not and learn faster; the groups' parameters are not next to each other."""
+    matrices = [p for p in net.parameters() if p.dim() > 1]
+    vectors = [p for p in net.parameters() if p.dim() == 1]
+    return [
+        {"params": vectors, "weight_decay": 0.0, "lr": 2 * LEARNING_RATE},
+        {"params": matrices, "weight_decay": 0.3},
+    ]
+
+
+OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "sgd": ("SGD", {"lr": LEARNING_RATE}),
+    "momentum": ("SGD", {"lr": LEARNING_RATE, "momentum": 0.9, "nesterov": True, "weight_decay": 0.05}),
+    "adamw": ("AdamW", {"lr": 0.05, "weight_decay": 0.1}),
+    "adagrad": ("Adagrad", {"lr": 0.1}),
+}
+"""What a case calls an optimizer: the class in torch.optim, and its options."""
+
+
+def chosen_optimizer(case: Case) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class and options that a case trains with."""
+    name, options = OPTIONS[case.params.get("optimizer", "sgd")]
+    return getattr(torch.optim, name), dict(options)
+
+
+def parameters_of(case: Case, net: nn.Module) -> list[Any]:
+    """What the optimizer is given: all parameters, or groups of them."""
+    return option_groups(net) if case.params.get("option_groups") else list(net.parameters())
+
+
+def optimizer_of(case: Case, net: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer one process would use."""
+    optimizer_class, options = chosen_optimizer(case)
+    return optimizer_class(parameters_of(case, net), **options)
+
+
+def set_rates(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """A schedule, where the case has one: the learning rate falls by half each step."""
+    if case.params.get("schedule"):
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] / 2**step
+
+
+def answer_weights(rank: Rank, weights: Mapping[str, Tensor], step: int) -> None:
+    """Answers "weights STEP.NAME"."""
+    for name, tensor in weights.items():
+        rank.answer(f"weights {step}.{name}", tensor)
+
+
+def shard_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
+    """A case of replicas of the small net."""
+    sizes = {"width": 3, "inner": 5, "rows": 4, "micro_batches": 1, **params}
+    return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts", timeout=40.0)
+
+
+def fact_between(name: str, low: float, high: float, told: str) -> Judge:
+    """A judge of a number that each rank reported."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            seen = answer.facts[name]
+            yield Finding(low <= seen <= high, told, f"{seen:,}", answer.rank)
+
+    return judge
+
+
+def sent(answer: RankAnswer, phase: str, op: str) -> list[int]:
+    """Bytes of this rank's tensor in each call of one operation in a phase, in order."""
+    calls = [c for c in answer.collectives.get(phase, []) if c["op"] == op and c["source"] == "python"]
+    return [c["num_bytes"] for c in calls]

@@ -1,0 +1,235 @@
+"""The norm over shards: what `clip_grad_norm` must show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_08.net import FORBIDDEN
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.split import drawn
+
+CLIP_UTILS = (
+    "torch.nn.utils.clip_grad_norm_",
+    "torch.nn.utils.clip_grad.clip_grad_norm_",
+    "torch.nn.utils.get_total_norm",
+)
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each group: gradients of flat tensors and of replicated parameters. For each rank: what its padding
+    holds.
+    """
+    groups, found = len(groups_of(case)), {}
+    for index, total in enumerate(case.params["totals"]):
+        found[f"flat.{index}"] = drawn(case, generator, groups, total)
+        found[f"padding.{index}"] = 1e3 * drawn(case, generator, case.ranks, total + case.ranks)
+    for index, numel in enumerate(case.params["replicated"]):
+        found[f"whole.{index}"] = drawn(case, generator, groups, numel)
+    return found
+
+
+def _owned(total: int, position: int, size: int) -> tuple[int, int, int]:
+    """Where a rank's part of a flat tensor begins and ends, and how long its shard is."""
+    shard = -(-total // size)
+    return min(position * shard, total), min((position + 1) * shard, total), shard
+
+
+def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """The rank's own shards, padding included, and the replicated gradients of its group."""
+    place = place_of(case, rank)
+    found = {name: t[place.index].clone() for name, t in inputs.items() if name.startswith("whole.")}
+    for index, total in enumerate(case.params["totals"]):
+        start, stop, shard = _owned(total, place.position, place.size)
+        noise = inputs[f"padding.{index}"][rank, : shard - (stop - start)]
+        found[f"shard.{index}"] = torch.cat([inputs[f"flat.{index}"][place.index, start:stop], noise])
+    return found
+
+
+def _has_gradient(case: Case, index: int, rank: int) -> bool:
+    """Whether a rank has a gradient for a shard: `missing` lists [shard, rank] that do not."""
+    return [index, rank] not in case.params.get("missing", [])
+
+
+def _clip(rank: Rank) -> None:
+    """Answers: norm, shard.N, whole.N (gradients afterwards). Recording: clip."""
+    group, place = enter_group(rank), place_of(rank.case, rank.rank)
+    shards, owned, replicated = [], [], []
+    for index, total in enumerate(rank.params["totals"]):
+        gradient = rank.inputs[f"shard.{index}"].clone()
+        start, stop, _ = _owned(total, place.position, place.size)
+        has = _has_gradient(rank.case, index, rank.rank)
+        shards.append(_parameter(gradient, gradient if has else None))
+        owned.append(stop - start)
+    for index in range(len(rank.params["replicated"])):
+        gradient = rank.inputs[f"whole.{index}"].clone()
+        replicated.append(_parameter(gradient, gradient))
+    with rank.recording("clip"):
+        norm = rank.student.clip_grad_norm(shards, owned, replicated, rank.params["max_norm"], group)
+    rank.answer("norm", torch.as_tensor(norm, dtype=torch.float64).reshape(()))
+    for index, (shard, count) in enumerate(zip(shards, owned, strict=True)):
+        rank.answer(f"shard.{index}", None if shard.grad is None else shard.grad[:count])
+    for index, parameter in enumerate(replicated):
+        rank.answer(f"whole.{index}", parameter.grad)
+
+
+def _parameter(like: Tensor, gradient: Tensor | None) -> nn.Parameter:
+    parameter = nn.Parameter(torch.zeros_like(like))
+    parameter.grad = gradient
+    return parameter
+
+
+# -- judges
+
+
+def _norm(evidence: Evidence, rank: int) -> float:
+    case, place = evidence.case, place_of(evidence.case, rank)
+    squares = 0.0
+    for name, tensor in evidence.inputs.items():
+        kind, _, index = name.partition(".")
+        if kind == "whole":
+            squares += float(tensor[place.index].double().square().sum())
+        if kind == "flat":
+            for position, member in enumerate(place.members):
+                start, stop, _ = _owned(case.params["totals"][int(index)], position, place.size)
+                if _has_gradient(case, int(index), member):
+                    squares += float(tensor[place.index, start:stop].double().square().sum())
+    return math.sqrt(squares)
+
+
+def norm_is_global(evidence: Evidence) -> Iterator[Finding]:
+    """The returned number is the norm of everything, on every rank."""
+    for answer in evidence.answers:
+        told = "the norm of all gradients, as it was before"
+        yield same(told, torch.tensor(_norm(evidence, answer.rank), dtype=torch.float64), answer, "norm")
+
+
+def gradients_are_scaled(evidence: Evidence) -> Iterator[Finding]:
+    """Each gradient is scaled by the same factor, or not at all."""
+    for answer in evidence.answers:
+        factor = min(1.0, evidence.case.params["max_norm"] / (_norm(evidence, answer.rank) + 1e-6))
+        yield from _scaled(evidence, answer, factor)
+
+
+def _scaled(evidence: Evidence, answer: RankAnswer, factor: float) -> Iterator[Finding]:
+    given = _hand(evidence.case, evidence.inputs, answer.rank)
+    place = place_of(evidence.case, answer.rank)
+    for name, tensor in given.items():
+        kind, _, index = name.partition(".")
+        count = tensor.numel()
+        if kind == "shard":
+            if not _has_gradient(evidence.case, int(index), answer.rank):
+                continue
+            start, stop, _ = _owned(evidence.case.params["totals"][int(index)], place.position, place.size)
+            count = stop - start
+        told = f"gradient of {name}, times {factor:.6g}"
+        yield same(told, tensor[:count] * factor, answer, name)
+
+
+def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
+    """One all-reduce of one number."""
+    for answer in evidence.answers:
+        calls = [c for c in answer.collectives["clip"] if c["source"] == "python"]
+        right = len(calls) == 1 and calls[0]["op"] == "all_reduce" and calls[0]["num_bytes"] <= 8
+        seen = ", ".join(f"{c['op']} of {c['num_bytes']} bytes" for c in calls) or "no communication"
+        yield Finding(right, "one all_reduce of one number", seen, answer.rank)
+
+
+def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
+    """totals: elements of each flat tensor; replicated: of each whole parameter; max_norm."""
+    sizes = {"totals": [12, 24], "replicated": [], "max_norm": 0.5, **params}
+    return Case(name, ranks, sizes, seed, kind=kind)
+
+
+def norm_cases(seed: int) -> list[Case]:
+    """The visible cases."""
+    return [
+        norm_case("two ranks", "values", 2, seed),
+        norm_case("a norm below the limit", "values", 4, seed, max_norm=1e4),
+        norm_case("padding that holds something", "padded", 4, seed, totals=[13, 6]),
+        norm_case("padding on three ranks", "padded", 3, seed, totals=[7, 7, 1]),
+        norm_case("whole parameters beside", "replicated", 2, seed, replicated=[5, 3]),
+        norm_case("shards of padding only", "empty", 4, seed, totals=[5, 2]),
+        norm_case("gradients missing on some ranks", "empty", 3, seed, missing=[[0, 1], [1, 0], [1, 2]]),
+        norm_case("two groups of two", "subgroup", 4, seed, groups=[[0, 3], [1, 2]], replicated=[4]),
+        norm_case("one rank", "values", 1, seed, replicated=[2]),
+    ]
+
+
+_CLIP = Run(_clip, _inputs, _hand)
+_BOTH: Callable[[Any], Any] = every(norm_is_global, gradients_are_scaled)
+
+GLOBAL_GRAD_NORM = Exercise(
+    "08.global-grad-norm",
+    "A norm over shards",
+    ("clip_grad_norm",),
+    dict.fromkeys(("values", "padded", "replicated", "empty", "subgroup"), _CLIP),
+    norm_cases,
+    (
+        Property(
+            "norm",
+            "numbers",
+            2,
+            "The norm of all gradients of all ranks is returned on every rank, as it was before.",
+            "norms were added; squares add up",
+            {"values": norm_is_global},
+        ),
+        Property(
+            "clipped",
+            "numbers",
+            2,
+            "Every gradient is scaled by the same factor, and by none where the norm is small enough.",
+            "each rank clipped by the norm of its own shards, or small gradients were scaled up",
+            {"values": gradients_are_scaled},
+        ),
+        Property(
+            "padding",
+            "robustness",
+            2,
+            "What the padding holds does not count.",
+            "the whole shard was squared: owned[i] says how much of it is real",
+            {"padded": _BOTH},
+        ),
+        Property(
+            "replicated",
+            "numbers",
+            2,
+            "Parameters that every rank holds whole count once.",
+            "their squares were added before the all-reduce, and so d times",
+            {"replicated": _BOTH},
+        ),
+        Property(
+            "nothing-to-add",
+            "robustness",
+            1,
+            "Shards of padding only, and gradients that are None, are no trouble, and every rank takes part.",
+            "a rank without gradients returned early, and the others wait",
+            {"empty": _BOTH},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            1,
+            "One all-reduce of one number.",
+            "one all-reduce a tensor, or gradients were gathered",
+            {"values": one_small_all_reduce},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "The norm is over the group that was handed over.",
+            "group= is missing in the call",
+            {"subgroup": every(norm_is_global, gradients_are_scaled, stays_in_group)},
+        ),
+    ),
+    forbids=(*FORBIDDEN, *CLIP_UTILS),
+)
