@@ -20,13 +20,14 @@
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from IPython.display import display
-from safetensors import safe_open
+import safetensors
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -261,10 +262,10 @@ def flat_layout(numels: Sequence[int], world_size: int) -> tuple[int, list[list[
 
 
 # %%
-layer = nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16)
+layer = nn.ModuleDict({"up": nn.Linear(5, 6), "down": nn.Linear(6, 3)})
 layer_numels = [p.numel() for p in layer.parameters()]
 layer_names = [name for name, _ in layer.named_parameters()]
-draw_flat_layout(*flat_layout(layer_numels, 3), layer_names)
+draw_flat_layout(*flat_layout(layer_numels, 4), layer_names)
 
 # %% check="08.flat-layout"
 labkit.check("08.flat-layout", flat_layout)
@@ -656,9 +657,10 @@ draw_over_a_step(
 )
 
 # %% [markdown]
-# The dotted lines are your `rank_bytes`, `working` included. Stage 2 stands one unit above its line for a
-# moment: gloo makes a copy of its own while it scatters, which NCCL does not. At rest both hold the same:
-# gradients are gone then. Weights are still whole, which is what stage 3 is about.
+# The dotted lines are your `rank_bytes`, `working` included. The measured peak is one unit above that of stage
+# 2: a gradient that autograd hands over is there twice while it is copied to its place, and gloo makes a copy
+# of its own while it scatters (NCCL does not). At rest both hold the same: gradients are gone then. Weights are
+# still whole, which is what stage 3 is about.
 
 # %% check="08.sharded-gradients"
 # Numbers: gradients and weights after several micro-batches and steps. Mechanism: scattered during backward,
@@ -946,7 +948,7 @@ class SlowLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with labkit.span("forward", kind="forward"):
-            labkit.slow_link(ms=15)
+            time.sleep(0.015)
             return torch.tanh(self.linear(x))
 
 
@@ -1034,13 +1036,14 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # %% [markdown]
 # ### Exercise: sharded checkpoint
 #
-# Parts are safetensors files (`save_file`, `safe_open`), never pickles, which run code when they are read.
+# Parts are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when they
+# are read.
 # A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with padding at the end of
 # the flat tensor; `load_shards` returns such shards for *its* number of ranks, padding zero. `extra` is small
 # and the same on every rank: step counts, the learning rate. Older checkpoints stay; the newest whole one is
 # loaded.
 #
-# <details><summary>Hint</summary><code>safe_open(path, "pt").get_slice(name)</code> has
+# <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of
 # <code>[start:stop]</code>.</details>
 
@@ -1093,7 +1096,7 @@ def load_shards(
         raise FileNotFoundError(f"no whole checkpoint in {directory}")
     folder, whole = complete[-1].parent, json.loads(complete[-1].read_text())
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    parts = [safe_open(folder / f"part-{n}.safetensors", "pt") for n in range(whole["ranks"])]
+    parts = [safetensors.safe_open(folder / f"part-{n}.safetensors", "pt") for n in range(whole["ranks"])]
     shards = {}
     for name, total in whole["totals"].items():
         size = -(-total // world_size)

@@ -104,7 +104,8 @@ def draw_over_a_step(histories: Mapping[str, Sequence[int]], predicted: Mapping[
         progress = [100 * (i + 1) / len(held) for i in range(len(held))]
         axes.plot(progress, [b / MIB for b in held], color=color, linestyle=line, linewidth=1.6, label=name)
         axes.axhline(predicted[name] / MIB, color=color, linestyle=":", linewidth=1.2)
-        axes.text(100.5, predicted[name] / MIB, "predicted", color=color, fontsize=7, va="center")
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        axes.text(101, predicted[name] / MIB, "predicted", color=color, fontsize=7, va="center", bbox=box)
     axes.set(
         xlabel="operations of the step so far, in percent (forward, backward, optimizer)",
         ylabel="tensors alive on a rank, MiB",
