@@ -657,10 +657,10 @@ draw_over_a_step(
 )
 
 # %% [markdown]
-# The dotted lines are your `rank_bytes`, `working` included. The measured peak is one unit above that of stage
-# 2: a gradient that autograd hands over is there twice while it is copied to its place, and gloo makes a copy
-# of its own while it scatters (NCCL does not). At rest both hold the same: gradients are gone then. Weights are
-# still whole, which is what stage 3 is about.
+# The dotted lines are your `rank_bytes`, `working` included. The measured peak is one unit above that of
+# stage 2: a gradient that autograd hands over is there twice while it is copied to its place, and gloo
+# makes a copy of its own while it scatters (NCCL does not). At rest both hold the same: gradients are gone
+# then. Weights are still whole, which is what stage 3 is about.
 
 # %% check="08.sharded-gradients"
 # Numbers: gradients and weights after several micro-batches and steps. Mechanism: scattered during backward,
