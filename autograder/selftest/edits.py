@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 WRAPPERS = ("deepcopy", "copy", "list", "tuple", "sorted", "reversed", "abs")
+LARGE = 100
 SILENT = ("strict", "device")  # keywords
 IN_GROUP = {"rank": "0", "world_size": "2", "num_ranks": "2", "size": "2", "group": "None"}
 SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
@@ -166,11 +167,13 @@ def _comparison(code: Code, node: ast.AST) -> Found:
 
 
 def _constant(code: Code, node: ast.AST) -> Found:
+    """One more, one less and none; twice as much where one is too little to matter."""
     match node:
         case ast.Constant(value=bool() as value):
             yield code.start(node), code.end(node), repr(not value)
         case ast.Constant(value=int() | float() as value):
-            for other in dict.fromkeys([value + 1, value - 1, type(value)(0)]):
+            near = [value + 1, value - 1] if abs(value) < LARGE else [2 * value]
+            for other in dict.fromkeys([*near, type(value)(0)]):
                 yield code.start(node), code.end(node), repr(other)
 
 

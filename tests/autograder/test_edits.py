@@ -34,6 +34,7 @@ def becomes(source: str, operator: str) -> set[str]:
         ("comparison", "0 <= a < b", {"0 < a < b", "0 <= a <= b"}),
         ("comparison", "a is not None", {"a is None"}),
         ("constant", "f(3)", {"f(4)", "f(2)", "f(0)"}),
+        ("constant", "f(1000)", {"f(2000)", "f(0)"}),
         ("constant", "f(True)", {"f(False)"}),
         ("one branch", "a if b else c", {"a", "c"}),
         ("one branch", "[a for a in b if a]", {"[a for a in b if True]"}),

@@ -34,6 +34,18 @@ def test_the_last_definition_counts_and_an_alias_needs_the_one_before():
     assert submission.load().Made() == 5
 
 
+def test_an_import_repeated_further_down_leaves_the_first_in_place():
+    """An annotation or a base class is looked up at once, where the last definition does not stand yet."""
+    again = "from dataclasses import Field"
+    assert collected(again, "def Made(x: Field): return 1", again).load().Made(0) == 1
+    assert collected(again, "class Made(Field): pass", f"{again}\nprint(Field)").load().Made
+
+
+def test_an_earlier_draft_of_what_calls_itself_is_not_executed():
+    submission = collected("class Made(not_there): pass", "def Made(n): return n and Made(n - 1)")
+    assert submission.load().Made(3) == 0
+
+
 def test_a_class_that_extends_its_earlier_self():
     submission = collected("class Made:\n    a = 1", "class Made(Made):\n    b = 2")
     made = submission.load().Made

@@ -112,7 +112,9 @@ def needed_for(names: Iterable[str], statements: Sequence[Statement]) -> list[St
             continue
         kept.add(earlier[-1])
         statement = statements[earlier[-1]]
+        # A call will find the last definition; what is looked up at once (annotations) needs one before it.
         pending += [(used, len(statements)) for used in statement.uses]
+        pending += [(used, earlier[-1]) for used in statement.uses if used not in statement.defines]
         if statement.self_reference:
             pending.append((name, earlier[-1]))
     return [statements[i] for i in sorted(kept)]

@@ -1,0 +1,14 @@
+"""Under no_grad, by the rank in the world, and buffers first."""
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@torch.no_grad()
+def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
+    first = dist.get_global_rank(group, 0)
+    for tensor in itertools.chain(module.buffers(), module.parameters()):
+        dist.broadcast(tensor, src=first, group=group)

@@ -1,0 +1,47 @@
+"""Right answers written another way than the reference earn every point.
+
+One of each exercise in turn, by the day; `make thorough` tries all of them, under every sandbox.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from lesson_grading import graded
+
+from autograder.grade.reference import all_cases, graded_lessons
+from autograder.selftest import alternatives as module
+from autograder.selftest.alternatives import Alternative, AlternativeError, alternatives, one_of_each
+
+TURN = datetime.now(UTC).toordinal()
+TODAY = [answer for lesson in graded_lessons() for answer in one_of_each(lesson, TURN)]
+SEED = 7
+
+
+@pytest.mark.parametrize("answer", TODAY, ids=lambda a: f"{a.exercise.lesson}-{a.name}")
+def test_it_earns_every_point(answer: Alternative) -> None:
+    """As a student runs it, and as it is graded, in its own exercise and in those that build on it."""
+    reports = list(answer.practised())
+    for exercise in answer.graded:
+        reports.append(graded(exercise, list(answer.cells), all_cases(exercise, SEED)))
+    lost = [report for report in reports if not report.passed]
+    assert lost == [], "\n".join(map(repr, lost))
+
+
+def test_each_has_its_turn() -> None:
+    everything = {answer.name for answer in alternatives("06")}
+    assert len(everything) > len(one_of_each("06", 0)) > 1
+    assert {a.name for turn in (0, 1) for a in one_of_each("06", turn)} == everything
+
+
+def test_a_name_that_fits_no_exercise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "lesson_06" / "alternatives"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(module, "LESSONS", tmp_path)
+    (folder / "column-parallel-linear-other.py").write_text("x = 1\n")
+    assert [a.exercise.id for a in alternatives("06")] == ["06.column-parallel-linear"]
+    (folder / "some-parallel-linear.py").write_text("x = 1\n")
+    with pytest.raises(AlternativeError, match=r"some-parallel-linear\.py"):
+        alternatives("06")
