@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from labkit import devices
 from labkit.checks.case import JSON, Case, Inputs
-from labkit.checks.exercise import Finding, Judge, Run
+from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_02.small_layers import (
+    SMALL,
     BesidePlain,
     Specs,
     activation_bytes,
@@ -20,11 +21,13 @@ from labkit.checks.lesson_02.small_layers import (
     build_layers,
     compare,
     draw_layer_inputs,
+    equals,
     error_of,
+    named,
     tensor_bytes,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import LEARNING_RATE
+from labkit.checks.shared.beside import LEARNING_RATE, is_refused
 
 BYTES_EACH = 2**20
 Copy = tuple[str, str, int]  # from, to, bytes
@@ -162,3 +165,99 @@ def layerwise_case(
     """`layers` on devices cuda:places[i]; x is [*lead, inputs of the first layer]."""
     given = {"layers": layers, "devices": [f"cuda:{k}" for k in places], "lead": lead, **params}
     return Case(name, 1, given, seed, kind=kind)
+
+
+def _layerwise_cases(seed: int) -> list[Case]:
+    return [
+        layerwise_case("2 devices", "values", SMALL, [0, 0, 0, 1, 1], [3], seed),
+        layerwise_case("3 devices", "values", SMALL, [0, 1, 1, 1, 2], [2, 3], seed),
+        layerwise_case("1 device", "values", SMALL[:2], [0, 0], [4], seed),
+        layerwise_case("running means", "buffers", BUFFERED, [0, 0, 0, 1, 1], [3], seed),
+        layerwise_case("tied, 2 devices", "tied", TIED, [0, 0, 1], [3], seed),
+        layerwise_case("tied, 1 device", "tied", TIED, [0, 0, 0], [3], seed),
+        layerwise_case("optimizer made first", "optimizer-before", SMALL, [0, 0, 1, 1, 2], [3], seed),
+        layerwise_case("2 devices for 5 layers", "refusal", SMALL, [0, 1], [3], seed, names=["5", "2"]),
+    ]
+
+
+EXERCISE = Exercise(
+    "02.layerwise-model",
+    "A model over several devices",
+    ("LayerwiseModel",),
+    RUNS,
+    _layerwise_cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            2,
+            "The output is that of the same layers on one device.",
+            "a layer left out or run twice, or activations that were changed on the way",
+            {"values": equals("output")},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "The gradients of the input and of every parameter are those of one device.",
+            "an activation moved with .detach(), .data or through NumPy: the gradient stops there",
+            {"values": equals("input_grad", "grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            2,
+            "After two steps of SGD every weight is what it would be on one device.",
+            "parameters that model.parameters() does not list: layers kept in a plain Python list",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "placement",
+            "mechanism",
+            2,
+            "Each device holds its own layers, parameters and buffers, and not a byte more.",
+            "all layers on the first device, or a second copy kept on another",
+            {"values": every(on_own_devices("parameters"), holds_its_layers)},
+        ),
+        Property(
+            "boundary-crossings",
+            "mechanism",
+            3,
+            "Activations cross once where the device changes, and nowhere else; gradients the same way back.",
+            "going through the CPU, or back to the first device after every layer",
+            {"values": crosses_once},
+        ),
+        Property(
+            "buffers-move",
+            "robustness",
+            1,
+            "Buffers are on their layer's device, and what a layer writes into them is kept.",
+            "moving only layer.parameters()",
+            {"buffers": every(equals("output", "buffer"), on_own_devices("buffers"))},
+        ),
+        Property(
+            "tied-parameters",
+            "robustness",
+            2,
+            "A parameter that two layers on different devices share stays one parameter, with one gradient.",
+            ".to() moves the shared parameter to the later layer's device, or a copy of it goes its own way",
+            {"tied": equals("output", "input_grad", "grad", "trained")},
+        ),
+        Property(
+            "earlier-optimizer",
+            "robustness",
+            1,
+            "An optimizer made before the model was moved still trains it.",
+            "new nn.Parameter objects, or copies of the layers: the optimizer has the old ones",
+            {"optimizer-before": equals("trained")},
+        ),
+        Property(
+            "wrong-arguments",
+            "robustness",
+            1,
+            "Another number of devices than layers is refused with a ValueError that names both.",
+            "zip() stops at the shorter of the two without a word",
+            {"refusal": is_refused("refusal", "ValueError", names=named)},
+        ),
+    ),
+)

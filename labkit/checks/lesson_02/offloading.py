@@ -13,9 +13,10 @@ from torch import nn
 
 from labkit import devices
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
-from labkit.checks.exercise import Finding, Run
+from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_02.layerwise import OnDevices
 from labkit.checks.lesson_02.small_layers import (
+    SMALL,
     BesidePlain,
     Dense,
     Log,
@@ -24,9 +25,12 @@ from labkit.checks.lesson_02.small_layers import (
     build_layers,
     compare,
     draw_layer_inputs,
+    equals,
+    named,
     tensor_bytes,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import is_refused
 
 BYTES_EACH = 2**26
 
@@ -237,3 +241,111 @@ def wide_layers(width: int, num_layers: int) -> Specs:
 def with_buffers(layers: Specs) -> Specs:
     """The same layers, with a constant buffer in each that is dense."""
     return [["scaled", *sizes] if kind == "dense" else [kind, *sizes] for kind, *sizes in layers]
+
+
+def _offload_cases(seed: int) -> list[Case]:
+    wide = wide_layers(64, 6)
+    return [
+        offload_case("2 of 5 resident", "values", SMALL, 2, [3], seed),
+        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed),
+        offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
+        offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),
+        offload_case("memory, 5 of 6 resident", "watched", wide, 5, [1], seed),
+        offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
+        offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
+        offload_case("none resident", "extreme", SMALL, 0, [3], seed),
+        offload_case("all resident", "extreme", SMALL, 5, [3], seed),
+        offload_case("9 of 5 resident", "refusal", SMALL, 9, [3], seed, names=["9", "5"]),
+        offload_case("-1 of 5 resident", "refusal", SMALL, -1, [3], seed, names=["-1", "5"]),
+    ]
+
+
+EXERCISE = Exercise(
+    "02.offloaded-model",
+    "Weights that come just in time",
+    ("OffloadedModel",),
+    RUNS,
+    _offload_cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            2,
+            "The output is that of the plain model, on the device.",
+            "an offloaded layer was left out, or run with the wrong layer's weights",
+            {"values": every(equals("output"), on_the_device)},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Every parameter, on the host or on the device, gets the plain model's gradient.",
+            "the copy on the device has the gradient, and the parameter on the host never hears of it",
+            {"values": equals("input_grad", "grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            2,
+            "After two steps of SGD every weight is what it would be in the plain model.",
+            "copies fetched before the optimizer's step were used after it",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "peak-memory",
+            "mechanism",
+            3,
+            "The device never holds more than the resident layers, the layer at work and the one on its way.",
+            "autograd keeps every layer's weights for backward, or the copies are never dropped",
+            {"watched": stays_in_bounds},
+        ),
+        Property(
+            "weights-fetched",
+            "mechanism",
+            2,
+            "Offloaded weights come to the device once a pass, and their gradients leave it once.",
+            "the layers run on the CPU, or all layers are fetched whether they are resident or not",
+            {"watched": fetches_once},
+        ),
+        Property(
+            "prefetch",
+            "mechanism",
+            2,
+            "While a layer works, the weights of the next are on their way, on a stream of their own.",
+            "each layer fetches its own weights when it starts, or the copy is not non_blocking",
+            {"watched": fetches_ahead},
+        ),
+        Property(
+            "waits-for-copies",
+            "mechanism",
+            2,
+            "A layer starts when its weights have arrived, and not before.",
+            "no wait_stream or wait_event between the stream of the copies and the one that computes",
+            {"late": equals("output", "grad", "trained")},
+        ),
+        Property(
+            "buffers",
+            "robustness",
+            1,
+            "Constant buffers of offloaded layers are on the device when their layer works.",
+            "only parameters are fetched",
+            {"buffers": equals("output", "grad", "trained")},
+        ),
+        Property(
+            "all-or-none",
+            "robustness",
+            1,
+            "No layer resident, and all of them resident, work too.",
+            "an index that assumes there is a layer to prefetch",
+            {"extreme": equals("output", "grad", "trained")},
+        ),
+        Property(
+            "wrong-arguments",
+            "robustness",
+            1,
+            "A number of resident layers that cannot be is refused with a ValueError that names it.",
+            "a negative number is a slice from the end",
+            {"refusal": is_refused("refusal", "ValueError", names=named)},
+        ),
+    ),
+)

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from labkit.checks.case import JSON, Case
-from labkit.checks.exercise import Evidence, Finding, Run, every
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import refused
 
@@ -119,3 +119,68 @@ def partition_case(name: str, kind: str, questions: list[Any], seed: int) -> Cas
 def partition_refusals(name: str, questions: list[Any], names: list[str], seed: int) -> Case:
     """Questions that must be refused with a ValueError; names[i] is a word of the i-th message."""
     return Case(name, 1, {"questions": questions, "names": names}, seed, kind="refused")
+
+
+def _partition_cases(seed: int) -> list[Case]:
+    draw = Random(f"02/partition/{seed}")
+    random = [[[draw.randint(0, 20) for _ in range(n)], k] for n, k in ((5, 2), (7, 3), (10, 4), (9, 5))]
+    models = [[model_costs(draw, n), k] for n, k in ((8, 3), (14, 4), (26, 8))]
+    return [
+        partition_case("worked example", "even", [[[1, 2, 3, 4, 5], 2], [[3, 1, 1, 1, 6], 3]], seed),
+        partition_case("random costs", "even", random, seed),
+        partition_case("language models", "even", models, seed),
+        partition_case("300 layers", "many-layers", [[model_costs(draw, 300), 16]], seed),
+        partition_case("few layers", "few-layers", [[[4, 2], 4], [[1.5], 1], [[0, 0, 0], 2]], seed),
+        partition_refusals("refused", [[[1, 2], 0], [[1, -3, 2], 2]], ["0", "-3"], seed),
+    ]
+
+
+EXERCISE = Exercise(
+    "02.partition-layers",
+    "Cut the layers where it is fair",
+    ("partition_layers",),
+    RUNS,
+    _partition_cases,
+    (
+        Property(
+            "smallest-maximum",
+            "numbers",
+            3,
+            "No other contiguous cut has a smaller largest part.",
+            "cutting by the number of layers, or as soon as the average is reached",
+            {"even": largest_is_least},
+        ),
+        Property(
+            "every-layer-once",
+            "mechanism",
+            1,
+            "Every layer is in exactly one part, in order, and there is one part a device.",
+            "len(costs) // num_devices layers a device: the remainder is nobody's",
+            {"even": each_layer_once},
+        ),
+        Property(
+            "many-layers",
+            "mechanism",
+            1,
+            "300 layers on 16 devices take less than a few seconds.",
+            "trying every combination of cuts: there are more than 10^25",
+            {"many-layers": cuts_sensibly},
+        ),
+        Property(
+            "few-layers",
+            "robustness",
+            1,
+            "With fewer layers than devices some parts are empty; costs of 0 and one device work.",
+            "a search that assumes at least one layer a device",
+            {"few-layers": cuts_sensibly},
+        ),
+        Property(
+            "wrong-arguments",
+            "robustness",
+            1,
+            "No device, or a negative cost, is refused with a ValueError that names the number.",
+            "nothing is checked before the search starts",
+            {"refused": each_is_refused},
+        ),
+    ),
+)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
-from labkit.checks.exercise import Finding, Judge, Run
+from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_02.small_layers import (
     STEPS,
     BesidePlain,
@@ -231,3 +231,95 @@ def stage_case(
 ) -> Case:
     """Rank r of a group has layers cuts[r] to cuts[r + 1]."""
     return Case(name, ranks, {"layers": layers, "cuts": cuts, "lead": lead, **params}, seed, kind=kind)
+
+
+def _stage_cases(seed: int) -> list[Case]:
+    pairs = [[0, 3], [1, 2]]
+    return [
+        stage_case("2 processes", "values", 2, CHAIN, [0, 2, 5], [3], seed),
+        stage_case("other shapes", "shapes", 2, CHAIN, [0, 3, 5], [2], seed),
+        stage_case("inference", "no-grad", 2, CHAIN, [0, 2, 5], [3], seed),
+        stage_case("4 processes", "values", 4, CHAIN, [0, 1, 2, 4, 5], [2, 3], seed),
+        stage_case("pairs of 4", "subgroup", 4, CHAIN, [0, 3, 5], [3], seed, groups=pairs),
+        stage_case("1 process", "values", 1, CHAIN, [0, 5], [3], seed),
+    ]
+
+
+BOTH_WAYS, PHASES = ("output", "input_grad", "grad"), ("forward", "backward")
+
+
+EXERCISE = Exercise(
+    "02.remote-stage",
+    "A stage in each process",
+    ("RemoteStage",),
+    RUNS,
+    _stage_cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            2,
+            "The last rank has the output of the whole model.",
+            "a stage sends what it received, or its layers were not run",
+            {"values": stage_equals("output")},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Every stage's parameters, and the input, get the whole model's gradients.",
+            "the received activation does not require a gradient, or was sent on without a way back",
+            {"values": stage_equals("input_grad", "grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            2,
+            "After two steps of SGD every stage has the whole model's weights.",
+            "state of the first step is used in the second",
+            {"values": stage_equals("trained")},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            3,
+            "One activation crosses each boundary, one gradient comes back, and nothing else is sent.",
+            "everything is sent to everyone, or the input goes along with the activation",
+            {"values": crosses_each_boundary_once(*PHASES)},
+        ),
+        Property(
+            "shapes-may-change",
+            "robustness",
+            1,
+            "A second batch of another size goes through as well.",
+            "the receiver remembers the first batch's shape",
+            {
+                "shapes": every(
+                    stage_equals(*BOTH_WAYS),
+                    second_batch_equals(*BOTH_WAYS),
+                )
+            },
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "Two chains of two ranks each work side by side.",
+            "global ranks where ranks of the group are meant",
+            {
+                "subgroup": every(
+                    stage_equals(*BOTH_WAYS, "trained"),
+                    crosses_each_boundary_once(*PHASES),
+                )
+            },
+        ),
+        Property(
+            "without-gradients",
+            "robustness",
+            1,
+            "Under torch.no_grad() activations are sent, and nobody waits for a gradient.",
+            "the send back is part of forward",
+            {"no-grad": every(stage_equals("output"), crosses_each_boundary_once("forward"))},
+        ),
+    ),
+)

@@ -215,3 +215,8 @@ def tensor_bytes(layer: nn.Module, parameters_only: bool = False) -> list[int]:
     """Bytes of each of a layer's tensors."""
     tensors = [*layer.parameters(), *([] if parameters_only else layer.buffers())]
     return [t.numel() * t.element_size() for t in tensors]
+
+
+def named(case: Case) -> Sequence[str]:
+    """What a refusal must name."""
+    return case.params["names"]

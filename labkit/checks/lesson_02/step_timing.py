@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from labkit import devices
 from labkit.checks.case import Case
-from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.rank import Rank
 
 BELOW, ABOVE = 0.9, 1.6  # of the true time: a busy host adds to it
@@ -51,3 +51,48 @@ def timing_case(
     """Steps that keep device k busy for busy_ms[k]; the first one longer; other work queued before."""
     params = {"busy_ms": busy_ms, "first_ms": first_ms, "earlier_ms": earlier_ms, "steps": 4}
     return Case(name, 1, params, seed, kind=kind)
+
+
+def _timing_cases(seed: int) -> list[Case]:
+    return [
+        timing_case("one device", "device-time", [40], seed),
+        timing_case("the first is slower", "device-time", [60, 20], seed),
+        timing_case("the last is slower", "device-time", [10, 20, 50], seed),
+        timing_case("slow first step", "first-step", [40], seed, first_ms=250),
+        timing_case("work before", "earlier-work", [40, 20], seed, earlier_ms=250),
+    ]
+
+
+EXERCISE = Exercise(
+    "02.step-seconds",
+    "Time what the device does",
+    ("seconds_per_step",),
+    dict.fromkeys(("device-time", "first-step", "earlier-work"), Run(time_steps)),
+    _timing_cases,
+    (
+        Property(
+            "device-time",
+            "numbers",
+            2,
+            "The time is that of the slowest device, not of the host that queued the work.",
+            "the clock is read before every device was waited for with torch.cuda.synchronize(device)",
+            {"device-time": is_the_slowest_devices},
+        ),
+        Property(
+            "first-step",
+            "mechanism",
+            1,
+            "A first step, with its one-time costs, is run and not counted.",
+            "the clock starts before the first step",
+            {"first-step": is_the_slowest_devices},
+        ),
+        Property(
+            "earlier-work",
+            "mechanism",
+            1,
+            "Work that was queued before is over when the clock starts.",
+            "no synchronization between the first step and the start of the clock",
+            {"earlier-work": is_the_slowest_devices},
+        ),
+    ),
+)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Judge, every
-from labkit.checks.shared.beside import Call, stays_in_group
+from labkit.checks.shared.beside import STEPS, Call, stays_in_group
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, by_dims, dtype_of, equals
 
@@ -118,3 +118,19 @@ def layer_case(
     """A case of a layer. x is [*lead, sizes[0]]."""
     everything = {"lead": list(lead), "sizes": list(sizes), **params}
     return Case(name, ranks, everything, seed, kind=kind, own_parts=kind == "own-parts")
+
+
+F_ID, G_ID = "06.copy-to-tensor-parallel", "06.reduce-from-tensor-parallel"
+COLUMN_ID, ROW_ID = "06.column-parallel-linear", "06.row-parallel-linear"
+GIVEN_LATER = tuple(
+    f"labkit.tensor_parallel.{name}"
+    for name in ("copy_to_ranks", "sum_over_ranks", "column_parallel", "row_parallel")
+)
+ANSWERS = ("tensor_parallel.py",)
+
+THEIR_PART_OF = {
+    "output": "Each rank's output is its part of the unsharded layer's output.",
+    "input_grad": "Each rank's gradient of x is its part of the unsharded layer's.",
+    "grad": "Each rank's parameter gradients are its blocks of the unsharded layer's.",
+    "trained": f"After {STEPS} steps of SGD, each rank holds its blocks of the trained layer.",
+}

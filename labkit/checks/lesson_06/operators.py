@@ -1,4 +1,4 @@
-"""f and g, two functions that do to values what the other does to gradients: how they are used and judged."""
+"""How f and g are used, and how that is judged."""
 
 from __future__ import annotations
 

@@ -1,0 +1,132 @@
+"""The MLP made of the two layers: what it must show."""
+
+from __future__ import annotations
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise, Property
+from labkit.checks.lesson_06.layers import (
+    ANSWERS,
+    COLUMN_ID,
+    F_ID,
+    G_ID,
+    GIVEN_LATER,
+    MLP,
+    OUTPUT_IN_GROUP,
+    ROW_ID,
+    THEIR_PART_OF,
+    layer_case,
+    sum_of_gradient,
+    sum_of_output,
+)
+from labkit.checks.shared.split import (
+    EVERYTHING,
+    change_blocks,
+    equals,
+    keeps_blocks,
+    own_block_decides,
+    sends,
+    use_part,
+)
+
+
+def _mlp_cases(seed: int) -> list[Case]:
+    return [
+        layer_case("5 features, 6 inside", "values", 2, [3], (5, 6), seed),
+        layer_case("other blocks changed", "own-shard", 2, [3], (5, 6), seed),
+        layer_case("all parts your own", "own-parts", 2, [3], (5, 6), seed),
+        layer_case("3 features, 12 inside", "values", 4, [2, 3], (3, 12), seed),
+        layer_case("two groups of two", "subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]),
+        layer_case("groups of one", "values", 2, [3], (3, 4), seed, groups=[[0], [1]]),
+    ]
+
+
+EXERCISE = Exercise(
+    "06.tensor-parallel-mlp",
+    "The MLP: column, GeLU, row",
+    ("TensorParallelMLP",),
+    {
+        "values": MLP.run(use_part),
+        "own-shard": MLP.run(change_blocks),
+        "own-parts": MLP.run(use_part),
+        "subgroup": MLP.run(use_part),
+    },
+    _mlp_cases,
+    (
+        Property(
+            "forward-values",
+            "numbers",
+            3,
+            THEIR_PART_OF["output"],
+            "GeLU was applied to partial sums: split `up` by columns, so that each rank has whole"
+            " pre-activations",
+            {"values": equals("output")},
+        ),
+        Property(
+            "input-gradients",
+            "numbers",
+            2,
+            THEIR_PART_OF["input_grad"],
+            "f is missing in front of the first layer",
+            {"values": equals("input_grad")},
+        ),
+        Property(
+            "parameter-gradients",
+            "numbers",
+            2,
+            THEIR_PART_OF["grad"],
+            "a collective between the layers, or a gradient reduced once more",
+            {"values": equals("grad")},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            2,
+            THEIR_PART_OF["trained"],
+            "the layer's parameters are not those of `up` and `down`",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            3,
+            "One all-reduce in forward, one in backward, and nothing between the two layers.",
+            "the output of `up` was gathered, only to be cut again for `down`",
+            {"values": sends(sum_of_output, sum_of_gradient)},
+        ),
+        Property(
+            "stored-shards",
+            "mechanism",
+            2,
+            "Each rank keeps 1/t of both weights; only the bias of `down` is whole.",
+            "the unsharded MLP was kept as an attribute",
+            {"values": keeps_blocks},
+        ),
+        Property(
+            "own-shard-only",
+            "mechanism",
+            2,
+            "A rank computes with its own blocks and never reads another's.",
+            "the unsharded MLP was run, in whole or in part",
+            {"own-shard": own_block_decides},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "The MLP works in a group that is not the whole job.",
+            "the group was not handed on to the two layers",
+            {"subgroup": OUTPUT_IN_GROUP},
+        ),
+        Property(
+            "own-parts",
+            "numbers",
+            3,
+            "The MLP built from your own f, g, column and row layers equals the unsharded one.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+            {"own-parts": EVERYTHING},
+        ),
+    ),
+    builds_on=(F_ID, G_ID, COLUMN_ID, ROW_ID),
+    forbids=GIVEN_LATER,
+    hides=ANSWERS,
+)
