@@ -96,7 +96,9 @@ OTHER_UNIT = GB
 def read_runs(path: Path) -> list[Run]:
     """The finished runs of a file, in its order."""
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["status"] == "ok" and row["tok_s_gpu"]]
+        rows = [
+            row for row in csv.DictReader(file) if row["status"] == "ok" and float(row["tok_s_gpu"] or 0) > 0
+        ]
     unknown = sorted({row["model"] for row in rows} - set(MODELS))
     if unknown:
         sys.exit(f"{path}: no shape is known for {', '.join(unknown)}; there are {', '.join(MODELS)}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -24,6 +25,8 @@ from _measured_runs import OTHER_UNIT, VISIBLE, Run, read_runs
 from _published_steps import fitted_efficiency, korthikanti_steps, mean_error, sc21_steps
 
 from labkit.theory.memory import TrainingPlan, worst_stage
+from labkit.theory.models import preset
+from labkit.theory.planning import Cluster, Job, choose
 from labkit.theory.planning.feasible import memory_limit
 from labkit.theory.recipes import NANOTRON as NANOTRON_RECIPE
 from labkit.theory.units import GIB
@@ -100,7 +103,7 @@ def planned(runs: list[Run]) -> Run:
 def takeaways(runs: list[Run]) -> Run:
     """SC21: tensor parallelism up to a node, then pipeline, no more of both than it takes to fit."""
     return min(
-        (run for run in fitting(runs) if run.plan.tensor <= 8),
+        [run for run in fitting(runs) if run.plan.tensor <= 8] or runs,
         key=lambda r: (r.plan.tensor * r.plan.pipeline, -r.plan.tensor, -r.plan.zero, -r.plan.micro_batch),
     )
 
@@ -214,13 +217,27 @@ def time_rows(runs: list[Run]) -> list[Row]:
     ]
 
 
+# ---- search
+
+
+def search_row() -> Row:
+    """A search of 1,024 GPUs with nothing remembered of the one before: another sequence, another job."""
+    cluster, seconds = Cluster.of("H100 80 GB", 128), []
+    for sequence in (4096, 8192, 16_384):
+        job = Job(preset("Llama 3 70B"), sequence, 2**22 // sequence)
+        begin = time.perf_counter()
+        choose(job, cluster)
+        seconds.append(time.perf_counter() - begin)
+    return bound("a search over 1,024 GPUs", median(seconds), 1.0, "s", "Llama 3 70B, 4M tokens a step")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--data", type=Path, default=VISIBLE)
     options, _ = parser.parse_known_args()
     runs = read_runs(options.data)
     name = "planner" if options.data == VISIBLE else f"planner_{options.data.stem}"
-    report(name, [*memory_rows(runs), *choice_rows(runs), *time_rows(runs)], __doc__ or "")
+    report(name, [*memory_rows(runs), *choice_rows(runs), *time_rows(runs), search_row()], __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -2,77 +2,113 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.theory.models import ModelConfig, gpt, llama
+import msgspec
 
-_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2", "smollm3")
-_GPT_LIKE = ("gpt2",)
-_HAS_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+from labkit.theory.models import ModelConfig, gpt, llama
 
 
 class UnknownConfig(ValueError):
     """A config.json that cannot be read as a model's shape; says what was expected and what was found."""
 
 
+class LlamaShape(msgspec.Struct):
+    """The entries of a Llama-like config that decide its shape."""
+
+    model_type: str
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 8192
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+
+    def model(self) -> ModelConfig:
+        """Where an entry is missing, the default of that kind of model."""
+        tied, biased = self.tie_word_embeddings, self.attention_bias
+        return llama(
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads or self.num_attention_heads,
+            self.intermediate_size,
+            self.vocab_size,
+            self.max_position_embeddings,
+            head_size=self.head_dim or 0,
+            tied_embeddings=self.model_type == "gemma" if tied is None else tied,
+            biases="qkv" if (self.model_type == "qwen2" if biased is None else biased) else "none",
+        )
+
+
+class GPT2Shape(msgspec.Struct):
+    """The entries of a GPT-2 config that decide its shape."""
+
+    n_layer: int
+    n_embd: int
+    n_head: int
+    vocab_size: int
+    n_positions: int
+    n_inner: int | None = None
+
+    def model(self) -> ModelConfig:
+        """GPT-2: tied embeddings, learned positions, biases everywhere."""
+        shape = self.n_layer, self.n_embd, self.n_head, self.vocab_size, self.n_positions
+        return gpt(*shape, ffn=self.n_inner or 0)
+
+
+class _Kind(msgspec.Struct):
+    """What says how to read the rest."""
+
+    model_type: str = "missing"
+    num_local_experts: int | None = None
+    num_experts: int | None = None
+    n_routed_experts: int | None = None
+
+    @property
+    def experts(self) -> int:
+        return self.num_local_experts or self.num_experts or self.n_routed_experts or 0
+
+
+_SHAPES: dict[str, type[LlamaShape] | type[GPT2Shape]] = {
+    "gpt2": GPT2Shape,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "smollm3"), LlamaShape),
+}
+
+
 def read_config(path: Path) -> ModelConfig:
     """The model that a config.json describes, named after the file's folder."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = path.read_bytes()
     except OSError as problem:
         raise UnknownConfig(f"{path} cannot be read: {problem.strerror}") from None
-    except ValueError as problem:
-        raise UnknownConfig(f"{path} is not JSON: {problem}") from None
-    if not isinstance(found, dict):
-        raise UnknownConfig(f"{path} holds {type(found).__name__}; a config.json holds one object")
-    name = found.get("_name_or_path") or path.resolve().parent.name
-    return from_config(found, str(name))
+    return _described(path.resolve().parent.name, lambda kind: msgspec.json.decode(found, type=kind))
 
 
 def from_config(config: Mapping[str, Any], name: str = "model") -> ModelConfig:
     """The shape in a parsed config.json. UnknownConfig says which entry is missing or not understood."""
-    kind = config.get("model_type")
-    experts = [field for field in _HAS_EXPERTS if config.get(field)]
-    if experts:
-        raise UnknownConfig(f"{name} has experts ({experts[0]}), and plans for experts are not searched yet")
+    return _described(name, lambda kind: msgspec.convert(dict(config), kind))
+
+
+def _described(name: str, read: Callable[[Any], Any]) -> ModelConfig:
     try:
-        if kind in _GPT_LIKE:
-            return _gpt(config).but(name=name)
-        if kind in _LLAMA_LIKE:
-            return _llama(config).but(name=name)
-    except KeyError as missing:
-        raise UnknownConfig(f"{name}: a {kind} config needs {missing}, and this one has none") from None
-    raise UnknownConfig(
-        f"{name}: model_type is {kind!r}; known are {', '.join(sorted(_LLAMA_LIKE + _GPT_LIKE))}"
-    )
-
-
-def _llama(config: Mapping[str, Any]) -> ModelConfig:
-    heads = config["num_attention_heads"]
-    biased = config.get("attention_bias", config["model_type"] == "qwen2")
-    return llama(
-        config["num_hidden_layers"],
-        config["hidden_size"],
-        heads,
-        config.get("num_key_value_heads") or heads,
-        config["intermediate_size"],
-        config["vocab_size"],
-        config.get("max_position_embeddings", 8192),
-        head_size=config.get("head_dim") or 0,
-        tied_embeddings=config.get("tie_word_embeddings", config["model_type"] == "gemma"),
-        biases="qkv" if biased else "none",
-    )
-
-
-def _gpt(config: Mapping[str, Any]) -> ModelConfig:
-    return gpt(
-        config["n_layer"],
-        config["n_embd"],
-        config["n_head"],
-        config["vocab_size"],
-        config["n_positions"],
-        ffn=config.get("n_inner") or 0,
-    )
+        kind: _Kind = read(_Kind)
+        if kind.experts:
+            raise UnknownConfig(
+                f"{name} has {kind.experts} experts, and plans for experts are not searched yet"
+            )
+        if kind.model_type not in _SHAPES:
+            raise UnknownConfig(
+                f"{name}: model_type is {kind.model_type!r}; known are {', '.join(sorted(_SHAPES))}"
+            )
+        return read(_SHAPES[kind.model_type]).model().but(name=name)
+    except msgspec.ValidationError as problem:
+        raise UnknownConfig(f"{name}: {problem}") from None
+    except msgspec.DecodeError as problem:
+        raise UnknownConfig(f"the config of {name} is not JSON: {problem}") from None

@@ -186,6 +186,38 @@ def test_a_slow_network_keeps_traffic_inside_nodes() -> None:
     assert choose(job(EIGHT_B, 256), slow).best[0].plan.data < fast.data
 
 
+def test_bandwidth_between_nodes() -> None:
+    """Groups of one GPU a node share its cards; on a shared fabric large messages get slower with nodes."""
+    shared, full = Cluster.of("h100", 64), Cluster.of("h100", 64, fabric="full")
+    assert full.all_reduce_bandwidth(16, 8) == full.all_reduce_bandwidth(64, 8) == 50e9
+    assert full.all_reduce_bandwidth(16, 4) == 2 * 50e9
+    ways = [shared.all_gather_bandwidth(8 * nodes, 1) for nodes in (1, 2, 4, 8, 16, 32, 64)]
+    assert ways == [gb * 1e9 for gb in (249.8, 184.6, 119.0, 69.0, 55.0, 28.0, 11.0)]
+    assert replace(shared, network=25e9).all_gather_bandwidth(16, 1) == ways[1] / 2
+
+
+def test_only_many_nodes_hold_micro_batches_up() -> None:
+    """Not on 16 nodes; on 64 each takes a second at least; on 128 it is taken to be no worse."""
+
+    def stall(nodes: int) -> float:
+        one, cluster = job(batch=nodes * 16), Cluster.of("h100", nodes)
+        return step_time(one, Plan(nodes * 8), cluster, NANOTRON).stall
+
+    assert stall(16) == 0
+    assert 0 < stall(32) < stall(64) < 2 * NANOTRON.stall
+    assert stall(128) == pytest.approx(stall(64))
+
+
+def test_context_parallel_ranks_share_a_sequence() -> None:
+    """Half the tokens a rank: half the activations, and about half the products of its micro-batch."""
+    long = job(EIGHT_B, batch=8, sequence=65_536)
+    whole, halves = Plan(2, 4, context=1, recompute="full"), Plan(1, 4, context=2, recompute="full")
+    held = [footprints(long, plan, NANOTRON)[0].activations for plan in (whole, halves)]
+    assert held[0] == pytest.approx(2 * held[1])
+    times = [step_time(long, plan, NODE, NANOTRON) for plan in (whole, halves)]
+    assert times[0].products == pytest.approx(times[1].products, rel=0.02)
+
+
 def test_what_cannot_be_planned_says_why() -> None:
     with pytest.raises(ValueError, match=r"none of .* fits: the smallest needs"):
         choose(Job(preset("Llama 3 405B"), 4096, 64), NODE)

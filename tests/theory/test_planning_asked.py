@@ -58,9 +58,9 @@ def test_configs_of_hugging_face_count_as_the_released_models() -> None:
         ({**LLAMA, "model_type": "mamba"}, "model_type is 'mamba'; known are"),
         (
             {k: v for k, v in LLAMA.items() if k != "hidden_size"},
-            "needs 'hidden_size', and this one has none",
+            "missing required field `hidden_size`",
         ),
-        ({**LLAMA, "num_local_experts": 8}, "has experts"),
+        ({**LLAMA, "num_local_experts": 8}, "has 8 experts"),
     ],
 )
 def test_a_config_that_is_not_understood_says_why(config, said: str) -> None:

@@ -15,15 +15,17 @@ HEADROOM = 0.1  # of the GPU's memory: gaps between tensors, and buffers that no
 
 def feasible(job: Job, plan: Plan, cluster: Cluster, software: Software = NANOTRON) -> list[str]:
     """Every reason why the plan does not run on the cluster; none if it does."""
-    impossible = [
+    return impossible(job, plan, cluster) or too_large(job, plan, cluster, software)
+
+
+def impossible(job: Job, plan: Plan, cluster: Cluster) -> list[str]:
+    """Every reason, apart from memory, why there is no such plan."""
+    below = [
         f"{name} is {getattr(plan, name)}, and must be 1 or more"
         for name in ("data", "tensor", "pipeline", "context", "micro_batch", "chunks")
         if getattr(plan, name) < 1
     ]
-    if impossible:
-        return impossible
-    reasons = [*_shape_reasons(job, plan), *_node_reasons(plan, cluster), *_batch_reasons(job, plan)]
-    return reasons or list(_memory_reasons(job, plan, cluster, software))
+    return below or [*_shape_reasons(job, plan), *_node_reasons(plan, cluster), *_batch_reasons(job, plan)]
 
 
 def _shape_reasons(job: Job, plan: Plan) -> Iterator[str]:
@@ -74,18 +76,19 @@ def _batch_reasons(job: Job, plan: Plan) -> Iterator[str]:
         )
 
 
-def _memory_reasons(job: Job, plan: Plan, cluster: Cluster, software: Software) -> Iterator[str]:
+def too_large(job: Job, plan: Plan, cluster: Cluster, software: Software) -> list[str]:
+    """Why the plan's fullest stage does not fit with a tenth of the memory free; none if it does."""
     held = footprints(job, plan, software)
     worst = max(range(len(held)), key=lambda stage: held[stage].total)
     usable = memory_limit(cluster)
     if held[worst].total <= usable:
-        return
+        return []
     part, size = max(held[worst].as_dict().items(), key=lambda item: item[1])
     where = f"stage {worst + 1} of {plan.pipeline} needs" if plan.pipeline > 1 else "a GPU needs"
-    yield (
+    return [
         f"{where} {binary_text(held[worst].total)}, most of it {part} ({binary_text(size)}); of "
         f"{binary_text(cluster.gpu.memory)} a tenth stays free, which leaves {binary_text(usable)}"
-    )
+    ]
 
 
 def memory_limit(cluster: Cluster) -> float:

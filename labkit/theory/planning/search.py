@@ -8,7 +8,7 @@ from itertools import product
 
 from labkit.theory.activations import Recompute
 from labkit.theory.planning.cluster import Cluster
-from labkit.theory.planning.feasible import feasible, memory_limit
+from labkit.theory.planning.feasible import impossible, memory_limit
 from labkit.theory.planning.footprint import Footprint, footprints, peak_bytes
 from labkit.theory.planning.job import Job, Plan
 from labkit.theory.planning.software import NANOTRON, Software
@@ -62,9 +62,9 @@ class Choice:
 
 
 def price(job: Job, plan: Plan, cluster: Cluster, software: Software = NANOTRON) -> Priced:
-    """Memory and time of one plan. ValueError with every reason, apart from memory, why there is no such."""
-    reasons = feasible(job, plan, cluster, software)
-    if reasons and "a tenth stays free" not in reasons[0]:
+    """Memory and time of one plan, fitting or not. ValueError with every other reason why it cannot run."""
+    reasons = impossible(job, plan, cluster)
+    if reasons:
         raise ValueError("; ".join(reasons))
     return _priced(job, plan, cluster, software)
 
