@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,8 @@ class RanksMagics(Magics):
                 "\n" + cell, ranks=options.rank, timeout=options.timeout, names=self.shell.user_ns, file=file,
                 watch=screen.watch,
             )  # fmt: skip
+        except SyntaxError as error:
+            raise CellSyntaxError(error) from None
         except LaunchError as error:
             screen.finish(CellResult(tuple(range(len(error.output))), dict(enumerate(error.output))))
             raise
@@ -137,6 +140,13 @@ class RanksMagics(Magics):
         script = Path(options.script)
         script.write_text(cell)
         run_script(script, options.nproc_per_node, options.timeout, sys.stdout.write)
+
+
+class CellSyntaxError(Exception):
+    """A cell that is not Python. IPython would show a SyntaxError that a magic raises with our frames."""
+
+    def _render_traceback_(self) -> list[str]:
+        return "".join(traceback.format_exception_only(self.args[0])).splitlines()
 
 
 class _CellScreen:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
@@ -37,6 +39,7 @@ class Call:
     input: int  # position of the input tensors among the arguments
     name: str  # the same as a keyword
     peer: int | None = None
+    blocks: bool = False  # until it is over, instead of giving something to wait for
 
 
 # Every spelling from 2.6 to 2.13; a release has some of them.
@@ -65,7 +68,7 @@ CALLS: dict[str, Call] = {
     "recv": Call("recv", 0, "tensors", peer=1),
     "recv_anysource": Call("recv", 0, "tensors"),
     "barrier": Call("barrier", 99, ""),
-    "monitored_barrier": Call("barrier", 99, ""),
+    "monitored_barrier": Call("barrier", 99, "", blocks=True),
 }
 
 # The flight recorder's names ("gloo:all_reduce", "nccl:_all_gather_base") to ours.
@@ -131,9 +134,32 @@ def flight_recorder_entries() -> list[dict[str, Any]]:
     return []
 
 
+def agreed_options(args: tuple[Any, ...], kwargs: Mapping[str, Any], members: Sequence[int]) -> str:
+    """What a collective's options say that must be the same on all ranks: "", "max", "from rank 1" ..."""
+    options = kwargs.get("opts", args[-1] if args else None)
+    root, reduction = getattr(options, "rootRank", None), getattr(options, "reduceOp", None)
+    parts = [] if reduction is None else [reduction.op.name.lower()]
+    if root is not None and 0 <= root < len(members):
+        parts.append(f"root rank {members[root]}")
+    return ", ".join(parts)
+
+
+def watch_new_groups(watching: Callable[[Sequence[int] | None, bool], AbstractContextManager[None]]) -> None:
+    """Have every making of a group happen inside `watching(ranks, only_they)`; only_they: nobody else takes
+    part in it.
+    """
+    original = distributed_c10d._new_group_with_tag
+
+    def watched(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        with watching(ranks, bool(kwargs.get("use_local_synchronization"))):
+            return original(ranks, *args, **kwargs)
+
+    distributed_c10d._new_group_with_tag = watched
+
+
 def members_of_group(group_name: str) -> tuple[int, ...]:
     """Global ranks of the group that torch calls `group_name`; () for one that no longer exists."""
-    world = dist.distributed_c10d._world
+    world = distributed_c10d._world
     for group, ranks in world.pg_group_ranks.items():
         if world.pg_names.get(group) == group_name:
             return tuple(sorted(ranks))

@@ -56,8 +56,13 @@ def readable(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _readable_report(report: RankReport) -> RankReport:
-    frames = tuple(_readable_frame(frame) for frame in report.traceback)
-    return replace(report, line=readable_text(report.line), traceback=frames)
+    related = tuple(replace(one, traceback=_readable_frames(one.traceback)) for one in report.related)
+    frames = _readable_frames(report.traceback)
+    return replace(report, line=readable_text(report.line), traceback=frames, related=related)
+
+
+def _readable_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    return tuple(_readable_frame(frame) for frame in frames)
 
 
 def _readable_frame(frame: Frame) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import linecache
 import pickle
@@ -124,6 +125,7 @@ class Session:
         """
         chosen = self._chosen(ranks)
         check_timeout(timeout)
+        ast.parse(source, file)  # a SyntaxError is the notebook's own, and reaches no rank
         self._connect()
         packed = self._sender.pack(source, names, file) if names is not None else None
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for tracebacks

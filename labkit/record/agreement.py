@@ -1,30 +1,52 @@
-"""Did all ranks of a group make the same calls? gloo does not always notice when they did not."""
+"""Did all ranks make calls that fit each other? gloo does not always notice when they did not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from labkit.record.state import Wait
 
 if TYPE_CHECKING:
     from labkit.record.recorder import Entry
 
 _MUST_AGREE = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather"}
-_MOST_CALLS = 2000  # of each group, from the beginning
+_MOST_CALLS = 2000  # of each group, and between each two ranks, from the beginning
+_ANYBODY = -1
 
 Calls = dict[str, list[list[Any]]]
 
 
-def calls_by_group(entries: Sequence[Entry]) -> Calls:
-    """A rank's collective calls for each group's name: [op, dtype, bytes, "file:line"]."""
+def calls_by_group(entries: Sequence[Entry | Wait]) -> Calls:
+    """A rank's collective calls for each group's name: [op, dtype, bytes, detail, "file:line"]."""
     found: Calls = {}
     for entry in entries:
         if entry.op not in ("send", "recv"):
-            calls = found.setdefault(entry.group, [])
-            if len(calls) < _MOST_CALLS:
-                calls.append([entry.op, entry.dtype, entry.num_bytes, f"{entry.file}:{entry.line}"])
+            _add(found, entry.group, entry)
     return found
+
+
+def messages(rank: int, entries: Sequence[Entry]) -> Calls:
+    """A rank's sends and receives, as above, for each "op group from to tag": one arrives after another."""
+    found: Calls = {}
+    for entry in entries:
+        if entry.op in ("send", "recv"):
+            ends = (rank, entry.peer) if entry.op == "send" else (entry.peer, rank)
+            _add(found, _lane(entry.op, entry.group, *ends, entry.tag), entry)
+    return found
+
+
+def _add(found: Calls, name: str, entry: Entry | Wait) -> None:
+    calls = found.setdefault(name, [])
+    if len(calls) < _MOST_CALLS:
+        line = f"{entry.file}:{entry.line}"
+        calls.append([entry.op, entry.dtype, entry.num_bytes, entry.detail, line])
+
+
+def _lane(op: str, group: str, source: int, target: int, tag: int) -> str:
+    return f"{op} {group} {source} {target} {tag}"
 
 
 def find_disagreement(paths: Sequence[Path]) -> str:
@@ -33,29 +55,56 @@ def find_disagreement(paths: Sequence[Path]) -> str:
     paths: the ranks' record files, in order of rank. The ranks have finished, so nobody was kept waiting: but
     what the call computed is undefined.
     """
-    ranks = [_read(path) for path in paths]
-    for name in sorted({name for calls in ranks for name in calls}):
-        members = [rank for rank, calls in enumerate(ranks) if name in calls]
-        for number, made in enumerate(zip(*(ranks[rank][name] for rank in members), strict=False), start=1):
+    return next(_disagreements([_read(path) for path in paths]), "")
+
+
+def _disagreements(ranks: Sequence[dict[str, Calls]]) -> Iterator[str]:
+    collectives = [rank.get("calls_by_group", {}) for rank in ranks]
+    for name in sorted({name for calls in collectives for name in calls}):
+        members = [rank for rank, calls in enumerate(collectives) if name in calls]
+        made_by_all = zip(*(collectives[rank][name] for rank in members), strict=False)
+        for number, made in enumerate(made_by_all, start=1):
             for rank, call in zip(members, made, strict=True):
                 if _differ(made[0], call):
                     one, other = _called(members[0], made[0]), _called(rank, call)
-                    return f"ranks did not agree in their collective call {number}: {one}, {other}"
-    return ""
+                    yield f"ranks did not agree in their collective call {number}: {one}, {other}"
+    sent: Calls = {lane: calls for rank in ranks for lane, calls in rank.get("messages", {}).items()}
+    for lane in sorted(lane for lane in sent if lane.startswith("send ")):
+        yield from _garbled(lane, sent)
+
+
+def _garbled(lane: str, sent: Calls) -> Iterator[str]:
+    """Messages that were not received as what they were sent."""
+    _, group, source, target, tag = lane.split(" ")
+    if _lane("recv", group, _ANYBODY, int(target), int(tag)) in sent:
+        return  # which message a receive from anybody took is not known
+    received = sent.get(_lane("recv", group, int(source), int(target), int(tag)), [])
+    for one, other in zip(sent[lane], received, strict=False):
+        if one[1:3] != other[1:3]:
+            yield (
+                f"rank {source} sent {_tensor(one)} to rank {target} at {one[4]}, "
+                f"which received it as {_tensor(other)} at {other[4]}"
+            )
 
 
 def _differ(one: list[Any], other: list[Any]) -> bool:
-    return bool(one[0] != other[0] or (one[0] in _MUST_AGREE and one[1:3] != other[1:3]))
+    return bool(
+        one[0] != other[0] or one[3] != other[3] or (one[0] in _MUST_AGREE and one[1:3] != other[1:3])
+    )
 
 
 def _called(rank: int, call: list[Any]) -> str:
-    tensor = f" of {call[2]} bytes of {call[1]}" if call[1] else ""
-    return f"rank {rank} called {call[0]}{tensor} at {call[3]}"
+    tensor = f" of {_tensor(call)}" if call[1] else ""
+    return f"rank {rank} called {call[0]}{f' ({call[3]})' if call[3] else ''}{tensor} at {call[4]}"
 
 
-def _read(path: Path) -> Calls:
+def _tensor(call: list[Any]) -> str:
+    return f"{call[2]} bytes of {call[1]}"
+
+
+def _read(path: Path) -> dict[str, Calls]:
     try:
-        found = json.loads(path.read_text())["calls_by_group"]
+        found = json.loads(path.read_text())
+        return {name: found[name] for name in ("calls_by_group", "messages") if isinstance(found[name], dict)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}

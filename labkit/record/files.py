@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from labkit.record.agreement import Calls, calls_by_group
+from labkit.record.agreement import Calls, calls_by_group, messages
 from labkit.record.events import Collective, MemoryUse, Span
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ class Records:
     """One rank's file.
 
     entered: when it began, on the machine's monotonic clock; the other times count from it.
-    calls_by_group: see `labkit.record.agreement`.
+    calls_by_group, messages: see `labkit.record.agreement`.
     """
 
     rank: int
     entered: float
     calls_by_group: Calls
+    messages: Calls
     collectives: list[Collective]
     spans: list[Span]
     memory: list[MemoryUse]
@@ -41,7 +42,11 @@ def write_records(path: Path, recorder: Recorder, entered: float) -> None:
     calls = recorder.collectives(entered)
     calls = with_native(recorder.rank, calls, recorder.entries, flight_recorder_entries(), entered)
     spans, memory = recorder.timeline(entered), [recorder.memory()]
-    records = Records(recorder.rank, entered, calls_by_group(recorder.entries), calls, spans, memory)
+    collective, sent = (
+        calls_by_group([*recorder.entries, *recorder.new_groups]),
+        messages(recorder.rank, recorder.entries),
+    )
+    records = Records(recorder.rank, entered, collective, sent, calls, spans, memory)
     path.write_text(json.dumps(msgspec.to_builtins(records)))  # json alone takes file names that are no UTF-8
 
 

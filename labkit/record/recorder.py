@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ import torch.distributed as dist
 from labkit.record.events import Collective, MemoryUse, Span
 from labkit.record.lines import LineFinder
 from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, pack_wait
-from labkit.torch_private import CALLS, Call
+from labkit.torch_private import CALLS, Call, agreed_options, watch_new_groups
 
+_NEW_GROUP = "new_group"
 _MANY_PENDING = 1000
 _MANY_KINDS = 1000
 _MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps its first ones
@@ -23,8 +25,8 @@ _MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps i
 class Entry:
     """One call, while and after it happens. Times are of the machine's monotonic clock."""
 
-    __slots__ = ("dtype", "end", "file", "function", "group", "line", "members", "num_bytes", "number", "op",
-                 "peer", "posted", "shape", "start", "tag")  # fmt: skip
+    __slots__ = ("detail", "dtype", "end", "file", "function", "group", "line", "members", "num_bytes",
+                 "number", "op", "peer", "posted", "shape", "start", "tag")  # fmt: skip
 
     op: str
     group: str
@@ -35,6 +37,7 @@ class Entry:
     num_bytes: int
     shape: tuple[int, ...]
     dtype: str
+    detail: str
     file: str
     line: int
     function: str
@@ -44,14 +47,14 @@ class Entry:
 
     def kind(self) -> tuple[Any, ...]:
         """What calls of a loop have in common: everything but their number and their time."""
-        return (self.op, self.group, self.peer, self.tag, self.num_bytes, self.shape, self.dtype, self.file,
-                self.line, self.function)  # fmt: skip
+        return (self.op, self.group, self.peer, self.tag, self.num_bytes, self.shape, self.dtype, self.detail,
+                self.file, self.line, self.function)  # fmt: skip
 
     def packed(self) -> bytes:
         """As the state page holds it, with number 0."""
         return pack_wait(
             Wait(self.op, self.group, 0, self.peer, self.tag, self.num_bytes, self.shape,
-                 self.dtype, self.members, self.file, self.line, self.function)
+                 self.dtype, self.members, self.file, self.line, self.function, self.detail)
         )  # fmt: skip
 
 
@@ -63,6 +66,7 @@ class Recorder:
         self.page = page
         self.entries: list[Entry] = []
         self.spans: list[tuple[str, str, float, float]] = []
+        self.new_groups: list[Wait] = []
         self._find_line = LineFinder()
         self._groups: dict[Any, tuple[str, int, tuple[int, ...]]] = {}
         self._counts: dict[Any, int] = {}
@@ -76,22 +80,21 @@ class Recorder:
 
     def restart(self) -> None:
         """Forget what was recorded; what is still in flight is kept."""
-        self.entries, self.spans = [], []
+        self.entries, self.spans, self.new_groups = [], [], []
 
     def enter(self, phase: int) -> None:
         """Tell the state page what the rank does now."""
         self.page.enter(phase)
 
-    def _show(self, entry: Entry) -> None:
-        """Put a call on the state page; packing is dear, and a loop makes the same calls again and again."""
+    def _packed_once(self, entry: Entry) -> bytes:
+        """The call as the state page holds it; packing is dear, and a loop makes the same calls again."""
         kind = entry.kind()
         packed = self._packed.get(kind)
         if packed is None:
             if len(self._packed) > _MANY_KINDS:
                 self._packed.clear()
             packed = self._packed[kind] = entry.packed()
-        self.page.set_call(packed, entry.number)
-        self._last = entry
+        return packed
 
     # -- called by the patched methods
 
@@ -107,19 +110,26 @@ class Recorder:
                 _argument(args, kwargs, call.peer, "dstRank" if call.op == "send" else "srcRank")
             ]
             entry.tag = _argument(args, kwargs, 2, "tag") or 0
+        entry.detail = "" if entry.op in ("send", "recv") else agreed_options(args, kwargs, members)
         entry.number = self._count(entry, key)
         entry.file, entry.line, entry.function = self._find_line(2)
         entry.end = None
         if len(self.entries) < _MOST_ENTRIES:
             self.entries.append(entry)
         # said before torch sees the call: gloo ends the process at once when data of another size arrives
-        self._show(entry)
+        self.page.add_call(self._packed_once(entry), entry.number)
+        self._last = entry
         entry.start = time.monotonic()
+        if call.blocks:
+            self.page.enter(WAITING)
         return entry
 
-    def posted(self, entry: Entry, work: Any) -> None:
+    def posted(self, call: Call, entry: Entry, work: Any) -> None:
         """torch has taken the call; `work` is what the rank may wait for."""
         entry.posted = time.monotonic()
+        if call.blocks:
+            entry.end = entry.posted
+            self.page.enter(RUNNING)
         if work is not None:
             self._pending[id(work)] = (work, entry)
             if len(self._pending) > _MANY_PENDING:
@@ -139,12 +149,31 @@ class Recorder:
             return original(work, *args, **kwargs)
         entry = known[1]
         if entry is not self._last:
-            self._show(entry)
+            self.page.set_call(self._packed_once(entry), entry.number)
+            self._last = entry
         self.page.enter(WAITING)
         result = original(work, *args, **kwargs)  # a wait that fails stays on the page: it says what in
         entry.end = time.monotonic()
         self.page.enter(RUNNING)
         return result
+
+    @contextmanager
+    def new_group(self, ranks: Sequence[int] | None, only_they: bool) -> Iterator[None]:
+        """All ranks make a group together (only_they: its members alone): they wait for one another in it."""
+        everybody = tuple(range(dist.get_world_size()))
+        members = tuple(ranks) if only_they and ranks is not None else everybody
+        name = _NEW_GROUP if members == everybody else f"{_NEW_GROUP} {members}"[:60]
+        key = group_key(name)
+        number = self._counts[key] = self._counts.get(key, 0) + 1
+        self.page.count_call(key, number)
+        detail = "" if ranks is None else f"of ranks {', '.join(map(str, ranks))}"
+        wait = Wait(_NEW_GROUP, name, 0, -1, 0, 0, (), "", members, *self._find_line(3), detail)
+        self.new_groups.append(wait)
+        self.page.add_call(pack_wait(wait), number)
+        self._last = None
+        self.page.enter(WAITING)
+        yield
+        self.page.enter(RUNNING)
 
     # -- results
 
@@ -229,6 +258,7 @@ def install(recorder: Recorder) -> None:
         original = getattr(dist.ProcessGroup, name, None)
         if original is not None:
             setattr(dist.ProcessGroup, name, _recorded(recorder, original, call))
+    watch_new_groups(recorder.new_group)
     original_wait = dist.Work.wait
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +271,7 @@ def _recorded(recorder: Recorder, original: Callable[..., Any], call: Call) -> C
     def method(group: Any, *args: Any, **kwargs: Any) -> Any:
         entry = recorder.begin(call, group, args, kwargs)
         work = original(group, *args, **kwargs)
-        recorder.posted(entry, work)
+        recorder.posted(call, entry, work)
         return work
 
     return method

@@ -21,17 +21,21 @@ PHASES = ("starting", "running", "waiting", "finished", "failed", "idle")
 
 _HEAD = struct.Struct("<QQId")  # writes, events, phase, since
 _WRITES = struct.Struct("<Q")
-_WAIT = struct.Struct("<32s64sIiiQ64s24s512s256sI64s")
+_WAIT = struct.Struct("<32s64sIiiQ64s24s512s256sI64s32s")
 _PROGRESS = struct.Struct("<dd80s")
 _COUNT = struct.Struct("<I")
 _GROUP = struct.Struct("<II")
 _WAIT_AT = 64
-_NUMBER_AT = _WAIT_AT + 96  # after op and group
+_NUMBER_IN_WAIT = 96  # after op and group
+_NUMBER_AT = _WAIT_AT + _NUMBER_IN_WAIT
 _PROGRESS_AT = _WAIT_AT + _WAIT.size
 _SENDS_AT = 2048
 _RECEIVES_AT = _SENDS_AT + MAX_RANKS * _COUNT.size
 _GROUPS_AT = _RECEIVES_AT + MAX_RANKS * _COUNT.size
-PAGE_BYTES = 8192
+_MADE_AT = 8192
+_RECENT_AT = _MADE_AT + 64
+RECENT = 16  # calls that are remembered
+PAGE_BYTES = _RECENT_AT + RECENT * _WAIT.size
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Wait:
 
     number: counts this rank's calls on the group (collectives) or with the peer in this direction (send,
     recv), from 1. group is the group's name in torch, members its global ranks; peer a global rank, -1 for
-    none or any.
+    none or any. detail: what else all ranks must agree in, such as "max" or "from rank 1".
     """
 
     op: str
@@ -55,6 +59,7 @@ class Wait:
     file: str
     line: int
     function: str
+    detail: str = ""
 
     @property
     def point_to_point(self) -> bool:
@@ -65,7 +70,8 @@ class Wait:
 class State:
     """What a rank's page said. `since` is in seconds of the machine's monotonic clock.
 
-    wait: the call it waits in, while `phase` is "waiting"; otherwise the last call it made.
+    wait: the call it waits in, while `phase` is "waiting"; otherwise the last call it made. recent: its last
+    calls, oldest first.
     """
 
     phase: str
@@ -75,6 +81,7 @@ class State:
     sends: dict[int, int] = field(default_factory=dict)
     receives: dict[int, int] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)  # key: `group_key` of a group's name
+    recent: tuple[Wait, ...] = ()
 
 
 def group_key(name: str) -> int:
@@ -106,6 +113,8 @@ class StatePage:
         self._events = 0
         self._group_slots: dict[int, int] = {}
         self._call = b""
+        self._made = 0
+        self._recent = [b""] * RECENT
 
     # -- written by the rank
 
@@ -125,6 +134,18 @@ class StatePage:
             self._call = packed
         _COUNT.pack_into(memory, _NUMBER_AT, number)
         _WRITES.pack_into(memory, 0, self._writes)
+
+    def add_call(self, packed: bytes, number: int) -> None:
+        """The rank makes a new call: as `set_call`, and it is remembered among the recent ones."""
+        slot = self._made % RECENT
+        at = _RECENT_AT + slot * _WAIT.size
+        if packed is not self._recent[slot]:
+            self._memory[at : at + _WAIT.size] = packed
+            self._recent[slot] = packed
+        _COUNT.pack_into(self._memory, at + _NUMBER_IN_WAIT, number)
+        self._made += 1
+        _COUNT.pack_into(self._memory, _MADE_AT, self._made)
+        self.set_call(packed, number)
 
     def count_send(self, peer: int, number: int) -> None:
         """This rank has started `number` sends to `peer` so far."""
@@ -180,6 +201,7 @@ def pack_wait(wait: Wait) -> bytes:
         ",".join(map(str, wait.shape)).encode(), wait.dtype.encode(),
         ",".join(map(str, wait.members)).encode(),
         wait.file.encode(errors="replace")[-255:], wait.line, wait.function.encode()[:63],
+        wait.detail.encode()[:31],
     )  # fmt: skip
 
 
@@ -189,17 +211,20 @@ def _parse(raw: bytes) -> State:
     receives = {i: n for i, (n,) in enumerate(_COUNT.iter_unpack(raw[_RECEIVES_AT:_GROUPS_AT])) if n}
     groups = raw[_GROUPS_AT : _GROUPS_AT + MAX_GROUPS * _GROUP.size]
     calls = {key: number for key, number in _GROUP.iter_unpack(groups) if key}
-    wait = _parse_wait(raw) if raw[_WAIT_AT] else None
-    return State(PHASES[phase], since, events, wait, sends, receives, calls)
+    wait = _parse_wait(raw, _WAIT_AT) if raw[_WAIT_AT] else None
+    (made,) = _COUNT.unpack_from(raw, _MADE_AT)
+    slots = (number % RECENT for number in range(max(0, made - RECENT), made))
+    recent = tuple(_parse_wait(raw, _RECENT_AT + slot * _WAIT.size) for slot in slots)
+    return State(PHASES[phase], since, events, wait, sends, receives, calls, recent)
 
 
-def _parse_wait(raw: bytes) -> Wait:
-    op, group, number, peer, tag, size, shape, dtype, members, file, line, function = _WAIT.unpack_from(
-        raw, _WAIT_AT
+def _parse_wait(raw: bytes, at: int) -> Wait:
+    op, group, number, peer, tag, size, shape, dtype, members, file, line, function, detail = (
+        _WAIT.unpack_from(raw, at)
     )
     return Wait(
         _text(op), _text(group), number, peer, tag, size, _numbers(_text(shape)), _text(dtype),
-        _numbers(_text(members)), _text(file), line, _text(function),
+        _numbers(_text(members)), _text(file), line, _text(function), _text(detail),
     )  # fmt: skip
 
 

@@ -108,7 +108,8 @@ class Ranks:
         except OSError:
             stack = ""
         end = read_reserved(end_path(self.directory, rank))
-        return RankFacts(rank, self._state(rank), end, ended, stack[-20000:])
+        state = self._state(rank)
+        return RankFacts(rank, state, end, ended, stack[-20000:], time.monotonic() - state.since)
 
     def _state(self, rank: int) -> State:
         self.phase(rank)

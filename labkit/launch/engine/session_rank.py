@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from labkit.launch.engine.worker import describe_error
+from labkit.launch.engine.raised import describe_error
 from labkit.launch.handover import results
 from labkit.launch.handover.notebook_names import Receiver, rank_namespace
 from labkit.launch.handover.request import end_path, records_path, result_path

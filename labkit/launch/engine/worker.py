@@ -5,14 +5,12 @@ from __future__ import annotations
 import faulthandler
 import gc
 import inspect
-import linecache
 import multiprocessing.util
 import os
 import random
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +20,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from labkit.launch.engine.raised import describe_error
 from labkit.launch.engine.targets import load_target
 from labkit.launch.handover import results
 from labkit.launch.handover.request import (
@@ -38,12 +37,9 @@ from labkit.launch.handover.reserved import reserve, write_reserved
 from labkit.processes import die_with_parent
 from labkit.record.current import use_recorder
 from labkit.record.files import write_records
-from labkit.record.lines import is_library_file
 from labkit.record.recorder import Recorder, install
 from labkit.record.state import FAILED, FINISHED, RUNNING, STARTING, StatePage
 from labkit.torch_private import ENABLE_FLIGHT_RECORDER
-
-_MESSAGE_LIMIT = 8000
 
 
 def run_rank(directory: str, agent: int, bell: int) -> int:
@@ -235,39 +231,3 @@ def _with_group(
     except (TypeError, ValueError):
         pass  # no signature, or wrong arguments: the call itself will say so
     return kwargs
-
-
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data: type, message, the user's own frames, and what kind of failure it is."""
-    frames = []
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        if not is_library_file(code.co_filename):
-            source = linecache.getline(code.co_filename, line).strip()
-            frames.append(
-                {"file": code.co_filename, "line": line, "function": code.co_name, "source": source}
-            )
-    return {
-        "type": type(error).__name__,
-        "message": _message(error)[:_MESSAGE_LIMIT],
-        "frames": frames[-20:],
-        "kind": _kind(error),
-        "full": "".join(traceback.format_exception(error))[-_MESSAGE_LIMIT:],
-    }
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return f"the code called sys.exit({error.code!r}) before the function returned"
-    return str(error)
-
-
-def _kind(error: BaseException) -> str:
-    text = str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in text:
-        return "out_of_memory"
-    if isinstance(error, OSError) and error.errno == 28:  # ENOSPC
-        return "disk_full"
-    return "error"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from labkit.record.state import State, Wait, group_key
+from labkit.record.state import RECENT, State, Wait, group_key
 
 _SIZE_MAY_DIFFER = {"barrier", "gather", "scatter", "all_to_all"}
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Two ranks in calls that cannot meet. kind: "op", "dtype", "size" or "count"."""
+    """Two calls that do not fit. kind: "op", "dtype", "size", "detail" or, of messages, "tag"."""
 
     kind: str
     first: int
+    one: Wait
     second: int
+    other: Wait
 
 
 def is_stuck(states: Sequence[State]) -> bool:
@@ -24,7 +26,7 @@ def is_stuck(states: Sequence[State]) -> bool:
 
     A rank is beyond help when a partner of its call has neither made the call nor will: the partner is
     finished, or waits in another call. A call that every partner has made is in progress, and nothing is
-    claimed then.
+    claimed then, unless they made it differently.
     """
     waiting = {
         rank: state.wait for rank, state in enumerate(states) if state.phase == "waiting" and state.wait
@@ -34,11 +36,11 @@ def is_stuck(states: Sequence[State]) -> bool:
 
 def _beyond_help(rank: int, wait: Wait, states: Sequence[State]) -> bool:
     if wait.op == "send":
-        return wait.peer >= 0 and states[wait.peer].receives.get(rank, 0) < wait.number
+        return states[wait.peer].receives.get(rank, 0) < wait.number or _apart(rank, wait, states)
     if wait.op == "recv":
         if wait.peer < 0:  # from anyone: only certain when everyone who could send is done for
             return all(state.sends.get(rank, 0) == 0 for state in states)
-        return states[wait.peer].sends.get(rank, 0) < wait.number
+        return states[wait.peer].sends.get(rank, 0) < wait.number or _apart(rank, wait, states)
     key = group_key(wait.group)
     others = [member for member in wait.members if member != rank and member < len(states)]
     if any(states[member].calls.get(key, 0) < wait.number for member in others):
@@ -46,24 +48,71 @@ def _beyond_help(rank: int, wait: Wait, states: Sequence[State]) -> bool:
     return find_mismatch(rank, wait, states) is not None
 
 
+def _apart(rank: int, wait: Wait, states: Sequence[State]) -> bool:
+    """Whether a message is waited for that has another tag than any that came or will."""
+    found = find_mismatch(rank, wait, states)
+    return found is not None and found.kind == "tag"
+
+
 def find_mismatch(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch | None:
-    """Another member of the group whose call of the same number is a different one."""
+    """A call of another rank that should meet this one of `rank`, and does not fit it."""
+    if wait.point_to_point:
+        return _misfit_message(rank, wait, states) if 0 <= wait.peer < len(states) else None
     for member in wait.members:
-        other = states[member].wait if member != rank and member < len(states) else None
-        if other is None or other.point_to_point:
-            continue
-        if other.group == wait.group and other.number == wait.number:
-            kind = _difference(wait, other)
-            if kind:
-                return Mismatch(kind, rank, member)
+        other = _same_call(wait, states[member]) if member != rank and member < len(states) else None
+        if other is not None and (kind := _difference(wait, other)):
+            return Mismatch(kind, rank, wait, member, other)
     return None
+
+
+def _same_call(wait: Wait, state: State) -> Wait | None:
+    """The call of the same number on the same group that another rank has made, if it is remembered."""
+    known = [*state.recent, *([state.wait] if state.wait is not None else [])]
+    fitting = (one for one in known if one.group == wait.group and one.number == wait.number)
+    return next((one for one in fitting if not one.point_to_point), None)
 
 
 def _difference(one: Wait, other: Wait) -> str:
     if one.op != other.op:
         return "op"
+    if one.detail != other.detail:
+        return "detail"
     if one.dtype != other.dtype:
         return "dtype"
     if one.num_bytes != other.num_bytes and one.op not in _SIZE_MAY_DIFFER:
         return "size"
     return ""
+
+
+def _misfit_message(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch | None:
+    """What the peer does with a message that it should have received, or sent, as this rank did.
+
+    Messages of one tag arrive in order. Only what is remembered of both ranks can be compared.
+    """
+    state, peer = states[rank], states[wait.peer]
+    mine = _messages(state, wait.op, wait.peer, wait.group)
+    theirs = _messages(peer, "send" if wait.op == "recv" else "recv", rank, wait.group)
+    if len(state.recent) == RECENT or len(peer.recent) == RECENT:
+        mine, theirs = mine[-1:], theirs[-1:]  # what was before is forgotten: only the last may be compared
+    tags = [one.tag for one in theirs]
+    if tags.count(wait.tag) < [one.tag for one in mine].count(wait.tag):
+        stray = next((one for one in reversed(theirs) if one.tag not in {own.tag for own in mine}), None)
+        return Mismatch("tag", rank, wait, wait.peer, stray) if stray is not None else None
+    same = zip(_tagged(mine, wait.tag), _tagged(theirs, wait.tag), strict=False)
+    for one, other in same:
+        if one.number == wait.number and (kind := _difference(_as_message(one), _as_message(other))):
+            return Mismatch(kind, rank, one, wait.peer, other)
+    return None
+
+
+def _messages(state: State, op: str, peer: int, group: str) -> list[Wait]:
+    return [one for one in state.recent if one.op == op and one.peer == peer and one.group == group]
+
+
+def _tagged(messages: Sequence[Wait], tag: int) -> list[Wait]:
+    return [one for one in messages if one.tag == tag]
+
+
+def _as_message(wait: Wait) -> Wait:
+    """Whether it is sent or received is no difference."""
+    return replace(wait, op="message")

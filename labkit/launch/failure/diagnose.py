@@ -10,10 +10,12 @@ from typing import Any
 
 from labkit.launch.failure import words
 from labkit.launch.failure.deadlock import find_mismatch, is_stuck
-from labkit.launch.failure.errors import Diagnosis, Frame, RankReport
+from labkit.launch.failure.errors import Diagnosis, Frame, RankReport, Related
 from labkit.launch.handover.request import MAX_LOG_BYTES
 from labkit.record.lines import is_library_file
 from labkit.record.state import State
+
+_LONG = 2.0  # seconds in one call after which it is not called progress
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RankFacts:
 
     end: what the rank itself wrote when its function ended ("state", and for a failure "type", "message",
     "frames", "kind", "time", "waiting"); None when it wrote nothing. ended: None for a rank that the watchdog
-    had to end.
+    had to end. quiet: seconds since it last entered or left a call.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class RankFacts:
     end: dict[str, Any] | None
     ended: Exit | None
     stack: str = ""
+    quiet: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -108,8 +111,22 @@ def _report(fact: RankFacts, first: bool = False) -> RankReport:
     return RankReport(
         rank=fact.rank, state=state, waiting_for=words.wait(wait) if wait and waited else "", line=line,
         error=_error(fact) if state in ("failed", "killed") else "",
-        traceback=frames if state != "finished" else (),
+        traceback=frames if state != "finished" else (), **(_behind(fact) if state == "failed" else {}),
     )  # fmt: skip
+
+
+def _behind(fact: RankFacts) -> dict[str, Any]:
+    """Notes of the exception, and the exceptions behind it."""
+    end = fact.end or {}
+    related = tuple(
+        Related(one["how"], f"{one['type']}: {one['message']}", _own_frames(one), tuple(one["notes"]))
+        for one in end.get("related", ())
+    )
+    return {"notes": tuple(end.get("notes", ())), "related": related}
+
+
+def _own_frames(end: dict[str, Any]) -> tuple[Frame, ...]:
+    return tuple(Frame(**frame) for frame in end.get("frames", ()))
 
 
 def _state(fact: RankFacts, first: bool) -> str:
@@ -137,7 +154,7 @@ def _error(fact: RankFacts) -> str:
 
 def _frames(fact: RankFacts) -> tuple[Frame, ...]:
     if fact.end is not None:
-        return tuple(Frame(**frame) for frame in fact.end.get("frames", ()))
+        return _own_frames(fact.end)
     return stack_frames(fact.stack)
 
 
@@ -158,16 +175,11 @@ def _failed(facts: Sequence[RankFacts]) -> Diagnosis:
     first = _first_failure(facts)
     reports = tuple(_report(fact, fact is first) for fact in facts)
     states = [fact.state for fact in facts]
-    if (
-        (first.died or first.in_a_call)
-        and first.state.wait is not None
-        and not first.state.wait.point_to_point
-    ):
+    if (first.died or first.in_a_call) and first.state.wait is not None:
         mismatch = find_mismatch(first.rank, first.state.wait, states)
-        if mismatch:
-            return Diagnosis(
-                "error", words.mismatch(mismatch, states), first.rank, reports, words.MISMATCH_HINT
-            )
+        if mismatch and mismatch.kind != "tag":
+            summary = words.mismatch(mismatch)
+            return Diagnosis("error", summary, first.rank, reports, words.MISMATCH_HINT)
     verdict, hint = _verdict(first)
     if verdict == "interrupted":
         return Diagnosis(verdict, "the cell was interrupted", first.rank, reports)
@@ -217,10 +229,10 @@ def _deadlock(facts: Sequence[RankFacts]) -> Diagnosis:
     states = [fact.state for fact in facts]
     for fact in facts:
         wait = fact.state.wait
-        if fact.state.phase == "waiting" and wait is not None and not wait.point_to_point:
+        if fact.state.phase == "waiting" and wait is not None:
             mismatch = find_mismatch(fact.rank, wait, states)
             if mismatch:
-                summary = "deadlock: " + words.mismatch(mismatch, states)
+                summary = "deadlock: " + words.mismatch(mismatch)
                 return Diagnosis("deadlock", summary, fact.rank, reports, words.MISMATCH_HINT)
     rank, summary, hint = words.deadlock(states)
     return Diagnosis("deadlock", "deadlock: " + summary, rank, reports, hint)
@@ -234,9 +246,17 @@ def _deadline(facts: Sequence[RankFacts], timeout: float) -> Diagnosis:
     busy = [report for report in reports if report.state in ("running", "starting")]
     after = f"the job did not finish within {timeout:g} s"
     if not busy:
-        return Diagnosis("timeout", f"{after}: every rank was still communicating", None, reports,
-                         "give a larger timeout, or communicate less")  # fmt: skip
+        quiet = min(fact.quiet for fact in facts if fact.state.phase == "waiting")
+        hint = "give a larger timeout, or communicate less"
+        if quiet > _LONG:
+            hint = (
+                f"for {quiet:.0f} s no call has ended: what they wait for does not come; compare their lines"
+            )
+        return Diagnosis("timeout", f"{after}: every rank was still communicating", None, reports, hint)
     summary = f"{after}: {words.ranks([report.rank for report in busy])} still {busy[0].state}"
-    return Diagnosis(
-        "timeout", summary, busy[0].rank, reports, "a loop that does not end, or a timeout that is too short"
-    )
+    hint = "a loop that does not end, or a timeout that is too short"
+    first = next(fact for fact in facts if fact.rank == busy[0].rank)
+    if (inside := words.communicates_by_itself(first.stack)) and len(busy) < len(facts):
+        summary += f", inside {inside}, where torch communicates by itself, and other ranks are not"
+        hint = "every rank must come there, and as often: what it waits for does not come by itself"
+    return Diagnosis("timeout", summary, busy[0].rank, reports, hint)

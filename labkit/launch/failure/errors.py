@@ -21,6 +21,16 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Related:
+    """An exception behind another. how: "caused by", "while handling", "part 1 of 2"."""
+
+    how: str
+    error: str
+    traceback: tuple[Frame, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RankReport:
     """How one rank ended.
 
@@ -28,7 +38,7 @@ class RankReport:
     waiting_for: what it waited for, in words; "" when it did not wait.
     line: the last known line of the user's own code, as "file:number".
     error: what it raised or died of, in one line. traceback: the user's frames, outermost first.
-    node: the machine it ran on, where a job has several.
+    node: the machine it ran on, where a job has several. notes, related: of the exception.
     """
 
     rank: int
@@ -38,6 +48,8 @@ class RankReport:
     error: str = ""
     traceback: tuple[Frame, ...] = ()
     node: str = ""
+    notes: tuple[str, ...] = ()
+    related: tuple[Related, ...] = ()
 
     @property
     def name(self) -> str:
@@ -68,8 +80,8 @@ def failure_text(diagnosis: Diagnosis, output: Sequence[str]) -> str:
         return stub
     parts = [diagnosis.summary]
     first = next((report for report in diagnosis.ranks if report.rank == diagnosis.rank), None)
-    if first is not None and first.traceback:
-        parts += ["", *_traceback(first)]
+    if first is not None and (first.traceback or first.related or first.notes):
+        parts += ["", *_raised(first)]
     if diagnosis.verdict == "killed" and first is not None and output and output[first.rank].strip():
         parts += ["", f"its last output: {output[first.rank].strip().splitlines()[-1][:300]}"]
     if diagnosis.ranks:
@@ -90,13 +102,21 @@ def _stub(diagnosis: Diagnosis) -> str:
     return f"{diagnosis.summary}{where}. Write this exercise, run its cell, then run this one."
 
 
-def _traceback(report: RankReport) -> list[str]:
-    lines = [f"On {report.name}:"]
-    for frame in report.traceback:
+def _raised(report: RankReport) -> list[str]:
+    lines = [f"On {report.name}:", *_traceback(report.traceback, report.error, report.notes)]
+    for one in report.related:
+        lines += [f"  {one.how}:", *_traceback(one.traceback, one.error, one.notes)]
+    return lines
+
+
+def _traceback(frames: Sequence[Frame], error: str, notes: Sequence[str]) -> list[str]:
+    lines = []
+    for frame in frames:
         lines.append(f"  {frame.file}, line {frame.line}, in {frame.function}")
         if frame.source:
             lines.append(f"    {frame.source}")
-    return [*lines, *([f"  {report.error}"] if report.error else [])]
+    lines += [f"  {error}"] if error else []
+    return lines + [f"  {line}" for note in notes for line in note.splitlines()]
 
 
 def rank_line(report: RankReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 
@@ -9,8 +10,9 @@ from labkit.launch.failure.deadlock import Mismatch
 from labkit.record.state import State, Wait, group_key
 
 MISMATCH_HINT = (
-    "every rank of a group must make the same calls in the same order, with the same dtype and sizes: look "
-    "for an `if rank == ...`, or a shape that depends on the rank, before these lines"
+    "every rank of a group must make the same calls in the same order, with the same arguments, dtype and "
+    "sizes, and a recv needs the dtype, size and tag of its send: look for an `if rank == ...`, or a shape "
+    "that depends on the rank, before these lines"
 )
 
 _GROUPS_HINT = "ranks that belong to several groups must call on them in the same order everywhere"
@@ -34,6 +36,20 @@ def wait(wait: Wait) -> str:
     return f"{wait.op}{tensor}, call {wait.number} on {ranks(wait.members)}"
 
 
+_NATIVE = {
+    "_engine_run_backward": "backward()",
+    "_verify_param_shape_across_processes": "DistributedDataParallel()",
+    "_sync_module_states": "DistributedDataParallel()",
+    "_broadcast_coalesced": "DistributedDataParallel()",
+}
+
+
+def communicates_by_itself(stack: str) -> str:
+    """What of torch's that waits for other ranks a stack of faulthandler ends in; "" for anything else."""
+    innermost = re.search(r'File ".*", line \d+ in (\w+)', stack.rpartition("Current thread")[2])
+    return _NATIVE.get(innermost[1], "") if innermost else ""
+
+
 def place(wait: Wait) -> str:
     """Where the call is: 'file:line', or ''."""
     return f"{wait.file}:{wait.line}" if wait.file else ""
@@ -50,13 +66,15 @@ def killed_by(number: int) -> str:
     return f"ended by {name}{meaning.get(name, '')}"
 
 
-def mismatch(found: Mismatch, states: Sequence[State]) -> str:
+def mismatch(found: Mismatch) -> str:
     """Which two ranks called what."""
-    one, other = states[found.first].wait, states[found.second].wait
-    assert one is not None
-    assert other is not None
+    one, other = found.one, found.other
     what = {"op": "different collectives", "dtype": "the same collective with different dtypes",
-            "size": "the same collective with different sizes"}[found.kind]  # fmt: skip
+            "size": "the same collective with different sizes", "tag": "send and recv with different tags",
+            "detail": "the same collective with different arguments"}[found.kind]  # fmt: skip
+    if one.point_to_point:
+        what = what.replace("the same collective", "send and recv")
+        return f"ranks called {what}: rank {found.first} {_called(one)}, rank {found.second} {_called(other)}"
     return (
         f"ranks called {what} as call {one.number} on {ranks(one.members)}: "
         f"rank {found.first} {_called(one)}, rank {found.second} {_called(other)}"
@@ -65,7 +83,10 @@ def mismatch(found: Mismatch, states: Sequence[State]) -> str:
 
 def _called(wait: Wait) -> str:
     tensor = f" of {wait.dtype} {wait.shape}" if wait.dtype else ""
-    return f"{wait.op}{tensor}" + (f" at {place(wait)}" if wait.file else "")
+    detail = f"tag {wait.tag}" if wait.point_to_point else wait.detail
+    return f"{_short(wait)}{f' ({detail})' if detail else ''}{tensor}" + (
+        f" at {place(wait)}" if wait.file else ""
+    )
 
 
 def deadlock(states: Sequence[State]) -> tuple[int, str, str]:
@@ -84,9 +105,12 @@ def deadlock(states: Sequence[State]) -> tuple[int, str, str]:
         crossing = _in_another_group(missing, wait, states)
         if crossing is not None:
             other = waits[crossing]
+            which = f"{ranks(other.members)}"
+            if other.members == wait.members:
+                which = "another group of the same ranks"
             summary = (
                 f"rank {rank} waits in {wait.op} on {ranks(wait.members)}, "
-                f"but rank {crossing} waits in {other.op} on {ranks(other.members)}"
+                f"but rank {crossing} waits in {other.op} on {which}"
             )
             return rank, summary, _GROUPS_HINT
         if missing:
@@ -113,14 +137,15 @@ def _missing(rank: int, wait: Wait, states: Sequence[State]) -> list[int]:
 
 
 def _in_another_group(numbers: Sequence[int], wait: Wait, states: Sequence[State]) -> int | None:
-    """The first of these ranks that waits in a collective among other ranks than `wait`'s."""
+    """The first of these ranks that waits in a collective of another group than `wait`'s."""
     for rank in numbers:
         other = states[rank].wait
         if (
             states[rank].phase == "waiting"
             and other
             and not other.point_to_point
-            and other.members != wait.members
+            and other.group != wait.group
+            and "new_group" not in (other.op, wait.op)
         ):
             return rank
     return None

@@ -68,7 +68,8 @@ class Fellows:
         """Write down how this node is."""
         self._report = replace(
             self._report, state=state, reason=reason, timeout=self._control.read()[1],
-            states=self._ranks.states(), progress=self._ranks.progress(),
+            states=[replace(state, recent=()) for state in self._ranks.states()],
+            progress=self._ranks.progress(),
         )  # fmt: skip
         self._report.write(self._directory)
 

@@ -1,0 +1,84 @@
+"""An exception of a rank as plain data, with what led to it, for the person who wrote the code."""
+
+from __future__ import annotations
+
+import errno
+import linecache
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from labkit.record.lines import is_library_file
+
+_LONGEST_MESSAGE = 8000  # characters
+_MOST_FRAMES = 20
+_MOST_RELATED = 8
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Type, message, the user's own frames, notes, what kind of failure it is, and the exceptions behind it.
+
+    related: each with `how` it belongs to this one ("caused by", "while handling", "part 2 of 3").
+    """
+    related: list[dict[str, Any]] = []
+    for how, other in _related(error, {id(error)}):
+        if len(related) == _MOST_RELATED:
+            break
+        related.append({"how": how, **_described(other)})
+    return {**_described(error), "kind": _kind(error), "related": related}
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    notes = [note[:_LONGEST_MESSAGE] for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    return {"type": type(error).__name__, "message": _message(error)[:_LONGEST_MESSAGE],
+            "frames": _frames(error), "notes": notes[:_MOST_RELATED]}  # fmt: skip
+
+
+def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
+    """The parts of a group, then causes and contexts, and theirs; each exception once."""
+    near: list[tuple[str, BaseException]] = []
+    if isinstance(error, BaseExceptionGroup):
+        count = len(error.exceptions)
+        near += [(f"part {number} of {count}", part) for number, part in enumerate(error.exceptions, 1)]
+    if error.__cause__ is not None:
+        near.append(("caused by", error.__cause__))
+    elif error.__context__ is not None and not error.__suppress_context__:
+        near.append(("while handling", error.__context__))
+    for how, other in near:
+        if id(other) not in seen:
+            seen.add(id(other))
+            yield how, other
+            yield from _related(other, seen)
+
+
+def _frames(error: BaseException) -> list[dict[str, Any]]:
+    frames = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not is_library_file(code.co_filename):
+            source = linecache.getline(code.co_filename, line).strip()
+            frames.append(
+                {"file": code.co_filename, "line": line, "function": code.co_name, "source": source}
+            )
+    return frames[-_MOST_FRAMES:]
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the code called sys.exit({error.code!r}) before the function returned"
+    try:
+        return str(error)
+    except Exception as own:
+        return f"(its text cannot be had: __str__ raised {type(own).__name__})"
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in _message(error):
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "disk_full"
+    return "error"
