@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
-from torch.distributed import distributed_c10d
+from torch.distributed import Store, distributed_c10d
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
@@ -166,9 +166,9 @@ def members_of_group(group_name: str) -> tuple[int, ...]:
     return ()
 
 
-def job_store() -> dist.Store:
+def job_store() -> Store:
     """The store that all ranks of the default group share."""
-    store: dist.Store = dist.distributed_c10d._get_default_store()
+    store: Store = distributed_c10d._get_default_store()
     return store
 
 
