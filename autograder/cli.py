@@ -71,6 +71,8 @@ def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe:
     if as_json:
         click.echo(json.dumps(record.verify_json(), indent=1))
     else:
+        for note in record.notes:
+            _say(f"note: {note}")
         for exercise, flag in record.flags:
             _say(f"to be looked at: {exercise}: {flag}")
         click.echo(

@@ -10,6 +10,7 @@ from pathlib import Path
 from autograder.grade.deciding import checks_digest
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, grade_cells
+from autograder.grade.reading import read_within_limits
 from autograder.grade.records import Record
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.sandbox.sandbox import Sandbox
@@ -46,11 +47,12 @@ def grade_notebook(
     try:
         data = read_bytes(path)
         record.sha256 = hashlib.sha256(data).hexdigest()
-        cells = parse_notebook(data, path.name).cells
+        cells = read_within_limits(parse_notebook(data, path.name).cells)
     except BadNotebook as problem:
         record.problem = str(problem)
         record.graded = {e.id: Graded(unreadable(e, str(problem))) for e in exercises}
         return record
+    record.notes += [cell.parsed.problem for cell in cells if cell.parsed and cell.parsed.problem]
     for graded in grade_cells(
         exercises, cells, conditions.sandbox, conditions.seed, conditions.baseline, on_graded
     ):

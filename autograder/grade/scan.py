@@ -12,9 +12,9 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from labkit.checks.source.statements import Statement
 from labkit.checks.source.submission import Submission
 from labkit.checks.source.syntax import parse
+from labkit.checks.source.text import python_lines
 
 _CONNECTS, _STARTS, _RUNS_DATA = "opens connections", "starts programs or processes", "runs code from data"
 _BESIDE, _FRAMES = "runs beside the check", "walks frames"
@@ -116,21 +116,18 @@ def scan(submission: Submission, forbids: Sequence[str] = ()) -> list[Flag]:
     """Flags for the student's statements an exercise would run. `forbids`: dotted names that solve it
     outright.
     """
-    trees = {s: tree for s in submission.statements if (tree := _tree(s, submission.sources[s.cell]))}
+    cells = {label: parse(source).body for label, source in submission.sources.items()}
+    trees = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
     imported = _aliases(trees.values())
     flags = []
     for statement, tree in trees.items():
-        lines = submission.sources[statement.cell].splitlines()
+        lines = python_lines(submission.sources[statement.cell])
         for node in ast.walk(tree):
             for why in dict.fromkeys(_suspicions(node, imported, forbids)):
                 number = getattr(node, "lineno", statement.first_line)
                 text = lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
                 flags.append(Flag(why, statement.cell, number, text))
     return list(dict.fromkeys(flags))
-
-
-def _tree(statement: Statement, source: str) -> ast.stmt:
-    return parse(source).body[statement.index]
 
 
 def _suspicions(node: ast.AST, imported: dict[str, str], forbids: Sequence[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ throughout.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from labkit.checks import registry
@@ -49,10 +50,12 @@ def validate(path: Path, on_report: Callable[[Report], None] = lambda report: No
 
     on_report: called with each exercise's report as soon as it is there.
     """
-    cells = read_cells(path)
+    cells = [replace(cell, parsed=cell.read()) for cell in read_cells(path)]
+    problems = [cell.parsed.problem for cell in cells if cell.parsed and cell.parsed.problem]
     reports = []
     for exercise in exercises_of(path):
         reports.append(check_cells(exercise, cells))
+        reports[-1].notes += [] if reports[-1].passed else problems
         on_report(reports[-1])
     return reports
 

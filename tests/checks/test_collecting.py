@@ -175,3 +175,128 @@ def test_the_exercise_is_read_from_the_metadata():
         "metadata": {"nbgrader": {"grade_id": grade_id("06.made"), "solution": True}},
     }
     assert cells_of({"cells": [cell]})[0].exercise == "06.made"
+
+
+def test_an_import_repeated_below_does_not_take_it_away_above():
+    submission = collected("import math", "class Made:\n    pi = math.pi", "import math\nK = 1")
+    assert submission.load().Made.pi > 3
+
+
+def test_what_runs_at_once_finds_what_stands_above_and_what_runs_later_what_stands_last():
+    helper = ["def helper(): return K", "K = 1"]
+    submission = collected(
+        *helper, "class Made:\n    at_once = helper()\n    def later(self): return helper()", "K = 2"
+    )
+    made = submission.load().Made
+    assert (made.at_once, made().later()) == (1, 2)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "Made"])
+NUMBERS = st.integers(0, 9)
+DEFINITIONS = st.one_of(
+    st.builds("{} = {}".format, NAMES, NUMBERS),
+    st.builds("{} = {}".format, NAMES, NAMES),
+    st.builds("{} = [{}, {}]".format, NAMES, NAMES, NAMES),
+    st.builds("def {}(): return {}".format, NAMES, NAMES),
+    st.builds("def {}(x={}): return x".format, NAMES, NAMES),
+    st.builds("class {}:\n    v = {}".format, NAMES, NAMES),
+    st.builds("class {}:\n    v = [{} for _ in range(2)]".format, NAMES, NAMES),
+    st.builds("class {}:\n    v = {}() if callable({}) else 0".format, NAMES, NAMES, NAMES),
+    st.builds("import math as {}".format, NAMES),
+)
+
+
+def told(value, depth=4):
+    """A value as plain data, functions called and classes looked into."""
+    if depth == 0 or isinstance(value, int):
+        return value if isinstance(value, int) else "..."
+    if isinstance(value, list):
+        return [told(each, depth - 1) for each in value]
+    if isinstance(value, type):
+        return ["class", value.__name__, told(value.v, depth - 1)]
+    return ["called", told(value(), depth - 1)] if callable(value) else value.__name__
+
+
+@given(st.lists(DEFINITIONS, min_size=1, max_size=8))
+def test_collecting_gives_what_running_the_notebook_gives(sources):
+    """Property: where the whole notebook runs, what is collected of it gives the same."""
+    whole = {}
+    try:
+        for source in sources:
+            exec(source, whole)
+        expected = told(whole["Made"])
+    except (NameError, KeyError, RecursionError):
+        return
+    assert told(vars(collected(*sources).load())["Made"]) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def scratch(x, x): return x",
+        "return 3",
+        "nonlocal x",
+        "def f():\n    x: int = 1\n    global x",
+        "x = " + "(" * 5000,
+        "x = " + "+".join(["1"] * 50_000),
+        "if a: pass\n" + "elif a: pass\n" * 5000,
+        "x = '\ud800'",
+        "x = '\x00'",
+    ],
+    ids=range(9),
+)
+def test_a_cell_that_cannot_be_read_is_its_own_problem_alone(source):
+    submission = collected(source, "def Made(): return 1")
+    assert submission.load().Made() == 1
+    assert list(submission.problems) == ["cell 1"]
+    assert "cell 1" in submission.problems["cell 1"]
+
+
+@pytest.mark.parametrize("odd", ["\x0c", "\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_lines_are_those_that_python_counts(odd):
+    above = f"text = 'a{odd}b'\nK = 1\n"
+    submission = collected(f"{above}def Made():\n    assert text == {f'a{odd}b'!r}\n    raise ValueError(K)")
+    with pytest.raises(ValueError, match="1") as raised:
+        submission.load().Made()
+    assert student_error(raised.value).where == "cell 1, line 5: raise ValueError(K)"
+
+
+def test_what_only_looks_like_a_magic_is_python():
+    assert collected(
+        'K = (7\n% 4)\nTEXT = """\n%x\n!y\nz?\n"""\ndef Made(): return K, TEXT'
+    ).load().Made() == (
+        3,
+        "\n%x\n!y\nz?\n",
+    )
+
+
+def test_magics_anywhere_in_a_cell_do_nothing():
+    source = "files = !ls\nif 1:\n    %time x = 1\nMade?\nt = %timeit -o 1\ndef Made(): return 4"
+    assert collected(source).load().Made() == 4
+
+
+def test_annotations_are_not_evaluated_where_the_cell_says_so():
+    source = "from __future__ import annotations\ndef Made(x: NotThere = 1) -> NotThere: return x"
+    assert collected(source).load().Made() == 1
+
+
+EARLIER = [
+    Cell(
+        "cell 1",
+        "class Earlier:\n    def __init__(self): self.x = 'theirs'\n    def get(self): return self.x",
+    )
+]
+
+
+def test_a_method_added_to_an_earlier_class_is_there_with_the_stand_in_too():
+    own = "class Earlier:\n    def get(self): return 'mine'\n    @property\n    def more(self): return helper(self.x)"
+    uses = "def Made():\n    e = Earlier()\n    return e.get(), e.more"
+    helper = "def helper(x): return [x]"
+    submission = collected(own, uses, helper, reference=EARLIER, replaced=["Earlier"])
+    assert submission.load().Made() == ("theirs", ["theirs"])
+
+
+def test_a_method_that_cannot_be_added_harms_nothing():
+    own = "class Earlier:\n    @not_there\n    def more(self): return 1"
+    submission = collected(own, "def Made(): return Earlier().get()", reference=EARLIER, replaced=["Earlier"])
+    assert submission.load().Made() == "theirs"

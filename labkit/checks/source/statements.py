@@ -3,19 +3,24 @@
 Executing a whole notebook to grade one class would run its training loops on every rank. So a cell is read
 as a list of top-level statements; definitions are kept (imports, `def`, `class`, and assignments that call
 nothing but a few pure constructors), and from those the ones an exercise's names depend on, however far
-down the notebook they stand.
+down the notebook they stand. They are executed in the notebook's order, so that each finds what it would find
+there: a name means what it meant at that place, and in a function what it means in the end.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
-import symtable
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from labkit.checks.source.names import looked_up
 from labkit.checks.source.syntax import parse
+from labkit.checks.source.text import python_lines
 
 # Calls that build a value and do nothing else, by the last part of their name.
 PURE_CALLS = {
@@ -35,26 +40,34 @@ PURE_CALLS = {
     *("dict", "list", "set", "tuple", "range", "Path", "getLogger", "compile", "Enum", "IntEnum", "auto"),
 }
 LARGEST_CELL = 200_000  # characters; a cell a person wrote is far below
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_ASSIGNS_MAGIC = re.compile(r"[\w, ]+=\s*[%!]")  # files = !ls
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One top-level definition: the names it defines, the names it mentions, and where it stands."""
+    """One top-level definition, what it depends on, and where it stands.
+
+    needs: names it looks up while it is executed. uses: those that its functions look up when called.
+    methods: functions in the body of a class.
+    """
 
     cell: str
     index: int  # which statement of the cell it is
     first_line: int
     last_line: int
     defines: tuple[str, ...]
+    needs: tuple[str, ...]
     uses: tuple[str, ...]
-    self_reference: bool  # an assignment whose value needs the name's earlier definition
+    methods: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Statement:
-        return cls(**{**data, "defines": tuple(data["defines"]), "uses": tuple(data["uses"])})
+        lists = {name: tuple(data[name]) for name in ("defines", "needs", "uses", "methods")}
+        return cls(**{**data, **lists})
 
 
 @dataclass
@@ -68,63 +81,106 @@ class ParsedCell:
     left_out: dict[str, str] = field(default_factory=dict)
     problem: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "statements": [statement.to_json() for statement in self.statements]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ParsedCell:
+        return cls(**{**data, "statements": [Statement.from_json(each) for each in data["statements"]]})
+
 
 def parse_cell(label: str, source: str) -> ParsedCell:
-    """Read one cell as data. Lines of IPython's own (%magic, !command) are taken out; nothing is executed."""
+    """Read one cell as data; nothing is executed. Whatever keeps it from being read is its `problem`."""
+    try:
+        return _parsed(label, source)
+    except Exception as error:  # a cell can be hostile in more ways than the parser has exceptions
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        told = getattr(error, "msg", None) or str(error)
+        return ParsedCell(problem=f"{label}{line}: {type(error).__name__}: {told[:300]}")
+
+
+def _parsed(label: str, source: str) -> ParsedCell:
     if len(source) > LARGEST_CELL:
-        return ParsedCell(
-            problem=f"{label} has {len(source)} characters; the most that is read is {LARGEST_CELL}"
-        )
+        raise ValueError(f"it has {len(source)} characters; the most that is read is {LARGEST_CELL}")
     if source.lstrip().startswith("%%"):
         return ParsedCell()  # what runs on ranks or in a shell is not part of the notebook's own definitions
-    source = without_magics(source)
-    try:
-        tree = parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        return ParsedCell(
-            problem=f"{label}{line}: {type(error).__name__}: {getattr(error, 'msg', None) or error}"
-        )
+    source, tree = _as_python(source)
     result = ParsedCell(source)
-    for index, node in enumerate(tree.body):
+    for index, (node, code) in enumerate(zip(tree.body, _compiled(tree.body, label), strict=True)):
         if is_definition(node):
-            result.statements.append(_statement(label, source, index, node))
+            result.statements.append(_statement(label, index, node, code))
         else:
             where = f"{label}, line {node.lineno}"
             result.left_out.update(dict.fromkeys(defined_names(node), where))
     return result
 
 
+def _as_python(source: str) -> tuple[str, ast.Module]:
+    """The cell, with lines that are IPython's own taken out if it is no Python with them."""
+    try:
+        return source, parse(source)
+    except SyntaxError:
+        without = without_magics(source)
+        if without == source:
+            raise
+        return without, parse(without)
+
+
+def _compiled(body: Sequence[ast.stmt], label: str) -> list[CodeType]:
+    """Code for each statement of a cell, as IPython would compile it."""
+    features = [name for node in body if isinstance(node, ast.ImportFrom) for name in _features(node)]
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for name in features:
+        flags |= getattr(__future__, name).compiler_flag
+    modules = (ast.Module(body=[node], type_ignores=[]) for node in body)
+    return [compile(module, label, "exec", flags=flags, dont_inherit=True) for module in modules]
+
+
+def _features(node: ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names] if node.module == "__future__" else []
+    return [name for name in names if name in __future__.all_feature_names]
+
+
 def needed_for(names: Iterable[str], statements: Sequence[Statement]) -> list[Statement]:
-    """The statements that `names` depend on, in notebook order. The last definition of a name is the one
-    that counts.
+    """The statements that `names` depend on, in notebook order.
+
+    What a statement needs at once is the last definition above it; what it uses later, and each of `names`,
+    is the last definition of all. A function that is needed at once may also be called at once: then it finds
+    what is defined above that place.
     """
+    end = len(statements)
     definitions: dict[str, list[int]] = {}
     for position, statement in enumerate(statements):
         for name in statement.defines:
             definitions.setdefault(name, []).append(position)
-    kept = {i for i, s in enumerate(statements) if "*" in s.defines}
-    pending = [(name, len(statements)) for name in names]
+    everything = definitions.get("*", [])
+    pending = [(name, end) for name in names]
+    pending += [(name, place) for place in everything for name in statements[place].needs]
+    found: set[tuple[int, int]] = {(place, end) for place in everything}
     while pending:
         name, before = pending.pop()
-        earlier = [i for i in definitions.get(name, []) if i < before]
-        if not earlier or earlier[-1] in kept:
+        places = definitions.get(name, [])
+        place = bisect_left(places, before) - 1
+        if place < 0 or (places[place], before) in found:
             continue
-        kept.add(earlier[-1])
-        statement = statements[earlier[-1]]
-        # A call will find the last definition; what is looked up at once (annotations) needs one before it.
-        pending += [(used, len(statements)) for used in statement.uses]
-        pending += [(used, earlier[-1]) for used in statement.uses if used not in statement.defines]
-        if statement.self_reference:
-            pending.append((name, earlier[-1]))
-    return [statements[i] for i in sorted(kept)]
+        found.add((places[place], before))
+        statement = statements[places[place]]
+        pending += [(needed, places[place]) for needed in statement.needs]
+        pending += [(used, moment) for used in statement.uses for moment in {before, end}]
+    return [statements[position] for position in sorted({position for position, _ in found})]
 
 
 def compile_statements(label: str, source: str, statements: Iterable[Statement]) -> list[CodeType]:
     """Code for some of a cell's statements, in order; tracebacks name the cell and the line within it."""
-    body = parse(source).body
-    nodes = [body[s.index] for s in statements]
-    return [compile(ast.Module(body=[n], type_ignores=[]), label, "exec", dont_inherit=True) for n in nodes]
+    code = _compiled(parse(source).body, label)
+    return [code[statement.index] for statement in statements]
+
+
+def methods_of(source: str, statement: Statement, wanted: Iterable[str]) -> list[ast.stmt]:
+    """The functions of these names in a class's body."""
+    node = parse(source).body[statement.index]
+    assert isinstance(node, ast.ClassDef), f"{statement} is not a class"
+    return [each for each in node.body if isinstance(each, _FUNCTIONS) and each.name in set(wanted)]
 
 
 def is_definition(node: ast.stmt) -> bool:
@@ -159,49 +215,33 @@ def defined_names(node: ast.AST) -> list[str]:
 
 
 def without_magics(source: str) -> str:
-    """The cell with IPython's own lines blanked, so that line numbers stay."""
-    lines = source.splitlines()
-    return (
-        "\n".join("" if _is_magic(line) else line for line in lines) if any(map(_is_magic, lines)) else source
-    )
+    """The cell with IPython's own lines made to do nothing, so that line numbers stay."""
+    return "".join(_without_magic(line) for line in python_lines(source))
 
 
-def _is_magic(line: str) -> bool:
-    return line.startswith(("%", "!", "?")) or (
-        line.rstrip().endswith("?") and not line.lstrip().startswith("#")
-    )
+def _without_magic(line: str) -> str:
+    """`line`, or `pass` in its place where it is a magic, a command for the shell, or asks for help."""
+    code = line.strip()
+    asks = code.startswith("?") or (code.endswith("?") and not code.startswith("#"))
+    if not asks and not code.startswith(("%", "!")) and not _ASSIGNS_MAGIC.match(code):
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return f"{indent}pass\n"
 
 
-def _statement(label: str, source: str, index: int, node: ast.stmt) -> Statement:
-    defines = tuple(dict.fromkeys(defined_names(node)))
-    first_line = min([node.lineno, *(n.lineno for n in getattr(node, "decorator_list", []))])
-    last_line = node.end_lineno or node.lineno
-    used = _global_names("\n".join(source.splitlines()[first_line - 1 : last_line]), label)
-    assigns = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.If, ast.Try))
-    bases = {n.id for b in getattr(node, "bases", []) for n in ast.walk(b) if isinstance(n, ast.Name)}
-    rebinds = isinstance(node, ast.AugAssign) or bool(set(defines) & (used if assigns else bases))
+def _statement(label: str, index: int, node: ast.stmt, code: CodeType) -> Statement:
+    now, later = looked_up(code)
+    body = node.body if isinstance(node, ast.ClassDef) else []
     return Statement(
         cell=label,
         index=index,
-        first_line=first_line,
-        last_line=last_line,
-        defines=defines,
-        uses=tuple(sorted(used | _names_in_strings(node))),
-        self_reference=rebinds,
+        first_line=min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))]),
+        last_line=node.end_lineno or node.lineno,
+        defines=tuple(dict.fromkeys(defined_names(node))),
+        needs=tuple(sorted(now)),
+        uses=tuple(sorted(later | _names_in_strings(node))),
+        methods=tuple(each.name for each in body if isinstance(each, _FUNCTIONS)),
     )
-
-
-def _global_names(text: str, label: str) -> set[str]:
-    """Names that code looks up outside itself: not its parameters, not its local variables."""
-    pending, found = [symtable.symtable(text, label, "exec")], set()
-    while pending:
-        table = pending.pop()
-        pending += table.get_children()
-        outermost = table.get_type() == "module"
-        found |= {
-            s.get_name() for s in table.get_symbols() if s.is_global() or (outermost and s.is_referenced())
-        }
-    return found
 
 
 def _names_in_strings(node: ast.AST) -> set[str]:

@@ -1,0 +1,49 @@
+"""Cells that a parser takes long over, and the ones beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+from conftest import notebook
+
+from autograder.cli import main
+from autograder.grade.reading import MOST_FAILURES, read_within_limits
+from labkit.checks.source.submission import Cell, collect
+
+
+def nested(depth: int) -> str:
+    """A function whose byte code doubles with each level: what `finally` holds is compiled twice."""
+    levels = [f"{' ' * n}try: a\n{' ' * n}finally:\n" for n in range(1, depth + 1)]
+    return "def bomb():\n" + "".join(levels) + " " * (depth + 1) + "b\n"
+
+
+MADE = Cell("cell 9", "def Made(): return 1")
+
+
+def test_many_small_statements_are_read_within_the_limits() -> None:
+    """There are ten seconds of the processor: each cell is read once, in a time that grows as it does."""
+    cells = [Cell("cell 1", "a=1\n" * 50_000), Cell("cell 2", "from math import *\n" * 1200), MADE]
+    found = [cell.read() for cell in read_within_limits(cells)]
+    assert [parsed.problem for parsed in found] == ["", "", ""]
+    assert [len(parsed.statements) for parsed in found] == [50_000, 1200, 1]
+
+
+def test_a_cell_that_takes_too_long_is_its_own_problem_alone() -> None:
+    """Until there are too many of them: the rest is then left unread, and said to be."""
+    cells = [Cell("cell 2", nested(19)), MADE, Cell("cell 10", nested(19)), Cell("cell 11", "K = 1")]
+    assert MOST_FAILURES == 2
+    submission = collect(read_within_limits(cells), "06.made", ["Made", "K"])
+    assert [statement.cell for statement in submission.statements] == ["cell 9"]
+    assert list(submission.problems) == ["cell 2", "cell 10", "cell 11"]
+    assert "cell 2: reading it took more than" in submission.problems["cell 2"]
+    assert "was not read" in submission.problems["cell 11"]
+
+
+def test_a_cell_that_cannot_be_read_is_named_in_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "06_x.ipynb"
+    path.write_text(json.dumps(notebook("def scratch(x, x): return x")))
+    done = CliRunner().invoke(main, ["verify", str(path), "--unsafe-no-sandbox"])
+    assert done.exit_code == 0
+    assert "note: cell 1, line 1: SyntaxError: duplicate argument 'x'" in done.output
