@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 from conftest import notebook
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autograder.grade.reference import graded_submission
@@ -92,6 +92,7 @@ PARTS = {"cell_type": KINDS, "source": JSON, "metadata": JSON, "id": JSON}
 CELL = st.fixed_dictionaries({}, optional=PARTS)
 
 
+@settings(deadline=None)
 @given(st.lists(CELL | JSON, max_size=4))
 def test_any_cells_become_a_valid_notebook(cells: list[Any]) -> None:
     """Property: whatever the cells hold, the rebuilt notebook is one nbgrader accepts, its marks all ours."""

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.checks.rank import StudentLoadError, load_student, student_error
@@ -217,6 +217,7 @@ def told(value, depth=4):
     return ["called", told(value(), depth - 1)] if callable(value) else value.__name__
 
 
+@settings(deadline=None)
 @given(st.lists(DEFINITIONS, min_size=1, max_size=8))
 def test_collecting_gives_what_running_the_notebook_gives(sources):
     """Property: where the whole notebook runs, what is collected of it gives the same."""
@@ -289,7 +290,8 @@ EARLIER = [
 
 
 def test_a_method_added_to_an_earlier_class_is_there_with_the_stand_in_too():
-    own = "class Earlier:\n    def get(self): return 'mine'\n    @property\n    def more(self): return helper(self.x)"
+    more = "    @property\n    def more(self): return helper(self.x)"
+    own = f"class Earlier:\n    def get(self): return 'mine'\n{more}"
     uses = "def Made():\n    e = Earlier()\n    return e.get(), e.more"
     helper = "def helper(x): return [x]"
     submission = collected(own, uses, helper, reference=EARLIER, replaced=["Earlier"])
