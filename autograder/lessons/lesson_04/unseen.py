@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_04 import PLAYED, refusing_case, schedule_case, split_case
 from labkit.checks.lesson_04.executor import bad_lists_case, gpipe, one_f_one_b, run_case
 from labkit.checks.lesson_04.formulas import Setting, formula_case
-from labkit.checks.lesson_04.lists import (
-    lists_by_choice,
-    one_at_a_time,
-    random_lists,
-)
+from labkit.checks.lesson_04.lists import lists_by_choice, one_at_a_time, random_lists
+from labkit.checks.lesson_04.schedules import schedule_case
+from labkit.checks.lesson_04.splitting import split_case
 
 
 def _unseen(case: Case) -> Case:
-    return Case(**{**case.to_json(), "name": f"unseen: {case.name}"})
+    return replace(case, name=f"unseen: {case.name}")
 
 
 def _split(seed: int) -> list[Case]:
@@ -46,9 +44,12 @@ def _interleaved(seed: int) -> list[Case]:
     draw = Random(f"04/interleaved/{seed}")
     sizes = [[p, p * draw.randint(1, 4), draw.randint(2, 4)] for p in (2, 3, draw.randint(4, 6))]
     p = draw.randint(3, 6)
-    played = Case("unseen sizes", 1, {"sizes": sizes}, seed, properties=PLAYED)
-    own = Case("unseen: your own in_turn", 1, {"sizes": sizes[:1]}, seed, ("own-parts",), own_parts=True)
-    return [played, refusing_case("unseen: a remainder", seed, [[p, p * 2 + draw.randint(1, p - 1), 2]]), own]
+    remainder = [p, p * 2 + draw.randint(1, p - 1), 2]
+    return [
+        schedule_case("unseen sizes", seed, sizes),
+        schedule_case("unseen: a remainder", seed, [remainder], "refused"),
+        schedule_case("unseen: your own in_turn", seed, sizes[:1], "own-parts"),
+    ]
 
 
 def _bubble(seed: int) -> list[Case]:

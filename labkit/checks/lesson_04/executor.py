@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Property
-from labkit.checks.lesson_04.evidence import PipelineEvidence
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise, Property, Run, every
+from labkit.checks.lesson_04.judges import (
+    equals,
+    follows_the_list,
+    keeps_few,
+    refuses_bad_lists,
+    returns_the_loss,
+    sends_each_once,
+    tells_when_ready,
+)
 from labkit.checks.lesson_04.lists import (
     backwards_first,
     forwards_first,
@@ -15,28 +23,12 @@ from labkit.checks.lesson_04.lists import (
     one_at_a_time,
     random_lists,
 )
-from labkit.checks.lesson_04.model import draw_model
-from labkit.checks.lesson_04.runs import meet_bad_lists, train, use_executor, use_ready_hook
-from labkit.checks.old_form import Exercise, Finding
+from labkit.checks.lesson_04.model import PipelineEvidence, draw_model, hand_own_stages
+from labkit.checks.lesson_04.runs import meet_bad_lists, take_steps, use_executor, use_ready_hook
 from labkit.checks.rank import Rank
 
 Lists = list[list[Any]]
 PATIENCE = 40.0  # seconds: a deadlock is told much sooner, and a busy host must not cost points
-RUNS = {
-    "gpipe": (use_executor, ("loss", "gradients", "messages", "follows-the-list")),
-    "naive": (use_executor, ("follows-the-list",)),
-    "train": (train, ("trained-weights",)),
-    "in-flight": (use_executor, ("in-flight",)),
-    "any-schedule": (use_executor, ("any-schedule",)),
-    "unequal": (use_executor, ("unequal-micro-batches",)),
-    "few": (use_executor, ("few-micro-batches",)),
-    "tied": (use_executor, ("tied-embedding",)),
-    "tied-train": (train, ("tied-embedding",)),
-    "ready": (use_ready_hook, ("gradients-ready",)),
-    "one-rank": (use_executor, ("one-rank",)),
-    "bad": (meet_bad_lists, ("refuses-bad-lists",)),
-}
-"""Kind of case -> what is done on the ranks, and the properties it gives evidence for."""
 
 
 def run_case(
@@ -45,8 +37,8 @@ def run_case(
     """lists: the schedule, one list a rank. widths: of each stage's layers. sizes: of the micro-batches."""
     told = f"{params.pop('schedule', kind)}, {len(widths)} stages, micro-batches of {sizes}"
     plain = [[list(action) for action in actions] for actions in lists]
-    every = {"kind": kind, "lists": plain, "widths": widths, "sizes": sizes, **params}
-    return Case(f"{kind}: {told}", len(lists), every, seed, RUNS[kind][1], timeout=PATIENCE)
+    everything = {"lists": plain, "widths": widths, "sizes": sizes, **params}
+    return Case(f"{kind}: {told}", len(lists), everything, seed, kind=kind, timeout=PATIENCE)
 
 
 TWO = [[5, 7], [7, 4, 3]]
@@ -103,52 +95,32 @@ def bad_lists_case(seed: int) -> Case:
         "a missing backward": good[:7],
     }
     names = {label: [n] for label, n in zip(bad, (7, 5, 1, 1), strict=True)}
-    params = {"kind": "bad", "lists": [good], "widths": TWO, "sizes": [2, 2], "bad": bad, "names": names}
-    return Case("bad lists, one rank", 1, params, seed, properties=("refuses-bad-lists",))
+    params = {"lists": [good], "widths": TWO, "sizes": [2, 2], "bad": bad, "names": names}
+    return Case("bad lists, one rank", 1, params, seed, kind="bad")
 
 
-def _run_on_rank(rank: Rank) -> None:
-    RUNS[rank.params["kind"]][0](rank)
+def _run(on_rank: Callable[[Rank], None]) -> Run:
+    return Run(on_rank, draw_model, hand_own_stages, PipelineEvidence)
 
 
-def _judge_run(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    evidence, kind = PipelineEvidence(case, inputs, answers), case.params["kind"]
-    (name, *_) = RUNS[kind][1]
-    match kind:
-        case "gpipe":
-            yield from evidence.losses("loss")
-            yield from evidence.tensors("gradients", "grad")
-            yield from evidence.messages("messages")
-            yield from evidence.order("follows-the-list")
-        case "naive":
-            yield from evidence.order(name)
-        case "train":
-            yield from evidence.tensors(name, "trained")
-        case "in-flight":
-            yield from evidence.in_flight(name)
-        case "any-schedule":
-            yield from evidence.order(name)
-            yield from evidence.tensors(name, "grad")
-        case "tied":
-            yield from evidence.tensors(name, "grad", only="embedding")
-            yield from evidence.tensors(name, "grad", only="head")
-        case "tied-train":
-            yield from evidence.tensors(name, "trained", only="embedding")
-            yield from evidence.tensors(name, "trained", only="head")
-        case "ready":
-            yield from evidence.readiness(name)
-            yield from evidence.tensors(name, "grad")
-        case "bad":
-            yield from evidence.refusals(name)
-        case _:
-            yield from evidence.losses(name)
-            yield from evidence.tensors(name, "grad")
-
+RUNS = {
+    **dict.fromkeys(
+        ("gpipe", "naive", "in-flight", "any-schedule", "unequal", "few", "tied", "one-rank"),
+        _run(use_executor),
+    ),
+    **dict.fromkeys(("train", "tied-train"), _run(take_steps)),
+    "ready": _run(use_ready_hook),
+    "bad": _run(meet_bad_lists),
+}
+LOSS_AND_GRADIENTS = every(returns_the_loss, equals("grad"))
+SHARED = ("embedding", "head")  # the two names of one weight
 
 RUN = Exercise(
     "04.run-schedule",
     "Run a schedule on real ranks",
     ("run_schedule", "train_step"),
+    RUNS,
+    _run_cases,
     (
         Property(
             "loss",
@@ -156,6 +128,7 @@ RUN = Exercise(
             1,
             "The last stage's rank returns the mean loss of the whole batch.",
             "the micro-batches' losses are added up without their share of the batch",
+            {"gpipe": returns_the_loss},
         ),
         Property(
             "gradients",
@@ -163,6 +136,7 @@ RUN = Exercise(
             4,
             "Every parameter's gradient equals that of one backward of the whole batch.",
             "the loss is not divided over micro-batches, or what was received does not require a gradient",
+            {"gpipe": equals("grad")},
         ),
         Property(
             "trained-weights",
@@ -170,6 +144,7 @@ RUN = Exercise(
             2,
             "Two steps of plain SGD end with the reference's weights.",
             "gradients of the last step are still there, or the optimizer steps before the last backward",
+            {"train": equals("trained")},
         ),
         Property(
             "messages",
@@ -177,6 +152,7 @@ RUN = Exercise(
             2,
             "Each activation and each gradient crosses each boundary between ranks once.",
             "shapes are sent too, or the gradient of the first stage's input is sent back",
+            {"gpipe": sends_each_once},
         ),
         Property(
             "follows-the-list",
@@ -184,6 +160,7 @@ RUN = Exercise(
             2,
             "Each rank does the list's actions in the list's order.",
             "the executor has a schedule of its own",
+            {"gpipe": follows_the_list, "naive": follows_the_list},
         ),
         Property(
             "in-flight",
@@ -191,6 +168,7 @@ RUN = Exercise(
             2,
             "After a micro-batch's backward nothing of it is kept; 1F1B holds p-r at stage r.",
             "retain_graph=True, or all losses are kept and one backward is done at the end",
+            {"in-flight": keeps_few},
         ),
         Property(
             "any-schedule",
@@ -198,6 +176,7 @@ RUN = Exercise(
             3,
             "Any order that a dry run accepts runs to its end: 1F1B, chunks, even a random one.",
             "a send that waits for its receiver, or messages told apart by their order and not by a tag",
+            {"any-schedule": every(follows_the_list, equals("grad"))},
         ),
         Property(
             "unequal-micro-batches",
@@ -205,6 +184,7 @@ RUN = Exercise(
             2,
             "Micro-batches of different sizes count by their samples.",
             "the mean of the micro-batches' means is not the mean over the samples",
+            {"unequal": LOSS_AND_GRADIENTS},
         ),
         Property(
             "few-micro-batches",
@@ -212,6 +192,7 @@ RUN = Exercise(
             1,
             "Fewer micro-batches than stages work.",
             "a warm-up of p micro-batches is taken for granted",
+            {"few": LOSS_AND_GRADIENTS},
         ),
         Property(
             "tied-embedding",
@@ -219,6 +200,7 @@ RUN = Exercise(
             2,
             "A weight that the first and the last stage share has the sum of both gradients on both.",
             "each copy is updated with its own half: the copies drift apart",
+            {"tied": equals("grad", *SHARED), "tied-train": equals("trained", *SHARED)},
         ),
         Property(
             "gradients-ready",
@@ -226,6 +208,7 @@ RUN = Exercise(
             1,
             "gradients_ready is called once a stage, right after its last backward.",
             "called after the first backward (what comes later is not averaged), or only at the very end",
+            {"ready": every(tells_when_ready, equals("grad"))},
         ),
         Property(
             "one-rank",
@@ -233,6 +216,7 @@ RUN = Exercise(
             1,
             "Two stages on one rank need no messages and work.",
             "a rank cannot send to itself",
+            {"one-rank": LOSS_AND_GRADIENTS},
         ),
         Property(
             "refuses-bad-lists",
@@ -240,12 +224,9 @@ RUN = Exercise(
             1,
             "A list that cannot be run is a ValueError that names the action.",
             "a KeyError of the executor's own bookkeeping tells the reader nothing",
+            {"bad": refuses_bad_lists},
         ),
     ),
-    _run_cases,
-    draw_model,
-    _run_on_rank,
-    _judge_run,
     forbids=(
         "torch.distributed.pipelining.PipelineStage",
         "torch.distributed.pipelining.ScheduleGPipe",

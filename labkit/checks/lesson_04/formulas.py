@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Property
-from labkit.checks.old_form import Exercise, Finding
+from labkit.checks.case import Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import number_or_words
 from labkit.theory.pipeline import bubble_over_ideal
@@ -18,7 +17,8 @@ Setting = tuple[str, int, int, int]
 
 
 def formula_case(name: str, seed: int, settings: list[Setting], **params: Any) -> Case:
-    return Case(name, 1, {"settings": [list(s) for s in settings], **params}, seed)
+    """fewest: [schedule, ranks, chunks a rank] each, for the smallest number of micro-batches."""
+    return Case(name, 1, {"settings": [list(s) for s in settings], **params}, seed, kind="values")
 
 
 def _text(setting: list[Any]) -> str:
@@ -37,52 +37,78 @@ TIMES = ((1.0, 2.0), (1.0, 1.0), (0.5, 1.75))  # t_f, t_b
 WANTED = (0.05, 0.1, 0.25, 0.5)  # the most of all time that may be idle
 
 
-def _bubble_on_rank(rank: Rank) -> None:
-    student, answers = rank.student, []
-    for schedule, p, m, v in rank.params["settings"]:
-        seconds = [number_or_words(student.batch_seconds(schedule, p, m, f, b, v)) for f, b in TIMES]
-        ratio = number_or_words(student.bubble_over_ideal(schedule, p, m, v))
-        fraction = number_or_words(student.bubble_fraction(schedule, p, m, v))
-        answers.append([seconds, ratio, fraction])
-    rank.fact("answers", answers)
+def _ask_for_bubbles(rank: Rank) -> None:
+    """Facts, one entry a setting: seconds (for each of TIMES), over-ideal, of-total. Fact: fewest."""
+    student, settings = rank.student, rank.params["settings"]
+    ratios = [number_or_words(student.bubble_over_ideal(*setting)) for setting in settings]
+    shares = [number_or_words(student.bubble_fraction(*setting)) for setting in settings]
+    seconds = [
+        [number_or_words(student.batch_seconds(schedule, p, m, f, b, v)) for f, b in TIMES]
+        for schedule, p, m, v in settings
+    ]
+    for name, fact in {"over-ideal": ratios, "of-total": shares, "seconds": seconds}.items():
+        rank.fact(name, fact)
     with rank.attempt("fewest-micro-batches"):
-        asked = [(s, p, v, share) for s, p, v in rank.params["fewest"] for share in WANTED]
+        asked = _shares_asked(rank.case)
         rank.fact(
-            "fewest",
-            [number_or_words(student.fewest_micro_batches(s, p, share, v)) for s, p, v, share in asked],
+            "fewest", [number_or_words(student.fewest_micro_batches(s, p, w, v)) for s, p, v, w in asked]
         )
 
 
-def _judge_bubble(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    facts = answers[0].facts
-    for setting, (seconds, ratio, fraction) in zip(case.params["settings"], facts["answers"], strict=True):
-        told, (_, p, m, v) = _text(setting), setting
-        r = bubble_over_ideal(p, m, v)
-        for (forward, backward), seen in zip(TIMES, seconds, strict=True):
-            wanted = m * (forward + backward) * (1 + r)
-            what = f"{wanted:g} s for {told}, t_f={forward:g} s, t_b={backward:g} s"
-            yield Finding("batch-seconds", _close(seen, wanted), what, str(seen))
-        yield Finding("over-ideal", _close(ratio, r), f"{r:.6g} for {told}", str(ratio))
-        share = r / (1 + r)
-        yield Finding("of-total", _close(fraction, share), f"{share:.6g} for {told}", str(fraction))
-    asked = [(s, p, v, share) for s, p, v in case.params["fewest"] for share in WANTED]
-    for (schedule, p, v, share), seen in zip(asked, facts.get("fewest", [None] * len(asked)), strict=True):
-        wanted = fewest(p, v, share)
-        what = f"{wanted} for at most {share:.0%} idle, {schedule}, p={p}" + (f", v={v}" if v > 1 else "")
-        yield Finding("fewest-micro-batches", seen == wanted, what, str(seen))
+def _shares_asked(case: Case) -> list[tuple[str, int, int, float]]:
+    """schedule, ranks, chunks a rank, the most of all time that may be idle."""
+    return [(s, p, v, share) for s, p, v in case.params["fewest"] for share in WANTED]
+
+
+def _answered(evidence: Evidence, fact: str) -> Iterator[tuple[Any, Any]]:
+    """Each setting, and what the student said of it."""
+    return zip(evidence.case.params["settings"], evidence.answers[0].facts[fact], strict=True)
+
+
+def _batches_take(evidence: Evidence) -> Iterator[Finding]:
+    for setting, answers in _answered(evidence, "seconds"):
+        _, p, m, v = setting
+        for (forward, backward), seen in zip(TIMES, answers, strict=True):
+            wanted = m * (forward + backward) * (1 + bubble_over_ideal(p, m, v))
+            told = f"{wanted:g} s for {_text(setting)}, t_f={forward:g} s, t_b={backward:g} s"
+            yield Finding(_close(seen, wanted), told, str(seen))
+
+
+def _bubble_is(fact: str, of_ideal: Callable[[float], float]) -> Judge:
+    """What was said equals this function of the bubble over the working time."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for setting, seen in _answered(evidence, fact):
+            _, p, m, v = setting
+            wanted = of_ideal(bubble_over_ideal(p, m, v))
+            yield Finding(_close(seen, wanted), f"{wanted:.6g} for {_text(setting)}", str(seen))
+
+    return judge
+
+
+def _of_all_time(over_ideal: float) -> float:
+    return over_ideal / (1 + over_ideal)
+
+
+def _so_many_are_enough(evidence: Evidence) -> Iterator[Finding]:
+    asked, answers = _shares_asked(evidence.case), evidence.answers[0].facts["fewest"]
+    for (schedule, p, v, share), seen in zip(asked, answers, strict=True):
+        wanted, chunks = fewest(p, v, share), f", v={v}" if v > 1 else ""
+        told = f"{wanted} for at most {share:.0%} idle, {schedule}, p={p}{chunks}"
+        yield Finding(seen == wanted, told, str(seen))
 
 
 def fewest(p: int, v: int, share: float) -> int:
     """By trying: interleaved stages take multiples of p only."""
     step = p if v > 1 else 1
     m = step
-    while bubble_over_ideal(p, m, v) / (1 + bubble_over_ideal(p, m, v)) > share + 1e-12:
+    while _of_all_time(bubble_over_ideal(p, m, v)) > share + 1e-12:
         m += step
     return m
 
 
 def _bubble_cases(seed: int) -> list[Case]:
-    settings = [
+    settings: list[Setting] = [
         ("gpipe", 4, 16, 1),
         ("1f1b", 4, 16, 1),
         ("interleaved", 4, 16, 2),
@@ -91,14 +117,16 @@ def _bubble_cases(seed: int) -> list[Case]:
         ("interleaved", 8, 8, 4),
         ("1f1b", 1, 5, 1),
     ]
-    fewest_of = [("gpipe", 4, 1), ("1f1b", 8, 1), ("interleaved", 8, 2), ("gpipe", 1, 1)]
-    return [formula_case("published sizes", seed, [*settings], fewest=[list(f) for f in fewest_of])]
+    fewest_of = [["gpipe", 4, 1], ["1f1b", 8, 1], ["interleaved", 8, 2], ["gpipe", 1, 1]]
+    return [formula_case("published sizes", seed, settings, fewest=fewest_of)]
 
 
 BUBBLE_FRACTION = Exercise(
     "04.bubble-fraction",
     "The bubble, by both definitions",
     ("batch_seconds", "bubble_over_ideal", "bubble_fraction", "fewest_micro_batches"),
+    {"values": Run(_ask_for_bubbles)},
+    _bubble_cases,
     (
         Property(
             "batch-seconds",
@@ -106,6 +134,7 @@ BUBBLE_FRACTION = Exercise(
             2,
             "The time of a batch, for any t_f and t_b.",
             "t_b is taken to be 2 t_f, or the p-1 steps of fill and drain are left out",
+            {"values": _batches_take},
         ),
         Property(
             "over-ideal",
@@ -113,6 +142,7 @@ BUBBLE_FRACTION = Exercise(
             2,
             "Idle time over working time, for each schedule.",
             "1F1B is believed to have a smaller bubble than GPipe",
+            {"values": _bubble_is("over-ideal", lambda over_ideal: over_ideal)},
         ),
         Property(
             "of-total",
@@ -120,6 +150,7 @@ BUBBLE_FRACTION = Exercise(
             2,
             "Idle time over all time, for each schedule.",
             "(p-1)/m is relative to the working time; relative to all time it is (p-1)/(m+p-1)",
+            {"values": _bubble_is("of-total", _of_all_time)},
         ),
         Property(
             "fewest-micro-batches",
@@ -127,34 +158,38 @@ BUBBLE_FRACTION = Exercise(
             2,
             "The smallest m that keeps the idle share within a limit, with one rank and with chunks.",
             "interleaved stages need a multiple of p; one rank has no bubble and needs one micro-batch",
+            {"values": _so_many_are_enough},
         ),
     ),
-    _bubble_cases,
-    lambda case, generator: {},
-    _bubble_on_rank,
-    _judge_bubble,
     forbids=("labkit.theory.pipeline.bubble_over_ideal", "labkit.theory.pipeline.bubble_of_total"),
 )
 
 # ---- 04.peak-in-flight
 
 
-def _peak_on_rank(rank: Rank) -> None:
-    counts = []
-    for schedule, p, m, v in rank.params["settings"]:
-        counts.append([number_or_words(rank.student.peak_in_flight(schedule, r, p, m, v)) for r in range(p)])
+def _ask_for_peaks(rank: Rank) -> None:
+    """Fact: counts, for each setting one a rank."""
+    peak, settings = rank.student.peak_in_flight, rank.params["settings"]
+    counts = [
+        [number_or_words(peak(schedule, r, p, m, v)) for r in range(p)] for schedule, p, m, v in settings
+    ]
     rank.fact("counts", counts)
 
 
-def _judge_peak(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    for setting, counts in zip(case.params["settings"], answers[0].facts["counts"], strict=True):
-        schedule, p, m, v = setting
-        for rank, seen in enumerate(counts):
-            wanted = chunks_in_flight(schedule, rank, p, m, v)
-            name = "few-micro-batches" if m < p or m * v <= 2 * (p - 1) + (v - 1) * p else schedule
-            yield Finding(
-                name, _close(seen, wanted), f"{wanted} on rank {rank} for {_text(setting)}", str(seen)
-            )
+def _counts_of(about: str) -> Judge:
+    """The counts of a schedule that has enough micro-batches for its warm-up, or of all that have "few"."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for setting, counts in _answered(evidence, "counts"):
+            schedule, p, m, v = setting
+            few = m < p or m * v <= 2 * (p - 1) + (v - 1) * p
+            if about == ("few" if few else schedule):
+                for rank, seen in enumerate(counts):
+                    wanted = chunks_in_flight(schedule, rank, p, m, v)
+                    told = f"{wanted} on rank {rank} for {_text(setting)}"
+                    yield Finding(_close(seen, wanted), told, str(seen))
+
+    return judge
 
 
 def chunks_in_flight(schedule: str, rank: int, p: int, m: int, v: int) -> int:
@@ -188,14 +223,24 @@ PEAK_IN_FLIGHT = Exercise(
     "04.peak-in-flight",
     "How much each stage holds",
     ("peak_in_flight",),
+    {"values": Run(_ask_for_peaks)},
+    _peak_cases,
     (
-        Property("gpipe", "numbers", 1, "GPipe: all m, on every stage.", "m and p are exchanged"),
+        Property(
+            "gpipe",
+            "numbers",
+            1,
+            "GPipe: all m, on every stage.",
+            "m and p are exchanged",
+            {"values": _counts_of("gpipe")},
+        ),
         Property(
             "1f1b",
             "numbers",
             2,
             "1F1B: less on each stage further on.",
             "p on every stage: that is the first stage only",
+            {"values": _counts_of("1f1b")},
         ),
         Property(
             "interleaved",
@@ -203,14 +248,16 @@ PEAK_IN_FLIGHT = Exercise(
             2,
             "Interleaved: the chunks of a longer warm-up, and one more.",
             "micro-batches are counted instead of chunks",
+            {"values": _counts_of("interleaved")},
         ),
         Property(
-            "few-micro-batches", "robustness", 1, "Never more than there are.", "the bound by m is missing"
+            "few-micro-batches",
+            "robustness",
+            1,
+            "Never more than there are.",
+            "the bound by m is missing",
+            {"values": _counts_of("few")},
         ),
     ),
-    _peak_cases,
-    lambda case, generator: {},
-    _peak_on_rank,
-    _judge_peak,
     forbids=("labkit.theory.pipeline.in_flight",),
 )

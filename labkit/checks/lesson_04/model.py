@@ -8,6 +8,8 @@ under "STAGE.LAYER.weight", the "embedding", and "x0", "y0", "x1", "y1", one who
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -15,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence
+from labkit.checks.shared.beside import STEPS, PlainSeat, State, observe, train
 
-STEPS = 2
-LEARNING_RATE = 0.1
 DTYPE = torch.float64
 
 
@@ -45,13 +47,23 @@ def build_stages(case: Case, inputs: Inputs, numbers: Sequence[int]) -> dict[int
     """Fresh stages of these numbers. A shared embedding is one parameter if both its stages are there."""
     widths: list[list[int]] = case.params["widths"]
     stages = {s: Stage(list(_linears(s, widths[s], inputs)), s == len(widths) - 1) for s in numbers}
-    if "vocabulary" in case.params:
+    if "embedding" in inputs:
         embedding = nn.Parameter(inputs["embedding"].clone())
         if 0 in stages:
             stages[0].embedding = embedding
-        if len(widths) - 1 in stages:
-            stages[len(widths) - 1].head = embedding
+        if last_stage(case) in stages:
+            stages[last_stage(case)].head = embedding
     return stages
+
+
+def last_stage(case: Case) -> int:
+    """The number of the stage that has the loss."""
+    return len(case.params["widths"]) - 1
+
+
+def stages_of(case: Case, rank: int) -> range:
+    """The stages of a rank: each rank has one of every `case.ranks` that follow one another."""
+    return range(rank, last_stage(case) + 1, case.ranks)
 
 
 def _linears(stage: int, widths: Sequence[int], inputs: Inputs) -> Iterator[nn.Linear]:
@@ -70,10 +82,20 @@ def loss_fn(case: Case, output: Tensor, target: Tensor) -> Tensor:
 
 
 def micro_batches(case: Case, inputs: Inputs, step: int) -> list[tuple[Tensor, Tensor]]:
-    """The batch of a step in the case's sizes."""
-    sizes = case.params["sizes"]
-    x, y = inputs[f"x{step}"].split(sizes), inputs[f"y{step}"].split(sizes)
+    """The batch of a step in the case's sizes; NaN (or token 0) in place of what is not among the inputs."""
+    widths, sizes = case.params["widths"], case.params["sizes"]
+    x, y = (
+        (inputs[name] if name in inputs else _blank(case, width)).split(sizes)
+        for name, width in ((f"x{step}", widths[0][0]), (f"y{step}", widths[-1][-1]))
+    )
     return [(a.clone(), b.clone()) for a, b in zip(x, y, strict=True)]
+
+
+def _blank(case: Case, width: int) -> Tensor:
+    samples = sum(case.params["sizes"])
+    if "vocabulary" in case.params:
+        return torch.zeros(samples, dtype=torch.long)
+    return torch.full((samples, width), float("nan"), dtype=DTYPE)
 
 
 def draw_model(case: Case, generator: torch.Generator) -> Inputs:
@@ -103,27 +125,47 @@ def draw_model(case: Case, generator: torch.Generator) -> Inputs:
     return drawn
 
 
-def reference(case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """Losses, gradients of the first batch, and weights after two steps of SGD: one process, whole batches.
+def hand_own_stages(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """A rank's own layers; inputs to the first stage's rank, targets to the last's, the embedding to both."""
+    stages = stages_of(case, rank)
+    at = {"x": 0 in stages, "y": last_stage(case) in stages}
+    at["e"] = at["x"] or at["y"]
+    return {
+        name: tensor
+        for name, tensor in inputs.items()
+        if (at[name[0]] if name[0] in at else int(name.partition(".")[0]) in stages)
+    }
 
-    Keys: "loss0", "loss1", "grad.NAME", "trained.NAME", with NAME as in `named_parameters`.
-    """
-    stages = build_stages(case, inputs, range(len(case.params["widths"])))
-    parameters = dict(named_parameters(stages))
-    optimizer = torch.optim.SGD(list(dict.fromkeys(parameters.values())), lr=LEARNING_RATE)
-    found: dict[str, Tensor] = {}
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        x = inputs[f"x{step}"]
-        for stage in stages.values():
+
+class WholeModel(nn.Module):
+    """All stages in one process: inputs and targets [samples, ...] -> the mean loss."""
+
+    def __init__(self, case: Case, inputs: Inputs) -> None:
+        super().__init__()
+        self.case = case
+        self.numbered = build_stages(case, inputs, range(len(case.params["widths"])))
+        self.stages = nn.ModuleList(self.numbered.values())
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        for stage in self.stages:
             x = stage(x)
-        loss = loss_fn(case, x, inputs[f"y{step}"])
-        loss.backward()
-        found[f"loss{step}"] = loss.detach()
-        if step == 0:
-            found |= {f"grad.{name}": p.grad.clone() for name, p in parameters.items() if p.grad is not None}
-        optimizer.step()
-    return found | {f"trained.{name}": p.detach() for name, p in parameters.items()}
+        return loss_fn(self.case, x, target)
+
+
+@dataclass(frozen=True)
+class PipelineEvidence(Evidence):
+    """One case's answers, to be held against one process that had the whole model and the whole batch."""
+
+    @cached_property
+    def expected(self) -> State:
+        """Loss ("output") and gradients ("grad.NAME") of the first batch, and weights after two steps of SGD
+        ("trained.NAME"), with NAME as in `named_parameters`.
+        """
+        whole, seat = WholeModel(self.case, self.inputs), PlainSeat()
+        batches = [(self.inputs[f"x{step}"], self.inputs[f"y{step}"]) for step in range(STEPS)]
+        observe(seat, whole, batches[0], named=lambda _: named_parameters(whole.numbered))
+        train(seat, whole, batches, named=lambda _: named_parameters(whole.numbered))
+        return seat.tensors
 
 
 def named_parameters(stages: dict[int, Stage]) -> Iterator[tuple[str, nn.Parameter]]:

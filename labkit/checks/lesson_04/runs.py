@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from labkit.checks.case import JSON
 from labkit.checks.lesson_04.model import (
     DTYPE,
-    LEARNING_RATE,
-    STEPS,
     Stage,
     build_stages,
     input_width,
+    last_stage,
     loss_fn,
     micro_batches,
     named_parameters,
+    stages_of,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import LEARNING_RATE, STEPS
 from labkit.pipeline import PipelinePart, TiedWeight
 from labkit.theory.schedule import Action
 
@@ -86,28 +87,27 @@ def actions_of(rank: Rank) -> list[Action]:
 def use_executor(rank: Rank) -> None:
     """Run one batch and report everything.
 
-    Answers: loss0, grad.NAME. Facts: log, peak. Recording: messages.
+    Answers: output (the loss), grad.NAME. Facts: log, peak. Recording: messages.
     """
     stages, watch = own_stages(rank), Watch()
     part = make_part(rank, stages, 0, watch)
     with rank.recording("messages"):
         loss = rank.student.run_schedule(part, actions_of(rank), rank.group)
-    rank.answer("loss0", as_answer(loss))
+    rank.answer("output", as_answer(loss))
     for name, parameter in named_parameters(stages):
         rank.answer(f"grad.{name}", parameter.grad)
     rank.fact("log", watch.log)
     rank.fact("peak", watch.peak)
 
 
-def train(rank: Rank) -> None:
-    """Two steps of the student's `train_step` on two batches. Answers: loss0, loss1, trained.NAME."""
+def take_steps(rank: Rank) -> None:
+    """Two steps of the student's `train_step` on two batches. Answers: trained.NAME."""
     stages = own_stages(rank)
     parameters = list(dict.fromkeys(p for _, p in named_parameters(stages)))
     optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE)
     for step in range(STEPS):
         part = make_part(rank, stages, step, Watch())
-        loss = rank.student.train_step(part, actions_of(rank), optimizer, rank.group)
-        rank.answer(f"loss{step}", as_answer(loss))
+        rank.student.train_step(part, actions_of(rank), optimizer, rank.group)
     for name, parameter in named_parameters(stages):
         rank.answer(f"trained.{name}", parameter)
 
@@ -136,26 +136,18 @@ def meet_bad_lists(rank: Rank) -> None:
 
 def own_stages(rank: Rank) -> dict[int, Stage]:
     """Fresh stages of this rank."""
-    numbers = range(rank.rank, len(rank.params["widths"]), rank.world_size)
-    return build_stages(rank.case, rank.inputs, numbers)
+    return build_stages(rank.case, rank.inputs, stages_of(rank.case, rank.rank))
 
 
 def make_part(
     rank: Rank, stages: dict[int, Stage], step: int, watch: Watch, ready: Callable[[int], None] = nobody
 ) -> PipelinePart:
-    """What the student's executor is handed. Inputs are there on the first stage's rank only, targets on the
-    last's; elsewhere there are tensors of NaN (or token 0) of the right shape.
-    """
-    last = len(rank.params["widths"]) - 1
-    batches = [
-        (x if 0 in stages else _blank(x), y if last in stages else _blank(y))
-        for x, y in micro_batches(rank.case, rank.inputs, step)
-    ]
-    sizes: Sequence[int] = rank.params["sizes"]
+    """What the student's executor is handed."""
+    sizes: list[int] = rank.params["sizes"]
     return PipelinePart(
         stages={number: WatchedStage(stage, number, watch) for number, stage in stages.items()},
-        num_stages=last + 1,
-        micro_batches=batches,
+        num_stages=last_stage(rank.case) + 1,
+        micro_batches=micro_batches(rank.case, rank.inputs, step),
         loss_fn=partial(loss_fn, rank.case),
         empty_input=lambda stage, i: torch.empty(sizes[i], input_width(rank.case, stage), dtype=DTYPE),
         tied=_tied(rank, stages),
@@ -163,14 +155,9 @@ def make_part(
     )
 
 
-def _blank(tensor: Tensor) -> Tensor:
-    return torch.full_like(tensor, float("nan") if tensor.is_floating_point() else 0)
-
-
 def _tied(rank: Rank, stages: dict[int, Stage]) -> TiedWeight | None:
     """The shared embedding's copy on this rank. Every rank makes the group, as torch asks."""
-    last = len(rank.params["widths"]) - 1
-    ends = sorted({0, last % rank.world_size})
+    ends = sorted({0, last_stage(rank.case) % rank.world_size})
     if "vocabulary" not in rank.params or len(ends) == 1:
         return None
     group = dist.new_group([dist.get_global_rank(rank.group, end) for end in ends])
@@ -179,7 +166,7 @@ def _tied(rank: Rank, stages: dict[int, Stage]) -> TiedWeight | None:
 
 
 def as_answer(loss: object) -> Tensor | None:
-    """A loss as a tensor, whether it came as a tensor or a number."""
-    if loss is None or isinstance(loss, Tensor):
-        return loss
-    return torch.tensor(loss, dtype=DTYPE)
+    """A loss as a tensor of no dimensions, whether it came as a tensor or a number."""
+    if loss is None:
+        return None
+    return loss.squeeze() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=DTYPE)

@@ -1,187 +1,191 @@
-"""What makes a list of actions GPipe, 1F1B or interleaved: not its letter, but what it does when played."""
+"""What the three exercises of lesson 04 that ask for a schedule must show: GPipe, 1F1B, interleaved 1F1B."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from labkit.checks.case import JSON, Case, Inputs, RankAnswer
-from labkit.checks.exercise import Property
-from labkit.checks.old_form import Exercise, Finding
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise, Property, Run, every
+from labkit.checks.lesson_04.rules import (
+    Size,
+    ask_for_lists,
+    ask_for_the_impossible,
+    every_action_once,
+    forwards_first,
+    holds_at_most,
+    in_every_size,
+    refuses_remainders,
+    runs_to_its_end,
+    takes_as_long_as,
+)
 from labkit.checks.rank import Rank
-from labkit.theory.schedule import Action, Costs, Kind, ScheduleError, Simulation, dry_run, simulate
 
-FORWARD_AND_BACKWARD = (
-    (1.0, 1.0),
-    (1.0, 2.0),
-    (2.0, 3.5),
-    (3.0, 1.0),
-)  # a backward need not cost two forwards
+ONE_F_ONE_B_ID = "04.one-f-one-b-schedule"
 
 
-@dataclass(frozen=True)
-class Size:
-    """How many ranks, micro-batches, and chunks a rank."""
-
-    ranks: int
-    micro_batches: int
-    chunks: int = 1
-
-    @property
-    def stages(self) -> int:
-        return self.ranks * self.chunks
-
-    def __str__(self) -> str:
-        chunks = f", {self.chunks} chunks a rank" if self.chunks > 1 else ""
-        return f"{self.ranks} ranks, {self.micro_batches} micro-batches{chunks}"
+def schedule_case(name: str, seed: int, sizes: list[list[int]], kind: str = "values") -> Case:
+    """sizes: [ranks, micro-batches] or [ranks, micro-batches, chunks] each; "refused" ones have no
+    schedule.
+    """
+    return Case(name, 1, {"sizes": sizes}, seed, kind=kind, own_parts=kind == "own-parts")
 
 
-Lists = list[list[Action]]
-Call = Callable[[Rank, int, Size], object]
-Rule = Callable[[Size, Lists], Iterator[tuple[bool, str, str, int | None]]]
-"""Yields (passed, expected, seen, rank) for the lists of one size."""
+def _plain_cases(seed: int) -> list[Case]:
+    sizes = [[4, 8], [2, 5], [3, 7], [4, 4], [4, 2], [3, 1], [1, 3]]
+    return [schedule_case("m > p, m = p, m < p", seed, sizes)]
 
 
-def ask_for_lists(call: Call) -> Callable[[Rank], None]:
-    """On the rank: every rank's list for every size of the case, as facts; and what a wrong size raises."""
-
-    def on_rank(rank: Rank) -> None:
-        for numbers in rank.params.get("sizes", []):
-            size = Size(*numbers)
-            lists: list[Any] = [call(rank, r, size) for r in range(size.ranks)]
-            rank.fact(str(size), [[list(action) for action in actions] for actions in lists])
-        for numbers in rank.params.get("refused", []):
-            with rank.expect_error(str(Size(*numbers))):
-                call(rank, 0, Size(*numbers))
-
-    return on_rank
+def _interleaved_cases(seed: int) -> list[Case]:
+    sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2]]
+    return [
+        schedule_case("two and three chunks", seed, sizes),
+        schedule_case("a remainder", seed, [[4, 6, 2], [3, 2, 2]], "refused"),
+        schedule_case("your own in_turn", seed, [[2, 4, 2]], "own-parts"),
+    ]
 
 
-def judge_lists(rules: Mapping[str, Rule]) -> Callable[[Case, Inputs, list[RankAnswer]], Iterator[Finding]]:
-    """Each rule is a property's."""
-
-    def judge(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-        facts = answers[0].facts
-        for numbers in case.params.get("sizes", []):
-            size = Size(*numbers)
-            lists = read_lists(facts[str(size)])
-            for name, rule in rules.items():
-                yield from _findings("own-parts" if case.own_parts else name, size, rule(size, lists))
-        for numbers in case.params.get("refused", []):
-            yield refusal(Size(*numbers), facts[str(Size(*numbers))])
-
-    return judge
+def _gpipe(rank: Rank, r: int, size: Size) -> object:
+    return rank.student.gpipe_schedule(r, size.ranks, size.micro_batches)
 
 
-def _findings(
-    name: str, size: Size, results: Iterable[tuple[bool, str, str, int | None]]
-) -> Iterator[Finding]:
-    """A schedule that cannot be played fails whatever property is asked of its playing."""
-    try:
-        for passed, expected, seen, rank in results:
-            yield Finding(name, passed, f"{expected} ({size})", seen, rank)
-    except ScheduleError as problem:
-        yield Finding(name, False, f"a schedule that runs to its end ({size})", str(problem))
+def _one_f_one_b(rank: Rank, r: int, size: Size) -> object:
+    return rank.student.one_f_one_b_schedule(r, size.ranks, size.micro_batches)
 
 
-def refusal(size: Size, fact: Mapping[str, JSON]) -> Finding:
-    """Micro-batches that are not a multiple of the ranks were refused with a ValueError that names both."""
-    numbers = (str(size.ranks), str(size.micro_batches))
-    clear = "ValueError" in (fact.get("kinds") or []) and all(n in fact["message"] for n in numbers)
-    said = f"{fact['raised']}: {fact['message']}" if fact["raised"] else "a list, and no error"
-    return Finding("refuses-remainder", clear, f"a ValueError that names {' and '.join(numbers)}", said)
+def _interleaved(rank: Rank, r: int, size: Size) -> object:
+    return rank.student.interleaved_schedule(r, size.ranks, size.micro_batches, size.chunks)
 
 
-def read_lists(facts: list[list[list[JSON]]]) -> Lists:
-    """The lists as actions. ValueError where an entry is not (kind, stage, micro-batch)."""
-    return [[Action(*_three(entry)) for entry in entries] for entries in facts]
+def _stages_from_here(size: Size, rank: int) -> int:
+    return min(size.micro_batches, size.ranks - rank)
 
 
-def _three(entry: list[JSON]) -> tuple[JSON, JSON, JSON]:
-    if len(entry) != 3:
-        raise ValueError(f"expected actions of (kind, stage, micro_batch), found {entry}")
-    return entry[0], entry[1], entry[2]
+def _warm_up_and_one(size: Size, rank: int) -> int:
+    """Megatron's warm-up and one more: 2(p-r-1) + (v-1)p + 1 chunks, or all there are."""
+    warm_up = 2 * (size.ranks - rank - 1) + (size.chunks - 1) * size.ranks
+    return min(size.chunks * size.micro_batches, warm_up + 1)
 
 
-def every_action_once(size: Size, lists: Lists) -> Iterator[tuple[bool, str, str, int | None]]:
-    """Each list has the forward and the backward of each micro-batch on the rank's stages, and no more."""
-    for rank, actions in enumerate(lists):
-        own = range(rank, size.stages, size.ranks)
-        kinds: tuple[Kind, ...] = ("forward", "backward")
-        wanted = Counter(Action(k, s, i) for k in kinds for s in own for i in range(size.micro_batches))
-        seen = Counter(actions)
-        missing, extra = wanted - seen, seen - wanted
-        said = [f"{next(iter(missing))} is missing"] if missing else []
-        said += [f"{next(iter(extra))} is one too many"] if extra else []
-        yield not said, f"each of {sum(wanted.values())} actions once", "; ".join(said), rank
+ONCE = in_every_size(every_action_once)
+IN_TIME = in_every_size(takes_as_long_as)
+TO_THE_END = in_every_size(runs_to_its_end)
+FEW_HELD = in_every_size(holds_at_most(_warm_up_and_one))
+EVERY_ACTION = Property(
+    "every-action-once",
+    "numbers",
+    2,
+    "Each micro-batch goes forward and back once through each stage.",
+    "the last micro-batches are left out of the cool-down, or the warm-up is longer than m when m < p",
+    {"values": ONCE},
+)
+NO_DEADLOCK = Property(
+    "no-deadlock",
+    "robustness",
+    2,
+    "A dry run of all ranks' lists reaches the end.",
+    "a backward stands before its own forward, or two ranks order their micro-batches differently",
+    {"values": TO_THE_END},
+)
 
+GPIPE = Exercise(
+    "04.gpipe-schedule",
+    "GPipe",
+    ("gpipe_schedule",),
+    {"values": Run(ask_for_lists(_gpipe))},
+    _plain_cases,
+    (
+        EVERY_ACTION,
+        Property(
+            "forwards-first",
+            "mechanism",
+            1,
+            "All forwards come before the first backward.",
+            "forward and backward of one micro-batch stand together: that is the naive schedule",
+            {"values": in_every_size(forwards_first)},
+        ),
+        Property(
+            "makespan",
+            "numbers",
+            3,
+            "The batch takes (m+p-1)(t_f+t_b), whatever the backward costs.",
+            "the order of the backwards is reversed on some stages and not on others",
+            {"values": IN_TIME},
+        ),
+        NO_DEADLOCK,
+    ),
+)
 
-def runs_to_its_end(size: Size, lists: Lists) -> Iterator[tuple[bool, str, str, int | None]]:
-    """A dry run reaches every action of every list, and the lists are not short."""
-    blocked = dry_run(lists)
-    enough = sum(map(len, lists)) >= 2 * size.stages * size.micro_batches
-    said = "; ".join(map(str, blocked)) or f"lists of {[len(a) for a in lists]} actions"
-    yield not blocked and enough, "no rank blocked, and no action missing", said, None
+ONE_F_ONE_B = Exercise(
+    ONE_F_ONE_B_ID,
+    "1F1B",
+    ("one_f_one_b_schedule", "in_turn"),
+    {"values": Run(ask_for_lists(_one_f_one_b))},
+    _plain_cases,
+    (
+        EVERY_ACTION,
+        Property(
+            "makespan",
+            "numbers",
+            3,
+            "The batch takes as long as with GPipe: (m+p-1)(t_f+t_b).",
+            "the warm-up is too short: stage r needs p-r-1 forwards before its first pair",
+            {"values": IN_TIME},
+        ),
+        Property(
+            "in-flight",
+            "mechanism",
+            3,
+            "Stage r never holds more than min(m, p-r) micro-batches.",
+            "the warm-up is too long, or counts from the wrong end: the last stage has none",
+            {"values": in_every_size(holds_at_most(_stages_from_here))},
+        ),
+        NO_DEADLOCK,
+    ),
+)
 
-
-def forwards_first(size: Size, lists: Lists) -> Iterator[tuple[bool, str, str, int | None]]:
-    """No forward stands behind a backward."""
-    for rank, actions in enumerate(lists):
-        first = next((i for i, a in enumerate(actions) if a.kind == "backward"), len(actions))
-        late = next((a for a in actions[first:] if a.kind == "forward"), None)
-        forwards = sum(a.kind == "forward" for a in actions)
-        right = late is None and forwards == size.micro_batches
-        said = f"{late} after {actions[first]}" if late else f"{forwards} forwards"
-        yield right, f"{size.micro_batches} forwards, then the backwards", said, rank
-
-
-def takes_as_long_as(size: Size, lists: Lists) -> Iterator[tuple[bool, str, str, int | None]]:
-    """m(t_f+t_b) of work and p-1 times (t_f+t_b)/v of bubble (Narayanan SC21, section 2.2)."""
-    for forward, backward in FORWARD_AND_BACKWARD:
-        played = simulate(lists, Costs(forward / size.chunks, backward / size.chunks))
-        both = forward + backward
-        wanted = size.micro_batches * both + (size.ranks - 1) * both / size.chunks
-        said = f"{played.makespan:g}"
-        what = f"{wanted:g} from first to last when forward takes {forward:g} and backward {backward:g}"
-        yield abs(played.makespan - wanted) < 1e-9 * wanted, what, said, None
-
-
-def holds_at_most(limit: Callable[[Size, int], int]) -> Rule:
-    """No rank ever has more forwards open than `limit(size, rank)`."""
-
-    def rule(size: Size, lists: Lists) -> Iterator[tuple[bool, str, str, int | None]]:
-        for rank, peak in enumerate(_peaks(size, simulate(lists))):
-            most = limit(size, rank)
-            yield 1 <= peak <= most, f"at most {most} forwards waiting for their backward", str(peak), rank
-
-    return rule
-
-
-def _peaks(size: Size, played: Simulation) -> list[int]:
-    return [played.peak_in_flight(rank) for rank in range(len(played.starts))]
-
-
-def schedule_exercise(
-    exercise_id: str,
-    title: str,
-    names: tuple[str, ...],
-    call: Call,
-    rules: Mapping[str, Rule],
-    properties: Iterable[Property],
-    cases: Callable[[int], list[Case]],
-    builds_on: tuple[str, ...] = (),
-) -> Exercise:
-    """An exercise that asks for a function from a rank to its list of actions."""
-    return Exercise(
-        exercise_id,
-        title,
-        names,
-        tuple(properties),
-        cases,
-        lambda case, generator: {},
-        ask_for_lists(call),
-        judge_lists(rules),
-        builds_on=builds_on,
-    )
+INTERLEAVED = Exercise(
+    "04.interleaved-schedule",
+    "Interleaved 1F1B",
+    ("interleaved_schedule",),
+    {
+        "values": Run(ask_for_lists(_interleaved)),
+        "refused": Run(ask_for_the_impossible(_interleaved)),
+        "own-parts": Run(ask_for_lists(_interleaved)),
+    },
+    _interleaved_cases,
+    (
+        EVERY_ACTION,
+        Property(
+            "makespan",
+            "numbers",
+            3,
+            "The bubble is v times smaller: the batch takes m(t_f+t_b) + (p-1)(t_f+t_b)/v.",
+            "chunks are not taken in groups of p micro-batches, or the warm-up is the plain one",
+            {"values": IN_TIME},
+        ),
+        Property(
+            "in-flight",
+            "mechanism",
+            3,
+            "Rank r holds at most 2(p-r-1) + (v-1)p + 1 chunks.",
+            "the warm-up is longer than it need be",
+            {"values": FEW_HELD},
+        ),
+        NO_DEADLOCK,
+        Property(
+            "refuses-remainder",
+            "robustness",
+            1,
+            "When m is not a multiple of the ranks, a ValueError names both numbers.",
+            "the last group is not full: its chunks would wait for micro-batches that do not exist",
+            {"refused": refuses_remainders},
+        ),
+        Property(
+            "own-parts",
+            "robustness",
+            1,
+            "It works with your own in_turn.",
+            "in_turn is right for 1F1B only, or changes the lists it is handed",
+            {"own-parts": every(ONCE, IN_TIME, FEW_HELD, TO_THE_END)},
+        ),
+    ),
+    builds_on=(ONE_F_ONE_B_ID,),
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -127,11 +128,17 @@ def train(
 def step(module: nn.Module, out: Tensor) -> None:
     """Plain SGD on a sum of squares of what a module gave, or on that itself if it is one number.
 
-    A sum, so that the parts of ranks that divide the work add up to the whole's. Written out, because
-    creating a torch.optim optimizer imports torch's compiler: seconds on every rank.
+    A sum, so that the parts of ranks that divide the work add up to the whole's.
     """
     module.zero_grad()
     (out if out.dim() == 0 else SCALE * out.square().sum()).backward()
+    descend(module)
+
+
+def descend(module: nn.Module) -> None:
+    """Plain SGD with the gradients that are there. Written out, because creating a torch.optim optimizer
+    imports torch's compiler: seconds on every rank.
+    """
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.grad is not None:
@@ -185,10 +192,16 @@ def refused(fact: str, kinds: Sequence[str], answer: RankAnswer, names: Sequence
     `rank.expect_error` left.
     """
     seen = answer.facts[fact]
-    right = bool(set(kinds) & set(seen.get("kinds") or [])) and all(str(n) in seen["message"] for n in names)
+    named = all(_mentions(seen["message"], str(name)) for name in names)
+    right = named and bool(set(kinds) & set(seen.get("kinds") or []))
     said = f"{seen['raised']}: {seen['message']}" if seen["raised"] else "no error"
     naming = f" that names {' and '.join(map(str, names))}" if names else ""
     return Finding(right, f"{' or '.join(kinds)}{naming}", said, answer.rank)
+
+
+def _mentions(message: str, name: str) -> bool:
+    """Whether a name stands in a message; a number must not be a part of another one."""
+    return re.search(rf"(?<!\d){re.escape(name)}(?!\d)", message) is not None
 
 
 def calls_are(phase: str, expected: Sequence[Call], answer: RankAnswer, ignore: int = 0) -> Finding:

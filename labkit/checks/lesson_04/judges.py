@@ -1,0 +1,132 @@
+"""Judges what the ranks of a pipeline reported: the other side of `runs`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from labkit.checks.case import JSON, Case
+from labkit.checks.exercise import Evidence, Finding, Judge
+from labkit.checks.lesson_04.lists import most_held
+from labkit.checks.lesson_04.model import PipelineEvidence, input_width, last_stage, stages_of
+from labkit.checks.shared.beside import STEPS, refused, same
+from labkit.theory.schedule import Action
+
+BYTES = 8  # of a float64
+WORDS = {
+    "grad": "gradient of stage {}, as the whole model has it after one backward of the whole batch",
+    "trained": f"stage {{}}, as the whole model has it after {STEPS} steps of SGD on whole batches",
+}
+
+
+def returns_the_loss(evidence: PipelineEvidence) -> Iterator[Finding]:
+    """The last stage's rank returned the loss of the whole batch."""
+    answer = evidence.answers[last_stage(evidence.case) % evidence.case.ranks]
+    told = "the mean loss over the whole batch, returned on the last stage's rank"
+    yield same(told, evidence.expected["output"], answer, "output")
+
+
+def equals(kind: str, *parameters: str) -> Judge:
+    """Each gradient ("grad") or trained weight ("trained") is the whole model's.
+
+    parameters: names within their stages; none for all.
+    """
+
+    def judge(evidence: PipelineEvidence) -> Iterator[Finding]:
+        for key, full in evidence.expected.items():
+            sort, _, name = key.partition(".")
+            if sort == kind and (not parameters or name.partition(".")[2] in parameters):
+                answer = evidence.answers[int(name.partition(".")[0]) % evidence.case.ranks]
+                yield same(WORDS[kind].format(name), full, answer, key)
+
+    return judge
+
+
+def follows_the_list(evidence: Evidence) -> Iterator[Finding]:
+    """Each rank did its list, in the list's order."""
+    for answer in evidence.answers:
+        actions = _actions(evidence.case, answer.rank)
+        wanted, seen = _in_log_form(actions), answer.facts["log"]
+        alike = (one == two for one, two in zip(wanted, seen, strict=False))
+        at = next((i for i, same_entry in enumerate(alike) if not same_entry), min(len(wanted), len(seen)))
+        told, said = (f"number {at} is {_told(log, at, actions)}" for log in (wanted, seen))
+        what = f"the list's {len(wanted)} actions in order; {told}"
+        yield Finding(wanted == seen, what, f"{len(seen)} actions; {said}", answer.rank)
+
+
+def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
+    """Activations went one way once and gradients the other way once, and nothing else was sent."""
+    for answer in evidence.answers:
+        seen = Counter((c["op"], c["num_bytes"], c["peer"]) for c in answer.collectives["messages"])
+        wanted = Counter(_messages_of(evidence.case, answer.rank))
+        text = _extra(wanted - seen, "missing: ") + _extra(seen - wanted, "too many: ")
+        crossing = "one an activation or gradient that crosses to another rank"
+        yield Finding(seen == wanted, f"{wanted.total()} messages, {crossing}", text, answer.rank)
+
+
+def keeps_few(evidence: Evidence) -> Iterator[Finding]:
+    """No rank kept more for backwards than its list asks for."""
+    for answer in evidence.answers:
+        most, peak = most_held(_actions(evidence.case, answer.rank)), answer.facts["peak"]
+        told = f"at most {most} micro-batches kept for their backward at once, as the list has it"
+        yield Finding(1 <= peak <= most, told, f"{peak} kept", answer.rank)
+
+
+def tells_when_ready(evidence: Evidence) -> Iterator[Finding]:
+    """gradients_ready was called once a stage, right after its last backward."""
+    for answer in evidence.answers:
+        wanted = _in_log_form(_actions(evidence.case, answer.rank))
+        for stage in stages_of(evidence.case, answer.rank):
+            last = max(i for i, entry in enumerate(wanted) if entry[1] == stage)
+            wanted.insert(last + 1, ["ready", stage, 0])
+        seen = answer.facts["log"]
+        calls = [(stage, at) for at, (kind, stage, _) in enumerate(seen) if kind == "ready"]
+        said = f"calls for stages {[stage for stage, _ in calls]}, after {[at for _, at in calls]} actions"
+        told = "gradients_ready called once for each stage of the rank, right after its last backward"
+        yield Finding([e[:2] for e in seen] == [e[:2] for e in wanted], told, said, answer.rank)
+
+
+def refuses_bad_lists(evidence: Evidence) -> Iterator[Finding]:
+    """Each bad list was refused with a ValueError that names the action."""
+    for label, words in evidence.case.params["names"].items():
+        found = refused(label, ["ValueError"], evidence.answers[0], words)
+        yield replace(found, expected=f"{label}: {found.expected}, of the action")
+
+
+def _actions(case: Case, rank: int) -> list[Action]:
+    """The list a rank was handed."""
+    return [Action(*action) for action in case.params["lists"][rank]]
+
+
+def _messages_of(case: Case, rank: int) -> Iterator[tuple[str, int, int]]:
+    """What a rank's list makes it receive and send: the operation, bytes, the other rank."""
+    for kind, stage, i in _actions(case, rank):
+        step = 1 if kind == "forward" else -1
+        for op, other in (("recv", stage - step), ("send", stage + step)):
+            if 0 <= other <= last_stage(case) and other % case.ranks != rank:
+                width = input_width(case, max(other, stage))
+                yield op, BYTES * width * case.params["sizes"][i], other % case.ranks
+
+
+def _in_log_form(actions: Sequence[Action]) -> list[list[JSON]]:
+    """[kind, stage, which of the stage's forwards the micro-batch was]."""
+    forwards: dict[int, list[int]] = {}
+    for kind, stage, i in actions:
+        if kind == "forward":
+            forwards.setdefault(stage, []).append(i)
+    return [[kind, stage, forwards[stage].index(i)] for kind, stage, i in actions]
+
+
+def _told(log: list[list[JSON]], at: int, actions: Sequence[Action]) -> str:
+    """An entry of a log in words; micro-batches by the order of the list's forwards."""
+    if at >= len(log):
+        return "none"
+    kind, stage, which = log[at]
+    order = [a.micro_batch for a in actions if a.kind == "forward" and a.stage == stage]
+    return f"{kind} of micro-batch {order[which] if which < len(order) else '?'} on stage {stage}"
+
+
+def _extra(calls: Counter[tuple[str, int, int]], label: str) -> str:
+    parts = [f"{count} {op} of {size:,} bytes with rank {peer}" for (op, size, peer), count in calls.items()]
+    return f"{label}{', '.join(parts)}. " if parts else ""

@@ -1,0 +1,160 @@
+"""What makes a list of actions GPipe, 1F1B or interleaved: not its letter, but what it does when played."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from labkit.checks.case import JSON, Case
+from labkit.checks.exercise import Evidence, Finding, Judge
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import refused
+from labkit.theory.schedule import Action, Costs, Kind, ScheduleError, Simulation, dry_run, simulate
+
+# seconds of each; a backward need not cost two forwards
+FORWARD_AND_BACKWARD = ((1.0, 1.0), (1.0, 2.0), (2.0, 3.5), (3.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many ranks, micro-batches, and chunks a rank."""
+
+    ranks: int
+    micro_batches: int
+    chunks: int = 1
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.chunks
+
+    def __str__(self) -> str:
+        chunks = f", {self.chunks} chunks a rank" if self.chunks > 1 else ""
+        return f"{self.ranks} ranks, {self.micro_batches} micro-batches{chunks}"
+
+
+Lists = list[list[Action]]
+Call = Callable[[Rank, int, Size], object]
+"""The student's list of a rank."""
+Rule = Callable[[Size, Lists], Iterator[Finding]]
+"""What the lists of one size show."""
+
+
+def sizes_of(case: Case) -> list[Size]:
+    """The sizes that a case asks for."""
+    return [Size(*numbers) for numbers in case.params["sizes"]]
+
+
+def ask_for_lists(call: Call) -> Callable[[Rank], None]:
+    """On the rank: every rank's list for every size of the case, as facts."""
+
+    def on_rank(rank: Rank) -> None:
+        for size in sizes_of(rank.case):
+            lists: list[Any] = [call(rank, r, size) for r in range(size.ranks)]
+            rank.fact(str(size), [[list(action) for action in actions] for actions in lists])
+
+    return on_rank
+
+
+def ask_for_the_impossible(call: Call) -> Callable[[Rank], None]:
+    """On the rank: what every size of the case raises, as facts."""
+
+    def on_rank(rank: Rank) -> None:
+        for size in sizes_of(rank.case):
+            with rank.expect_error(str(size)):
+                call(rank, 0, size)
+
+    return on_rank
+
+
+def in_every_size(rule: Rule) -> Judge:
+    """The rule holds in every size. Lists that cannot be played fail whatever is asked of their playing."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for size in sizes_of(evidence.case):
+            lists = read_lists(evidence.answers[0].facts[str(size)])
+            try:
+                for found in rule(size, lists):
+                    yield replace(found, expected=f"{found.expected} ({size})")
+            except ScheduleError as problem:
+                yield Finding(False, f"a schedule that runs to its end ({size})", str(problem))
+
+    return judge
+
+
+def refuses_remainders(evidence: Evidence) -> Iterator[Finding]:
+    """Micro-batches that are not a multiple of the ranks are a ValueError that names both."""
+    for size in sizes_of(evidence.case):
+        names = (size.ranks, size.micro_batches)
+        yield refused(str(size), ["ValueError"], evidence.answers[0], names)
+
+
+def read_lists(facts: list[list[list[JSON]]]) -> Lists:
+    """The lists as actions. ValueError where an entry is not (kind, stage, micro-batch)."""
+    return [[Action(*_three(entry)) for entry in entries] for entries in facts]
+
+
+def _three(entry: list[JSON]) -> tuple[JSON, JSON, JSON]:
+    if len(entry) != 3:
+        raise ValueError(f"expected actions of (kind, stage, micro_batch), found {entry}")
+    return entry[0], entry[1], entry[2]
+
+
+def every_action_once(size: Size, lists: Lists) -> Iterator[Finding]:
+    """Each list has the forward and the backward of each micro-batch on the rank's stages, and no more."""
+    for rank, actions in enumerate(lists):
+        own = range(rank, size.stages, size.ranks)
+        kinds: tuple[Kind, ...] = ("forward", "backward")
+        wanted = Counter(Action(k, s, i) for k in kinds for s in own for i in range(size.micro_batches))
+        seen = Counter(actions)
+        missing, extra = wanted - seen, seen - wanted
+        said = [f"{next(iter(missing))} is missing"] if missing else []
+        said += [f"{next(iter(extra))} is one too many"] if extra else []
+        yield Finding(not said, f"each of {sum(wanted.values())} actions once", "; ".join(said), rank)
+
+
+def runs_to_its_end(size: Size, lists: Lists) -> Iterator[Finding]:
+    """A dry run reaches every action of every list, and the lists are not short."""
+    blocked = dry_run(lists)
+    enough = sum(map(len, lists)) >= 2 * size.stages * size.micro_batches
+    said = "; ".join(map(str, blocked)) or f"lists of {[len(a) for a in lists]} actions"
+    yield Finding(not blocked and enough, "no rank blocked, and no action missing", said)
+
+
+def forwards_first(size: Size, lists: Lists) -> Iterator[Finding]:
+    """No forward stands behind a backward."""
+    for rank, actions in enumerate(lists):
+        first = next((i for i, a in enumerate(actions) if a.kind == "backward"), len(actions))
+        late = next((a for a in actions[first:] if a.kind == "forward"), None)
+        forwards = sum(a.kind == "forward" for a in actions)
+        right = late is None and forwards == size.micro_batches
+        said = f"{late} after {actions[first]}" if late else f"{forwards} forwards"
+        yield Finding(right, f"{size.micro_batches} forwards, then the backwards", said, rank)
+
+
+def takes_as_long_as(size: Size, lists: Lists) -> Iterator[Finding]:
+    """m(t_f+t_b) of work and p-1 times (t_f+t_b)/v of bubble (Narayanan SC21, section 2.2)."""
+    for forward, backward in FORWARD_AND_BACKWARD:
+        played = simulate(lists, Costs(forward / size.chunks, backward / size.chunks))
+        both = forward + backward
+        wanted = size.micro_batches * both + (size.ranks - 1) * both / size.chunks
+        what = f"{wanted:g} from first to last when forward takes {forward:g} and backward {backward:g}"
+        right = abs(played.makespan - wanted) < 1e-9 * wanted
+        yield Finding(right, what, f"{played.makespan:g}")
+
+
+def holds_at_most(limit: Callable[[Size, int], int]) -> Rule:
+    """No rank ever has more forwards open than `limit(size, rank)`."""
+
+    def rule(size: Size, lists: Lists) -> Iterator[Finding]:
+        for rank, peak in enumerate(_peaks(size, simulate(lists))):
+            most = limit(size, rank)
+            told = f"at most {most} forwards waiting for their backward"
+            yield Finding(1 <= peak <= most, told, str(peak), rank)
+
+    return rule
+
+
+def _peaks(size: Size, played: Simulation) -> list[int]:
+    return [played.peak_in_flight(rank) for rank in range(len(played.starts))]
