@@ -101,7 +101,7 @@ RANK_BYTES = Exercise(
     "What one rank holds, to the byte",
     ("rank_bytes",),
     {"even": _asks(_rank_bytes), "padded": _asks(_rank_bytes), "refused": _refuses(_rank_bytes)},
-    lambda seed: rank_bytes_cases(seed, "", [12, 40, 40, 8], [7, 3, 30, 1]),
+    lambda seed: rank_bytes_cases(seed, "", [12, 40, 24, 8], [7, 3, 30, 11]),
     (
         Property(
             "at-rest",
@@ -184,7 +184,7 @@ STEP_TRAFFIC = Exercise(
     "What one rank sends",
     ("step_traffic",),
     dict.fromkeys(TRAFFIC_KINDS, _asks(_step_traffic)) | {"refused": _refuses(_step_traffic)},
-    lambda seed: step_traffic_cases(seed, "", [12, 40, 40, 8], [7, 3, 30, 1]),
+    lambda seed: step_traffic_cases(seed, "", [12, 40, 24, 8], [7, 3, 30, 11]),
     (
         Property(
             "one-micro-batch",

@@ -53,9 +53,10 @@ def _train(rank: Rank, evaluate: bool) -> None:
             sharded(rank.inputs["x"][step, 0], both)
         for m in range(rank.params["micro_batches"]):
             x = rank.inputs["x"][step, m].clone().requires_grad_()
-            out = sharded(x, both)
+            with rank.recording(f"step {step}, {m}"):
+                out = sharded(x, both)
+                loss_of(out, rank.inputs["target"][step, m]).backward()
             rank.answer(f"output {step}.{m}", out)
-            loss_of(out, rank.inputs["target"][step, m]).backward()
             rank.answer(f"input_grad {step}.{m}", x.grad)
         _step_plainly(sharded.shards)
         answer_weights(rank, sharded.full_weights(), step)

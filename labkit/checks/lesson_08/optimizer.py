@@ -170,6 +170,16 @@ def optimizer_cases(seed: int) -> list[Case]:
         shard_case("frozen, tied and unused layers", "unusual", 2, seed, parts=["frozen", "tied", "unused"]),
         shard_case("a weight one rank does not use", "unusual", 3, seed, parts=["side"], both=[1]),
         shard_case("fewer numbers than ranks", "unusual", 4, seed, width=1, inner=1, option_groups=True),
+        shard_case(
+            "a shard of weights nobody uses",
+            "unusual",
+            4,
+            seed,
+            width=1,
+            inner=1,
+            parts=["unused"],
+            optimizer="momentum",
+        ),
         shard_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
         shard_case("one rank", "values", 1, seed, micro_batches=2),
     ]
