@@ -1,5 +1,9 @@
 def clip_grad_norm(shards, owned, replicated, max_norm, group):
-    own = sum(float((s.grad[:n].double() ** 2).sum()) for s, n in zip(shards, owned) if s.grad is not None)
+    own = sum(
+        float((s.grad[:n].double() ** 2).sum())
+        for s, n in zip(shards, owned, strict=True)
+        if s.grad is not None
+    )
     same = sum(float((p.grad.double() ** 2).sum()) for p in replicated if p.grad is not None)
     squares = torch.tensor([own + same / dist.get_world_size(group)], dtype=torch.float64)
     dist.all_reduce(squares, group=group)

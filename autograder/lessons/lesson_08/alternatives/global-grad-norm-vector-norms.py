@@ -1,5 +1,9 @@
 def clip_grad_norm(shards, owned, replicated, max_norm, group):
-    parts = [s.grad.detach()[:n].to(torch.float64) for s, n in zip(shards, owned) if s.grad is not None]
+    parts = [
+        s.grad.detach()[:n].to(torch.float64)
+        for s, n in zip(shards, owned, strict=True)
+        if s.grad is not None
+    ]
     total = torch.zeros(1, dtype=torch.float64)
     if parts:
         total[0] = torch.stack([torch.linalg.vector_norm(part) for part in parts]).pow(2).sum()

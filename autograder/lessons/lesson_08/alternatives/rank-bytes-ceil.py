@@ -12,9 +12,9 @@ def rank_bytes(numels: Sequence[int], recipe: Recipe, stage: int, world_size: in
     for i in range(len(cut)) if stage > 1 else ():
         units = cut[i] + (cut[i - 1] if i > 0 else 0) if stage == 3 else 0
         working = max(working, world_size * (units * recipe.weights + cut[i] * recipe.gradients))
-    return dict(
-        weights=weights * recipe.weights,
-        gradients=gradients * recipe.gradients,
-        optimizer=optimizer * recipe.optimizer,
-        working=working,
-    )
+    return {
+        "weights": weights * recipe.weights,
+        "gradients": gradients * recipe.gradients,
+        "optimizer": optimizer * recipe.optimizer,
+        "working": working,
+    }

@@ -41,5 +41,5 @@ class ShardedGradients:
 
     def gather_weights(self):
         with torch.no_grad():
-            for flat, shard in zip(self.flat, self.shards):
+            for flat, shard in zip(self.flat, self.shards, strict=True):
                 all_gather(flat, shard.clone(), self.group)
