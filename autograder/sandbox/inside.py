@@ -33,8 +33,10 @@ AGENT_ENDED = "the process that looks after the ranks was ended"
 
 def run_on_rank(directory: str) -> None:
     """What each rank of a job calls. The job's own files are in a folder of the request's."""
+    from autograder.sandbox.within.disarm import disarm
     from labkit.checks.execute import run_rank
 
+    disarm(forbidden_in(Path(directory).parent))
     try:
         run_rank(str(Path(directory).parent))
     finally:
@@ -76,6 +78,13 @@ def clear(folder: Path) -> None:
                 path.unlink()
 
 
+def forbidden_in(directory: Path) -> tuple[str, ...]:
+    """The dotted names that the exercise of a request forbids."""
+    from labkit.checks import registry
+
+    return registry.exercise(json.loads((directory / "request.json").read_text())["exercise"]).forbids
+
+
 def become_keeper() -> None:
     """Take a user namespace in which this process may give each rank a place of its own. Ranks may not."""
     user, group = os.getuid(), os.getgid()
@@ -91,12 +100,15 @@ def become_keeper() -> None:
 
 def run_job_apart(directory: Path, limits: dict[str, int]) -> dict[str, Any] | None:
     """`run_job` with each rank in a place of its own; what their cables carried is left there."""
+    from autograder.sandbox.within.disarm import sources_of
+
     about = json.loads((directory / "request.json").read_text())
     names = json.loads((directory / EXPECTED).read_text())
+    hidden = list(sources_of(forbidden_in(directory)))
     with Mesh(about["ranks"]) as mesh:
         listener = mesh.listener
         most = limits["RLIMIT_FSIZE"] // about["ranks"]
-        places = Places(mesh.places, listener.fileno(), listener.getsockname()[1], most, names)
+        places = Places(mesh.places, listener.fileno(), listener.getsockname()[1], most, names, hidden)
         failure = run_job(directory, places)
         (directory / WIRE).write_text(json.dumps(asdict(mesh.counted())))
     return failure

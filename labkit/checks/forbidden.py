@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class ForbiddenCall(Exception):
@@ -72,8 +72,13 @@ class _Finder(MetaPathFinder):
             setattr(module, name, original)
 
 
-def _refusal(dotted: str) -> Any:
-    def refuse(*_: object, **__: object) -> None:
-        raise ForbiddenCall(f"this exercise is about building what {dotted} does; it may not be called here")
+def refuse(dotted: str) -> NoReturn:
+    """Raise ForbiddenCall for a forbidden name."""
+    raise ForbiddenCall(f"this exercise is about building what {dotted} does; it may not be called here")
 
-    return refuse
+
+def _refusal(dotted: str) -> Any:
+    def refused(*_: object, **__: object) -> None:
+        refuse(dotted)
+
+    return refused

@@ -33,7 +33,8 @@ KEPT_OUTSIDE = ("state", "log", "stack", "end.json", "records.json")  # read whi
 MIB = 2**20
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_PROCESSES = 0x00020000, 0x08000000, 0x20000000
-_BIND, _MOVE, _READ_ONLY, _NO_EXTRAS, _PRIVATE = 4096, 8192, 1, 14, 0x44000  # MS_*; nosuid, nodev, noexec
+_BIND, _MOVE, _READ_ONLY, _REMOUNT, _NO_EXTRAS, _PRIVATE = 4096, 8192, 1, 32, 14, 0x44000  # MS_*
+
 _DEATH_SIGNAL, _DUMPABLE, _DROP_BOUND = 1, 4, 24  # prctl
 _LAST_CAPABILITY = 40
 _FIXED = 0x10  # MAP_FIXED
@@ -46,7 +47,7 @@ class Places:
     """What all ranks of a job have in common. networks: open namespaces, by rank. listener: an open socket
     in the first one's, for the store through which ranks meet, and its port. answers, scratch: bytes a rank
     may write under /out, and elsewhere. files: how many it may make in each. answer_names: what all ranks
-    together may hand in.
+    together may hand in. hidden: files that no rank may see.
     """
 
     networks: list[int]
@@ -54,6 +55,7 @@ class Places:
     port: int
     answers: int
     answer_names: list[str]
+    hidden: list[str]
     scratch: int = 16 * MIB
     files: int = 4000
 
@@ -171,9 +173,15 @@ def _own_file_systems(job: Path, rank: int, places: Places) -> None:
     _system("mount", b"/tmp/out", b"/out", None, _MOVE, None)
     os.rmdir("/tmp/out")
     _memory("/dev/shm", places.scratch, places.files)
-    for hidden in ("/in", "/dev/pts", "/proc"):
-        if os.path.isdir(hidden):
-            _memory(hidden, 4096, 2, _READ_ONLY)
+    for path in filter(os.path.isfile, places.hidden):
+        _bind(Path("/dev/null"), Path(path))
+    processor = Path("/proc/cpuinfo").read_bytes()
+    covered = [hidden for hidden in ("/in", "/dev/pts", "/proc") if os.path.isdir(hidden)]
+    for hidden in covered:
+        _memory(hidden, MIB, 3)
+    Path("/proc/cpuinfo").write_bytes(processor)  # torch asks it which instructions there are
+    for hidden in covered:
+        _memory(hidden, MIB, 3, _REMOUNT | _READ_ONLY)
 
 
 def _memory(at: str, size: int, files: int, flags: int = 0) -> None:
