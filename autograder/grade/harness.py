@@ -100,18 +100,19 @@ class Harness:
         return Graded(for_the_student(report, exercise, submission), flags, seconds, jobs=self.evidence)
 
     def cross_check(self, graded: Graded, exercise: Exercise, seed: int, baseline: Baseline | None) -> None:
-        """Flag jobs whose record the network contradicts, and hold back what rests on the record.
+        """Flag jobs whose record the network contradicts, and hold back what rests on the record; so too
+        where code reaches for what could forge one.
 
-        baseline: what the reference sends; where it is not known, code that was flagged has it measured now.
+        baseline: what the reference sends; where it is not known, it is measured now.
         """
-        if baseline is None and not graded.flags:
+        if not any(row.kind == "mechanism" and row.passed for row in graded.report.rows):
             return
         if baseline is None:
             reference = self.grade(exercise, solved_cells(exercise.lesson), seed)
             baseline = Baseline.of(reference.jobs)
         contradictions = baseline.flags(graded.jobs)
-        if contradictions:
-            graded.flags += contradictions
+        graded.flags += contradictions
+        if contradictions or any(flag.holds for flag in graded.flags):
             hold_back(graded)
 
     def run_job(self, directory: Path, request: RunRequest) -> JobFailure | None:
@@ -148,7 +149,7 @@ class Harness:
                 (directory / name).unlink(missing_ok=True)  # an answer counts whole or not at all
             return outcome, JobFailure("error", "; ".join(f"{k}: {v}" for k, v in refused.items())[:500])
         failure = _told_failure(tail(confined.out / name, FAILURE, MIB))
-        if failure is None:
+        if failure is None and (self.sandbox.apart or outcome.traffic is not None):
             counted = _counted(tail(confined.out / name, WIRE, MIB)) if self.sandbox.apart else None
             job = confined.out / name / "job"
             self.evidence.append(job_evidence(request, directory, job, counted, outcome.traffic))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -53,6 +54,25 @@ def solved_cells(lesson: str) -> tuple[Cell, ...]:
     return tuple(replace(c, label=f"cell {n}") for n, c in enumerate(reference_cells(lesson), 1))
 
 
+@cache
+def stand_in_cells(lesson: str) -> tuple[Cell, ...]:
+    """A lesson's reference as it goes in beside a student's code: without comments, texts about it and the
+    marks of solutions.
+    """
+    return tuple(replace(cell, source=_bare(cell.source)) for cell in reference_cells(lesson))
+
+
+def _bare(source: str) -> str:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source  # with IPython's own lines: nothing an exercise is built on
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
 def stub_cells(lesson: str) -> tuple[Cell, ...]:
     """A lesson's code cells as they are released, nothing written yet."""
     cells = solved_cells(lesson)
@@ -67,7 +87,7 @@ def graded_submission(cells: Sequence[Cell], exercise: Exercise) -> tuple[Submis
     own = collect(cells, exercise.id, exercise.names, earlier)
     if not exercise.builds_on:
         return own, own
-    reference = [cell for lesson in lessons_put_in(exercise) for cell in reference_cells(lesson)]
+    reference = [cell for lesson in lessons_put_in(exercise) for cell in stand_in_cells(lesson)]
     return collect(cells, exercise.id, exercise.names, earlier, reference, earlier), own
 
 
@@ -94,7 +114,7 @@ def distinctive_lines(exercise: Exercise) -> set[str]:
     texts = (
         cell.source
         for earlier in lessons_put_in(exercise)
-        for cell in reference_cells(earlier)
+        for cell in (*reference_cells(earlier), *stand_in_cells(earlier))
         if cell.exercise
     )
     return {line.strip() for text in texts for line in text.splitlines() if len(line.strip()) >= 20}

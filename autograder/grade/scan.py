@@ -95,6 +95,11 @@ CALLS = {
     "input",
     "get_ipython",
 }
+# What leads to no object of labkit's or torch's, as it stands in a finding.
+HARMLESS = (
+    *(_CONNECTS, _STARTS, _BESIDE, "the operating system", "works on files", "the notebook", "the grader"),
+    *("calls open", "calls input", "calls breakpoint", "calls get_ipython", "mentions"),
+)
 GRADING_WORDS = ("NBGRADER", "autograd" + "er", "gradebook", "hidden_case", "unseen case")
 
 
@@ -106,6 +111,7 @@ class Flag:
     cell: str = ""
     line_number: int = 0
     line: str = ""
+    holds: bool = False  # with this a record can be forged: what rests on one waits for a person
 
     def __str__(self) -> str:
         where = f"{self.cell}, line {self.line_number}: {self.line}" if self.cell else ""
@@ -126,7 +132,7 @@ def scan(submission: Submission, forbids: Sequence[str] = ()) -> list[Flag]:
             for why in dict.fromkeys(_suspicions(node, imported, forbids)):
                 number = getattr(node, "lineno", statement.first_line)
                 text = lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
-                flags.append(Flag(why, statement.cell, number, text))
+                flags.append(Flag(why, statement.cell, number, text, _can_forge(why)))
     return list(dict.fromkeys(flags))
 
 
@@ -161,6 +167,11 @@ def _suspicions(node: ast.AST, imported: dict[str, str], forbids: Sequence[str])
             word in text for word in (*GRADING_WORDS, *ATTRIBUTES - {"entries", "modules", "_C"})
         ):
             yield f"mentions {text[:60]!r}"
+
+
+def _can_forge(why: str) -> bool:
+    """Whether what was found can lead to the recorder, or to what is replaced to fool it."""
+    return not any(harmless in why for harmless in HARMLESS)
 
 
 def _module(name: str) -> str:

@@ -64,8 +64,8 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
-def test_there_are_at_least_thirty() -> None:
-    assert len(ATTACKS) >= 30
+def test_there_are_many() -> None:
+    assert len(ATTACKS) >= 70
     assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
 
 
@@ -84,9 +84,9 @@ def test_attack(
     source = attack.source.replace("PORT", str(listener.getsockname()[1]))
     cases = two_ranks if attack.id == "hang-on-unseen" else two_ranks[:1]
     graded = harness.grade(f_exercise, [Cell("cell 1", source)], SEED, cases)
-    if graded.jobs and len(cases) == len(two_ranks):
-        harness.cross_check(graded, f_exercise, SEED, baseline)
+    harness.cross_check(graded, f_exercise, SEED, baseline)
     lost = {row.name for row in graded.report.rows if not row.passed}
+    assert "communication" in lost
     if not attack.right_numbers:
         assert lost >= {
             row.name for row in idle.report.rows if not row.passed and row.name != "communication"

@@ -22,6 +22,8 @@ SIZES = {
 }  # fmt: skip
 LARGEST_HEADER = MIB
 MOST_TENSORS = 2000
+LARGEST_JSON = MIB
+MOST_VALUES = 100_000
 
 
 class Refused(Exception):
@@ -112,7 +114,19 @@ def _read(folder: int, name: str, most: int) -> bytes:
         raise Refused(f"{name}: more than {most} bytes are left to read")
     if name.endswith(".safetensors"):
         check_tensors(data)
+    if name.endswith(".json"):
+        check_json(data)
     return data
+
+
+def check_json(data: bytes) -> None:
+    """Refused where reading it would take much more memory than it has bytes: `[],[],[]` takes 30 times."""
+    values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if len(data) > LARGEST_JSON or values > MOST_VALUES:
+        raise Refused(
+            f"an answer of {len(data)} bytes and {values} values; at most {LARGEST_JSON} and {MOST_VALUES} "
+            "are read"
+        )
 
 
 def _open(folder: int, name: str) -> int:
