@@ -5,7 +5,6 @@ unseen inputs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autograder.grade.reference import LABEL, distinctive_lines
@@ -16,6 +15,7 @@ from labkit.checks.source.submission import Submission
 LONGEST = 1500  # of a text from a job in which there was nothing of the grader's
 LONGEST_BESIDE_OURS = 300  # of one that student code may have filled with the reference, or an unseen case
 LONGEST_TOGETHER = 900  # of all such texts of one exercise that differ
+SHORTEST = 40  # what is left of any text
 LONGEST_WORD = 64  # a longer one is no word: what is packed or encoded has such
 UNSEEN = "an unseen case"
 
@@ -25,47 +25,38 @@ def for_the_student(report: Report, exercise: Exercise, submission: Submission) 
     texts = [submission.sources[cell] for cell in {s.cell for s in submission.statements}]
     own = {line.strip() for text in texts for line in text.splitlines()}
     secret = distinctive_lines(exercise) - own
-<<<<<<< HEAD
+    cut = _Cut(secret, bool(exercise.builds_on))
     return replace(
         report,
-        rows=[replace(row, seen=_clean(row.seen, row.case, secret)) for row in report.rows],
-        stops=[replace(stop, text=_clean(stop.text, stop.case, secret)) for stop in report.stops],
+        rows=[replace(row, seen=cut(row.seen, row.case)) for row in report.rows],
+        stops=[replace(stop, text=cut(stop.text, stop.case)) for stop in report.stops],
     )
 
 
-def _clean(text: str, case: str, secret: set[str]) -> str:
-    """A text about a case, without what must not be shown."""
-    longest = LONGEST_UNSEEN if case.startswith(UNSEEN) else LONGEST
-    return shorten(without_reference(without_harness(text), secret), longest)
-=======
-    rows = [_clean(row, secret, bool(exercise.builds_on)) for row in report.rows]
-    return replace(
-        report, rows=list(_limited(rows)), notes=[in_words(shorten(n, LONGEST)) for n in report.notes]
-    )
+class _Cut:
+    """Cuts the texts of one exercise to what may be shown, and to so much together."""
 
+    def __init__(self, secret: set[str], beside_reference: bool) -> None:
+        self._secret, self._beside_reference = secret, beside_reference
+        self._left, self._shown = LONGEST_TOGETHER, set[str]()
 
-def _clean(row: PropertyResult, secret: set[str], beside_reference: bool) -> PropertyResult:
-    ours = beside_reference or row.case.startswith(UNSEEN)
-    text = in_words(without_reference(without_harness(row.seen), secret))
-    return replace(row, seen=shorten(text, LONGEST_BESIDE_OURS if ours else LONGEST))
-
-
-def _limited(rows: Sequence[PropertyResult]) -> Iterator[PropertyResult]:
-    """Rows whose texts are no more than so much together; a text that was shown already counts no more."""
-    left, shown = LONGEST_TOGETHER, set[str]()
-    for row in rows:
-        if len(row.seen) <= LONGEST_BESIDE_OURS and row.seen not in shown:
-            row = replace(row, seen=shorten(row.seen, max(left, 40)))
-            left -= len(row.seen)
-            shown.add(row.seen)
-        yield row
+    def __call__(self, text: str, case: str) -> str:
+        """A text about a case, without what must not be shown. One that was shown already counts no more."""
+        text = in_words(without_reference(without_harness(text), self._secret))
+        if not self._beside_reference and not case.startswith(UNSEEN):
+            return shorten(text, LONGEST)
+        text = shorten(text, LONGEST_BESIDE_OURS)
+        if text not in self._shown:
+            text = shorten(text, max(self._left, SHORTEST))
+            self._left -= len(text)
+            self._shown.add(text)
+        return text
 
 
 def in_words(text: str) -> str:
     """The text without long runs that have no space, and without what is not to be printed."""
     printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
     return re.sub(rf"\S{{{LONGEST_WORD},}}", "(...)", printable)
->>>>>>> 9057209 (Texts, answers and flags fail closed; attacks past the network)
 
 
 def without_reference(text: str, secret: set[str]) -> str:

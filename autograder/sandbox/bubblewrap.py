@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -113,26 +114,39 @@ class _Started(Started):
             return None
 
 
+# Whether a program inside can give each rank a place of its own.
+_TRIAL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from autograder.sandbox.inside import become_keeper
+from autograder.sandbox.within.mesh import Mesh
+become_keeper()
+with Mesh(2) as mesh:
+    mesh.counted()
+"""
+
+
 @cache
 def _try_out(bwrap: str) -> str:
-    """Why a confined program cannot be started here; empty when it can."""
-    command = [
+    """Why a confined program cannot be started here, or cannot keep ranks apart; empty when it can."""
+    confined = [
         bwrap,
         "--unshare-all",
         "--unshare-user",
-        "--disable-userns",
-        "--ro-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-        "true",
+        "--cap-drop",
+        "ALL",
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
     ]
+    seen = ["--ro-bind", "/", "/", "--proc", "/proc"]
+    trial = [sys.executable, "-B", "-c", _TRIAL, str(Path(__file__).parents[2])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run([*confined, *seen, *trial], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else done.stderr.strip() or f"exit status {done.returncode}"
+    return "" if done.returncode == 0 else done.stderr.strip()[-500:] or f"exit status {done.returncode}"
 
 
 def _mount(piece: Piece) -> list[str]:
