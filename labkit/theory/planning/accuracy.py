@@ -27,15 +27,15 @@ class Accuracy:
     worst_nodes: int
 
     def __str__(self) -> str:
+        left_out = f"{self.median_left_out_regret:.0%} and {self.mean_left_out_regret:.0%}"
         return (
             f"On {self.runs} measured runs (1B and 8B models, 1 to 64 nodes of 8 H100, nanotron) memory was "
             f"{self.memory:.1f} GiB off on average, and a step's time off by a factor of "
             f"{self.time_factor:.2f} (median; {self.fast_time_factor:.2f} for the faster runs). The plan "
             f"chosen among those measured was {self.median_regret:.1%} slower than the fastest (median of "
             f"{self.groups} groups; mean {self.mean_regret:.0%}, nearly all of it on {self.worst_nodes} "
-            f"nodes); with the planner's numbers fitted on the other model alone, "
-            f"{self.median_left_out_regret:.0%} and {self.mean_left_out_regret:.0%}. ZeRO 2 and 3, recomputation, chunks and context parallelism were not among them. "
-            f"Measure before you believe."
+            f"nodes); with the planner's numbers fitted on the other model alone, {left_out}. ZeRO 2 and 3, "
+            f"recomputation, chunks and context parallelism were not among them. Measure before you believe."
         )
 
 
