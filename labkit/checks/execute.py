@@ -15,6 +15,7 @@ from labkit.checks.case import Case, Inputs, StudentError
 from labkit.checks.exercise import Exercise
 from labkit.checks.files import REQUEST, RunRequest, mark_begun, read_request, write_answer
 from labkit.checks.forbidden import forbidding
+from labkit.checks.hidden import hidden_modules, hiding
 from labkit.checks.rank import Rank, StudentLoadError, load_student, student_error
 from labkit.checks.seeding import seed_generators
 from labkit.record.current import current_recorder
@@ -56,7 +57,7 @@ def _run_case(
     submission = request.own_parts if case.own_parts else request.submission
     error = None
     try:
-        with forbidding(exercise.forbids):
+        with forbidding(exercise.forbids), hiding(hidden_modules(exercise.lesson)):
             rank.left_out = submission.left_out
             rank.student = load_student(submission)
             exercise.run_of(case).on_rank(rank)

@@ -11,6 +11,7 @@ from pathlib import Path
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.files import RunRequest
+from labkit.checks.hidden import rules
 from labkit.checks.jobs import JobFailure
 from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
@@ -41,7 +42,10 @@ def check(exercise_id: str, *made: object) -> Report:
 def check_cells(exercise: Exercise, cells: list[Cell]) -> Report:
     """The visible cases of one exercise, for code given as cells."""
     submission = collect_exercise(cells, exercise)
-    return judge_exercise(exercise, exercise.cases(VISIBLE_SEED), submission, submission, run_on_host)
+    report = judge_exercise(exercise, exercise.cases(VISIBLE_SEED), submission, submission, run_on_host)
+    told = rules(exercise)
+    report.notes += [told] if told and not report.passed else []
+    return report
 
 
 def validate(path: Path, on_report: Callable[[Report], None] = lambda report: None) -> list[Report]:
