@@ -7,16 +7,10 @@ from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_03 import (
-    STATE,
-    TIMED,
-    TRAINED,
-    WRAPPED,
-    buckets_case,
-    indices_case,
-    net_case,
-    tokens_case,
-)
+from labkit.checks.lesson_03.buckets import Spec, buckets_case
+from labkit.checks.lesson_03.indices import indices_case
+from labkit.checks.lesson_03.net import net_case
+from labkit.checks.lesson_03.tokens import tokens_case
 
 PAIR_AND_ONE = [[1, 2], [0]]
 NEIGHBOURS = [[2, 3], [0, 1]]
@@ -29,7 +23,7 @@ def _indices_cases(seed: int) -> list[Case]:
         indices_case("unseen: one short", 8 * 6 - 1, 8, seed),
         indices_case("unseen: fewer than ranks", 2, draw.randint(5, 9), seed),
         indices_case("unseen: nothing", 0, 3, seed),
-        indices_case("unseen: refused", draw.randint(5, 9), draw.randint(2, 6), seed, refused=True),
+        indices_case("unseen: refused", draw.randint(5, 9), draw.randint(2, 6), seed, "refused"),
     ]
 
 
@@ -42,20 +36,19 @@ def _sizes(seed: int, name: str) -> dict[str, Any]:
 def _broadcast_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "broadcast")
     return [
-        net_case("unseen: three ranks", "values", 3, seed, STATE, **sizes),
-        net_case("unseen: pair", "subgroup", 3, seed, ("subgroup",), groups=PAIR_AND_ONE, **sizes),
-        net_case("unseen: neighbours", "subgroup", 4, seed, ("subgroup",), groups=NEIGHBOURS, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, **sizes),
+        net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
+        net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
     ]
 
 
 def _average_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "average")
-    unused = ("unused-parameter",)
     return [
-        net_case("unseen: three ranks", "values", 3, seed, TRAINED, **sizes),
-        net_case("unseen: first unused", "unused", 3, seed, unused, aside=[1, 2], **sizes),
-        net_case("unseen: last unused", "unused", 4, seed, unused, aside=[0], **sizes),
-        net_case("unseen: pair", "subgroup", 3, seed, ("subgroup",), groups=PAIR_AND_ONE, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, **sizes),
+        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
+        net_case("unseen: last unused", "unused", 4, seed, aside=[0], **sizes),
+        net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
     ]
 
 
@@ -63,7 +56,7 @@ def _buckets_cases(seed: int) -> list[Case]:
     draw = Random(f"03/buckets/{seed}")
     kinds = ["float64", "float32", "bfloat16"]
 
-    def some(count: int, dtypes: list[str], frozen: float) -> list[tuple[list[int], str, bool]]:
+    def some(count: int, dtypes: list[str], frozen: float) -> list[Spec]:
         shapes = [[draw.randint(1, 9) for _ in range(draw.randint(1, 3))] for _ in range(count)]
         return [(shape, draw.choice(dtypes), draw.random() >= frozen) for shape in shapes]
 
@@ -79,15 +72,14 @@ def _buckets_cases(seed: int) -> list[Case]:
 def _overlap_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "overlap")
     large = {"rows": 96, "width": 16, "inner": 48, "bucket_bytes": 8000}
-    unused = ("unused-parameter",)
     return [
-        net_case("unseen: three ranks", "values", 3, seed, WRAPPED, **sizes),
-        net_case("unseen: timed", "many", 2, seed, TIMED, **large),
-        net_case("unseen: accumulating", "no-sync", 3, seed, ("no-sync",), **sizes),
-        net_case("unseen: first unused", "unused", 3, seed, unused, aside=[1, 2], **sizes),
-        net_case("unseen: unused everywhere", "unused", 2, seed, unused, aside=[], **sizes),
-        net_case("unseen: pair", "subgroup", 3, seed, ("subgroup",), groups=PAIR_AND_ONE, **sizes),
-        net_case("unseen: neighbours", "subgroup", 4, seed, ("subgroup",), groups=NEIGHBOURS, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, **sizes),
+        net_case("unseen: timed", "many", 2, seed, **large),
+        net_case("unseen: accumulating", "no-sync", 3, seed, **sizes),
+        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
+        net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], **sizes),
+        net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
+        net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
     ]
 
 
@@ -104,13 +96,11 @@ def _tokens_cases(seed: int) -> list[Case]:
 
 def _accumulate_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "accumulate")
-    shown = ("gradients", "loss", "communication")
-    uneven = ("uneven-micro-batches",)
     rows = sizes.pop("rows")
     return [
-        net_case("unseen: three ranks", "values", 3, seed, shown, rows=rows, **sizes),
-        net_case("unseen: uneven", "uneven", 2, seed, uneven, sizes=[1, 6], rows=6, **sizes),
-        net_case("unseen: own", "own-parts", 3, seed, ("own-parts",), rows=rows, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, rows=rows, **sizes),
+        net_case("unseen: uneven", "uneven", 2, seed, sizes=[1, 6], rows=6, **sizes),
+        net_case("unseen: own", "own-parts", 3, seed, rows=rows, **sizes),
     ]
 
 

@@ -1,20 +1,55 @@
-"""The model, data and reference of lesson 03's checks: replicas of a small net, each with rows of its own."""
+"""The model, data and reference of lesson 03's checks: replicas of a small net, each with rows of its own.
+
+A case's inputs hold every rank's state ("state.RANK.NAME"), and rows and targets by step, rank and
+micro-batch. A rank is handed the state it starts from ("state.NAME") and its own rows, by step and
+micro-batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Finding, Judge, Property
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import STEPS, State, descend, same
 from labkit.checks.shared.places import groups_of, place_of
 
-LEARNING_RATE = 0.1
-STEPS = 2
 MICRO_BATCHES = 3
+PAIRS = [[0, 3], [1, 2]]
+TORCHS_OWN = (
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.nn.parallel.distributed.DistributedDataParallel",
+    "torch.nn.DataParallel",
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+    "torch.distributed._composable.replicate.replicate",
+)
+
+
+def subgroup(judge: Judge) -> Property:
+    """The property that a group smaller than the job works, judged on cases of that kind."""
+    return Property(
+        "subgroup",
+        "robustness",
+        1,
+        "It works in a group that is not all ranks",
+        "group= is missing in a call, or src=0 where the group's first rank is meant (group_src=0)",
+        {"subgroup": judge},
+    )
+
+
+def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
+    """Replicas of the small net, one a rank. groups: those they work in, where it is not one of all ranks."""
+    sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
+    return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
 
 class Net(nn.Module):
@@ -34,80 +69,147 @@ class Net(nn.Module):
         return out + self.aside(x) if use_aside else out
 
 
-def net_of(case: Case) -> Net:
-    """The case's net in float64, not yet with the case's weights."""
+def _empty_net(case: Case) -> Net:
     return Net(case.params["width"], case.params["inner"]).double()
 
 
+def net_of(case: Case, handed: Inputs) -> Net:
+    """The net in float64, with the state that a rank was handed."""
+    net = _empty_net(case)
+    net.load_state_dict({name: handed[f"state.{name}"].clone() for name in net.state_dict()})
+    return net
+
+
+# -- inputs
+
+
 def net_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Every rank's state ("state.R.NAME"), and rows and targets by step, rank and micro-batch."""
+    """Everything is drawn, and differs on every rank."""
     found: Inputs = {}
     for rank in range(case.ranks):
-        for name, tensor in net_of(case).state_dict().items():
+        for name, tensor in _empty_net(case).state_dict().items():
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
             found[f"state.{rank}.{name}"] = drawn if tensor.is_floating_point() else (drawn * 100).long()
     shape = (STEPS, case.ranks, MICRO_BATCHES, case.params["rows"], case.params["width"])
     return found | {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n in ("x", "target")}
 
 
-def own_net(case: Case, inputs: Inputs, rank: int) -> Net:
-    """The net with the state that `rank` starts from."""
-    net = net_of(case)
+def hand_state(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """A rank's own state."""
     prefix = f"state.{rank}."
-    net.load_state_dict(
-        {n.removeprefix(prefix): t.clone() for n, t in inputs.items() if n.startswith(prefix)}
-    )
-    return net
+    return {f"state.{n.removeprefix(prefix)}": t for n, t in inputs.items() if n.startswith(prefix)}
 
 
-def first_net(case: Case, inputs: Inputs, rank: int) -> Net:
-    """The net with the state of the first rank of `rank`'s group, which all replicas should have."""
-    return own_net(case, inputs, place_of(case, rank).members[0])
+def hand_rows(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """A rank's own rows and targets, [steps, micro-batches, rows, width]."""
+    return {name: inputs[name][:, rank] for name in ("x", "target")}
 
 
-def uses_aside(case: Case, rank: int) -> bool:
-    """Whether this rank's forward uses the layer beside: `aside` lists the ranks; all of them without it."""
-    return rank in case.params.get("aside", range(case.ranks))
+def hand_own(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """A rank's own state and rows: the ranks start from different weights."""
+    return hand_state(case, inputs, rank) | hand_rows(case, inputs, rank)
 
 
-def loss_of(
-    model: nn.Module, case: Case, inputs: Inputs, step: int, rank: int, micro_batch: int = 0
-) -> Tensor:
-    """The mean squared error of one micro-batch of one rank."""
-    out = model(inputs["x"][step, rank, micro_batch], uses_aside(case, rank))
-    return F.mse_loss(out, inputs["target"][step, rank, micro_batch])
+def hand_replica(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """A rank's own rows, and the state that all ranks of its group start from: the first's."""
+    first = place_of(case, rank).members[0]
+    return hand_state(case, inputs, first) | hand_rows(case, inputs, rank)
 
 
-def step_plainly(net: nn.Module) -> None:
-    """One step of plain SGD; the gradients are gone afterwards."""
-    with torch.no_grad():
-        for parameter in net.parameters():
-            if parameter.grad is not None:
-                parameter.sub_(LEARNING_RATE * parameter.grad)
-                parameter.grad = None
+# -- on a rank
 
 
-def reference_gradients(
-    net: Net, case: Case, inputs: Inputs, step: int, rank: int, batches: Sequence[int] = (0,)
-) -> None:
-    """Leave in `net` the gradients of the mean loss over the group of `rank` and over these micro-batches."""
-    members = place_of(case, rank).members
-    losses = [loss_of(net, case, inputs, step, r, m) for r in members for m in batches]
-    (torch.stack(losses).sum() / len(members)).backward()
+def loss_of(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int, m: int = 0) -> Tensor:
+    """The mean squared error of one micro-batch of a rank. The case's `aside` lists the ranks that use the
+    layer beside; without it all do.
+    """
+    out = model(handed["x"][step, m], rank in case.params.get("aside", range(case.ranks)))
+    return F.mse_loss(out, handed["target"][step, m])
 
 
-def send_gradients(rank: Rank, net: nn.Module, prefix: str = "grad") -> None:
-    """Answer with every parameter's gradient as "PREFIX.NAME"; zeros where there is none."""
-    for name, parameter in net.named_parameters():
-        rank.answer(
-            f"{prefix}.{name}", torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        )
+def own_loss(rank: Rank, model: nn.Module, step: int, m: int = 0) -> Tensor:
+    """`loss_of` the rank that this runs on."""
+    return loss_of(model, rank.case, rank.inputs, rank.rank, step, m)
+
+
+def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
+    """Answers: "grad STEP.NAME", zeros where there is none. Then one step of SGD; the gradients are gone."""
+    for name, gradient in _gradients(net).items():
+        rank.answer(f"grad {step}.{name}", gradient)
+    descend(net)
+    net.zero_grad()
 
 
 def send_state(rank: Rank, net: nn.Module, prefix: str) -> None:
-    """Answer with every parameter and buffer as "PREFIX.NAME"."""
+    """Answers: every parameter and buffer as "PREFIX.NAME"."""
     for name, tensor in net.state_dict().items():
         rank.answer(f"{prefix}.{name}", tensor)
 
 
-__all__ = ["groups_of", "place_of"]
+def _gradients(net: nn.Module) -> State:
+    parameters = net.named_parameters()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters}
+
+
+# -- in the judge
+
+Loss = Callable[[nn.Module, Case, Inputs, int, int], Tensor]
+"""A model, a case, what a rank is handed, the rank, the step -> its loss, in one process."""
+WORDS = {
+    "start": "{} at the start, as the group's first rank has it",
+    "grad 0": "gradient of {} in step 1, averaged over the group",
+    "grad 1": "gradient of {} in step 2, averaged over the group",
+    "trained": "{} after two steps, as one process with the group's rows has it",
+}
+
+
+@dataclass(frozen=True)
+class ReplicaEvidence(Evidence):
+    """One case's answers, to be held against one process that has the rows of all ranks of a group."""
+
+    loss: Loss
+
+    def reference(self, answer: RankAnswer) -> State:
+        """ "start.NAME", "grad STEP.NAME", "loss STEP.RANK", "trained.NAME", of the rank's group."""
+        return self._references[place_of(self.case, answer.rank).index]
+
+    def first_net(self, answer: RankAnswer) -> Net:
+        """The net that the ranks of a rank's group should start from."""
+        return net_of(self.case, hand_replica(self.case, self.inputs, answer.rank))
+
+    @cached_property
+    def _references(self) -> list[State]:
+        return [self._reference(members) for members in groups_of(self.case)]
+
+    def _reference(self, members: list[int]) -> State:
+        handed = {rank: hand_replica(self.case, self.inputs, rank) for rank in members}
+        net = net_of(self.case, handed[members[0]])
+        found = _named("start", net.state_dict())
+        for step in range(STEPS):
+            losses = {r: self.loss(net, self.case, handed[r], r, step) for r in members}
+            torch.stack(list(losses.values())).mean().backward()
+            found |= _named(f"grad {step}", _gradients(net))
+            found |= _named(f"loss {step}", {str(r): loss for r, loss in losses.items()})
+            descend(net)
+            net.zero_grad()
+        return found | _named("trained", net.state_dict())
+
+
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    return {f"{prefix}.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def equals(*kinds: str) -> Judge:
+    """Every rank's tensors of these kinds ("start", "grad 0", "trained", ...) are the reference's."""
+
+    def judge(evidence: ReplicaEvidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for key, tensor in evidence.reference(answer).items():
+                kind, _, name = key.partition(".")
+                if kind in kinds:
+                    yield same(WORDS[kind].format(name), tensor, answer, key)
+
+    return judge
+
+
+GRADIENTS = equals("grad 0", "grad 1")

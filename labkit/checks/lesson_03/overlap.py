@@ -1,235 +1,257 @@
-"""The checks of `OverlappedDataParallel` and of `accumulate_gradients`, which builds on it."""
+"""What `03.overlapped-data-parallel` must show: gradients that are averaged while backward still runs."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.compare import difference
-from labkit.checks.lesson_03.evidence import describe, groups_used, tensors_match
+from labkit.checks.exercise import Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_03.buckets import BUCKETS_ID
 from labkit.checks.lesson_03.net import (
+    GRADIENTS,
     MICRO_BATCHES,
-    STEPS,
-    first_net,
+    PAIRS,
+    TORCHS_OWN,
+    Loss,
+    Net,
+    ReplicaEvidence,
+    equals,
+    hand_own,
     loss_of,
-    own_net,
-    place_of,
-    reference_gradients,
-    send_gradients,
+    net_case,
+    net_inputs,
+    net_of,
+    own_loss,
+    send_gradients_and_step,
     send_state,
-    step_plainly,
+    subgroup,
 )
-from labkit.checks.lesson_03.replicas import trained_reference
-from labkit.checks.old_form import Finding
+from labkit.checks.lesson_03.replicas import BROADCAST_ID
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import STEPS, calls_of, calls_text, nbytes, stays_in_group
 from labkit.checks.shared.places import enter_group
+
+OVERLAP_ID = "03.overlapped-data-parallel"
+
+
+def _cases(seed: int) -> list[Case]:
+    small = {"aside": [2], "bucket_bytes": 60}
+    return [
+        net_case("two ranks", "values", 2, seed),
+        net_case("two ranks, timed", "many", 2, seed, rows=64, width=24, inner=40, bucket_bytes=9000),
+        net_case("four ranks", "values", 4, seed, bucket_bytes=1),
+        net_case("accumulating", "no-sync", 2, seed),
+        net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
+        net_case("different ranks, small buckets", "unused", 4, seed, **small),
+        net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        net_case("one rank", "values", 1, seed),
+    ]
+
+
+# -- on a rank
+
+
+def _wrap(rank: Rank, net: Net) -> Any:
+    """The student's wrapper of a net. Answers: start.NAME. Recording: built."""
+    group = enter_group(rank)
+    with rank.recording("built"):
+        model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
+    send_state(rank, net, "start")
+    return model
+
+
+def _train(rank: Rank) -> None:
+    """Answers: start.NAME, grad STEP.NAME, trained.NAME. Recordings: built, step STEP."""
+    net = net_of(rank.case, rank.inputs)
+    model = _wrap(rank, net)
+    for step in range(STEPS):
+        loss = own_loss(rank, model, step)
+        with rank.recording(f"step {step}"):
+            loss.backward()
+        send_gradients_and_step(rank, net, step)
+    send_state(rank, net, "trained")
+
+
+def _time_backward(rank: Rank) -> None:
+    """One backward pass. Fact: ready, the second at which each gradient was. Recording: step 0."""
+    net = net_of(rank.case, rank.inputs)
+    ready: list[float] = []
+    for parameter in net.parameters():  # before the wrapper's own hooks, which may start to send
+        parameter.register_post_accumulate_grad_hook(lambda _: ready.append(time.monotonic()))
+    loss = own_loss(rank, _wrap(rank, net), 0)
+    with rank.recording("step 0") as begin:  # of two zeros, a pause between them would be overlap
+        loss.backward()
+    rank.fact("ready", [moment - begin for moment in ready])
 
 
 class _Interrupted(Exception):
     """Raised by the check inside no_sync."""
 
 
-def overlap_on_rank(rank: Rank) -> None:
-    """Train through the student's wrapper, in the way the case asks for."""
-    group = enter_group(rank)
-    net = own_net(rank.case, rank.inputs, rank.rank)
-    ready: list[float] = []
-    for parameter in net.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _: ready.append(time.monotonic()))
-    with rank.recording("built"):
-        model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
-    send_state(rank, net, "start")
-    {"no-sync": _accumulate, "many": _time_backward}.get(rank.params["kind"], _train)(rank, model, net, ready)
+def _accumulate(rank: Rank) -> None:
+    """Backward passes inside no_sync and one outside; then an exception inside it and a normal step.
 
-
-def _train(rank: Rank, model: Any, net: nn.Module, ready: list[float]) -> None:
-    for step in range(STEPS):
-        loss = loss_of(model, rank.case, rank.inputs, step, rank.rank)
-        with rank.recording(f"step {step}"):
-            loss.backward()
-        send_gradients(rank, net, f"grad {step}")
-        step_plainly(net)
-    send_state(rank, net, "trained")
-
-
-def _time_backward(rank: Rank, model: Any, net: nn.Module, ready: list[float]) -> None:
-    loss = loss_of(model, rank.case, rank.inputs, 0, rank.rank)
-    ready.clear()
-    with rank.recording("step 0") as begin:  # of two zeros, a pause between them would be overlap
-        loss.backward()
-    rank.fact("ready", [moment - begin for moment in ready])
-
-
-def _accumulate(rank: Rank, model: Any, net: nn.Module, ready: list[float]) -> None:
-    """Two backward passes inside no_sync and one outside; then an exception inside it and a normal step."""
+    Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
+    """
+    net = net_of(rank.case, rank.inputs)
+    model = _wrap(rank, net)
     with rank.recording("inside"), model.no_sync():
         for m in range(MICRO_BATCHES - 1):
-            loss_of(model, rank.case, rank.inputs, 0, rank.rank, m).backward()
+            own_loss(rank, model, 0, m).backward()
     with rank.recording("outside"):
-        loss_of(model, rank.case, rank.inputs, 0, rank.rank, MICRO_BATCHES - 1).backward()
-    send_gradients(rank, net, "grad 0")
-    step_plainly(net)
+        own_loss(rank, model, 0, MICRO_BATCHES - 1).backward()
+    send_gradients_and_step(rank, net, 0)
     with contextlib.suppress(_Interrupted), model.no_sync():
         raise _Interrupted
-    loss_of(model, rank.case, rank.inputs, 1, rank.rank).backward()
-    send_gradients(rank, net, "grad 1")
+    own_loss(rank, model, 1).backward()
+    send_gradients_and_step(rank, net, 1)
 
 
-def judge_overlap(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    kind = case.params["kind"]
-    for answer in answers:
-        if kind == "many":
-            yield from _overlaps(case, inputs, answer)
-        elif kind == "no-sync":
-            yield from _accumulated(case, inputs, answer)
-        else:
-            yield from _trained(
-                case, inputs, answer, {"subgroup": "subgroup", "unused": "unused-parameter"}.get(kind)
-            )
+# -- in the judge
 
 
-def _trained(case: Case, inputs: Inputs, answer: RankAnswer, special: str | None) -> Iterator[Finding]:
-    place = place_of(case, answer.rank)
-    start = first_net(case, inputs, answer.rank).state_dict()
-    gradients, trained = trained_reference(case, inputs, answer.rank)
-    yield from tensors_match(special or "replicas", answer, "start", start, "of the group's first rank")
-    for step in range(STEPS):
-        told = f"of step {step + 1}, averaged over the group"
-        yield from tensors_match(special or "gradients", answer, f"grad {step}", gradients[step], told)
-    yield from tensors_match(special or "trained-weights", answer, "trained", trained, "after two steps")
-    if special == "subgroup":
-        yield from groups_used("subgroup", answer, place.members)
+def _accumulated_loss(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
+    """The sum over the micro-batches of the first step; one micro-batch in the second."""
+    count = MICRO_BATCHES if step == 0 else 1
+    return torch.stack([loss_of(model, case, handed, rank, step, m) for m in range(count)]).sum()
 
 
-def _overlaps(case: Case, inputs: Inputs, answer: RankAnswer) -> Iterator[Finding]:
-    """Count, bytes and times of the all-reduces of one backward pass."""
-    net = first_net(case, inputs, answer.rank)
-    sizes = {p.nbytes for p in net.parameters()}
-    total, least = sum(p.nbytes for p in net.parameters()), fewest_buckets(net, case.params["bucket_bytes"])
-    calls = [c for c in answer.collectives["step 0"] if c["op"] == "all_reduce"]
-    seen = describe(answer.collectives["step 0"])
-    moved = sum(c["num_bytes"] for c in answer.collectives["step 0"])
-    fine = len(calls) == least == len(answer.collectives["step 0"])
-    yield Finding("all-reduces", fine, f"{least} all_reduces, one a bucket", seen, answer.rank)
-    told = f"the gradients' {total} bytes, once"
-    yield Finding("all-reduces", moved == total, told, f"{moved} bytes: {seen}", answer.rank)
-    largest = max([case.params["bucket_bytes"], *sizes])
-    fine = all(c["num_bytes"] <= largest for c in calls)
-    yield Finding("all-reduces", fine, f"no bucket above {largest} bytes", seen, answer.rank)
-    yield from _times(answer, calls)
+def _run(on_rank: Callable[[Rank], None], loss: Loss = loss_of) -> Run:
+    return Run(on_rank, net_inputs, hand_own, partial(ReplicaEvidence, loss=loss))
 
 
-def _times(answer: RankAnswer, calls: Sequence[dict[str, float]]) -> Iterator[Finding]:
-    ready = answer.facts["ready"]
-    if not calls or not ready:
-        yield Finding("overlap", False, "an all_reduce that starts during backward", "none", answer.rank)
-        return
-    early = calls[0]["start"] < ready[-1]
-    first, last = calls[0]["start"] * 1e3, ready[-1] * 1e3
-    gap = f"first all_reduce after {first:.2f} ms, last gradient after {last:.2f} ms"
-    yield Finding(
-        "overlap", early, "the first all_reduce starts before the last gradient is ready", gap, answer.rank
-    )
-    waited = [c for c in calls if c["end"] is not None and c["end"] < ready[-1]]
-    told = "nothing is waited for before the last gradient is ready"
-    yield Finding("overlap", not waited, told, f"{len(waited)} all_reduces were waited for", answer.rank)
+def _one_a_bucket(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    """Count and bytes of the all_reduces of one backward pass."""
+    for answer in evidence.answers:
+        calls, bucket_bytes = calls_of(answer, "step 0"), evidence.case.params["bucket_bytes"]
+        sizes = [nbytes(parameter) for parameter in evidence.first_net(answer).parameters()]
+        seen, least = calls_text(calls), fewest_buckets(sizes, bucket_bytes)
+        right = [op for op, _ in calls] == ["all_reduce"] * least
+        yield Finding(right, f"{least} all_reduces, one a bucket", seen, answer.rank)
+        moved = sum(size for _, size in calls)
+        told = f"the gradients' {sum(sizes):,} bytes, once"
+        yield Finding(moved == sum(sizes), told, f"{moved:,} bytes: {seen}", answer.rank)
+        largest = max([bucket_bytes, *sizes])
+        right = all(size <= largest for _, size in calls)
+        yield Finding(right, f"no bucket above {largest:,} bytes", seen, answer.rank)
 
 
-def fewest_buckets(net: nn.Module, bucket_bytes: int) -> int:
-    """How many buckets hold the parameters in reverse order when each is filled as far as it goes."""
+def fewest_buckets(sizes: list[int], bucket_bytes: int) -> int:
+    """How many buckets hold parameters of these bytes in reverse order when each is filled as far as it
+    goes.
+    """
     count, used = 0, bucket_bytes + 1
-    for parameter in reversed(list(net.parameters())):
-        if used + parameter.nbytes > bucket_bytes:
+    for size in reversed(sizes):
+        if used + size > bucket_bytes:
             count, used = count + 1, 0
-        used += parameter.nbytes
+        used += size
     return count
 
 
-def _accumulated(case: Case, inputs: Inputs, answer: RankAnswer) -> Iterator[Finding]:
-    inside = answer.collectives["inside"]
-    yield Finding("no-sync", not inside, "no communication inside no_sync", describe(inside), answer.rank)
-    outside = answer.collectives["outside"]
-    yield Finding("no-sync", bool(outside), "an all_reduce in the backward after it", "none", answer.rank)
-    net = first_net(case, inputs, answer.rank)
-    reference_gradients(net, case, inputs, 0, answer.rank, range(MICRO_BATCHES))
-    gradients = _gradients(net)
-    yield from tensors_match(
-        "no-sync", answer, "grad 0", gradients, "summed over micro-batches, averaged over ranks"
-    )
-    step_plainly(net)
-    reference_gradients(net, case, inputs, 1, answer.rank)
-    yield from tensors_match(
-        "no-sync", answer, "grad 1", _gradients(net), "after an exception inside no_sync"
-    )
+def _starts_early_and_waits_late(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        yield from _times(answer)
 
 
-def _gradients(net: nn.Module) -> dict[str, Tensor | None]:
-    return {name: parameter.grad for name, parameter in net.named_parameters()}
+def _times(answer: RankAnswer) -> Iterator[Finding]:
+    ready = answer.facts["ready"]
+    calls = [call for call in answer.collectives["step 0"] if call["op"] == "all_reduce"]
+    if not calls or not ready:
+        yield Finding(False, "an all_reduce that starts during backward", "none", answer.rank)
+        return
+    first, last = calls[0]["start"], ready[-1]
+    told = "the first all_reduce starts before the last gradient is ready"
+    gap = f"first all_reduce after {first * 1e3:.2f} ms, last gradient after {last * 1e3:.2f} ms"
+    yield Finding(first < last, told, gap, answer.rank)
+    waited = [call for call in calls if call["end"] is not None and call["end"] < last]
+    told = "nothing is waited for before the last gradient is ready"
+    yield Finding(not waited, told, f"{len(waited)} all_reduces were waited for", answer.rank)
 
 
-# -- accumulate_gradients
+def _is_silent_inside(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        inside, outside = calls_of(answer, "inside"), calls_of(answer, "outside")
+        yield Finding(not inside, "no communication inside no_sync", calls_text(inside), answer.rank)
+        yield Finding(bool(outside), "an all_reduce in the backward after it", "none", answer.rank)
 
 
-def _sizes(case: Case) -> list[int]:
-    """Rows of each micro-batch."""
-    return case.params.get("sizes") or [case.params["rows"]] * MICRO_BATCHES
-
-
-def _micro_batches(case: Case, inputs: Inputs, step: int, rank: int) -> list[tuple[Tensor, Tensor]]:
-    pairs = zip(inputs["x"][step, rank], inputs["target"][step, rank], strict=True)
-    return [(x[:size], target[:size]) for (x, target), size in zip(pairs, _sizes(case), strict=False)]
-
-
-def accumulate_on_rank(rank: Rank) -> None:
-    """Two training steps of several micro-batches each, through the (reference) data-parallel wrapper."""
-    group = enter_group(rank)
-    net = own_net(rank.case, rank.inputs, rank.rank)
-    model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
-    for step in range(STEPS):
-        batches = _micro_batches(rank.case, rank.inputs, step, rank.rank)
-        with rank.recording(f"step {step}"):
-            loss = rank.student.accumulate_gradients(model, batches, F.mse_loss)
-        rank.answer(f"loss {step}", torch.as_tensor(loss, dtype=torch.float64))
-        send_gradients(rank, net, f"grad {step}")
-        step_plainly(net)
-
-
-def judge_accumulate(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    special = {"uneven": "uneven-micro-batches", "own-parts": "own-parts"}.get(case.params["kind"])
-    for answer in answers:
-        net = first_net(case, inputs, answer.rank)
-        for step in range(STEPS):
-            losses = {r: _whole_loss(net, case, inputs, step, r) for r in place_of(case, answer.rank).members}
-            torch.stack(list(losses.values())).mean().backward()
-            told = "as if the micro-batches were one batch"
-            yield from tensors_match(special or "gradients", answer, f"grad {step}", _gradients(net), told)
-            wrong = difference(losses[answer.rank].detach(), answer.tensors.get(f"loss {step}"))
-            yield Finding(
-                special or "loss", wrong is None, "the mean over this rank's rows", wrong or "", answer.rank
-            )
-            step_plainly(net)
-        if special is None and place_of(case, answer.rank).size > 1:
-            yield from _once(case, net, answer)
-
-
-def _whole_loss(net: Any, case: Case, inputs: Inputs, step: int, rank: int) -> Tensor:
-    batches = _micro_batches(case, inputs, step, rank)
-    x, target = (torch.cat([pair[i] for pair in batches]) for i in (0, 1))
-    return F.mse_loss(net(x), target)
-
-
-def _once(case: Case, net: nn.Module, answer: RankAnswer) -> Iterator[Finding]:
-    total = sum(p.nbytes for p in net.parameters())
-    moved = sum(c["num_bytes"] for c in answer.collectives["step 0"])
-    seen = f"{moved} bytes: {describe(answer.collectives['step 0'])}"
-    told = f"the gradients' {total} bytes once, whatever the number of micro-batches"
-    yield Finding("communication", moved == total, told, seen, answer.rank)
+EXERCISE = Exercise(
+    OVERLAP_ID,
+    "Communication during backward",
+    ("OverlappedDataParallel",),
+    {
+        "values": _run(_train),
+        "many": _run(_time_backward),
+        "no-sync": _run(_accumulate, _accumulated_loss),
+        "unused": _run(_train),
+        "subgroup": _run(_train),
+    },
+    _cases,
+    (
+        Property(
+            "replicas",
+            "numbers",
+            1,
+            "At the start every rank has the first rank's parameters and buffers",
+            on={"values": equals("start")},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "After backward every gradient is the mean over the ranks",
+            "a handle was not waited for, or a flat bucket was cut at the wrong offsets",
+            {"values": GRADIENTS},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            1,
+            "Two steps of SGD are those of one process with all rows",
+            "counters of ready gradients are not reset for the second backward",
+            {"values": equals("trained")},
+        ),
+        Property(
+            "all-reduces",
+            "mechanism",
+            2,
+            "One all_reduce a bucket; the gradients' bytes once",
+            "bucket_bytes taken as a number of elements, or one all_reduce a parameter",
+            {"many": _one_a_bucket},
+        ),
+        Property(
+            "overlap",
+            "mechanism",
+            3,
+            "The first all_reduce starts before the last gradient is ready, and is waited for at the end",
+            "all is reduced after backward; or async_op=True is missing",
+            {"many": _starts_early_and_waits_late},
+        ),
+        Property(
+            "no-sync",
+            "robustness",
+            2,
+            "Inside no_sync nothing is sent, and an exception in it changes nothing for later",
+            "use try/finally, and reset the ready counters",
+            {"no-sync": every(_is_silent_inside, GRADIENTS)},
+        ),
+        Property(
+            "unused-parameter",
+            "robustness",
+            2,
+            "A parameter that some ranks do not use neither hangs nor falsifies",
+            "buckets go in the same order on every rank, those that never fill at the end of backward",
+            {"unused": every(equals("start", "trained"), GRADIENTS)},
+        ),
+        subgroup(every(equals("start", "trained"), GRADIENTS, stays_in_group)),
+    ),
+    builds_on=(BROADCAST_ID, BUCKETS_ID),
+    forbids=TORCHS_OWN,
+)

@@ -1,129 +1,234 @@
-"""The checks of `broadcast_module` and `average_gradients`."""
+"""What `03.broadcast-module` and `03.average-gradients` must show: the same start, and the same steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from torch import Tensor
-
-from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.lesson_03.evidence import calls_are, describe, groups_used, tensors_match
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_03.net import (
-    STEPS,
+    GRADIENTS,
+    PAIRS,
+    TORCHS_OWN,
     Net,
-    first_net,
+    ReplicaEvidence,
+    equals,
+    hand_replica,
+    hand_state,
     loss_of,
-    own_net,
-    place_of,
-    reference_gradients,
-    send_gradients,
+    net_case,
+    net_inputs,
+    net_of,
+    own_loss,
+    send_gradients_and_step,
     send_state,
-    step_plainly,
-    uses_aside,
+    subgroup,
 )
-from labkit.checks.old_form import Finding
 from labkit.checks.rank import Rank
-from labkit.checks.shared.places import enter_group
+from labkit.checks.shared.beside import (
+    STEPS,
+    calls_are,
+    calls_of,
+    calls_text,
+    nbytes,
+    same,
+    stays_in_group,
+)
+from labkit.checks.shared.places import enter_group, place_of
+
+EVIDENCE = partial(ReplicaEvidence, loss=loss_of)
+BROADCAST_ID = "03.broadcast-module"
 
 # -- broadcast_module
 
 
-def broadcast_on_rank(rank: Rank) -> None:
-    """Broadcast nets that differ on every rank, one of them with a frozen and a shared parameter."""
-    group = enter_group(rank)
-    net = own_net(rank.case, rank.inputs, rank.rank)
+def _broadcast_cases(seed: int) -> list[Case]:
+    return [
+        net_case("two ranks", "values", 2, seed),
+        net_case("four ranks", "values", 4, seed, width=2, inner=5),
+        net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+    ]
+
+
+def _tied(net: Net) -> Net:
+    """The net with one parameter under two names."""
+    net.aside.bias = net.last.bias
+    return net
+
+
+def _broadcast(rank: Rank) -> None:
+    """Broadcast nets that differ on every rank, one of their parameters frozen and one shared.
+
+    Answers: state.NAME. Facts: moved, asks. Recording: broadcast.
+    """
+    group, net = enter_group(rank), _tied(net_of(rank.case, rank.inputs))
     net.aside.weight.requires_grad_(False)
-    net.aside.bias = net.last.bias  # one parameter under two names
-    before = {name: tensor.data_ptr() for name, tensor in net.state_dict(keep_vars=True).items()}
+    before = _addresses(net)
     with rank.recording("broadcast"):
         rank.student.broadcast_module(net, group)
-    after = {name: tensor.data_ptr() for name, tensor in net.state_dict(keep_vars=True).items()}
-    rank.fact("moved", sorted(name for name in before if before[name] != after[name]))
+    rank.fact("moved", sorted(name for name, at in _addresses(net).items() if before[name] != at))
     rank.fact("asks", {name: parameter.requires_grad for name, parameter in net.named_parameters()})
     send_state(rank, net, "state")
 
 
-def judge_broadcast(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    for answer in answers:
-        place = place_of(case, answer.rank)
-        net = first_net(case, inputs, answer.rank)
-        net.aside.bias = net.last.bias
-        state = net.state_dict()
-        buffers = {name for name, _ in net.named_buffers()}
-        if case.params["kind"] == "subgroup":
-            yield from tensors_match("subgroup", answer, "state", state, "of the group's first rank")
-            yield from groups_used("subgroup", answer, place.members)
-            continue
-        parameters = {n: t for n, t in state.items() if n not in buffers}
-        told = "of the group's first rank"
-        yield from tensors_match("parameters", answer, "state", parameters, told)
-        yield from tensors_match("buffers", answer, "state", {n: state[n] for n in buffers}, told)
+def _addresses(net: Net) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in net.state_dict(keep_vars=True).items()}
+
+
+def _has_the_firsts(*kinds: str) -> Judge:
+    """Every rank has the "parameters" or "buffers" of its group's first rank."""
+
+    def judge(evidence: ReplicaEvidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            net = _tied(evidence.first_net(answer))
+            buffers = dict(net.named_buffers())
+            for name, tensor in net.state_dict().items():
+                if ("buffers" if name in buffers else "parameters") in kinds:
+                    yield same(f"{name} of the group's first rank", tensor, answer, f"state.{name}")
+
+    return judge
+
+
+def _stays_in_place(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
         moved = answer.facts["moved"]
-        yield Finding("in-place", moved == [], "every tensor where it was", f"replaced: {moved}", answer.rank)
-        kept = {n: n != "aside.weight" for n, _ in net.named_parameters()}
-        yield Finding(
-            "in-place", answer.facts["asks"] == kept, "requires_grad as it was", "changed", answer.rank
-        )
-        yield from _broadcasts(answer, net)
+        yield Finding(moved == [], "every tensor where it was", f"replaced: {moved}", answer.rank)
+        parameters = _tied(evidence.first_net(answer)).named_parameters()
+        asked = answer.facts["asks"] == {name: name != "aside.weight" for name, _ in parameters}
+        yield Finding(asked, "requires_grad as it was", "changed", answer.rank)
 
 
-def _broadcasts(answer: RankAnswer, net: Net) -> Iterator[Finding]:
-    calls = answer.collectives["broadcast"]
-    unique = {t.data_ptr(): t.nbytes for t in net.state_dict(keep_vars=True).values()}
-    total, seen = sum(unique.values()), sum(call["num_bytes"] for call in calls)
-    fine = seen == total and {call["op"] for call in calls} == {"broadcast"}
-    told = f"broadcasts of {total} bytes in all, a tensor with two names once"
-    yield Finding("communication", fine, told, f"{seen} bytes: {describe(calls)}", answer.rank)
+def _each_is_sent_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        tensors = _tied(evidence.first_net(answer)).state_dict(keep_vars=True).values()
+        total = sum({tensor.data_ptr(): nbytes(tensor) for tensor in tensors}.values())
+        calls = calls_of(answer, "broadcast")
+        right = {op for op, _ in calls} == {"broadcast"} and sum(size for _, size in calls) == total
+        told = f"broadcasts of {total:,} bytes in all, a tensor with two names once"
+        yield Finding(right, told, calls_text(calls), answer.rank)
 
+
+BROADCAST = Exercise(
+    BROADCAST_ID,
+    "The same start",
+    ("broadcast_module",),
+    dict.fromkeys(("values", "subgroup"), Run(_broadcast, net_inputs, hand_state, EVIDENCE)),
+    _broadcast_cases,
+    (
+        Property(
+            "parameters",
+            "numbers",
+            2,
+            "All ranks end with the first rank's parameters",
+            on={"values": _has_the_firsts("parameters")},
+        ),
+        Property(
+            "buffers",
+            "numbers",
+            1,
+            "All ranks end with the first rank's buffers",
+            "module.parameters() leaves running averages and counters out",
+            {"values": _has_the_firsts("buffers")},
+        ),
+        Property(
+            "in-place",
+            "mechanism",
+            1,
+            "Every tensor stays where it was, with requires_grad as it was",
+            "an optimizer made before holds the old tensors: copy into them",
+            {"values": _stays_in_place},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            1,
+            "Broadcasts only, each tensor once",
+            "a parameter with two names is sent twice, or all_gather was used",
+            {"values": _each_is_sent_once},
+        ),
+        subgroup(every(_has_the_firsts("parameters", "buffers"), stays_in_group)),
+    ),
+    forbids=TORCHS_OWN,
+)
 
 # -- average_gradients
 
 
-def average_on_rank(rank: Rank) -> None:
-    """Train equal replicas for two steps on rows of their own, averaging gradients in between."""
-    group = enter_group(rank)
-    net = first_net(rank.case, rank.inputs, rank.rank)
+def _average_cases(seed: int) -> list[Case]:
+    return [
+        net_case("two ranks", "values", 2, seed),
+        net_case("four ranks", "values", 4, seed, rows=3),
+        net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
+        net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
+        net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        net_case("one rank", "values", 1, seed),
+    ]
+
+
+def _average(rank: Rank) -> None:
+    """Train equal replicas on rows of their own, averaging gradients in between.
+
+    Answers: grad STEP.NAME, trained.NAME. Recordings: step STEP.
+    """
+    group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     for step in range(STEPS):
-        loss_of(net, rank.case, rank.inputs, step, rank.rank).backward()
+        own_loss(rank, net, step).backward()
         with rank.recording(f"step {step}"):
             rank.student.average_gradients(net, group)
-        send_gradients(rank, net, f"grad {step}")
-        step_plainly(net)
+        send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
 
 
-def judge_average(case: Case, inputs: Inputs, answers: list[RankAnswer]) -> Iterator[Finding]:
-    """Findings for what the case is about."""
-    special = {"subgroup": "subgroup", "unused": "unused-parameter"}.get(case.params["kind"])
-    for answer in answers:
-        place = place_of(case, answer.rank)
-        gradients, trained = trained_reference(case, inputs, answer.rank)
-        told = "averaged over the group"
-        yield from tensors_match(special or "gradients", answer, "grad 0", gradients[0], told)
-        yield from tensors_match(special or "gradients", answer, "grad 1", gradients[1], told)
-        yield from tensors_match(special or "trained-weights", answer, "trained", trained, "after two steps")
-        if special == "subgroup":
-            yield from groups_used("subgroup", answer, place.members)
-        if special is None and place.size > 1:
-            sizes = [g.nbytes for g in gradients[0].values() if g is not None]
-            yield from calls_are(
-                "communication", answer, "step 0", "all_reduce", sizes, "one for each gradient"
-            )
+def _one_for_each_gradient(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        if place_of(evidence.case, answer.rank).size > 1:
+            yield calls_are("step 0", _all_reduces(evidence, answer), answer)
 
 
-def trained_reference(
-    case: Case, inputs: Inputs, rank: int
-) -> tuple[list[dict[str, Tensor | None]], dict[str, Tensor]]:
-    """Gradients of each step, and the state after all steps, of one process that has the whole group's
-    rows.
-    """
-    net, gradients = first_net(case, inputs, rank), []
-    for step in range(STEPS):
-        reference_gradients(net, case, inputs, step, rank)
-        gradients.append({name: parameter.grad for name, parameter in net.named_parameters()})
-        step_plainly(net)
-    return gradients, dict(net.state_dict())
+def _all_reduces(evidence: ReplicaEvidence, answer: RankAnswer) -> list[tuple[str, int]]:
+    return [("all_reduce", nbytes(parameter)) for parameter in evidence.first_net(answer).parameters()]
 
 
-__all__ = ["uses_aside"]
+AVERAGE = Exercise(
+    "03.average-gradients",
+    "Naive data parallelism",
+    ("average_gradients",),
+    dict.fromkeys(("values", "unused", "subgroup"), Run(_average, net_inputs, hand_replica, EVIDENCE)),
+    _average_cases,
+    (
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Every gradient is the mean over the ranks",
+            "a sum without dividing by the group's size",
+            {"values": GRADIENTS},
+        ),
+        Property(
+            "trained-weights",
+            "numbers",
+            1,
+            "Two steps of SGD are those of one process with all rows",
+            on={"values": equals("trained")},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "One all_reduce for each gradient",
+            "parameters are averaged instead, or gathered",
+            {"values": _one_for_each_gradient},
+        ),
+        Property(
+            "unused-parameter",
+            "robustness",
+            2,
+            "A parameter that some ranks did not use is averaged too",
+            "skipping `grad is None` on one rank leaves the others waiting: use zeros",
+            {"unused": every(GRADIENTS, equals("trained"))},
+        ),
+        subgroup(every(GRADIENTS, equals("trained"), stays_in_group)),
+    ),
+    forbids=TORCHS_OWN,
+)

@@ -1,0 +1,138 @@
+"""What `03.accumulate-gradients` must show: several micro-batches, as if they were one large batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_03.net import (
+    GRADIENTS,
+    MICRO_BATCHES,
+    TORCHS_OWN,
+    ReplicaEvidence,
+    hand_own,
+    net_case,
+    net_inputs,
+    net_of,
+    send_gradients_and_step,
+)
+from labkit.checks.lesson_03.overlap import OVERLAP_ID
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import STEPS, calls_of, calls_text, nbytes, same
+from labkit.checks.shared.places import enter_group
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        net_case("three micro-batches", "values", 2, seed),
+        net_case("three micro-batches on four ranks", "values", 4, seed, rows=2),
+        net_case("5, 2 and 3 rows", "uneven", 2, seed, sizes=[5, 2, 3]),
+        net_case("one micro-batch", "uneven", 2, seed, sizes=[4]),
+        net_case("with your own wrapper", "own-parts", 2, seed),
+    ]
+
+
+def _micro_batches(case: Case, handed: Inputs, step: int) -> list[tuple[Tensor, Tensor]]:
+    """Rows and targets, of the sizes that the case asks for."""
+    sizes = case.params.get("sizes") or [case.params["rows"]] * MICRO_BATCHES
+    x, target = handed["x"][step], handed["target"][step]
+    return [(x[m, :size], target[m, :size]) for m, size in enumerate(sizes)]
+
+
+def _accumulate(rank: Rank) -> None:
+    """Steps of several micro-batches each, through the data-parallel wrapper.
+
+    Answers: loss STEP, grad STEP.NAME. Recordings: step STEP.
+    """
+    group, net = enter_group(rank), net_of(rank.case, rank.inputs)
+    model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
+    for step in range(STEPS):
+        batches = _micro_batches(rank.case, rank.inputs, step)
+        with rank.recording(f"step {step}"):
+            loss = rank.student.accumulate_gradients(model, batches, F.mse_loss)
+        rank.answer(f"loss {step}", torch.as_tensor(loss, dtype=torch.float64))
+        send_gradients_and_step(rank, net, step)
+
+
+def _loss_of_one_batch(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
+    """The mean over all of a rank's rows."""
+    pairs = _micro_batches(case, handed, step)
+    x, target = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
+    return F.mse_loss(model(x), target)
+
+
+# -- judges
+
+
+def _returns_the_mean(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for step in range(STEPS):
+            wanted = evidence.reference(answer)[f"loss {step}.{answer.rank}"]
+            yield same("the mean over this rank's rows", wanted, answer, f"loss {step}")
+
+
+def _sends_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        calls = calls_of(answer, "step 0")
+        total, moved = sum(map(nbytes, evidence.first_net(answer).parameters())), sum(n for _, n in calls)
+        told = f"the gradients' {total:,} bytes once, whatever the number of micro-batches"
+        yield Finding(moved == total, told, f"{moved:,} bytes: {calls_text(calls)}", answer.rank)
+
+
+BOTH = every(GRADIENTS, _returns_the_mean)
+_RUN = Run(_accumulate, net_inputs, hand_own, partial(ReplicaEvidence, loss=_loss_of_one_batch))
+EXERCISE = Exercise(
+    "03.accumulate-gradients",
+    "Accumulation",
+    ("accumulate_gradients",),
+    dict.fromkeys(("values", "uneven", "own-parts"), _RUN),
+    _cases,
+    (
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "The gradients are those of one large batch",
+            "each loss must count with its share of the rows",
+            {"values": GRADIENTS},
+        ),
+        Property(
+            "loss",
+            "numbers",
+            1,
+            "The result is the mean loss over this rank's rows",
+            on={"values": _returns_the_mean},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            2,
+            "Gradients are sent once a step, whatever the number of micro-batches",
+            "model.no_sync() around all but the last backward",
+            {"values": _sends_once},
+        ),
+        Property(
+            "uneven-micro-batches",
+            "robustness",
+            1,
+            "Micro-batches may differ in size, and there may be just one",
+            "dividing by their number is right only when they are equal",
+            {"uneven": BOTH},
+        ),
+        Property(
+            "own-parts",
+            "robustness",
+            1,
+            "It works with your own OverlappedDataParallel",
+            on={"own-parts": BOTH},
+        ),
+    ),
+    builds_on=(OVERLAP_ID,),
+    forbids=TORCHS_OWN,
+)

@@ -1,0 +1,156 @@
+"""What `03.assign-buckets` must show: buckets filled from the last parameter to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_03.net import TORCHS_OWN
+from labkit.checks.rank import Rank
+
+Spec = tuple[list[int], str, bool]
+"""Of a parameter: shape, dtype, requires_grad."""
+BUCKETS_ID = "03.assign-buckets"
+
+
+def buckets_case(name: str, parameters: list[Spec], bucket_bytes: int, seed: int) -> Case:
+    """Parameters that go into buckets of so many bytes."""
+    specs = [[list(shape), dtype, asks] for shape, dtype, asks in parameters]
+    return Case(name, 1, {"parameters": specs, "bucket_bytes": bucket_bytes}, seed, kind="values")
+
+
+def _cases(seed: int) -> list[Case]:
+    d, f = "float64", "float32"
+    plain: list[Spec] = [
+        ([4, 3], d, True),
+        ([4], d, True),
+        ([5, 4], d, True),
+        ([5], d, True),
+        ([2, 5], d, True),
+    ]
+    large: list[Spec] = [([3], f, True), ([100], f, True), ([2], f, True)]
+    frozen: list[Spec] = [([4], d, True), ([4], d, False), ([4], d, True), ([4], d, False)]
+    mixed: list[Spec] = [([4], f, True), ([4], d, True), ([4], d, True), ([4], f, True)]
+    return [
+        buckets_case("five parameters", plain, 240, seed),
+        buckets_case("one larger than a bucket", large, 64, seed),
+        buckets_case("some frozen", frozen, 64, seed),
+        buckets_case("two dtypes", mixed, 1000, seed),
+        buckets_case("none", [], 64, seed),
+    ]
+
+
+def _parameters(case: Case) -> list[nn.Parameter]:
+    return [
+        nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype)), requires_grad=asks)
+        for shape, dtype, asks in case.params["parameters"]
+    ]
+
+
+def _ask_for_buckets(rank: Rank) -> None:
+    """Fact: buckets."""
+    answer = rank.student.assign_buckets(_parameters(rank.case), rank.params["bucket_bytes"])
+    rank.fact("buckets", [[int(i) for i in bucket] for bucket in answer])
+
+
+# -- judges
+
+
+def _buckets(evidence: Evidence) -> list[list[int]]:
+    return evidence.answers[0].facts["buckets"]
+
+
+def _wanted(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """The trainable parameters from the last to the first."""
+    return [i for i in reversed(range(len(parameters))) if parameters[i].requires_grad]
+
+
+def _each_is_in_one(evidence: Evidence) -> Iterator[Finding]:
+    seen, wanted = _buckets(evidence), sorted(_wanted(_parameters(evidence.case)))
+    told = f"each of {wanted} in one bucket, frozen parameters in none"
+    yield Finding(sorted(i for bucket in seen for i in bucket) == wanted, told, f"{seen}")
+
+
+def _last_comes_first(evidence: Evidence) -> Iterator[Finding]:
+    flat, wanted = [i for bucket in _buckets(evidence) for i in bucket], _wanted(_parameters(evidence.case))
+    yield Finding(flat == wanted, f"in the order {wanted}", f"{flat}")
+
+
+def _are_filled(evidence: Evidence) -> Iterator[Finding]:
+    parameters, most, seen = (
+        _parameters(evidence.case),
+        evidence.case.params["bucket_bytes"],
+        _buckets(evidence),
+    )
+    sizes = [_bytes(parameters, bucket) for bucket in seen]
+    too_large = [size for size, bucket in zip(sizes, seen, strict=True) if len(bucket) > 1 and size > most]
+    told = f"at most {most} bytes in a bucket of several"
+    yield Finding(not too_large and all(seen), told, f"bytes: {sizes}")
+    fewest = len(_greedy(parameters, most))
+    yield Finding(len(seen) == fewest, f"{fewest} buckets", f"{len(seen)}: {sizes}")
+
+
+def _hold_one_dtype(evidence: Evidence) -> Iterator[Finding]:
+    parameters = _parameters(evidence.case)
+    mixed = [bucket for bucket in _buckets(evidence) if len({parameters[i].dtype for i in bucket}) > 1]
+    yield Finding(not mixed, "one dtype in a bucket", f"mixed: {mixed}")
+
+
+def _bytes(parameters: Sequence[nn.Parameter], bucket: Sequence[int]) -> int:
+    return sum(parameters[i].nbytes for i in bucket if 0 <= i < len(parameters))
+
+
+def _greedy(parameters: Sequence[nn.Parameter], most: int) -> list[list[int]]:
+    """Buckets that are each filled until the next parameter does not fit, or has another dtype."""
+    buckets: list[list[int]] = []
+    for i in _wanted(parameters):
+        fits = buckets and _bytes(parameters, [*buckets[-1], i]) <= most
+        if not fits or parameters[buckets[-1][0]].dtype != parameters[i].dtype:
+            buckets.append([])
+        buckets[-1].append(i)
+    return buckets
+
+
+EXERCISE = Exercise(
+    BUCKETS_ID,
+    "Buckets",
+    ("assign_buckets",),
+    {"values": Run(_ask_for_buckets)},
+    _cases,
+    (
+        Property(
+            "every-parameter",
+            "numbers",
+            1,
+            "Every trainable parameter is in exactly one bucket",
+            on={"values": _each_is_in_one},
+        ),
+        Property(
+            "reverse-order",
+            "mechanism",
+            1,
+            "Buckets follow backward: the last parameter comes first",
+            on={"values": _last_comes_first},
+        ),
+        Property(
+            "bucket-bytes",
+            "mechanism",
+            2,
+            "Each bucket is filled until the next parameter would exceed the bytes",
+            "bytes are numel * element_size; a bucket of one parameter may be larger",
+            {"values": _are_filled},
+        ),
+        Property(
+            "one-dtype",
+            "robustness",
+            1,
+            "A bucket holds one dtype: its gradients become one flat tensor",
+            on={"values": _hold_one_dtype},
+        ),
+    ),
+    forbids=TORCHS_OWN,
+)

@@ -1,0 +1,170 @@
+"""What `03.shard-indices` must show: equal shares of all samples, in an order every rank can work out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_03.net import TORCHS_OWN
+from labkit.checks.rank import Rank
+from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.beside import calls_of, calls_text, refused
+
+GLOBAL_SEED = 7  # of torch's own generator, which is to be left alone
+ASKED = {"a": (0, 3), "b": (1, 3), "c": (0, 4), "again": (0, 3)}  # epoch, seed
+ENOUGH = 8  # samples: fewer may keep their order by chance
+
+
+def indices_case(name: str, samples: int, world: int, seed: int, kind: str = "values") -> Case:
+    """Indices of all ranks of a world, asked for in one process."""
+    return Case(name, 1, {"samples": samples, "world": world}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        indices_case("24 samples on 4 ranks", 24, 4, seed),
+        indices_case("23 samples on 4 ranks", 23, 4, seed),
+        indices_case("3 samples on 5 ranks", 3, 5, seed),
+        indices_case("17 samples on 1 rank", 17, 1, seed),
+        indices_case("ranks that cannot be", 8, 2, seed, "refused"),
+    ]
+
+
+def _ask_for_shares(rank: Rank) -> None:
+    """Facts: the shares of all ranks, one fact for each of ASKED. Answer: random."""
+    n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
+    seed_generators(GLOBAL_SEED)
+    for name, (epoch, seed) in ASKED.items():
+        with rank.recording(name):
+            rank.fact(name, [[int(i) for i in ask(n, r, world, epoch, seed)] for r in range(world)])
+    rank.answer("random", torch.rand(2))
+
+
+def _outside(case: Case) -> list[tuple[int, int]]:
+    """Ranks and worlds that cannot be."""
+    world = case.params["world"]
+    return [(world, world), (-1, world), (0, 0)]
+
+
+def _ask_from_outside(rank: Rank) -> None:
+    for r, world in _outside(rank.case):
+        with rank.expect_error(f"rank {r} of {world}"):
+            rank.student.shard_indices(rank.params["samples"], r, world, 0, 0)
+
+
+# -- judges
+
+
+def _partitions(evidence: Evidence) -> Iterator[tuple[list[list[int]], int, int]]:
+    """The shares of an epoch and seed, the number of samples, and how many each rank should have."""
+    n, world = evidence.case.params["samples"], evidence.case.params["world"]
+    for name in ("a", "b", "c"):
+        yield evidence.answers[0].facts[name], n, -(-n // world)
+
+
+def _shares_are_equal(evidence: Evidence) -> Iterator[Finding]:
+    for shares, _, each in _partitions(evidence):
+        lengths = [len(share) for share in shares]
+        right = lengths == [each] * evidence.case.params["world"]
+        yield Finding(right, f"{each} samples on every rank", f"{lengths}")
+
+
+def _all_are_visited(evidence: Evidence) -> Iterator[Finding]:
+    for shares, n, each in _partitions(evidence):
+        counts = Counter(i for share in shares for i in share)
+        missing = [i for i in range(n) if not counts[i]]
+        yield Finding(not missing, f"all of 0..{n - 1}", f"missing: {missing[:6]}")
+        foreign = sorted(i for i in counts if not 0 <= i < n)
+        yield Finding(not foreign, f"indices from 0 to {n - 1}", f"found {foreign[:6]}")
+        most = -(-len(shares) * each // n) if n else 0
+        often = [i for i in range(n) if counts[i] > most]
+        yield Finding(not often, f"no sample more than {most} times", f"too often: {often[:6]}")
+
+
+def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:
+    facts, n = evidence.answers[0].facts, evidence.case.params["samples"]
+    if n < ENOUGH:
+        return
+    one, next_epoch, other_seed = ([i for share in facts[name] for i in share] for name in ("a", "b", "c"))
+    yield Finding(one != next_epoch, "another order in the next epoch", "the same order")
+    yield Finding(one != other_seed, "another order for another seed", "the same order")
+    mixed = not _rises(facts["a"][0]) and sorted(one[: n // 2]) != list(range(n // 2))
+    yield Finding(mixed, "shuffled over all samples", f"rank 0 has {facts['a'][0][:8]}")
+
+
+def _rises(share: Sequence[int]) -> bool:
+    return all(a < b for a, b in pairwise(share))
+
+
+def _same_everywhere(evidence: Evidence) -> Iterator[Finding]:
+    answer = evidence.answers[0]
+    seed_generators(GLOBAL_SEED)
+    untouched = torch.equal(torch.rand(2), answer.tensors["random"])
+    yield Finding(untouched, "torch's global generator is left alone", "it was seeded, or drawn from")
+    again = answer.facts["a"] == answer.facts["again"]
+    yield Finding(again, "the same for the same epoch and seed", "another order")
+    calls = [call for name in ASKED for call in calls_of(answer, name)]
+    yield Finding(not calls, "no communication: every rank can work it out", calls_text(calls))
+
+
+def _outside_is_refused(evidence: Evidence) -> Iterator[Finding]:
+    for r, world in _outside(evidence.case):
+        found = refused(f"rank {r} of {world}", ["ValueError"], evidence.answers[0])
+        yield replace(found, expected=f"{found.expected} for rank {r} of {world}")
+
+
+EXERCISE = Exercise(
+    "03.shard-indices",
+    "Who reads what",
+    ("shard_indices",),
+    {"values": Run(_ask_for_shares), "refused": Run(_ask_from_outside)},
+    _cases,
+    (
+        Property(
+            "equal-shares",
+            "numbers",
+            1,
+            "Every rank gets the same number of samples",
+            "n // world_size drops the rest; fill up by starting over",
+            {"values": _shares_are_equal},
+        ),
+        Property(
+            "every-sample",
+            "numbers",
+            2,
+            "Together the ranks visit every sample, and only the filling-up twice",
+            "each rank shuffled on its own, so shares overlap",
+            {"values": _all_are_visited},
+        ),
+        Property(
+            "shuffled",
+            "mechanism",
+            1,
+            "The order changes with the epoch and the seed",
+            "the epoch is not part of the generator's seed",
+            {"values": _are_shuffled},
+        ),
+        Property(
+            "reproducible",
+            "mechanism",
+            1,
+            "The same epoch and seed give the same order everywhere, silently, with a generator of your own",
+            "use a torch.Generator of your own",
+            {"values": _same_everywhere},
+        ),
+        Property(
+            "wrong-rank",
+            "robustness",
+            1,
+            "A rank outside the world raises a ValueError",
+            on={"refused": _outside_is_refused},
+        ),
+    ),
+    forbids=TORCHS_OWN,
+)

@@ -1,0 +1,157 @@
+"""What `03.token-weighted-loss` must show: different numbers of tokens on the ranks, all counted alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.compare import difference
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_03.net import PAIRS, TORCHS_OWN, subgroup
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import State, calls_of, calls_text, stays_in_group
+from labkit.checks.shared.places import enter_group, place_of
+
+NUMBER_BYTES = 8  # of the largest kind of number that can be sent
+
+
+def tokens_case(name: str, kind: str, tokens: list[int], seed: int, **params: Any) -> Case:
+    """So many tokens on each rank."""
+    return Case(name, len(tokens), {"tokens": tokens, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        tokens_case("3 and 8 tokens", "values", [3, 8], seed),
+        tokens_case("1, 6, 2 and 9 tokens", "values", [1, 6, 2, 9], seed),
+        tokens_case("a rank without tokens", "empty", [0, 5], seed),
+        tokens_case("no tokens at all", "empty", [0, 0], seed),
+        tokens_case("two groups of two", "subgroup", [2, 7, 3, 4], seed, groups=PAIRS),
+    ]
+
+
+def _draw_rows(case: Case, generator: torch.Generator) -> Inputs:
+    """A weight vector, and rows of which each rank has its own number."""
+    rows = max([1, *case.params["tokens"]])
+    drawn = torch.randn(case.ranks, rows, 4, generator=generator, dtype=torch.float64)
+    return {"x": drawn, "w": torch.randn(4, generator=generator, dtype=torch.float64)}
+
+
+def _hand_rows(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """The weights, and a rank's own rows, one a token."""
+    return {"x": inputs["x"][rank, : case.params["tokens"][rank]], "w": inputs["w"]}
+
+
+def _loss_sum(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).square().sum()
+
+
+def _weigh(rank: Rank) -> None:
+    """Backpropagate the student's loss; what DDP does afterwards, averaging, is done by the judge.
+
+    Answers: loss, grad (zeros where there is none).
+    """
+    group, w = enter_group(rank), rank.inputs["w"].clone().requires_grad_()
+    x = rank.inputs["x"]
+    with rank.recording("all"):
+        loss: Any = rank.student.token_weighted_loss(_loss_sum(x, w), len(x), group)
+        loss.backward()
+    rank.answer("loss", loss)
+    rank.answer("grad", torch.zeros_like(w) if w.grad is None else w.grad)
+
+
+# -- judges
+
+
+@dataclass(frozen=True)
+class TokenEvidence(Evidence):
+    """One case's answers, to be held against the mean over all tokens of a group."""
+
+    def members(self, answer: RankAnswer) -> Sequence[int]:
+        """The ranks of a rank's group."""
+        return place_of(self.case, answer.rank).members
+
+    def tokens(self, answer: RankAnswer) -> int:
+        """How many there are in a rank's group."""
+        return sum(self.case.params["tokens"][r] for r in self.members(answer))
+
+    def mean_over_tokens(self, answer: RankAnswer) -> State:
+        """The "loss" of a rank's group, and its "grad"."""
+        w = self.inputs["w"].clone().requires_grad_()
+        rows = [_hand_rows(self.case, self.inputs, r)["x"] for r in self.members(answer)]
+        mean = _loss_sum(torch.cat(rows), w) / max(self.tokens(answer), 1)
+        (gradient,) = torch.autograd.grad(mean, w)
+        return {"loss": mean.detach(), "grad": gradient}
+
+    def averaged(self, name: str, answer: RankAnswer) -> Finding:
+        """Whether what the ranks of a group answered is, averaged, that of the mean over all tokens."""
+        wanted = self.mean_over_tokens(answer)[name]
+        shares = [self.answers[r].tensors[name].reshape(wanted.shape) for r in self.members(answer)]
+        wrong = difference(wanted, torch.stack(shares).mean(0))
+        what = {"loss": "the mean", "grad": "the gradient of the mean"}[name]
+        told = f"averaged over ranks: {what} over all {self.tokens(answer)} tokens"
+        return Finding(wrong is None, told, wrong or "", answer.rank)
+
+
+def _averages(*names: str) -> Judge:
+    """The "loss" or "grad" of the ranks is, averaged, that of the mean over all tokens."""
+
+    def judge(evidence: TokenEvidence) -> Iterator[Finding]:
+        return (evidence.averaged(name, answer) for name in names for answer in evidence.answers)
+
+    return judge
+
+
+def _one_number_once(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        calls = calls_of(answer, "all")
+        right = [op for op, _ in calls] == ["all_reduce"] and calls[0][1] <= NUMBER_BYTES
+        yield Finding(right, "one all_reduce of one number", calls_text(calls), answer.rank)
+
+
+BOTH = _averages("grad", "loss")
+EXERCISE = Exercise(
+    "03.token-weighted-loss",
+    "Unequal numbers of tokens",
+    ("token_weighted_loss",),
+    dict.fromkeys(("values", "empty", "subgroup"), Run(_weigh, _draw_rows, _hand_rows, TokenEvidence)),
+    _cases,
+    (
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Averaged over the ranks, the gradient is that of the mean over all tokens",
+            "a mean of means gives few tokens too much weight; averaging divides by the world size again",
+            {"values": _averages("grad")},
+        ),
+        Property(
+            "loss-value",
+            "numbers",
+            1,
+            "Averaged over the ranks, the loss is the mean over all tokens",
+            on={"values": _averages("loss")},
+        ),
+        Property(
+            "communication",
+            "mechanism",
+            1,
+            "One number is sent, once",
+            on={"values": _one_number_once},
+        ),
+        Property(
+            "no-tokens",
+            "robustness",
+            1,
+            "Ranks without tokens give zeros, not NaN",
+            on={"empty": BOTH},
+        ),
+        subgroup(every(BOTH, stays_in_group)),
+    ),
+    forbids=TORCHS_OWN,
+)
