@@ -1,0 +1,70 @@
+"""What a rank is handed of a case: its own tensors, and none of another rank's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from labkit.checks import registry
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.judge import draw_inputs
+from labkit.checks.shared.beside import refused
+from labkit.checks.shared.places import place_of
+
+
+def handed(exercise_id: str) -> Iterator[tuple[Case, Inputs, list[Inputs]]]:
+    """Of each visible case: what was drawn, and what each rank gets of it."""
+    exercise = registry.exercise(exercise_id)
+    for case in exercise.cases(1):
+        inputs, run = draw_inputs(exercise, case), exercise.run_of(case)
+        yield case, inputs, [run.hand(case, inputs, rank) for rank in range(case.ranks)]
+
+
+def numbers(tensors: Inputs) -> set[float]:
+    return {number for tensor in tensors.values() for number in tensor.flatten().tolist()}
+
+
+def test_a_stage_is_handed_to_its_own_rank_only() -> None:
+    """Inputs come to the first stage's rank, targets to the last's, and a shared embedding to both."""
+    for case, inputs, ranks in handed("04.run-schedule"):
+        last = (len(case.params["widths"]) - 1) % case.ranks
+        for rank, own in enumerate(ranks):
+            for name in inputs:
+                stage = name.partition(".")[0]
+                at = {"x0": {0}, "x1": {0}, "y0": {last}, "y1": {last}, "embedding": {0, last}}
+                owners = at[stage] if stage in at else {int(stage) % case.ranks}
+                assert (name in own) == (rank in owners), (case.name, rank, name)
+
+
+@pytest.mark.parametrize(
+    "exercise_id", ["03.broadcast-module", "03.overlapped-data-parallel", "03.accumulate-gradients"]
+)
+def test_replicas_that_start_apart_share_no_number(exercise_id: str) -> None:
+    for case, _, ranks in handed(exercise_id):
+        whole = [numbers({n: t for n, t in own.items() if t.is_floating_point()}) for own in ranks]
+        apart = [not one & other for i, one in enumerate(whole) for other in whole[:i]]
+        assert all(apart), case.name
+
+
+def test_replicas_that_start_alike_share_the_state_of_their_groups_first_rank() -> None:
+    for case, inputs, ranks in handed("03.average-gradients"):
+        for rank, own in enumerate(ranks):
+            first = place_of(case, rank).members[0]
+            assert torch.equal(own["state.first.weight"], inputs[f"state.{first}.first.weight"])
+            assert torch.equal(own["x"], inputs["x"][:, rank])
+
+
+def test_a_rank_is_handed_its_own_tokens() -> None:
+    for case, inputs, ranks in handed("03.token-weighted-loss"):
+        for rank, (own, tokens) in enumerate(zip(ranks, case.params["tokens"], strict=True)):
+            assert own.keys() == {"x", "w"}
+            assert torch.equal(own["x"], inputs["x"][rank, :tokens])
+
+
+@pytest.mark.parametrize(("message", "names_it"), [("6 of 4", True), ("16 of 64", False), ("m=6.", True)])
+def test_a_refusal_names_a_number_and_not_a_part_of_another(message: str, names_it: bool) -> None:
+    fact = {"raised": "ValueError", "kinds": ["ValueError"], "message": message}
+    answer = RankAnswer(0, {}, {"refusal": fact}, {}, {})
+    assert refused("refusal", ["ValueError"], answer, [6]).passed == names_it
