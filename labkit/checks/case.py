@@ -30,7 +30,6 @@ class Case:
     ranks: int
     params: Mapping[str, JSON] = field(default_factory=dict)
     seed: int = 0
-    properties: tuple[str, ...] = ()  # of lessons in the old form only, see old_form
     hidden: bool = False
     own_parts: bool = False
     timeout: float = 20.0
@@ -42,7 +41,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Case:
-        return cls(**{**data, "properties": tuple(data["properties"])})
+        return cls(**data)
 
 
 @dataclass(frozen=True)

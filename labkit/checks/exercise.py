@@ -159,7 +159,7 @@ class Exercise:
 
     def shown_by(self, case: Case) -> tuple[str, ...]:
         """Names of the properties a case gives evidence for: an error in the case fails these."""
-        return case.properties or tuple(p.name for p in self.properties if case.kind in p.on)
+        return tuple(p.name for p in self.properties if case.kind in p.on)
 
     def judges_of(self, case: Case) -> list[tuple[str, Judge]]:
         """The judges of a case's evidence, with the names of their properties."""

@@ -107,9 +107,8 @@ def _noted(exercise: Exercise, case: Case, inputs: Inputs, outcome: Outcome) -> 
                 told = Finding(False, seen=STOPPED) if lost else finding
                 yield Noted(name, told, _told(case), judged=not lost)
         except UNREADABLE as problem:
-            if name in shown:
-                told = Finding(False, seen=STOPPED) if stopped else _unreadable(problem)
-                yield Noted(name, told, _told(case), judged=not stopped)
+            told = Finding(False, seen=STOPPED) if stopped else _unreadable(problem)
+            yield Noted(name, told, _told(case), judged=not stopped)
 
 
 def _unreadable(problem: Exception) -> Finding:
