@@ -130,9 +130,9 @@ def test_verdicts(graded: tuple[Path, Run]) -> None:
 def test_a_name_that_is_not_a_definition_is_named(graded: tuple[Path, Run]) -> None:
     record = load(graded[0], LESSON, "helper-not-definition")
     assert record is not None
-    message = record.graded[F_ID].report.row("input-gradients").message
-    assert "FACTOR" in message
-    assert "set in cell 1, line 3" in message
+    (stop,) = record.graded[F_ID].report.stops
+    assert "FACTOR" in stop.text
+    assert "set in cell 1, line 3" in stop.text
 
 
 def test_the_gradebook_holds_the_records(graded: tuple[Path, Run]) -> None:
