@@ -18,7 +18,7 @@ import msgspec
 
 from autograder.grade.evidence import Baseline, JobEvidence, job_evidence
 from autograder.grade.feedback import for_the_student
-from autograder.grade.reference import all_cases, graded_submission, solved_cells
+from autograder.grade.reference import all_cases, graded_submission, shown_seed, solved_cells
 from autograder.grade.scan import Flag, scan
 from autograder.sandbox.confined import Confined, Outcome
 from autograder.sandbox.inside import AGENT_ENDED, EXPECTED, FAILURE, WIRE
@@ -92,8 +92,8 @@ class Harness:
         flags = list(dict.fromkeys(scan(submission, exercise.forbids) + scan(own_parts, exercise.forbids)))
         self.outcomes, self.evidence = [], []
         try:
-            cases = all_cases(exercise, seed) if cases is None else cases
-            report = judge_exercise(exercise, cases, submission, own_parts, self.run_job)
+            cases = all_cases(exercise, shown_seed(seed)) if cases is None else cases
+            report = judge_exercise(exercise, cases, submission, own_parts, self.run_job, secret=str(seed))
         except CouldNotBeGraded as problem:
             return Graded(could_not_be_graded(exercise, str(problem)), flags)
         seconds = sum(outcome.seconds for outcome in self.outcomes)

@@ -48,7 +48,7 @@ class Settings:
     def seed(self, lesson: str) -> int:
         """The lesson's seed, drawn and kept the first time it is asked for."""
         if lesson not in self.seeds:
-            self.seeds[lesson] = secrets.randbelow(2**31)
+            self.seeds[lesson] = secrets.randbelow(2**53)
             self.save()
         return self.seeds[lesson]
 

@@ -45,17 +45,24 @@ class Noted:
 
 
 def judge_exercise(
-    exercise: Exercise, cases: Sequence[Case], submission: Submission, own_parts: Submission, run_job: RunJob
+    exercise: Exercise,
+    cases: Sequence[Case],
+    submission: Submission,
+    own_parts: Submission,
+    run_job: RunJob,
+    secret: str = "",
 ) -> Report:
     """Run the cases and say which properties hold.
 
     run_job: runs the request in a directory on ranks (labkit.checks.execute.run_rank on each) and returns
         how it failed, if it did. Raises CouldNotBeGraded when a job failed through no fault of the
         student's.
+    secret: what the inputs are drawn from beside each case's own seed; it never travels, so that no rank can
+        draw again what another is handed.
     """
     if not submission.found:
         return not_attempted(exercise, submission)
-    inputs = {case.name: draw_inputs(exercise, case) for case in cases}
+    inputs = {case.name: draw_inputs(exercise, case, secret) for case in cases}
     handed = {case.name: _handed(exercise, case, inputs[case.name]) for case in cases}
     outcomes: dict[str, Outcome] = {}
     for together in cases_of_jobs(cases):
@@ -68,9 +75,9 @@ def judge_exercise(
     return _report(exercise, noted, outcomes, stops)
 
 
-def draw_inputs(exercise: Exercise, case: Case) -> Inputs:
-    """The case's tensors: the same for the same exercise, case and seed, on every machine."""
-    digest = hashlib.sha256(f"{exercise.id}/{case.name}/{case.seed}".encode()).digest()
+def draw_inputs(exercise: Exercise, case: Case, secret: str = "") -> Inputs:
+    """The case's tensors: the same for the same exercise, case, seed and secret, on every machine."""
+    digest = hashlib.sha256(f"{exercise.id}/{case.name}/{case.seed}/{secret}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     return exercise.run_of(case).inputs(case, generator)
 
