@@ -92,7 +92,15 @@ def as_csv(records: Sequence[Record], lesson: str) -> str:
     writer.writerow(["student", "points", "max_points", *waiting, *made, *(grade_id(*c) for c in columns)])
     for r in records:
         open_questions = [" ".join(r.ungraded), " ".join(r.held), len(r.flags)]
-        about = [r.points, r.max_points, *open_questions, r.sandbox, r.seed, plain(r.notebook), r.graded_at]
+        about = [
+            f"{r.points:g}",
+            f"{r.max_points:g}",
+            *open_questions,
+            r.sandbox,
+            r.seed,
+            plain(r.notebook),
+            r.graded_at,
+        ]
         writer.writerow([plain(r.student), *about, *(_points(r, e, p) for e, p in columns)])
     return out.getvalue()
 

@@ -5,6 +5,7 @@ student code.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ LONGEST_TEXT = 800  # characters of what is shown as expected or seen
 NOT_REACHED = "not reached: no case gave evidence for it"
 STOPPED = "not reached: see what stopped it"
 LONGEST_STOP = 4000  # characters of an error; a deadlock's report has a line for each rank
+MOST_STOPS = 3  # of an exercise: one mistake may have an error of its own in each case
+WHICH_RANKS = re.compile(r"^rank \d+( \(and on \d+ more\))?: ")
 UNREADABLE = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
@@ -135,8 +138,15 @@ def _report(
         everywhere = all(f.verdict == "not_attempted" for f in failures)
         verdict = next((f.verdict for f in failures if f.verdict != "not_attempted"), "failed")
         verdict = "not_attempted" if everywhere and not any(r.passed for r in rows) else verdict
-    told_once = list({stop.text: stop for stop in reversed(stops)}.values())[::-1]
-    return Report(exercise.id, exercise.title, rows, verdict, stops=told_once)
+    return Report(exercise.id, exercise.title, rows, verdict, stops=_told_once(stops))
+
+
+def _told_once(stops: Sequence[Stop]) -> list[Stop]:
+    """The first of those that differ in more than which ranks met them."""
+    firsts: dict[str, Stop] = {}
+    for stop in stops:
+        firsts.setdefault(WHICH_RANKS.sub("", stop.text), stop)
+    return list(firsts.values())[:MOST_STOPS]
 
 
 def _row(rule: Property, noted: Sequence[Noted]) -> PropertyResult:

@@ -151,7 +151,7 @@ def test_feedback_shows_the_tables_and_the_students_own_cell(graded: tuple[Path,
     page = (root / "feedback" / "raises" / LESSON / f"{LESSON}.html").read_text()
     assert "labkit-report" in page
     assert "ZeroDivisionError" in page
-    assert "Usual cause" in page
+    assert "Stopped" in page
     assert "cell 1, line 2" in page
     lost = (root / "feedback" / "empty" / LESSON / f"{LESSON}.html").read_text()
     assert lost.count("of 3: ") + lost.count("of 2: ") > 5, "the graded cells were put back"

@@ -36,7 +36,7 @@ EXERCISE = Exercise(
     "Made",
     ("made",),
     {"values": Run(lambda rank: None)},
-    lambda seed: [Case("two ranks", 2, kind="values"), Case("two more", 2, kind="values")],
+    lambda seed: [Case("two ranks", 2, kind="values"), Case("three ranks", 3, kind="values")],
     (ones("output"), ones("gradient")),
 )
 
@@ -63,7 +63,7 @@ def judged(
 
 
 def test_an_error_is_told_once_and_rows_say_they_were_not_reached() -> None:
-    report = judged({0: WRONG, 1: WRONG})
+    report = judged({0: WRONG, 1: WRONG, 2: WRONG})
     assert [(stop.text, stop.case) for stop in report.stops] == [
         (f"rank 0 (and on 1 more): {WRONG}", "two ranks, 2 ranks")
     ]
