@@ -45,11 +45,18 @@ def test_what_becomes_of_a_variant() -> None:
     assert {fate: fates[one] for fate, one in wanted.items()} == {fate: fate for fate in wanted}
 
 
+def explained() -> list[str]:
+    """The exercises that were tried whole, and of whose survivors none is without a sentence."""
+    tallies = {name: tally for lesson in registry.lessons() for name, tally in record.load(lesson).items()}
+    return [name for name, tally in tallies.items() if not record.unexplained(name, tally)]
+
+
+@pytest.mark.timeout(400)
 def test_a_sample_of_fresh_edits_loses_points() -> None:
-    """Of the exercises that were tried whole; `make thorough` tries every edit of every exercise."""
-    tried = [name for lesson in registry.lessons() for name in record.load(lesson)]
+    """`make thorough` tries every edit of every exercise, those with open survivors too."""
     seed, told = secrets.randbelow(2**31), list[str]()
-    assert run_sample(tried, IN_CI, seed, 2, told.append), "\n".join(told)
+    assert len(explained()) >= 20
+    assert run_sample(explained(), IN_CI, seed, 2, told.append), "\n".join(told)
 
 
 def test_a_survivor_needs_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

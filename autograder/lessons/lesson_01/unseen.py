@@ -175,7 +175,7 @@ def _activation_calls(random: Random) -> Iterable[Call]:
         ranks = options.pop("tensor_parallel", 1)
         if ranks > 1:
             config = config.but(
-                hidden=config.hidden * 8, num_heads=config.num_heads * 8, ffn=0, num_kv_heads=0
+                hidden=config.hidden * 16, num_heads=config.num_heads * 16, ffn=0, num_kv_heads=0
             )
             config = config.but(head_size=config.hidden // config.num_heads, ffn=4 * config.hidden)
             options = {"tensor_parallel": ranks, **options}
@@ -184,7 +184,7 @@ def _activation_calls(random: Random) -> Iterable[Call]:
 
     yield call("kept")
     yield call("kept", recompute="none")
-    for ranks in (2, 8):
+    for ranks in (2, 8, 16):  # 16 does not divide the 24 of the formula
         yield call("tensor-parallel", tensor_parallel=ranks)
         yield call("tensor-parallel", tensor_parallel=ranks, recompute="selective")
         yield call("sequence-parallel", tensor_parallel=ranks, sequence_parallel=True)

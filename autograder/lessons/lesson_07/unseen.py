@@ -32,6 +32,7 @@ def _attention_cases(seed: int) -> list[Case]:
         attention_case("unseen: no biases", "grouped", 2, seed, **shape, heads=4, kv_heads=2, biases="none"),
         attention_case("unseen: float32", "values", 2, seed, **shape, heads=2, dtype="float32"),
         attention_case("unseen: back", "round-trip", 3, seed, **shape, heads=6, kv_heads=3),
+        attention_case("unseen: back, no biases", "round-trip", 2, seed, **shape, heads=2, biases="none"),
         attention_case("unseen: refused", "refused", 3, seed, heads=4, names=[4, 3]),
         attention_case("unseen: one key head", "refused", 2, seed, heads=4, kv_heads=1, names=[1, 2]),
         attention_case("unseen: pair", "subgroup", 3, seed, **shape, heads=4, groups=PAIR_AND_ONE),
@@ -49,6 +50,7 @@ def _embedding_cases(seed: int) -> list[Case]:
         embedding_case("unseen: back", "round-trip", 4, seed, vocabulary=4 * rows + 1, hidden=hidden),
         embedding_case("unseen: outside", "wrong-ids", 3, seed, vocabulary=3 * rows - 1, hidden=hidden),
         embedding_case("unseen: pair", "subgroup", 3, seed, vocabulary=2 * rows, groups=PAIR_AND_ONE),
+        embedding_case("unseen: one id", "values", 2, seed, vocabulary=2 * rows, batch=1, sequence=1),
         embedding_case("unseen: alone", "values", 1, seed, vocabulary=rows, hidden=hidden),
     ]
 
@@ -103,7 +105,7 @@ def _pair_cases(seed: int) -> list[Case]:
         pair_case("unseen: three ranks", "values", 3, seed, shape),
         pair_case("unseen: four dimensions", "values", 2, seed, [*shape, 2]),
         pair_case("unseen: views", "layout", 3, seed, [2, *shape[1:]]),
-        pair_case("unseen: uneven", "uneven", 3, seed, shape),
+        pair_case("unseen: uneven", "uneven", 3, seed, [2, 2 * shape[1] + 1, 3]),  # two ranks could divide it
         pair_case("unseen: pairs", "subgroup", 4, seed, shape, groups=[[0, 2], [1, 3]]),
         pair_case("unseen: neighbours", "subgroup", 4, seed, shape, groups=NEIGHBOURS),
         pair_case("unseen: alone", "values", 1, seed, shape),
@@ -165,7 +167,7 @@ def _gpt_cases(seed: int) -> list[Case]:
 def _bytes_cases(seed: int) -> list[Case]:
     draw = Random(f"07/bytes/{seed}")
     shapes = []
-    for t in (2, 8):
+    for t in (2, 8, 16):
         a = t * draw.randint(1, 6)
         shape = {"s": 8 * draw.randint(10, 300), "b": draw.randint(1, 8), "h": a * draw.randint(16, 128)}
         shapes.append({**shape, "a": a, "t": t})

@@ -25,10 +25,10 @@ def pass_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind)
 
 
-def loss_case(samples: list[int], kind: str, seed: int) -> Case:
-    """A case for mean_loss: how many samples each rank has."""
-    name = f"mean_loss of {', '.join(map(str, samples))} samples"
-    return Case(name, len(samples), {"samples": samples}, seed, kind=kind)
+def loss_case(samples: list[int], kind: str, seed: int, **params: Any) -> Case:
+    """A case for mean_loss: how many samples each rank has. params: groups."""
+    name = f"mean_loss of {', '.join(map(str, samples))} samples" + (" in groups" if params else "")
+    return Case(name, len(samples), {"samples": samples, **params}, seed, kind=kind)
 
 
 def grid_case(rows: int, columns: int, kind: str, seed: int) -> Case:
@@ -49,7 +49,8 @@ def _cases(seed: int) -> list[Case]:
         grid_case(2, 2, "grid", seed),
         grid_case(2, 3, "grid-shapes", seed),
         pass_case(1, [2], "pass-any-group", seed),
-        loss_case([3], "loss-none", seed),
+        loss_case([1], "loss-none", seed),
+        loss_case([2, 0, 5, 3], "loss-none", seed, groups=[[0, 2], [1, 3]]),
         grid_case(1, 1, "grid-shapes", seed),
     ]
 
@@ -83,11 +84,13 @@ def _pass_right(rank: Rank, x: Tensor) -> None:
     with rank.recording("calls"):
         received = rank.student.pass_right(x, group)
     rank.answer("received", received)
+    received.zero_()  # the caller's now: x must not share its memory
 
 
 def _mean_loss(rank: Rank, x: Tensor) -> None:
+    group = enter_group(rank)
     with rank.recording("calls"):
-        mean = rank.student.mean_loss(x, rank.group)
+        mean = rank.student.mean_loss(x, group)
     rank.answer("mean", torch.as_tensor(mean, dtype=torch.float64).reshape(()))
 
 
@@ -145,9 +148,11 @@ def _one_message(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _mean(evidence: Evidence, answer: RankAnswer) -> Finding:
-    losses = evidence.inputs["x"]
+    members = place_of(evidence.case, answer.rank).members
+    own = evidence.inputs["x"].split(evidence.case.params["samples"])
+    losses = torch.cat([own[rank] for rank in members])
     mean = losses.mean() if losses.numel() else losses.new_zeros(())
-    return same(f"the mean of all {losses.numel()} losses, {mean.item():.6g}", mean, answer, "mean")
+    return same(f"the mean of the group's {losses.numel()} losses, {mean.item():.6g}", mean, answer, "mean")
 
 
 def _same_small_calls(evidence: Evidence) -> Iterator[Finding]:
@@ -262,7 +267,7 @@ EXERCISE = Exercise(
             "mean-loss-no-samples",
             "robustness",
             1,
-            "mean_loss is 0 when no rank has samples, and works on one rank",
+            "mean_loss is 0 when no rank has samples, and works in a subgroup and on one rank",
             "0 divided by 0",
             {"loss-none": MEAN_OF_ALL},
         ),

@@ -53,6 +53,7 @@ def _cases(seed: int) -> list[Case]:
         ),
         attention_case("views", "layout", 2, seed),
         attention_case("back to one", "round-trip", 2, seed, kv_heads=2),
+        attention_case("back to one, in pairs", "round-trip", 4, seed, kv_heads=2, groups=PAIRS),
         attention_case("8 heads", "values", 4, seed, heads=8, hidden=16),
         attention_case("grouped-query, 8 heads for 4", "grouped", 4, seed, heads=8, kv_heads=4, hidden=16),
         attention_case("6 heads", "refused", 4, seed, heads=6, names=[6, 4]),

@@ -78,6 +78,7 @@ def _cases(seed: int) -> list[Case]:
             "dropout, tokens divided", "dropout", 4, seed, dropout=0.5, sequence=40, sequence_parallel=True
         ),
         block_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        block_case("in pairs, tokens divided", "subgroup", 4, seed, groups=PAIRS, sequence_parallel=True),
     ]
 
 

@@ -18,6 +18,7 @@ from labkit.checks.lesson_07.modules import (
     GRADIENTS,
     OWN_PARTS,
     OWN_PARTS_CAUSE,
+    PAIRS,
     STORED,
     TORCHS_OWN,
     TRAINED,
@@ -86,6 +87,8 @@ def _cases(seed: int) -> list[Case]:
         gpt_case("22 tokens, untied", "uneven-vocabulary", 4, seed, vocabulary=22, tied=False),
         gpt_case("tokens divided", "sequence-parallel", 4, seed, vocabulary=22, sequence_parallel=True),
         gpt_case("back to one, tied", "round-trip", 4, seed, vocabulary=22),
+        gpt_case("in pairs", "sequence-parallel", 4, seed, groups=PAIRS, tied=False, sequence_parallel=True),
+        gpt_case("back to one, in pairs", "round-trip", 4, seed, groups=PAIRS, tied=False),
         gpt_case("6 tokens a sequence", "refused", 4, seed, sequence=6, sequence_parallel=True, names=[6, 4]),
     ]
 
