@@ -61,7 +61,6 @@ def test_every_wrong_answer_fits_its_reference(lesson: str) -> None:
     """Each applies, makes Python, breaks properties that exist, and is what `diff -u` shows."""
     cells = {cell.exercise: cell.source for cell in reference_cells(lesson)}
     found = wrong_answers(lesson)
-    assert len({answer.id for answer in found}) == len(found)
     for answer in found:
         reference = cells[answer.exercise]
         source = answer.apply(reference)
