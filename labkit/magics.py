@@ -193,4 +193,8 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
     """Called by `%unload_ext labkit`: ends the engine and every rank."""
     unfinished.uninstall(ipython)
+    magics = ipython.magics_manager.registry.get(RanksMagics.__name__)
+    if isinstance(magics, RanksMagics) and magics.session is not None:
+        magics.session.stop()
+        magics.session = None
     client.shut_down()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,9 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext as DeviceContext
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_iter as tree_iter
 
@@ -170,6 +173,30 @@ def job_store() -> Store:
     """The store that all ranks of the default group share."""
     store: Store = distributed_c10d._get_default_store()
     return store
+
+
+TensorBase: Any = torch._C.TensorBase  # what torch.Tensor inherits its methods from
+OpOverload = torch._ops.OpOverload
+
+
+def device_constructors() -> Iterable[Callable[..., Any]]:
+    """The functions of torch that make tensors and take `device=`."""
+    return _device_constructors()
+
+
+def function_modes() -> list[Any]:
+    """The TorchFunctionModes that are open, the innermost last."""
+    return list(_get_current_function_mode_stack())
+
+
+def parse_to(*args: Any, **kwargs: Any) -> Any:
+    """What the arguments of `Tensor.to` mean: (device, dtype, non_blocking, memory_format)."""
+    return torch._C._nn._parse_to(*args, **kwargs)
+
+
+def sleep_on_gpu(cycles: int) -> None:
+    """Keep the current CUDA stream busy."""
+    torch.cuda._sleep(cycles)
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

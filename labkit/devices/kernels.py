@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.devices.session import open_session
+from labkit.torch_private import sleep_on_gpu
 
 
 def busy(seconds: float, device: Any, name: str = "", kind: str = "compute") -> None:
@@ -55,4 +56,4 @@ class _FixedTime(torch.autograd.Function):
 
 def _spin(seconds: float, device: torch.device) -> None:
     with torch.cuda.device(device):
-        torch.cuda._sleep(int(seconds * torch.cuda.clock_rate(device) * 1e6))
+        sleep_on_gpu(int(seconds * torch.cuda.clock_rate(device) * 1e6))

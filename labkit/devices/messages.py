@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from labkit.torch_private import OpOverload
+
 _VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 ELEMENTWISE_TOO = {"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::lerp"}
@@ -13,7 +15,7 @@ ELEMENTWISE_TOO = {"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss",
 native_functions.yaml)."""
 
 
-def mixed_devices(func: torch._ops.OpOverload, named: Sequence[tuple[str, torch.device]]) -> RuntimeError:
+def mixed_devices(func: OpOverload, named: Sequence[tuple[str, torch.device]]) -> RuntimeError:
     """The error of an operation whose tensors, (argument, device) in order, are on several devices.
 
     Elementwise operations are refused by TensorIterator, the others by the check every CUDA operation begins
@@ -41,7 +43,7 @@ def _found_two(first: torch.device, other: torch.device) -> str:
     )
 
 
-def method_name(func: torch._ops.OpOverload) -> str:
+def method_name(func: OpOverload) -> str:
     """The name CUDA's messages give an operation: wrapper_CUDA_addmm."""
     name, overload = func._schema.name.split("::")[-1], func._schema.overload_name
     return f"wrapper_CUDA_{'_' if name.startswith('_') else ''}{name}" + (f"_{overload}" if overload else "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.devices.watched import Transfer, Watched, counted
+from labkit.torch_private import TorchDispatchMode
 
 
 class RealDevices(Watched):

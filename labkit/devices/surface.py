@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext, _device_constructors
 
 from labkit.devices.machine import Machine
 from labkit.devices.messages import not_for_numpy
 from labkit.devices.placement import HOST, Home
+from labkit.torch_private import DeviceContext, TensorBase, device_constructors, function_modes, parse_to
 
-Base: Any = torch._C.TensorBase
+Base: Any = TensorBase
 LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
 NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "new_tensor")
 
@@ -146,12 +145,12 @@ def _read_to(machine: Machine, args: Any, kwargs: Any) -> tuple[Any, Any, bool, 
     if isinstance(first, Tensor):
         rest = [torch.uint8, *args[1:]]  # the dtype only holds the place
         kwargs = {k: v for k, v in kwargs.items() if k != "other"}
-        _, _, non_blocking, memory_format = torch._C._nn._parse_to(*rest, **kwargs)
+        _, _, non_blocking, memory_format = parse_to(*rest, **kwargs)
         return first.device, first.dtype, non_blocking, memory_format
     if isinstance(first, int) and not isinstance(first, bool):
         named = torch.device("cuda", first)
         args, kwargs = (named, *args[1:]) if args else args, {**kwargs, **({} if args else {"device": named})}
-    return torch._C._nn._parse_to(*args[:3], **kwargs)
+    return parse_to(*args[:3], **kwargs)
 
 
 def _replace_storage_methods(machine: Machine, stack: contextlib.ExitStack) -> None:
@@ -180,7 +179,7 @@ def _replace_storage_methods(machine: Machine, stack: contextlib.ExitStack) -> N
 
 
 def _replace_constructors(machine: Machine, stack: contextlib.ExitStack) -> None:
-    for function in _device_constructors():
+    for function in device_constructors():
         name = getattr(function, "__name__", "")
         if getattr(torch, name, None) is function:
             replace(stack, torch, name, _constructor(machine, getattr(torch, name)))
@@ -267,8 +266,8 @@ def _place(machine: Machine, make: Callable[[], Any], home: Home, pin_memory: bo
 
 def _default_device() -> Any:
     """The device of the innermost `with torch.device(...)`, or of torch.set_default_device; None without."""
-    stack = _get_current_function_mode_stack()
-    return next((mode.device for mode in reversed(stack) if isinstance(mode, DeviceContext)), None)
+    modes = function_modes()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 
 def _is_elsewhere(device: Any) -> bool:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.devices.messages import mixed_devices, wrong_index_device
 from labkit.devices.placement import HOST, Home, Placement
 from labkit.devices.queues import Queues
+from labkit.torch_private import TorchDispatchMode
 
 aten = torch.ops.aten
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}

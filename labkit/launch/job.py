@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections import Counter
@@ -138,8 +139,9 @@ class Job:
         """The same for another reason: "interrupted", or "failed" when a rank has."""
         if not self.done:
             self.run.stop(reason)
-        while not self.poll(_LOOK_EVERY):
-            pass
+        while not self.done:
+            with contextlib.suppress(KeyboardInterrupt):  # it ends in a moment, and must not be left half-way
+                self.poll(_LOOK_EVERY)
 
     # -- what is left of the job when it has ended
 

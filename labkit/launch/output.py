@@ -9,6 +9,7 @@ from labkit.launch.handover.request import log_path
 
 _KEEP = 512 << 10  # bytes kept of the beginning, and again of the end, of each rank's output
 _MOST_AT_ONCE = 4 << 20
+_READS = 3  # enough for its beginning and its end, also of a rank that prints without a pause
 
 
 class Outputs:
@@ -16,12 +17,13 @@ class Outputs:
 
     def __init__(self, directory: Path, ranks: int) -> None:
         self._logs = [_Log(log_path(directory, rank)) for rank in range(ranks)]
-        self.version = 0  # grows whenever there is something new
 
     def read(self) -> None:
         """Take in what the ranks have printed since the last time."""
-        news = sum(log.read() for log in self._logs)
-        self.version += bool(news)
+        for log in self._logs:
+            for _ in range(_READS):
+                if not log.read():
+                    break
 
     def texts(self) -> list[str]:
         """The output of each rank so far."""

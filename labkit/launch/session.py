@@ -6,8 +6,10 @@ import ast
 import json
 import linecache
 import pickle
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,7 +28,7 @@ from labkit.launch.names import readable
 from labkit.launch.place import Listener, Place
 from labkit.record.events import Collective, Span
 from labkit.record.files import read_records
-from labkit.record.state import IDLE, PHASES, State
+from labkit.record.state import IDLE, PHASES, WAITING, State
 
 _LOOK_EVERY = 0.05
 _SETTLE = 0.5  # seconds the other ranks get to finish a cell after one failed in it
@@ -47,6 +49,7 @@ class Session:
         self._positions = [0] * self.ranks  # of the output, when the current cell began
         self._listener: Listener | None = None
         self._job: Job | None = None
+        self._busy = threading.Lock()
         self.start()
 
     # -- life
@@ -56,6 +59,7 @@ class Session:
         if self.alive:
             return
         self._hang_up()
+        self._positions = [0] * self.ranks
         self._sender = Sender()
         self._job = Job(self._place.start(self._request, b"", self._listen))
 
@@ -126,29 +130,55 @@ class Session:
         chosen = self._chosen(ranks)
         check_timeout(timeout)
         ast.parse(source, file)  # a SyntaxError is the notebook's own, and reaches no rank
+        with self._to_itself():
+            return self._cell(source, chosen, timeout, names, file, watch)
+
+    def _cell(
+        self,
+        source: str,
+        ranks: Sequence[int],
+        timeout: float,
+        names: Mapping[str, Any] | None,
+        file: str,
+        watch: CellWatcher | None,
+    ) -> CellResult:
         self._connect()
         packed = self._sender.pack(source, names, file) if names is not None else None
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for tracebacks
         message = {"do": "cell", "source": source, "file": file, "names": packed}
-        return self._round(message, chosen, timeout, watch)
+        return self._round(message, ranks, timeout, watch)
 
     def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
         """`function(*args, **kwargs)` on every rank; what each returned."""
         check_timeout(timeout)
         payload = api.pickle_call(function, args, kwargs)
-        self._connect()
-        limit = self._request.max_result_bytes
-        self._round({"do": "call", "payload": payload, "limit": limit}, range(self.ranks), timeout, None)
-        directory = self._running_job().run.directory
-        return [pickle.loads(result_path(directory, rank).read_bytes()) for rank in range(self.ranks)]
+        message = {"do": "call", "payload": payload, "limit": self._request.max_result_bytes}
+        with self._to_itself():
+            self._connect()
+            self._round(message, range(self.ranks), timeout, None)
+            directory = self._running_job().run.directory
+            return [pickle.loads(result_path(directory, rank).read_bytes()) for rank in range(self.ranks)]
 
     def records(self) -> tuple[list[Collective], list[Span]]:
         """What the ranks communicated in the last cell or call, and their spans; times from its start."""
-        self._round({"do": "records"}, range(self.ranks), 60, None)
+        with self._to_itself():
+            self._round({"do": "records"}, range(self.ranks), 60, None)
         run = self._running_job().run
         paths = [records_path(run.directory, rank) for rank in range(self.ranks)]
         calls, spans, _ = read_records(paths, run.clocks())
         return calls, spans
+
+    @contextmanager
+    def _to_itself(self) -> Iterator[None]:
+        """While one thread uses the ranks. RuntimeError when another one does."""
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(
+                "the session runs a cell of another thread: wait for it, or take a session for each thread"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _chosen(self, ranks: Sequence[int] | None) -> Sequence[int]:
         wrong = [rank for rank in ranks or () if not 0 <= rank < self.ranks]
@@ -161,6 +191,8 @@ class Session:
         return self._job
 
     def _connect(self) -> None:
+        if self._job is not None and self._job.poll():
+            self._died()  # since the last cell, which somebody has to be told
         self.start()
         self._running_job().wait_for_turn()
         until = time.monotonic() + self._place.patience
@@ -204,6 +236,7 @@ class Session:
     ) -> dict[int, dict[str, Any]]:
         answers: dict[int, dict[str, Any]] = {}
         failed_at = float("inf")
+        asked = False  # whether the ranks have been told to stop
         next_look = time.monotonic() + _LOOK_EVERY
         while len(answers) < len(ranks):
             try:
@@ -219,12 +252,23 @@ class Session:
                     watch(self._result(ranks, answers, positions))
             except KeyboardInterrupt:
                 self._running_job().run.interrupt({rank: self._pids[rank] for rank in ranks})
-                failed_at = time.monotonic() + _INTERRUPT - _SETTLE
-            if time.monotonic() > failed_at + _SETTLE:
+                failed_at, asked = time.monotonic() + _INTERRUPT - _SETTLE, True
+            if time.monotonic() > failed_at + _SETTLE and not asked and self._ask(ranks, answers):
+                failed_at, asked = time.monotonic() + _INTERRUPT - _SETTLE, True
+            elif time.monotonic() > failed_at + _SETTLE:
                 self._stop_job("failed" if any(not a["ok"] for a in answers.values()) else "interrupted")
             elif self._running_job().poll():
                 self._died()
         return answers
+
+    def _ask(self, ranks: Sequence[int], answers: Mapping[int, Any]) -> bool:
+        """Interrupt ranks that are behind one that failed; False when one is in a call, and cannot hear."""
+        run = self._running_job().run
+        behind = [rank for rank in ranks if rank not in answers]
+        if any(run.state(rank).phase == PHASES[WAITING] for rank in behind):
+            return False
+        run.interrupt({rank: self._pids[rank] for rank in behind})
+        return True
 
     def _stop_job(self, reason: str) -> None:
         """The other ranks are stuck: have the agent look at them and end them, then say why."""

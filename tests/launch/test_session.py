@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit.launch import client
 from labkit.launch.session import Session
 
 DIST = "import torch.distributed as dist"
@@ -185,3 +187,55 @@ def test_a_session_and_a_launch_side_by_side(session: Session) -> None:
     session.run("x = 1")
     assert labkit.launch(lambda: dist.get_rank(), ranks=2).results == [0, 1]
     assert session.run("x").values[0] == "1"
+
+
+def test_ranks_that_died_between_cells_are_told_of(session: Session) -> None:
+    session.run("x = 7")
+    pid = int(session.run("import os\nos.getpid()").values[1])
+    os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 20
+    while session.alive and time.monotonic() < until:
+        time.sleep(0.02)
+    with pytest.raises(labkit.LaunchError, match="The session was replaced") as caught:
+        session.run("x")
+    assert (caught.value.verdict, caught.value.rank) == ("killed", 1)
+    assert session.run("'x' in globals()").values == {0: "False", 1: "False"}
+
+
+def test_a_rank_that_is_behind_one_that_failed_is_asked_to_stop(session: Session) -> None:
+    session.run("x = 7")
+    with pytest.raises(labkit.LaunchError) as caught:
+        session.run("import time\nif rank:\n  for _ in range(3000): time.sleep(0.01)\nelse: 1 / 0")
+    assert (caught.value.verdict, caught.value.rank) == ("error", 0)
+    assert "replaced" not in str(caught.value)
+    assert session.run("x").values == {0: "7", 1: "7"}
+
+
+def test_a_second_thread_is_told_that_the_session_is_busy(session: Session) -> None:
+    seen: list[str] = []
+
+    def while_it_runs(result: object) -> None:
+        with pytest.raises(RuntimeError, match="another thread"):
+            session.run("1")
+        seen.append("told")
+
+    session.run("import time\ntime.sleep(0.5)", watch=while_it_runs)
+    assert seen
+    assert session.run("1 + 1").values[0] == "2"
+
+
+def test_the_end_of_a_long_output_belongs_to_its_cell(session: Session) -> None:
+    result = session.run("print('a' * (9 << 20))\nprint('the end')")
+    assert result.output[0].endswith("the end\n")
+    assert session.run("print('next')").output[0] == "next\n"
+
+
+def test_two_interrupts_leave_nothing() -> None:
+    directory = client.engine().directory
+    for seconds in (0.5, 0.55):
+        _interrupt_after(seconds)
+    with pytest.raises(labkit.LaunchError) as caught:
+        labkit.launch(time.sleep, 60, ranks=2)
+    assert caught.value.verdict == "interrupted"
+    time.sleep(0.2)
+    assert list(directory.glob("job*")) == []
