@@ -51,6 +51,7 @@ def grade_course(
     """Grade a lesson's submissions, and write records/LESSON/grades.csv. Reference first: see
     `baseline_for`.
     """
+    course.try_configuration()
     conditions = conditions_for(course, lesson, seed, unsafe, find)
     if not course.has_lesson(lesson):
         course.add_lesson(lesson)

@@ -52,6 +52,10 @@ class Course:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         _find_our_programs()
+        if str(self.root) not in sys.path:
+            sys.path.insert(
+                0, str(self.root)
+            )  # as nbgrader has it: plugins are files beside the configuration
         self.config = _read_config(self.root)
         self.directory = CourseDirectory(config=self.config)
         self.directory.root = str(self.root)
@@ -65,6 +69,17 @@ class Course:
     @property
     def db_url(self) -> str:
         return str(self.directory.db_url)
+
+    def try_configuration(self) -> None:
+        """Make every step that grading will make. CourseError says which setting keeps one from it."""
+        options = {"coursedir": self.directory, "config": self.config}
+        try:
+            autograde, feedback = Autograde(**options), GenerateFeedback(**options)
+            _make_steps(autograde, [*autograde.sanitize_preprocessors, *autograde.autograde_preprocessors])
+            _make_steps(feedback, feedback.preprocessors)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise CourseError(f"{self.root / CONFIG_FILE} cannot be used: {told}") from error
 
     def add_lesson(self, lesson: str) -> None:
         """Put a lesson's instructor version into source/, its release into release/, and its cells into
@@ -165,11 +180,20 @@ class _OneFeedback(_One):
     step = "autograded"
 
 
+def _make_steps(converter: Any, steps: Sequence[type]) -> None:
+    exporter = converter.exporter_class(parent=converter, config=converter.config)
+    for step in steps:
+        exporter.register_preprocessor(step, enabled=True)
+
+
 def init_course(root: Path) -> Path:
-    """Make a folder a course: nbgrader's configuration, and nothing else. Returns the configuration's
-    path.
+    """Make a folder a course: nbgrader's configuration, and nothing else. A new folder is its owner's alone.
+
+    Returns the configuration's path.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.is_dir():
+        root.mkdir(parents=True)
+        root.chmod(0o700)  # solutions and the gradebook are in it, and nodes are shared
     path = root / CONFIG_FILE
     if not path.exists():
         path.write_text(COURSE_FILE, encoding="utf-8")

@@ -1,0 +1,48 @@
+"""A course's own configuration: who can read it, plugins beside it, mistakes told before grading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import LESSON
+
+from autograder.batch.run import grade_course
+from autograder.gradebook.course import CONFIG_FILE, Course, CourseError, init_course
+
+LATE = """
+from nbgrader.plugins import BasePlugin
+
+class HalfADay(BasePlugin):
+    def late_submission_penalty(self, student_id, score, total_seconds_late):
+        return score / 2
+"""
+
+
+def configured(course: Path, line: str) -> Course:
+    path = init_course(course)
+    path.write_text(path.read_text() + line)
+    return Course(course)
+
+
+def test_a_new_course_is_its_owners_alone(tmp_path: Path) -> None:
+    init_course(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "mine").mkdir(mode=0o750)
+    init_course(tmp_path / "mine")
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o750, "what was there before is left as it was"
+
+
+def test_a_plugin_beside_the_configuration_is_found(tmp_path: Path) -> None:
+    (tmp_path / "late_by_half.py").write_text(LATE)
+    configured(tmp_path, "c.AssignLatePenalties.plugin_class = 'late_by_half.HalfADay'\n").try_configuration()
+
+
+def test_a_plugin_that_is_not_there_stops_before_anybody_is_graded(tmp_path: Path) -> None:
+    course = configured(tmp_path, "c.AssignLatePenalties.plugin_class = 'not_there.Penalty'\n")
+
+    def no_sandbox(unsafe: bool) -> None:
+        raise AssertionError("grading had begun")
+
+    with pytest.raises(CourseError, match=rf"{CONFIG_FILE} cannot be used"):
+        grade_course(course, LESSON, 1, None, False, no_sandbox)  # type: ignore[arg-type]
