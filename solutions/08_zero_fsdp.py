@@ -203,13 +203,14 @@ def step_traffic(
 # %%
 psi, d = 7_500_000_000, 64
 one_pass = psi * (d - 1) // d
-traffic_rows = [
-    [f"stage {stage}", *(step_traffic([psi], stage, d, m) / one_pass for m in (1, 4, 16))]
-    for stage in (0, 1, 2, 3)
-]
+guesses = {1: your_stage_1, 3: your_stage_3}
 Table(
-    ["", "1 micro-batch", "4", "16"],
-    [*traffic_rows, ["your guess", f"stage 1: {your_stage_1}, stage 3: {your_stage_3}", "", ""]],
+    ["", "your guess", "1 micro-batch", "4", "16"],
+    [
+        [f"stage {stage}", guesses.get(stage, "")]
+        + [step_traffic([psi], stage, d, m) / one_pass for m in (1, 4, 16)]
+        for stage in (0, 1, 2, 3)
+    ],
     caption="Numbers sent by a rank, in units of psi (d - 1) / d",
 )
 
