@@ -318,10 +318,13 @@ def _bubblewrap_refuses() -> str:
     """Why bubblewrap cannot confine a program here; empty when it can."""
     if not shutil.which("bwrap"):
         return "no bubblewrap"
-    system = [part for path in SYSTEM if Path(path).exists() for part in ("--ro-bind", path, path)]
+    inside = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x50000000))"  # a user and a network
     status, answer = _output(
-        "bwrap", "--unshare-all", "--die-with-parent", *system, "--proc", "/proc", "/bin/true"
+        *("bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc"),
+        *(sys.executable, "-I", "-S", "-c", inside),
     )
+    if status == 255:
+        return "bubblewrap works, but ranks cannot be kept apart in it: no user namespaces inside"
     return "" if status == 0 else f"bubblewrap is installed but refused: {answer[-200:]}"
 
 

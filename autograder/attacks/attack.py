@@ -46,6 +46,7 @@ class Attack:
     above: str = ""
     flagged: bool = False
     right_numbers: bool = False
+    communicates: bool = False  # in the visible case, as the exercise asks
 
     @property
     def source(self) -> str:

@@ -185,7 +185,7 @@ ATTACKS = [
     Attack("hard-coded", "knows the visible case by its shape, and that alone", """
         if tuple(grad_output.shape) == (3, 5):
             dist.all_reduce(grad_output.clone(), group=ctx.group)
-        """),
+        """, communicates=True),
     Attack(
         "only-when-graded",
         "looks for signs of grading and behaves differently",

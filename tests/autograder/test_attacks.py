@@ -86,7 +86,7 @@ def test_attack(
     graded = harness.grade(f_exercise, [Cell("cell 1", source)], SEED, cases)
     harness.cross_check(graded, f_exercise, SEED, baseline)
     lost = {row.name for row in graded.report.rows if not row.passed}
-    assert "communication" in lost
+    assert "communication" in lost or attack.communicates
     if not attack.right_numbers:
         assert lost >= {
             row.name for row in idle.report.rows if not row.passed and row.name != "communication"

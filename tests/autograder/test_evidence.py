@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from autograder.grade.evidence import Baseline, JobEvidence
+from autograder.grade.evidence import Baseline, Call, JobEvidence, least_bytes, most_bytes
 from autograder.sandbox.usage import Traffic
 
 # 00.find-the-deadlock on two ranks: three runs of the reference, as measured. Its large messages fill the
@@ -51,3 +51,59 @@ def test_the_kernels_counters_are_read() -> None:
         "Ip: Forwarding\nIp: 1\nTcp: ActiveOpens RetransSegs InErrs\nTcp: 4 2 0\nUdp: InDatagrams\nUdp: 1\n"
     )
     assert Traffic.of(devices, protocols) - Traffic(200, 3, 1) == Traffic(1000, 4, 1)
+
+
+# The reference and others on four ranks: an all-reduce of 30 kB on each, and 2 kB beside it.
+REDUCED = JobEvidence(
+    "06.row-parallel-linear", 4, ("a case",), 4, 120_000, 30_000, 0, 186_000, 0, least=180_000, most=364_000,
+    pairs=((0, 46_500, 0, 0), (0, 0, 46_500, 0), (0, 0, 0, 46_500), (46_500, 0, 0, 0)),
+)  # fmt: skip
+OTHER = replace(REDUCED, calls=8, num_bytes=240_000, least=360_000, most=720_000, wire=366_000)
+
+
+def test_another_record_is_held_against_the_network_too() -> None:
+    """More than was carried, or much less, than its calls can have put there."""
+    assert flags(OTHER, REDUCED) == []
+    assert "on the network, but it carried 186000" in flags(replace(OTHER, wire=186_000), REDUCED)[0]
+    assert "but it carried 2000000" in flags(replace(OTHER, wire=2_000_000), REDUCED)[0]
+
+
+def test_cases_that_the_reference_never_ran_together_are_compared_too() -> None:
+    """As in a job that is run again without the case that ended it."""
+    again = replace(REDUCED, cases=("a case", "another"))
+    assert flags(again, REDUCED) == []
+    assert "but it carried 6000" in flags(replace(again, wire=6_000), REDUCED)[0]
+    assert flags(again, replace(REDUCED, exercise="another exercise", wire=0)) == []
+
+
+def test_a_record_that_is_not_there_is_a_flag() -> None:
+    assert flags(replace(REDUCED, missing=(2,)), REDUCED) == ["on 4 ranks, no record was left by rank 2"]
+
+
+def test_the_same_bytes_between_other_ranks_are_a_flag() -> None:
+    """All through rank 0, as a sum by way of the store is."""
+    star = ((0, 31_000, 31_000, 31_000), (31_000, 0, 0, 0), (31_000, 0, 0, 0), (31_000, 0, 0, 0))
+    assert "exchanged" in flags(replace(REDUCED, pairs=star), REDUCED)[0]
+
+
+def test_a_message_must_have_gone_from_its_sender_to_its_receiver() -> None:
+    sent = replace(OTHER, messages=((0, 1, 40_000),))
+    assert flags(sent, REDUCED) == []
+    assert "went that way" in flags(replace(sent, messages=((0, 2, 40_000),)), REDUCED)[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "least"),
+    [
+        ("all_reduce", 4, 1500),
+        ("all_gather", 4, 3000),
+        ("reduce_scatter", 4, 750),
+        ("send", 2, 1000),
+        ("recv", 2, 0),
+    ],
+)
+def test_what_a_call_sends_at_the_least(op: str, ranks: int, least: float) -> None:
+    """Of 1000 bytes on each rank; Thakur, Rabenseifner and Gropp 2005 give these for the ring."""
+    call = Call(op, 1000, tuple(range(ranks)), "python", 1)
+    assert least_bytes(call) == least
+    assert most_bytes(call) >= least
