@@ -35,7 +35,7 @@ _ATTRIBUTES = {
 # Of a report's table and of highlighted code. Without any other, a text cannot pass for the page around it.
 _CLASSES = {
     "table": {"labkit-report"},
-    "tr": {"passed", "failed", "open"},
+    "tr": {"passed", "failed", "open", "stop"},
     "td": {"mark", "points"},
     "span": {"why", *filter(None, STANDARD_TYPES.values())},
     "div": {"highlight"},
