@@ -15,6 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.build.markup import Cell, Lesson
 from labkit.checks.exercise import Exercise
+from labkit.checks.hidden import rules
 from labkit.checks.source.notebook import grade_id
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -61,12 +62,16 @@ def _framed(lesson: Lesson, known: dict[str, Exercise]) -> list[Cell]:
 
 
 def _facts(cell: Cell, exercise: Exercise) -> str:
+    """What the exercise is worth, and, folded, what may not be used in it."""
     difficulty = cell.options["difficulty"]
     dots = "●" * difficulty + "○" * (5 - difficulty)
-    return (
+    worth = (
         f"*`{exercise.id}` · difficulty {dots} · about {cell.options['minutes']} minutes"
         f" · {exercise.max_points} points*"
     )
+    forbidden = rules(exercise)
+    folded = f"<details><summary>What may not be used</summary>{forbidden}</details>"
+    return f"{worth}\n\n{folded}" if forbidden else worth
 
 
 def _cells(cell: Cell, lesson: Lesson, exercises: Sequence[Exercise]) -> Iterator[NotebookNode]:

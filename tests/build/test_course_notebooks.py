@@ -9,6 +9,8 @@ import nbformat
 import pytest
 
 from labkit.build import compare, read_lesson
+from labkit.checks import registry
+from labkit.checks.hidden import rules
 
 HOUSE = Path(__file__).resolve().parents[2]
 SOURCES = sorted((HOUSE / "solutions").glob("[0-9][0-9]_*.py"))
@@ -32,6 +34,17 @@ def test_no_line_of_a_solution_is_released(source: Path) -> None:
     secrets = {line.strip() for region in regions for line in region.splitlines() if len(line.strip()) > 30}
     released = {line.strip() for cell in exercises for line in cell.source.splitlines()}
     assert secrets & released == set()
+
+
+def test_what_an_exercise_forbids_stands_with_it() -> None:
+    notebook = nbformat.read(
+        HOUSE / "notebooks" / "05_checkpointing" / "05_checkpointing.ipynb", as_version=4
+    )
+    text = "".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    exercise = registry.exercise("05.checkpoint")
+    assert exercise.forbids
+    assert f"{exercise.max_points} points*\n\n<details><summary>What may not be used</summary>" in text
+    assert rules(exercise) in text
 
 
 def test_every_notebook_has_a_source() -> None:

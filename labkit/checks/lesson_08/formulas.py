@@ -9,8 +9,8 @@ from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused
+from labkit.theory import sharding  # an empty file where this lesson is graded: judges alone call it
 from labkit.theory.recipes import RECIPES
-from labkit.theory.sharding import bytes_of_rank, numbers_sent, pieces_of_ranks
 
 Setting = list[Any]
 GIVEN = tuple(
@@ -81,7 +81,7 @@ def _rank_bytes(student: Any, setting: Setting) -> object:
 def _parts(*names: str) -> Judge:
     def find(setting: Setting, seen: Any) -> Iterator[Finding]:
         numels, recipe, stage, world_size = setting
-        expected = bytes_of_rank(numels, RECIPES[recipe], stage, world_size)
+        expected = sharding.bytes_of_rank(numels, RECIPES[recipe], stage, world_size)
         about = f"units {_short(numels)}, {recipe}, stage {stage}, {world_size} ranks"
         for name in names:
             value = seen.get(name) if isinstance(seen, dict) else None
@@ -171,7 +171,7 @@ def _step_traffic(student: Any, setting: Setting) -> object:
 
 
 def _numbers(setting: Setting, seen: Any) -> Iterator[Finding]:
-    expected = numbers_sent(*setting)
+    expected = sharding.numbers_sent(*setting)
     numels, stage, world_size, micro_batches, regather = setting
     about = f"units {_short(numels)}, stage {stage}, {world_size} ranks, {micro_batches} micro-batches"
     yield Finding(seen == expected, f"{expected:,} for {about}, regather={regather}", str(seen))
@@ -259,13 +259,13 @@ def _flat_layout(student: Any, setting: Setting) -> object:
 
 
 def _shard_size(setting: Setting, seen: Any) -> Iterator[Finding]:
-    size, _ = pieces_of_ranks(*setting)
+    size, _ = sharding.pieces_of_ranks(*setting)
     found = seen[0] if isinstance(seen, list) and len(seen) == 2 else seen
     yield Finding(found == size, f"shards of {size} for {setting[0]} on {setting[1]} ranks", str(found))
 
 
 def _owned(setting: Setting, seen: Any) -> Iterator[Finding]:
-    _, pieces = pieces_of_ranks(*setting)
+    _, pieces = sharding.pieces_of_ranks(*setting)
     found = seen[1] if isinstance(seen, list) and len(seen) == 2 else seen
     about = f"{setting[0]} on {setting[1]} ranks"
     yield Finding(found == [[list(p) for p in own] for own in pieces], f"{pieces} for {about}", str(found))
