@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from conftest import F_ID, SEED, solution
@@ -49,9 +52,44 @@ def test_a_rank_is_alone_with_its_own_inputs(
     texts = [*(row.seen for row in graded.report.rows), *(stop.text for stop in graded.report.stops)]
     told = next(text for text in texts if "FOUND" in text)
     found = ast.literal_eval(told.partition("FOUND")[2].partition("END")[0])
+    environment = [Path(sys.prefix).parts[2]] if sys.prefix.startswith("/tmp/") else []
     assert found == {
-        "pid": 1, "parent": 0, "inputs": True, "empty": [[], [], []], "proc": ["cpuinfo"], "refused": [],
-    }  # fmt: skip
+        "pid": 1,
+        "parent": 0,
+        "inputs": True,
+        "empty": [[], environment, []],
+        "proc": ["cpuinfo"],
+        "refused": [],
+    }
+
+
+REPLACE = """
+import subprocess, sys
+from pathlib import Path
+from autograder.sandbox.within.place import replace_folder
+folder, kept = Path(sys.argv[1]), Path(sys.argv[1], "an environment")
+subprocess.run(["mount", "--bind", "--make-private", sys.argv[2], kept], check=True)
+replace_folder(str(folder), 2**20, 100)
+names = [path.name for path in folder.iterdir()]
+print(names, (kept / "module.py").read_text(), (kept / "below" / "x").read_text())
+"""
+
+
+def test_what_stands_in_a_folder_that_is_replaced_stays(tmp_path: Path) -> None:
+    """An environment in /tmp is still there when a rank has a /tmp of its own; other files are not."""
+    folder, environment = tmp_path / "tmp", tmp_path / "elsewhere"
+    (environment / "below").mkdir(parents=True)
+    (folder / "an environment").mkdir(parents=True)
+    (folder / "somebody").write_text("secret")
+    (environment / "module.py").write_text("code")
+    (environment / "below" / "x").write_text("more")
+    told = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", REPLACE, str(folder), str(environment)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.stdout.strip() == "['an environment'] code more", told.stderr
 
 
 def test_the_bytes_between_two_ranks_are_counted(

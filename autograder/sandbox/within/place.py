@@ -34,6 +34,7 @@ MIB = 2**20
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_PROCESSES = 0x00020000, 0x08000000, 0x20000000
 _BIND, _MOVE, _READ_ONLY, _REMOUNT, _NO_EXTRAS, _PRIVATE = 4096, 8192, 1, 32, 14, 0x44000  # MS_*
+_WITH_ALL_BELOW = 16384  # MS_REC
 
 _DEATH_SIGNAL, _DUMPABLE, _DROP_BOUND = 1, 4, 24  # prctl
 _LAST_CAPABILITY = 40
@@ -161,7 +162,7 @@ def is_for(name: str, rank: int) -> bool:
 def _own_file_systems(job: Path, rank: int, places: Places) -> None:
     """Memory of its own wherever it may write, with its own request and what labkit keeps of one rank."""
     _system("mount", None, b"/", None, _PRIVATE, None)
-    _memory("/tmp", places.scratch, places.files)
+    replace_folder("/tmp", places.scratch, places.files)
     os.mkdir("/tmp/out")
     _memory("/tmp/out", places.answers, places.files)
     own = Path("/tmp/out", job.parent.name)
@@ -184,14 +185,39 @@ def _own_file_systems(job: Path, rank: int, places: Places) -> None:
         _memory(hidden, MIB, 3, _REMOUNT | _READ_ONLY)
 
 
+def replace_folder(folder: str, size: int, files: int) -> None:
+    """Put memory in a folder's place. What is mounted below it stays: an environment may stand in /tmp."""
+    shown = {at: os.open(at, os.O_PATH) for at in _mounted_below(folder)}
+    _memory(folder, size, files)
+    for at, descriptor in shown.items():
+        held = Path(f"/proc/self/fd/{descriptor}")
+        if held.is_dir():
+            os.makedirs(at)
+        else:
+            Path(at).parent.mkdir(parents=True, exist_ok=True)
+            Path(at).touch()
+        _bind(held, Path(at), _WITH_ALL_BELOW)
+        os.close(descriptor)
+
+
+def _mounted_below(folder: str) -> list[str]:
+    """Where in a folder something is mounted; of two, one in the other, the outer one."""
+    found: list[str] = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        at = re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), line.split()[4])
+        if at.startswith(f"{folder}/") and not any(f"{at}/".startswith(f"{outer}/") for outer in found):
+            found.append(at)
+    return found
+
+
 def _memory(at: str, size: int, files: int, flags: int = 0) -> None:
     """An empty file system in memory that holds no more than this."""
     options = f"size={size},nr_inodes={files},mode=755".encode()
     _system("mount", b"tmpfs", at.encode(), b"tmpfs", flags | _NO_EXTRAS, options)
 
 
-def _bind(source: Path, at: Path) -> None:
-    _system("mount", bytes(source), bytes(at), None, _BIND, None)
+def _bind(source: Path, at: Path, flags: int = 0) -> None:
+    _system("mount", bytes(source), bytes(at), None, _BIND | flags, None)
 
 
 def _forget_shared_memory() -> None:
