@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_no_question_reaches_a_name_server(tmp_path: Path, resolver: str) -> Non
     files["resolver"].write_text(resolver)
     files["nobody"].write_text("")
     files["program"].write_text(PROGRAM)
-    script = IN_ITS_OWN_NETWORK.format(python=sys.executable, **files)
+    script = IN_ITS_OWN_NETWORK.format(python=shlex.quote(sys.executable), **files)
     done = subprocess.run(
         ["unshare", "-rmn", "sh", "-ec", script], capture_output=True, text=True, timeout=100, check=False
     )

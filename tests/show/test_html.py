@@ -54,6 +54,7 @@ def test_only_what_other_templates_made_is_taken_as_it_is() -> None:
         path.stem: re.findall(r"(\w+)\s*\|\s*safe", path.read_text()) for path in TEMPLATES.glob("*.html")
     }
     assert {name: values for name, values in safe.items() if values} == {
+        "choice": ["plans", "bars", "terms"],
         "plan": ["bars"],
         "tabs": ["content"],
     }

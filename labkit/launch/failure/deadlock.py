@@ -93,7 +93,8 @@ def _misfit_message(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch 
     mine = _messages(state, wait.op, wait.peer, wait.group)
     theirs = _messages(peer, "send" if wait.op == "recv" else "recv", rank, wait.group)
     if len(state.recent) == RECENT or len(peer.recent) == RECENT:
-        mine, theirs = mine[-1:], theirs[-1:]  # what was before is forgotten: only the last may be compared
+        # What was before is forgotten: only the message that both wait in may be compared.
+        mine, theirs = mine[-1:], theirs[-1:] if _waits_in_last(peer, theirs) else []
     tags = [one.tag for one in theirs]
     if tags.count(wait.tag) < [one.tag for one in mine].count(wait.tag):
         stray = next((one for one in reversed(theirs) if one.tag not in {own.tag for own in mine}), None)
@@ -103,6 +104,10 @@ def _misfit_message(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch 
         if one.number == wait.number and (kind := _difference(_as_message(one), _as_message(other))):
             return Mismatch(kind, rank, one, wait.peer, other)
     return None
+
+
+def _waits_in_last(state: State, messages: Sequence[Wait]) -> bool:
+    return state.phase == "waiting" and bool(messages) and messages[-1] == state.wait
 
 
 def _messages(state: State, op: str, peer: int, group: str) -> list[Wait]:
