@@ -18,7 +18,6 @@
 
 # %% tags=["setup"]
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -1079,7 +1078,7 @@ def save_shards(
     if rank == 0:
         whole = {"ranks": world_size, "totals": dict(totals), "extra": dict(extra)}
         (folder / "whole.tmp").write_text(json.dumps(whole))
-        os.replace(folder / "whole.tmp", folder / "whole.json")
+        (folder / "whole.tmp").replace(folder / "whole.json")
     dist.barrier(group)
     ### END SOLUTION
 

@@ -9,6 +9,7 @@ share alone.
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -88,6 +89,18 @@ def bytes_of_process() -> int:
     """Bytes of all tensors of this process, each storage once."""
     storages = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in tensors_of_process())}
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def settled_bytes_of_process(seconds: float = 0.5) -> int:
+    """The least that `bytes_of_process` sees in some seconds, for what is held after a collective.
+
+    A backend's own thread may let go of a collective's tensors some time after the caller has its result.
+    """
+    over, least = time.monotonic() + seconds, bytes_of_process()
+    while time.monotonic() < over:
+        time.sleep(seconds / 10)
+        least = min(least, bytes_of_process())
+    return least
 
 
 @dataclass(frozen=True)

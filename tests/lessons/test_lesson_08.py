@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 import labkit
 from autograder.grade.reference import reference_cells
 from labkit.checks.source.submission import Submission, collect
-from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process, tensors_of_process
 from labkit.theory.recipes import RECIPES, ZERO_PAPER, state_bytes
 from labkit.theory.sharding import bytes_of_rank, numbers_sent, pieces_of_ranks
 
@@ -180,3 +181,9 @@ def test_a_storage_counts_with_the_size_it_has() -> None:
         assert live.history[-1] == 4000
         del tensor
     assert live.now == 0
+
+
+def test_what_a_backend_lets_go_of_late_is_not_held() -> None:
+    before, held = bytes_of_process(), [torch.zeros(1000)]
+    threading.Timer(0.1, held.clear).start()
+    assert settled_bytes_of_process(seconds=5) == before

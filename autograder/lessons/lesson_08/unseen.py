@@ -146,7 +146,7 @@ def _checkpoint(seed: int) -> list[Case]:
         "c": [draw.randint(1, 3), "bfloat16"],
         "d": [draw.randint(4, 20), "float64"],
     }
-    large = {"a": [30_000, "float64"], "b": [9_000, "bfloat16"]}
+    large = {"a": [30_001, "float64"], "b": [9_002, "bfloat16"]}
     return [
         checkpoint_case("unseen: three ranks", "same-ranks", 3, seed, tensors=tensors),
         checkpoint_case("unseen: 4 to fewer", "other-ranks", 4, seed, tensors=tensors, load_on=[1, 2, 3]),

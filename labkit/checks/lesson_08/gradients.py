@@ -33,7 +33,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import loaded
-from labkit.record.live import LiveBytes, bytes_of_process
+from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process
 
 PAIRS = [[0, 3], [1, 2]]
 
@@ -83,7 +83,7 @@ def _watch(rank: Rank) -> None:
     with LiveBytes(leave_out=[x, loss, *net.parameters()]) as live, rank.recording("step 0") as begin:
         loss.backward()
     rank.fact("peak", live.peak)
-    rank.fact("held_bytes", bytes_of_process() - before - made)
+    rank.fact("held_bytes", settled_bytes_of_process() - before - made)
     rank.fact("ready", [moment - begin for moment in ready])
     del sharded
 

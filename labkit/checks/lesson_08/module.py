@@ -33,7 +33,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import loaded
-from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process, tensors_of_process
 
 PAIRS = [[0, 3], [1, 2]]
 
@@ -99,7 +99,7 @@ def _watch(rank: Rank) -> None:
             out.sum().backward()
     rank.fact("backwards", [moment - begin for moment in leaving])
     rank.fact("backward_peak", live.peak)
-    rank.fact("after_backward", bytes_of_process() - before)
+    rank.fact("after_backward", settled_bytes_of_process() - before)
 
 
 def _note_backward(out: Tensor, leaving: list[float]) -> None:

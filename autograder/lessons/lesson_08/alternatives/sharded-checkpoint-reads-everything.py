@@ -26,7 +26,7 @@ def save_shards(
     if rank == 0:
         whole = {"ranks": world_size, "totals": dict(totals), "extra": dict(extra)}
         (folder / "whole.tmp").write_text(json.dumps(whole))
-        os.replace(folder / "whole.tmp", folder / "whole.json")
+        (folder / "whole.tmp").replace(folder / "whole.json")
     dist.barrier(group)
 
 

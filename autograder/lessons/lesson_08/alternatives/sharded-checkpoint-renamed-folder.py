@@ -20,7 +20,7 @@ def save_shards(directory, step, shards, totals, extra, group):
         raise OSError("another rank could not write its part")
     for turn in range(size):  # one after the other: on a disk of all ranks the first renames it
         if rank == turn and folder.exists():
-            os.rename(folder, Path(directory) / f"done-{step}")
+            folder.rename(Path(directory) / f"done-{step}")
         dist.barrier(group)
 
 
