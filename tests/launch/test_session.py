@@ -231,11 +231,21 @@ def test_the_end_of_a_long_output_belongs_to_its_cell(session: Session) -> None:
 
 
 def test_two_interrupts_leave_nothing() -> None:
+    """Whether the second comes while the job is being ended or just after."""
     directory = client.engine().directory
+    ended: list[str] = []
     for seconds in (0.5, 0.55):
         _interrupt_after(seconds)
-    with pytest.raises(labkit.LaunchError) as caught:
-        labkit.launch(time.sleep, 60, ranks=2)
-    assert caught.value.verdict == "interrupted"
-    time.sleep(0.2)
+    try:
+        try:
+            labkit.launch(time.sleep, 60, ranks=2)
+        except labkit.LaunchError as error:
+            ended.append(error.verdict)
+        time.sleep(2)
+    except KeyboardInterrupt:
+        ended.append("interrupted")
+    assert set(ended) == {"interrupted"}
+    deadline = time.monotonic() + 5
+    while list(directory.glob("job*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert list(directory.glob("job*")) == []
