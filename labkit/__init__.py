@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from labkit.checks.scoreboard import scoreboard as scoreboard
     from labkit.launch.session import session as session
     from labkit.magics import load_ipython_extension as load_ipython_extension
+    from labkit.magics import unload_ipython_extension as unload_ipython_extension
     from labkit.record import progress as progress
     from labkit.record import slow_link as slow_link
     from labkit.record import span as span
+    from labkit.record.trace import trace as trace
 
 __all__ = ["Job", "LaunchError", "launch"]
 __version__ = "0.1.0"
@@ -31,10 +33,12 @@ _HOMES = {
     "score": "labkit.checks.scoreboard",
     "scoreboard": "labkit.checks.scoreboard",
     "load_ipython_extension": "labkit.magics",
+    "unload_ipython_extension": "labkit.magics",
     "progress": "labkit.record",
     "session": "labkit.launch.session",
     "span": "labkit.record",
     "slow_link": "labkit.record",
+    "trace": "labkit.record.trace",
 }
 
 

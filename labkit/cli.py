@@ -20,7 +20,7 @@ existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="labkit", message="labkit %(version)s")
+@click.version_option(package_name="many-gpu-workbook", message="labkit %(version)s")
 def main() -> None:
     """A workbook on training models too large for one GPU.
 
@@ -113,6 +113,23 @@ def validate(notebook: Path, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("folder", type=existing_directory)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("trace.json"), show_default=True,
+    help="Gzipped if it ends in .gz.",
+)  # fmt: skip
+def trace(folder: Path, output: Path) -> None:
+    """One trace of all ranks from what torch.profiler wrote to FOLDER, one file a rank."""
+    from labkit.record.profiles import BadProfile
+    from labkit.record.trace import trace as write_trace
+
+    try:
+        click.echo(repr(write_trace(folder, output)))
+    except (BadProfile, OSError) as error:
+        _unusable(error)
+
+
+@main.command()
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -121,7 +138,7 @@ def validate(notebook: Path, as_json: bool) -> None:
     help="The next free one is taken.",
 )
 @click.option(
-    "--root", type=click.Path(path_type=Path), default=HOUSE / "notebooks", help="The folder to open."
+    "--root", type=click.Path(path_type=Path), help="The folder to open; the default has the lessons."
 )
 @click.option("--ip", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -132,15 +149,20 @@ def validate(notebook: Path, as_json: bool) -> None:
 )
 @click.option("--stop", is_flag=True, help="End the JupyterLab that runs as a Slurm job.")
 @slurm_options
-def lab(port: int, root: Path, ip: str, browser: bool | None, slurm: bool, stop: bool, **asked: Any) -> None:
+def lab(
+    port: int, root: Path | None, ip: str, browser: bool | None, slurm: bool, stop: bool, **asked: Any
+) -> None:
     """Open JupyterLab on the lessons, and print where it is.
 
-    Without --slurm it runs here.
+    Without --slurm it runs here. The lessons are those of the repository; where labkit is installed without
+    one, those in the folder `lessons` of this directory, which is written when it is not there.
     """
     from labkit.jupyter.lab import CannotStart, run
+    from labkit.lessons import folder_to_open
 
     wanted = Asked(**asked)
     try:
+        root = root or folder_to_open()
         if slurm or stop:
             from labkit.slurm import lab_job
 
@@ -148,8 +170,23 @@ def lab(port: int, root: Path, ip: str, browser: bool | None, slurm: bool, stop:
         if given := wanted.given():
             click.echo(f"{', '.join(given)} would be for a job: --slurm is not there", err=True)
         sys.exit(run(port=port, root=root, ip=ip, browser=browser))
-    except CannotStart as error:
+    except (CannotStart, LookupError) as error:
         _unusable(error)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def lessons(folder: Path) -> None:
+    """Write the lessons into FOLDER, to work on them there. What is there already is kept as it is."""
+    from labkit.lessons import lay_out
+
+    try:
+        laid = lay_out(folder)
+    except (LookupError, OSError) as error:
+        _unusable(error)
+    kept = f"; {len(laid.kept)} were there and are as before" if laid.kept else ""
+    click.echo(f"{len(laid.written)} files written to {folder}{kept}")
+    click.echo(f"labkit lab --root {folder}")
 
 
 @main.command()
@@ -241,17 +278,38 @@ def plan(explain: str | None, as_json: bool, **asked: Any) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--site", help="Look at this site file instead (a path, or a name in cluster/sites).")
-def doctor(as_json: bool, site: str | None) -> None:
+@click.option("--prove", "proving", is_flag=True, help="Run it instead: ranks, collectives, speed, memory.")
+@click.option("--part", "names", multiple=True, metavar="NAME", help="With --prove: only this part.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("node-report"),
+    show_default=True,
+    help="With --prove: the folder for the report.",
+)
+def doctor(as_json: bool, site: str | None, proving: bool, names: tuple[str, ...], out: Path) -> None:
     """Say what this host can do for the course, what is missing, and what installs it.
 
-    Exits 1 when something the course cannot do without is missing, or the site file is not right.
+    With --prove it is run and measured, in a few minutes, and OUT/report.md tells what was found.
+
+    Exits 1 when something the course cannot do without is missing, the site file is not right, or a proof
+    fails.
     """
+    if proving:
+        _prove(names, out, as_json)
     from labkit.doctor import examine, to_json, to_table
     from labkit.slurm.site_check import examine_site
 
     findings = examine_site(site) if site else examine()
     click.echo(json.dumps(to_json(findings), indent=1) if as_json else to_table(findings))
     sys.exit(FAILED if any(finding.state == "failed" for finding in findings) else 0)
+
+
+def _prove(names: tuple[str, ...], out: Path, as_json: bool) -> NoReturn:
+    from labkit.prove.command import run
+    from labkit.prove.part import PARTS
+
+    sys.exit(run(PARTS, names, out, as_json))
 
 
 if __name__ == "__main__":

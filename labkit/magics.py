@@ -15,8 +15,10 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from labkit import unfinished
 from labkit.launch import client
-from labkit.launch.cell import CellResult
-from labkit.launch.failure.errors import LaunchError
+from labkit.launch.background import RunningCell
+from labkit.launch.cell import CellOptions, CellResult
+from labkit.launch.debugger import debug
+from labkit.launch.failure.errors import LaunchError, locals_text
 from labkit.launch.handover.request import check_timeout
 from labkit.launch.names import current_cell
 from labkit.launch.render import progress_html
@@ -24,6 +26,7 @@ from labkit.launch.screen import Screen, shell
 from labkit.launch.session import Session
 from labkit.launch.session import session as new_session
 from labkit.launch.torchrun import run_script
+from labkit.record.trace import trace
 
 
 def _rank_list(text: str) -> list[int]:
@@ -31,6 +34,13 @@ def _rank_list(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ArgumentTypeError(f"expected ranks such as 0,2 and found {text!r}") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(name.isidentifier() for name in names):
+        raise ArgumentTypeError(f"expected names such as model,optimizer and found {text!r}")
+    return names
 
 
 def _seconds(text: str) -> float:
@@ -44,7 +54,7 @@ def _seconds(text: str) -> float:
 
 def _new_session(ranks: int | None, options: Any) -> Session:
     try:
-        return new_session(ranks, nodes=options.nodes or 1, seed=options.seed)
+        return new_session(ranks, nodes=options.nodes or 1, seed=options.seed, queue=options.queue)
     except ValueError as error:
         raise UsageError(f"%%ranks: {error}") from None
 
@@ -58,12 +68,16 @@ class RanksMagics(Magics):
         self.session: Session | None = None
 
     @magic_arguments()
-    @argument("what", nargs="?", help="how many ranks; without a cell: status, stop or restart")
+    @argument("what", nargs="?", help="how many ranks; without a cell: status, stop, restart or trace")
+    @argument("file", nargs="?", help="where `%ranks trace` writes")
     @argument(
         "--nodes", type=int, default=None, help="spread the ranks over this many nodes of a Slurm cluster"
     )
+    @argument("--queue", type=_seconds, default=None, help="seconds new ranks on nodes may wait for a turn")
     @argument("--rank", type=_rank_list, default=None, help="only these ranks, such as 0,2")
     @argument("--seed", type=int, default=None, help="for the random numbers of new ranks, as in launch")
+    @argument("--push", type=_names, default=(), help="send the notebook's values of names such as a,b")
+    @argument("--async", dest="handle", default=None, metavar="NAME", help="do not wait: NAME.result() does")
     @argument("--fresh", action="store_true", help="start new ranks first, without the variables")
     @argument("--timeout", type=_seconds, default=60.0, help="seconds until the cell is ended")
     @line_cell_magic
@@ -72,44 +86,88 @@ class RanksMagics(Magics):
 
         %%ranks 4            run the cell on 4 ranks; `rank` and `world_size` are defined, variables persist
         %%ranks 8 --nodes 2  on 8 ranks of two nodes
+        %%ranks --push model  also with the notebook's `model`, whatever the ranks have under that name
+        %%ranks --async job  without waiting for it
         %ranks           what each rank does now
         %ranks stop      end the ranks      %ranks restart    fresh ranks
+        %ranks locals 2  after an error: the variables of the lines where rank 2 failed
+        %ranks debug 2   after an error: a debugger (pdb) where rank 2 failed; `%ranks debug 2 p x` asks once
+        %ranks trace step.json       what the last cell did, as a trace of all ranks (`labkit.trace`)
         """
+        what, _, detail = line.strip().partition(" ")
+        if cell is None and what == "debug":
+            debug(self.session, detail)
+            return
         options = parse_argstring(self.ranks, line)
         if cell is None:
-            self._manage(options.what or "status")
+            self._manage(options.what or "status", options.file)
         else:
             self._run(cell, self._session(_count(options.what), options), options)
 
-    def _manage(self, what: str) -> None:
-        if what not in ("status", "stop", "restart"):
-            raise UsageError(f"%ranks {what}: expected status, stop or restart (a cell is run by %%ranks)")
-        if self.session is None:
+    def _manage(self, what: str, detail: str | None) -> None:
+        fits = {
+            "status": detail is None,
+            "stop": detail is None,
+            "restart": detail is None,
+            "trace": detail is not None,
+            "locals": detail is None or detail.isdigit(),
+        }
+        if not fits.get(what):
+            asked = " ".join(filter(None, (what, detail)))
+            told = "expected status, stop, restart, trace FILE, locals RANK, debug RANK (%%ranks runs a cell)"
+            raise UsageError(f"%ranks {asked}: {told}")
+        if what == "locals":
+            print(self._locals(None if detail is None else int(detail)))
+        elif self.session is None:
             print("no ranks are running: a cell that starts with %%ranks 4 starts four")
-            return
-        if what == "status":
+        elif what == "status":
             print("\n".join([repr(self.session), *self.session.status()]))
         elif what == "stop":
             self.session.stop()
             self.session = None
+        elif detail is not None:
+            print(trace(self.session.record(), detail))
         else:
             self.session.restart()
 
+    def _locals(self, rank: int | None) -> str:
+        failure = self.session.failure if self.session is not None else None
+        if failure is None:
+            return "no cell has failed on ranks since the last that did not"
+        return locals_text(failure.diagnosis, rank)
+
     def _run(self, cell: str, session: Session, options: Any) -> None:
         assert self.shell is not None
+        wrong = [rank for rank in options.rank or () if not 0 <= rank < session.ranks]
+        if wrong:
+            raise UsageError(f"%%ranks --rank {wrong[0]}: the session has ranks 0 to {session.ranks - 1}")
         file = current_cell() or f"In[{self.shell.execution_count}]"
         screen = _CellScreen(session)
+        wanted: CellOptions = {
+            "ranks": options.rank,
+            "timeout": options.timeout,
+            "push": options.push,
+            "names": self.shell.user_ns,
+            "file": file,
+            "reload": _reloads(self.shell),
+        }
         try:
-            result = session.run(  # the first line of the cell is the magic's own
-                "\n" + cell, ranks=options.rank, timeout=options.timeout, names=self.shell.user_ns, file=file,
-                watch=screen.watch,
-            )  # fmt: skip
+            cell = _as_python(self.shell, cell)
+            if options.handle is not None:
+                self._start(options.handle, session.run_async(cell, **wanted))
+                return
+            result = session.run(cell, watch=screen.watch, **wanted)
         except SyntaxError as error:
             raise CellSyntaxError(error) from None
         except LaunchError as error:
             screen.finish(CellResult(tuple(range(len(error.output))), dict(enumerate(error.output))))
             raise
         screen.finish(result)
+
+    def _start(self, name: str, running: RunningCell) -> None:
+        assert self.shell is not None
+        self.shell.push({name: running})
+        print(f"{name} runs: {name}.result() waits for it, {name}.done tells, {name}.interrupt() stops it")
 
     def _session(self, ranks: int | None, options: Any) -> Session:
         """The session that fits what is asked for: the one that there is, where nothing else is asked for."""
@@ -175,6 +233,18 @@ class _CellScreen:
             self._screen.draw(html, text, final=True)
 
 
+def _as_python(shell: InteractiveShell, cell: str) -> str:
+    """The cell with what is IPython's own spelt out, on the lines where it was: below the magic's own."""
+    body = cell.lstrip("\n")
+    return "\n" * (1 + len(cell) - len(body)) + shell.transform_cell(body)
+
+
+def _reloads(shell: InteractiveShell) -> bool:
+    """Whether the notebook imports edited modules again by itself (`%autoreload`)."""
+    magics = shell.magics_manager.registry.get("AutoreloadMagics")
+    return bool(getattr(getattr(magics, "_reloader", None), "enabled", False))
+
+
 def _count(text: str | None) -> int | None:
     if text is None:
         return None
@@ -191,10 +261,14 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
-    """Called by `%unload_ext labkit`: ends the engine and every rank."""
+    """Called by `%unload_ext labkit`, and by `%reload_ext`: ends the engine and every rank."""
     unfinished.uninstall(ipython)
-    magics = ipython.magics_manager.registry.get(RanksMagics.__name__)
+    manager = ipython.magics_manager
+    magics = manager.registry.pop(RanksMagics.__name__, None)
     if isinstance(magics, RanksMagics) and magics.session is not None:
         magics.session.stop()
-        magics.session = None
+        print(f"labkit has ended the {magics.session.ranks} ranks of %%ranks: their variables are gone")
+    for known in manager.magics.values():
+        for name in ("ranks", "torchrun"):
+            known.pop(name, None)
     client.shut_down()

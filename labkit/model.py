@@ -3,8 +3,8 @@
     model = Transformer(gpt(num_layers=2, hidden=64, num_heads=4, vocabulary=256, max_sequence=128))
     loss = model.loss(ids[:, :-1], ids[:, 1:])
 
-Read from the top: norms, positions, attention, MLP, block, model. Shapes: b sequences of s tokens, hidden h,
-a heads of d, k key-value heads, vocabulary V.
+Read from the top: norms, positions, attention, MLP, experts, block, model. Shapes: b sequences of s tokens,
+hidden h, a heads of d, k key-value heads, vocabulary V.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     )
 
 
+def float32_or_more(x: Tensor) -> Tensor:
+    """In float32, or float64 where it is in that already."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Attention(nn.Module):
     """Causal self-attention [b, s, h] -> [b, s, h]; `attend` says how the scores are made."""
 
@@ -139,14 +144,58 @@ class GatedMLP(MLP):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). [b, s, h] -> [b, s, h]."""
+def make_mlp(config: ModelConfig) -> nn.Module:
+    """The MLP of the family: GELU for GPT, SwiGLU for Llama."""
+    return GatedMLP(config) if config.gated_mlp else MLP(config)
 
-    def __init__(self, config: ModelConfig, attend: Attend):
+
+class Mixture(nn.Module):
+    """Each token through k of E experts, added up by their gates, and through the shared experts.
+
+    The gates are the softmax of a token's k highest scores (Mixtral, arXiv 2401.04088, section 2.1), taken in
+    float32. Shared experts: DeepSeekMoE (arXiv 2401.06066), section 3.2.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        mixture = config.mixture
+        if mixture is None:
+            raise ValueError(f"{config.name} has no experts: expected a config with a mixture")
+        expert = config.but(ffn=mixture.expert_ffn)
+        self.router = nn.Linear(config.hidden, mixture.num_experts, bias=False)
+        self.experts = nn.ModuleList(make_mlp(expert) for _ in range(mixture.num_experts))
+        self.shared = nn.ModuleList(make_mlp(expert) for _ in range(mixture.shared_experts))
+        self.active_experts = mixture.active_experts
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, h] -> gates [n, k], which add up to 1 for each token, and the numbers of its experts [n, k]."""
+        scores, chosen = float32_or_more(self.router(tokens)).topk(self.active_experts)
+        return scores.softmax(-1).to(tokens.dtype), chosen
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] -> [b, s, h]. An expert that no token visits gets gradients of zero."""
+        tokens = x.flatten(0, -2)
+        gates, chosen = self.route(tokens)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows, place = (chosen == number).nonzero(as_tuple=True)
+            out = out.index_add(0, rows, expert(tokens[rows]) * gates[rows, place, None])
+        for expert in self.shared:
+            out = out + expert(tokens)
+        return out.view_as(x)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). [b, s, h] -> [b, s, h].
+
+    layer: its number, from 0: where the model has experts, they take the place of the MLP from some layer on.
+    """
+
+    def __init__(self, config: ModelConfig, attend: Attend, layer: int = 0):
         super().__init__()
         self.attention_norm, self.mlp_norm = make_norm(config), make_norm(config)
         self.attention = Attention(config, attend)
-        self.mlp = GatedMLP(config) if config.gated_mlp else MLP(config)
+        self.mlp = Mixture(config) if config.has_experts(layer) else make_mlp(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,14 +239,14 @@ class Transformer(nn.Module):
         wrap: Callable[[Block], nn.Module] = lambda block: block,
     ):
         super().__init__()
-        if config.mixture or config.latent:
-            raise ValueError(f"{config.name}: expected a dense model with plain attention; no other is built")
+        if config.latent:
+            raise ValueError(f"{config.name}: expected a model with plain attention; no other is built")
         self.config = config
         self.tokens = nn.Embedding(config.vocabulary, config.hidden)
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_sequence, config.hidden)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(wrap(Block(config, attend)) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(wrap(Block(config, attend, layer)) for layer in range(config.num_layers))
         self.norm = make_norm(config)
         self.head = nn.Linear(config.hidden, config.vocabulary, bias=False)
         self.apply(self._initialise)
@@ -230,8 +279,7 @@ class Transformer(nn.Module):
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over all b x s tokens, from float32 logits (or float64 ones)."""
-        logits = self(ids)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = float32_or_more(self(ids))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     @property

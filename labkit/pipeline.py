@@ -61,8 +61,9 @@ class TimedStage(nn.Module):
 
     def __init__(self, module: nn.Module, forward_ms: float, backward_ms: float) -> None:
         super().__init__()
-        # The first backward that is handed a gradient imports this, for half a second: better now than then.
-        importlib.import_module(IMPORTED_BY_BACKWARD)
+        # The first backward that is handed a gradient imports them, for half a second: better now than then.
+        for name in IMPORTED_BY_BACKWARD:
+            importlib.import_module(name)
 
         self.module = module
         self.forward_ms, self.backward_ms = forward_ms, backward_ms
@@ -102,9 +103,12 @@ class HasRecord(Protocol):
     """What measuring needs of a job."""
 
     @property
-    def ranks(self) -> int: ...
+    def ranks(self) -> int:
+        """How many ranks the job has."""
+
     @property
-    def timeline(self) -> Sequence[Span]: ...
+    def timeline(self) -> Sequence[Span]:
+        """What they did, in seconds since the job began."""
 
 
 def work_spans(job: HasRecord) -> list[Span]:

@@ -45,6 +45,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal holds the process up until SIGCONT."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
 def children() -> list[int]:
     """The direct children of this process, zombies included."""
     found: list[int] = []

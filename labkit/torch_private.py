@@ -1,18 +1,24 @@
-"""All that labkit takes from inside torch, where releases differ. Tested with 2.13; written for 2.6 and up.
+"""All that labkit takes from inside torch, where releases differ. CONTRIBUTING.md says which are supported.
 
 A new release of torch is looked at here: nothing else in labkit uses a name that torch keeps to itself.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import Store, distributed_c10d
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -30,8 +36,18 @@ ENABLE_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE" if _SINCE_GLOO else "TORCH_NCCL
 
 
 # What a process imports when it first needs it, hundreds of modules, and the fork server once for all ranks.
-IMPORTED_BY_BACKWARD = "torch.fx.experimental.symbolic_shapes"
+IMPORTED_BY_BACKWARD = ("torch.fx.experimental.symbolic_shapes", "torch.nested._internal.nested_tensor")
 IMPORTED_BY_OPTIMIZERS = "torch._dynamo"
+
+
+class WatchingMode(TorchDispatchMode):
+    """A dispatch mode that is never compiled: so it need not import torch's compiler to say so, which takes
+    seconds on every rank.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,7 @@ class Call:
     blocks: bool = False  # until it is over, instead of giving something to wait for
 
 
-# Every spelling from 2.6 to 2.13; a release has some of them.
+# Every spelling from 2.8 to 2.15; a release has some of them.
 CALLS: dict[str, Call] = {
     "allreduce": Call("all_reduce", 0, "tensors"),
     "allreduce_coalesced": Call("all_reduce", 0, "tensors"),
@@ -93,6 +109,12 @@ NATIVE_OPS = {
     "all_barrier": "barrier",
 }
 
+# Where the operators of torch.distributed have what they do.
+_KERNELS = ("CompositeExplicitAutograd", "CPU", "CUDA", "SparseCPU", "SparseCUDA")
+_KEPT: list[torch.library.Library] = []
+BACKEND: Any = c10d.Backend  # what a ProcessGroup has for each kind of device, and hands its calls to
+_SEND, _RECV, _WAIT = BACKEND.send, BACKEND.recv, dist.Work.wait  # as they are before any change
+
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -118,6 +140,34 @@ def dtype_bytes(name: str) -> int:
     return dtype.itemsize if isinstance(dtype, torch.dtype) else 0
 
 
+def collective_operators(operations: Collection[str]) -> list[str]:
+    """The dispatcher's operators ("c10d::allreduce_") that do one of these operations ("all_reduce")."""
+    return [name for name in torch._C._dispatch_get_all_op_names() if _operation_of(name) in operations]
+
+
+def _operation_of(operator: str) -> str:
+    """What an operator of torch.distributed's does, in the words of CALLS; empty for any other's."""
+    space, _, name = operator.partition("::")
+    name = name.partition(".")[0].rstrip("_")
+    if space == "c10d":
+        return CALLS[name].op if name in CALLS else ""
+    if "c10d_functional" not in space:
+        return ""
+    return re.sub(r"(_into_tensor|_tensor|_single|_out)?(_coalesced|_out)*$", "", name)
+
+
+def replace_operator(name: str, by: Callable[..., Any]) -> None:
+    """Have an operator do something else for good, whatever leads to it: Python, TorchScript, or C++."""
+    space, _, operator = name.partition("::")
+    library = torch.library.Library(space, "IMPL")
+    _KEPT.append(library)  # else it is undone
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it replaces something
+        for key in _KERNELS:
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+                library.impl(operator, by, key)
+
+
 def flight_recorder_entries() -> list[dict[str, Any]]:
     """Every collective that C++ started on this rank, oldest first; empty where torch cannot tell.
 
@@ -139,12 +189,27 @@ def flight_recorder_entries() -> list[dict[str, Any]]:
 
 def agreed_options(args: tuple[Any, ...], kwargs: Mapping[str, Any], members: Sequence[int]) -> str:
     """What a collective's options say that must be the same on all ranks: "", "max", "from rank 1" ..."""
-    options = kwargs.get("opts", args[-1] if args else None)
-    root, reduction = getattr(options, "rootRank", None), getattr(options, "reduceOp", None)
-    parts = [] if reduction is None else [reduction.op.name.lower()]
-    if root is not None and 0 <= root < len(members):
-        parts.append(f"root rank {members[root]}")
-    return ", ".join(parts)
+    options: Any = kwargs.get("opts", args[-1] if args else None)
+    kind: Any = type(options)
+    rooted, reducing = _options_of(kind)
+    told = _reduction_name(options.reduceOp.op) if reducing else ""
+    root = options.rootRank if rooted else -1
+    if 0 <= root < len(members):
+        told += f", root rank {members[root]}" if told else f"root rank {members[root]}"
+    return told
+
+
+@functools.cache
+def _options_of(kind: type) -> tuple[bool, bool]:
+    """Whether such options have a root, and a reduction: to ask each time takes as long as all the rest."""
+    return hasattr(kind, "rootRank"), hasattr(kind, "reduceOp")
+
+
+@functools.cache
+def _reduction_name(operation: Any) -> str:
+    """max for ReduceOp.MAX; torch goes through all of them to find it."""
+    name: str = operation.name
+    return name.lower()
 
 
 def watch_new_groups(watching: Callable[[Sequence[int] | None, bool], AbstractContextManager[None]]) -> None:
@@ -160,6 +225,47 @@ def watch_new_groups(watching: Callable[[Sequence[int] | None, bool], AbstractCo
     distributed_c10d._new_group_with_tag = watched
 
 
+def watch_connected(connected: Callable[[dist.ProcessGroup], None]) -> None:
+    """Have `connected(group)` called by each member of a group as soon as its ranks are connected, the group
+    of all ranks too, before the group is given to anybody.
+    """
+    original = distributed_c10d._new_process_group_helper
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        if isinstance(made[0], dist.ProcessGroup):
+            connected(made[0])
+        return made
+
+    distributed_c10d._new_process_group_helper = watched
+
+
+@dataclass(frozen=True)
+class GlooTalk:
+    """Point to point over a group's gloo, beneath all that watches, records or forbids calls."""
+
+    backend: Any
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> GlooTalk | None:
+        """None for a group that has no gloo."""
+        cpu = torch.device("cpu")
+        if cpu not in group._device_types:
+            return None
+        backend = group._get_backend(cpu)
+        return cls(backend) if backend.name() == "gloo" else None
+
+    def say(self, tensor: torch.Tensor, to: int, tag: int) -> dist.Work:
+        return _SEND(self.backend, [tensor], to, tag)
+
+    def hear(self, tensor: torch.Tensor, of: int, tag: int) -> dist.Work:
+        return _RECV(self.backend, [tensor], of, tag)
+
+    def wait(self, work: dist.Work, at_most: timedelta) -> None:
+        """RuntimeError when it takes longer, or the other one is gone."""
+        _WAIT(work, at_most)
+
+
 def members_of_group(group_name: str) -> tuple[int, ...]:
     """Global ranks of the group that torch calls `group_name`; () for one that no longer exists."""
     world = distributed_c10d._world
@@ -167,6 +273,17 @@ def members_of_group(group_name: str) -> tuple[int, ...]:
         if world.pg_names.get(group) == group_name:
             return tuple(sorted(ranks))
     return ()
+
+
+def groups_made() -> set[dist.ProcessGroup]:
+    """The groups that this rank has, that of all ranks among them."""
+    return set(distributed_c10d._world.pg_map)
+
+
+def end_groups_but(kept: Collection[dist.ProcessGroup]) -> None:
+    """End all others: each has threads and connections. Nobody may be waiting in one of them any more."""
+    for group in groups_made() - set(kept):
+        dist.destroy_process_group(group)
 
 
 def job_store() -> Store:
@@ -177,6 +294,15 @@ def job_store() -> Store:
 
 TensorBase: Any = torch._C.TensorBase  # what torch.Tensor inherits its methods from
 OpOverload = torch._ops.OpOverload
+
+
+class TensorProperty(property):
+    """A property laid over an attribute of torch.Tensor.
+
+    torch's _dynamo, which optimizers import, asks in older releases which class each of these comes from.
+    """
+
+    __objclass__ = torch.Tensor
 
 
 def device_constructors() -> Iterable[Callable[..., Any]]:
@@ -204,12 +330,23 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def quieten_elastic() -> None:
+    """Have torch's agent not log that ranks failed: each failure is told once, by the diagnosis.
+
+    A new level is told to every logger of the process; so a fork should find it set.
+    """
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    if logger.level != logging.ERROR:
+        logger.setLevel(logging.ERROR)
+
+
 class QuietAgent(LocalElasticAgent):
     """torch's elastic agent, with `look` in place of its own look at the workers, and without what a job here
     has no use for: logs (ranks write their own), metrics, and a wait for agents of other nodes."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec, _NoLogs(), start_method="fork")
+        quieten_elastic()
 
     def look(self, pids: list[int]) -> RunResult:
         """How the workers with these process ids, in order of their ranks, are; called again and again."""

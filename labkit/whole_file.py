@@ -13,3 +13,9 @@ def write_whole(path: Path, data: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     unfinished.write_bytes(data)
     unfinished.rename(path)
+
+
+def on_disk(path: str | Path) -> None:
+    """Return when the bytes of a written file are on the disk: then a power failure cannot take them."""
+    with Path(path).open("rb") as file:
+        os.fsync(file.fileno())

@@ -12,7 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-KNOWN_OPTIONS = ("exercise", "difficulty", "minutes", "check", "scoreboard", "predict", "tags")
+OPTIONS: dict[str, type] = {
+    "exercise": str,
+    "difficulty": int,
+    "minutes": int,
+    "check": str,
+    "scoreboard": bool,
+    "predict": str,
+    "tags": list,
+}
+_FORMS = '`# %%`, `# %% [markdown]`, or options as in `# %% exercise="06.row-parallel-linear" minutes=15`'
+_EXAMPLES = {
+    str: 'a text in quotes, "so"',
+    int: "a whole number",
+    bool: "true or false",
+    list: 'a list, ["so"]',
+}
+# What jupytext makes of words that it cannot read as options: a title, or an option that holds them all.
+_NOT_UNDERSTOOD = {"title", "incorrectly_encoded_metadata", "cell_depth", "region_name"}
 _CELL_MARK = re.compile(r"^\s*#\s*%%%*(\s|$)")
 
 
@@ -69,7 +86,7 @@ def read_lesson(path: Path) -> Lesson:
     body = raw_cells[2 if _has_notes(lines[: marks[0] - 1] if marks else lines) else 1 :]
     if len(body) != len(marks):
         raise LessonError(path, 1, "a line inside a string or a fenced block looks like a cell mark ('# %%')")
-    cells = tuple(_cell(path, line, raw) for line, raw in zip(marks, body, strict=True))
+    cells = tuple(_cell(path, line, lines[line - 1], raw) for line, raw in zip(marks, body, strict=True))
     return Lesson(path=path, cells=cells, **header)
 
 
@@ -94,12 +111,17 @@ def _front_matter(path: Path, raw_cells: list[Any]) -> dict[str, Any]:
     return lesson
 
 
-def _cell(path: Path, line: int, raw: Any) -> Cell:
+def _cell(path: Path, line: int, mark: str, raw: Any) -> Cell:
+    """mark: the cell's first line as its author wrote it."""
     options = {key: value for key, value in raw.metadata.items() if key != "lines_to_next_cell"}
     if raw.cell_type not in ("markdown", "code"):
         raise LessonError(path, line, f"expected a code or [markdown] cell, found [{raw.cell_type}]")
-    for name in options:
-        if name not in KNOWN_OPTIONS:
-            known = ", ".join(KNOWN_OPTIONS)
+    if options.keys() & _NOT_UNDERSTOOD:
+        raise LessonError(path, line, f"expected {_FORMS}; found `{mark.strip()}`")
+    for name, value in options.items():
+        if name not in OPTIONS:
+            known = ", ".join(OPTIONS)
             raise LessonError(path, line, f"unknown cell option {name!r}; the options are {known}")
+        if type(value) is not OPTIONS[name]:
+            raise LessonError(path, line, f"expected {name}= {_EXAMPLES[OPTIONS[name]]}; found {value!r}")
     return Cell(kind=raw.cell_type, source=raw.source, line=line, options=options)

@@ -22,6 +22,7 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 _GRADED_CELLS = (
     "### Points\nOne locked cell for each property. Grading fills them in; you need not look at them."
 )
+FOLDED = {"source_hidden": True}  # JupyterLab shows the first line, and the rest when asked
 _LONGEST_ID = 64  # of a cell, by the notebook format
 
 
@@ -54,24 +55,31 @@ def _framed(lesson: Lesson, known: dict[str, Exercise]) -> list[Cell]:
             heading = re.search(r"^#+ Exercise.*$", cells[before].source, re.MULTILINE)
             if cells[before].kind == "markdown" and heading:
                 source, end = cells[before].source, heading.end()
-                facts = _facts(cell, known[cell.options["exercise"]])
-                below = source[end:].lstrip("\n")
-                cells[before] = replace(cells[before], source=f"{source[:end]}\n{facts}\n\n{below}")
+                exercise = known[cell.options["exercise"]]
+                below = _above_hints(source[end:].lstrip("\n"), rules(exercise, known.values()))
+                source = f"{source[:end]}\n{_worth(cell, exercise)}\n\n{below}"
+                cells[before] = replace(cells[before], source=source)
                 break
     return cells
 
 
-def _facts(cell: Cell, exercise: Exercise) -> str:
-    """What the exercise is worth, and, folded, what may not be used in it."""
+def _worth(cell: Cell, exercise: Exercise) -> str:
+    """How hard the exercise is, how long it takes, and how many points it has."""
     difficulty = cell.options["difficulty"]
     dots = "●" * difficulty + "○" * (5 - difficulty)
-    worth = (
+    return (
         f"*`{exercise.id}` · difficulty {dots} · about {cell.options['minutes']} minutes"
         f" · {exercise.max_points} points*"
     )
-    forbidden = rules(exercise)
+
+
+def _above_hints(text: str, forbidden: str) -> str:
+    """An exercise's text with what may not be used, folded, above its first hint, or at its end."""
+    if not forbidden:
+        return text
     folded = f"<details><summary>What may not be used</summary>{forbidden}</details>"
-    return f"{worth}\n\n{folded}" if forbidden else worth
+    hints = text.find("<details")
+    return f"{text[:hints]}{folded}\n{text[hints:]}" if hints >= 0 else f"{text.rstrip()}\n\n{folded}"
 
 
 def _cells(cell: Cell, lesson: Lesson, exercises: Sequence[Exercise]) -> Iterator[NotebookNode]:
@@ -99,6 +107,8 @@ def _metadata(cell: Cell) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     if cell.options.get("tags"):
         metadata["tags"] = list(cell.options["tags"])
+    if "setup" in cell.options.get("tags", ()):
+        metadata["jupyter"] = dict(FOLDED)
     if "predict" in cell.options:
         metadata["labkit"] = {"predict": cell.options["predict"]}
     return metadata
@@ -107,7 +117,7 @@ def _metadata(cell: Cell) -> dict[str, Any]:
 def _graded_cell(exercise: Exercise, property_name: str, points: int) -> NotebookNode:
     """The locked cell nbgrader keeps one property's points on; its source is folded away."""
     made = new_code_cell(f'labkit.score("{exercise.id}", "{property_name}")')
-    made.metadata.jupyter = {"source_hidden": True}
+    made.metadata.jupyter = dict(FOLDED)
     made.metadata.nbgrader = _nbgrader(grade_id(exercise.id, property_name), locked=True, points=points)
     return made
 

@@ -53,7 +53,8 @@ def _check_ids(lesson: Lesson, option: str, known: dict[str, Exercise]) -> None:
 def _check_solution_region(lesson: Lesson, cell: Cell) -> None:
     """Solution regions are balanced, not nested, and only in exercise cells."""
     inside = False
-    for offset, line in enumerate(cell.source.splitlines(), 1):
+    lines = cell.source.splitlines()
+    for offset, line in enumerate(lines, 1):
         begins, ends = "BEGIN SOLUTION" in line, "END SOLUTION" in line
         if not begins and not ends:
             continue
@@ -63,9 +64,23 @@ def _check_solution_region(lesson: Lesson, cell: Cell) -> None:
         if line.strip() != (BEGIN if begins else END) or begins == inside:
             expected = END if inside else BEGIN
             raise lesson.error(here, f"expected `{expected}` on a line of its own, found `{line.strip()}`")
+        if begins:
+            _check_indent(lesson, here, lines[offset:])
         inside = begins
     if inside:
         raise lesson.error(cell, f"a `{BEGIN}` in this cell has no `{END}`")
+
+
+def _check_indent(lesson: Lesson, begin: Cell, after: Sequence[str]) -> None:
+    """The mark stands where the solution's first line does: the stub's `raise` takes that line's place."""
+    first = next((line for line in after if line.strip()), "")
+    if _indent(first) != _indent(begin.source):
+        found = f"{_indent(begin.source)} spaces, and {_indent(first)} before `{first.strip()}`"
+        raise lesson.error(begin, f"expected `{BEGIN}` to be indented as the line below it; found {found}")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _check_exercise_cell(lesson: Lesson, cell: Cell, exercise: Exercise) -> None:

@@ -60,7 +60,8 @@ class Machine:
         """Copy values across devices, in the order of the streams, and write the transfer down."""
         to, come_from = self.placement.home(destination), self.placement.home(source)
         queue = self.queues.current(come_from if to is HOST else to)
-        self._note(queue, destination, source, non_blocking)
+        pinned = self.placement.is_pinned(destination if to is HOST else source)
+        self._note(queue, destination, source, non_blocking, pinned)
         if to is not HOST and come_from is not HOST:
             self._between_devices(self.queues.current(come_from), self.queues.current(to))
             self._copy(destination, source)
@@ -68,7 +69,6 @@ class Machine:
         if self.host_link is not None:
             seconds = source.numel() * source.element_size() / self.host_link
             queue.add(seconds, "to host" if to is HOST else "to device", "communication")
-        pinned = self.placement.is_pinned(destination if to is HOST else source)
         if non_blocking and pinned and self.late_copies:
             self._copy_late(queue, destination, source, to)
         else:
@@ -97,9 +97,11 @@ class Machine:
         one.not_before(moment)
         other.not_before(moment)
 
-    def _note(self, queue: Queue, destination: Tensor, source: Tensor, non_blocking: bool) -> None:
+    def _note(
+        self, queue: Queue, destination: Tensor, source: Tensor, non_blocking: bool, pinned: bool
+    ) -> None:
         num_bytes = source.numel() * source.element_size()
         ends = str(source.device), str(destination.device)
         self.transfers.append(
-            Transfer(*ends, num_bytes, tuple(source.shape), queue.number, bool(non_blocking))
+            Transfer(*ends, num_bytes, tuple(source.shape), queue.number, bool(non_blocking), pinned)
         )

@@ -43,10 +43,13 @@ class LateCopy:
 
 
 class Timeline:
-    """When devices were at work. opened_at: the time.monotonic() that its seconds count from."""
+    """When devices were at work. opened_at: the time.monotonic() that its seconds count from. host_waits: how
+    often the host waited for a device.
+    """
 
     def __init__(self) -> None:
         self.opened_at = 0.0
+        self.host_waits = 0
         self.busy: list[Busy] = []
 
     def note(self, queue: Queue, name: str, kind: str, start: float, end: float) -> None:
@@ -81,6 +84,7 @@ class Queue:
 
     def finish(self) -> None:
         """The host waits until everything queued here is done."""
+        self.timeline.host_waits += 1
         time.sleep(max(0.0, self.free_at - time.monotonic()))
         self.reach()
         while self.to_host:
@@ -135,7 +139,9 @@ class Queues:
         self._current[queue.device] = queue
 
     def finish(self, index: int) -> None:
-        """The host waits for every stream of a device."""
+        """The host waits for every stream of a device, which is one wait."""
+        before = self.timeline.host_waits
         for queue in self._all:
             if queue.device == index:
                 queue.finish()
+        self.timeline.host_waits = before + 1

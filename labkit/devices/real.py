@@ -48,6 +48,7 @@ class RealDevices(Watched):
             torch.cuda.synchronize(device)
 
     def title(self) -> str:
+        """What a figure of these devices says they are."""
         return f"{counted(len(self.devices), 'GPU')} ({torch.cuda.get_device_name(0)})"
 
 
@@ -78,4 +79,5 @@ class _TransferCounter(TorchDispatchMode):
         number = 0 if stream == torch.cuda.default_stream(device) else stream.stream_id
         size = source.numel() * source.element_size()
         ends = str(source.device), str(out.device)
-        self.transfers.append(Transfer(*ends, size, tuple(source.shape), number, non_blocking))
+        pinned = (source if out.is_cuda else out).is_pinned()
+        self.transfers.append(Transfer(*ends, size, tuple(source.shape), number, non_blocking, pinned))

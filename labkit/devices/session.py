@@ -64,6 +64,11 @@ class StandIns(Watched):
         """When each device's streams were at work."""
         return self.machine.queues.timeline.busy
 
+    @property
+    def host_waits(self) -> int:
+        """How often the host has waited for a device: for a value, a copy, an event, or everything."""
+        return self.machine.queues.timeline.host_waits
+
     def allocated(self, index: int) -> int:
         """Bytes device `index` holds now."""
         return self.machine.ledgers[index].allocated
@@ -85,6 +90,7 @@ class StandIns(Watched):
     # ---- how it is shown
 
     def title(self) -> str:
+        """What a figure of these devices says they are."""
         each = readable(self.machine.ledgers[0].capacity)
         return f"{counted(len(self.devices), 'stand-in device')} of {each}"
 

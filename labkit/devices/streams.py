@@ -17,10 +17,12 @@ class Stream:
 
     @property
     def device(self) -> object:
+        """The device the stream belongs to."""
         return self._queues.devices[self.queue.device]
 
     @property
     def device_index(self) -> int:
+        """The number of that device."""
         return self.queue.device
 
     def wait_stream(self, stream: Stream) -> None:
@@ -91,6 +93,7 @@ class Event:
 
     def synchronize(self) -> None:
         """The host waits for the event."""
+        self._queues.timeline.host_waits += 1
         time.sleep(max(0.0, self.moment - time.monotonic()))
         for copy in (*self._before, *self._host):
             copy.arrive()

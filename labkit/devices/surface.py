@@ -13,7 +13,14 @@ from torch import Tensor
 from labkit.devices.machine import Machine
 from labkit.devices.messages import not_for_numpy
 from labkit.devices.placement import HOST, Home
-from labkit.torch_private import DeviceContext, TensorBase, device_constructors, function_modes, parse_to
+from labkit.torch_private import (
+    DeviceContext,
+    TensorBase,
+    TensorProperty,
+    device_constructors,
+    function_modes,
+    parse_to,
+)
 
 Base: Any = TensorBase
 LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
@@ -103,11 +110,11 @@ def _telling(machine: Machine) -> dict[str, Any]:
         Base.grad.__set__(x, grad)
 
     return {
-        "device": property(device),
-        "is_cuda": property(lambda x: home(x) is not HOST or Base.is_cuda.__get__(x)),
-        "is_cpu": property(lambda x: home(x) is HOST and Base.is_cpu.__get__(x)),
+        "device": TensorProperty(device),
+        "is_cuda": TensorProperty(lambda x: home(x) is not HOST or Base.is_cuda.__get__(x)),
+        "is_cpu": TensorProperty(lambda x: home(x) is HOST and Base.is_cpu.__get__(x)),
         "get_device": lambda x: -1 if home(x) is HOST else home(x),
-        "grad": property(lambda x: Base.grad.__get__(x), set_grad, lambda x: Base.grad.__delete__(x)),
+        "grad": TensorProperty(lambda x: Base.grad.__get__(x), set_grad, lambda x: Base.grad.__delete__(x)),
     }
 
 

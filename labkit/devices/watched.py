@@ -16,7 +16,7 @@ from labkit.devices.ledger import readable
 
 @dataclass(frozen=True)
 class Transfer:
-    """One tensor copied from one device to another."""
+    """One tensor copied from one device to another. pinned: whether its memory on the host is."""
 
     source: str
     destination: str
@@ -24,6 +24,7 @@ class Transfer:
     shape: tuple[int, ...]
     stream: int  # of the device; 0 is the default stream
     non_blocking: bool
+    pinned: bool
 
 
 class Watched(ABC):

@@ -80,7 +80,12 @@ def problems(root: Path, course_id: str, course: Path) -> Iterator[str]:
             yield from _must_not(path, "r", "students can read what others hand in")
         else:
             yield from _must_not(path, "w", "everybody may replace what is released")
-    if all(above.stat().st_mode & stat.S_IXOTH for above in course.parents):
+    yield from open_to_others(course)
+
+
+def open_to_others(course: Path) -> Iterator[str]:
+    """A sentence when others may enter a course's folder, where the solutions and the gradebook are."""
+    if all(above.stat().st_mode & stat.S_IXOTH for above in course.resolve().parents):
         yield from _must_not(course, "rwx", "everybody can read the solutions and the gradebook")
 
 

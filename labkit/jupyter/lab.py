@@ -55,7 +55,7 @@ def run(
     Raises CannotStart when JupyterLab, the folder or a free port is not there.
     """
     if find_spec("jupyterlab") is None:
-        raise CannotStart('JupyterLab is not installed here; run `make lab`, or `pip install -e ".[lab]"`')
+        raise CannotStart("JupyterLab is not installed here; run `make lab`, or `pip install jupyterlab`")
     if not root.is_dir():
         raise CannotStart(f"no folder {root}; give one that exists with ROOT= or --root")
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)

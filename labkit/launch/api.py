@@ -25,6 +25,7 @@ def launch(
     record: bool = True,
     wait: bool = True,
     seed: int | None = None,
+    queue: float | None = None,
     **kwargs: Any,
 ) -> Job:
     """Run `fn(*args, **kwargs)` on every rank of a fresh torchrun job, and wait for it.
@@ -38,11 +39,12 @@ def launch(
     backend: "gloo" or "nccl"; None chooses. env: more environment variables for the ranks. record: whether to
     record communication and spans. wait: False returns at once, with the job running (`job.wait()`,
     `job.cancel()`). seed: rank r begins as after `torch.manual_seed(seed + r)`, and so for numpy and random;
-    None: every rank of every launch draws other numbers, as under torchrun.
+    None: every rank of every launch draws other numbers, as under torchrun. queue: seconds a job that is
+    submitted may wait for its turn; None: as long as Slurm lets it.
 
     Raises a LaunchError that says which rank failed, where and why.
     """
-    wanted = Wanted(ranks, backend, timeout, env or {}, record, seed=seed)
+    wanted = Wanted(ranks, backend, timeout, env or {}, record, seed=seed, queue=queue)
     job = start(fn, args, kwargs, wanted=wanted, nodes=nodes)
     return job.wait(watcher()) if wait else job
 

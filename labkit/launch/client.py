@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -45,9 +46,13 @@ class EngineProcess:
         with open(self.directory / "engine.log", "wb") as log:
             return subprocess.Popen(
                 [*command, str(descriptor), str(self.directory), str(self.owner)],
-                pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=_environment(self.directory), start_new_session=True,  # the kernel's SIGINT is not for it
-            )  # fmt: skip
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(self.directory),
+                start_new_session=True,  # the kernel's SIGINT is not for it
+            )
 
     @property
     def pid(self) -> int:
@@ -75,13 +80,24 @@ class EngineProcess:
             until = time.monotonic() + timeout
             while job.name not in self._ended:
                 if not select.select([self._control], [], [], max(0.0, until - time.monotonic()))[0]:
+                    self._wake()
                     return None
                 self._hear()
             return self._ended[job.name]
 
+    def forget(self, job: Path) -> None:
+        """Nobody will ask for this job again: have its directory removed when it has ended."""
+        self._send({"do": "forget", "job": job.name})
+
     def alive(self) -> bool:
-        """Whether the engine runs and this process is the one that started it."""
-        return self.owner == os.getpid() and self._process.poll() is None
+        """Whether the engine runs, has its directory, and this process is the one that started it."""
+        there = self._process.poll() is None and (self.directory / "owner.json").exists()
+        return self.owner == os.getpid() and there
+
+    def _wake(self) -> None:
+        """Have an engine that somebody stopped (SIGSTOP) go on."""
+        if processes.is_stopped(self.pid):
+            processes.send(self.pid, signal.SIGCONT)
 
     def last_words(self) -> str:
         """The end of what the engine and its agents wrote to stderr."""

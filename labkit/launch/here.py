@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from labkit.launch.handover.directory import remove
 from labkit.launch.handover.pickling import import_path
 from labkit.launch.handover.request import CONTROL, PAYLOAD, VERDICT, Request, Wanted, state_path
 from labkit.launch.handover.reserved import reserve
-from labkit.record.state import PHASES, STARTING, ControlPage, State, StatePage
+from labkit.record.state import HOLD, PHASES, STARTING, ControlPage, State, StatePage
 
 _PATIENCE = 10.0  # seconds after the deadline until the agent itself is no longer trusted to end the job
 _ORDERLY = 2.0  # seconds the agent gets to end a job that was told to stop
@@ -34,10 +35,19 @@ class Here:
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
         placement = hosts.place(wanted.ranks, wanted.backend)
         request = Request(
-            ranks=placement.ranks, backend=placement.backend, timeout=wanted.timeout, env=dict(wanted.env),
-            record=wanted.record, cwd=os.getcwd(), sys_path=import_path(), devices=list(placement.devices),
-            threads=placement.threads, imports=list(wanted.imports), seed=wanted.seed,
-        )  # fmt: skip
+            ranks=placement.ranks,
+            backend=placement.backend,
+            timeout=wanted.timeout,
+            env=dict(wanted.env),
+            record=wanted.record,
+            cwd=os.getcwd(),
+            sys_path=import_path(),
+            devices=list(placement.devices),
+            threads=placement.threads,
+            imports=list(wanted.imports),
+            seed=wanted.seed,
+            key=secrets.token_hex(16),
+        )
         return request, placement.notes
 
     def start(self, request: Request, payload: bytes, prepare: Callable[[Path], None]) -> EngineRun:
@@ -67,6 +77,8 @@ class EngineRun:
         self._control = ControlPage(directory / CONTROL)
         self._control.set_deadline(self._deadline if request.timeout else 0.0, request.timeout)
         self._kill_at = self._deadline + _PATIENCE
+        self._closed = False
+        self._stopped = ""  # why we had it stop
 
     def ended(self, timeout: float) -> Diagnosis | None:
         try:
@@ -79,7 +91,16 @@ class EngineRun:
 
     def stop(self, reason: str) -> None:
         self._control.stop(reason)
+        self._stopped = reason
         self._kill_at = min(self._kill_at, time.monotonic() + _ORDERLY)
+
+    def hold(self) -> Diagnosis | None:
+        self._control.stop(HOLD)
+        until = time.monotonic() + _ORDERLY
+        with session_wire.interrupts_later():
+            while (told := read_verdict(self.directory)) is None and time.monotonic() < until:
+                time.sleep(0.005)
+        return told
 
     def queued(self) -> bool:
         return False
@@ -87,7 +108,14 @@ class EngineRun:
     def standing(self) -> str:
         return "running"
 
+    def abandon(self) -> None:
+        """See `place.Run.abandon`."""
+        if not self._closed:
+            with contextlib.suppress(client.EngineGone):
+                self._engine.forget(self.directory)
+
     def set_deadline(self, seconds: float) -> None:
+        self._kill_at = time.monotonic() + seconds + _PATIENCE if seconds else float("inf")
         self._control.set_deadline(time.monotonic() + seconds if seconds else 0.0, seconds)
 
     def interrupt(self, pids: Mapping[int, int]) -> None:
@@ -110,6 +138,7 @@ class EngineRun:
         return [0.0] * self.request.ranks
 
     def close(self) -> None:
+        self._closed = True
         self._control.close()
         remove(self.directory)
 
@@ -127,6 +156,8 @@ class EngineRun:
             page.close()
 
     def _no_verdict(self, code: int) -> Diagnosis:
+        if self._stopped in ("interrupted", "cancelled"):  # before there was anybody to write that down
+            return Diagnosis(self._stopped, f"the job was {self._stopped}", reason=self._stopped)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         words = self._engine.last_words()
         summary = f"the job's agent ended without a report ({how})" + (f": {words}" if words else "")

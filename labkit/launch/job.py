@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,12 +14,13 @@ from typing import Any
 from labkit.launch import render
 from labkit.launch.failure.errors import Diagnosis, LaunchError, error_for
 from labkit.launch.handover.request import records_path, result_path
+from labkit.launch.handover.session_wire import interrupts_later
 from labkit.launch.names import readable, readable_text
 from labkit.launch.output import Outputs
 from labkit.launch.place import Run
 from labkit.launch.screen import QueueLine
 from labkit.record.events import Collective, MemoryUse, Span
-from labkit.record.files import read_records
+from labkit.record.files import Record, read_records
 
 _LOOK_EVERY = 0.05  # seconds between two looks at the output
 
@@ -29,18 +31,16 @@ class Job:
     """A function on ranks. All lists are indexed by rank.
 
     results: what the function returned. output: what each rank printed. wall_seconds: from launch to the last
-    rank's end. collectives, timeline (spans and collectives), memory: what was recorded; times in seconds
-    since the first rank entered the function. They are complete once the job has finished; `wait` raises a
-    LaunchError otherwise.
+    rank's end. record, and its parts collectives, spans, timeline and memory: what was recorded; times in
+    seconds since the first rank entered the function. They are complete once the job has finished; `wait`
+    raises a LaunchError otherwise.
     """
 
     def __init__(self, run: Run, notes: Sequence[str] = ()) -> None:
         self.run = run
         self.ranks, self.backend = run.request.ranks, run.request.backend
         self.results: list[Any] = [None] * self.ranks
-        self.collectives: list[Collective] = []
-        self.spans: list[Span] = []
-        self.memory: list[MemoryUse] = []
+        self.record = Record(self.ranks, [], [], [], [])
         self.wall_seconds = 0.0
         self.error: LaunchError | None = None
         self.notes = list(notes)
@@ -48,6 +48,7 @@ class Job:
         self.done = False
         self._outputs = Outputs(run.directory, self.ranks)
         self._started = time.monotonic()
+        weakref.finalize(self, run.abandon).atexit = False
 
     @property
     def output(self) -> list[str]:
@@ -67,13 +68,24 @@ class Job:
         return self._outputs.positions()
 
     @property
+    def collectives(self) -> list[Collective]:
+        """What the ranks communicated, in start order."""
+        return self.record.collectives
+
+    @property
+    def spans(self) -> list[Span]:
+        """The stretches of time that `labkit.span` named, in start order."""
+        return self.record.spans
+
+    @property
+    def memory(self) -> list[MemoryUse]:
+        """The most that each rank held."""
+        return self.record.memory
+
+    @property
     def timeline(self) -> list[Span]:
         """Spans and collectives of all ranks, in start order. A collective nobody waited for is a point."""
-        calls = [
-            Span(c.rank, c.op, "communication", c.start, c.start if c.end is None else c.end)
-            for c in self.collectives
-        ]
-        return sorted([*self.spans, *calls], key=lambda item: item.start)
+        return self.record.timeline
 
     @property
     def nodes(self) -> list[str]:
@@ -137,11 +149,19 @@ class Job:
 
     def end(self, reason: str) -> None:
         """The same for another reason: "interrupted", or "failed" when a rank has."""
-        if not self.done:
-            self.run.stop(reason)
-        while not self.done:
-            with contextlib.suppress(KeyboardInterrupt):  # it ends in a moment, and must not be left half-way
-                self.poll(_LOOK_EVERY)
+        while not self.done:  # it ends in a moment, and must not be left half-way
+            with contextlib.suppress(KeyboardInterrupt), interrupts_later():
+                self.run.stop(reason)
+                while not self.poll(_LOOK_EVERY):
+                    pass
+
+    def hold(self) -> LaunchError | None:
+        """Have the ranks of a job that cannot go on, because one failed, left as they are until it is ended.
+
+        The error that it would have ended with; None where ranks cannot be held, or have ended meanwhile.
+        """
+        diagnosis = self.run.hold()
+        return None if diagnosis is None or self.poll() else error_for(readable(diagnosis), self.output)
 
     # -- what is left of the job when it has ended
 
@@ -149,8 +169,8 @@ class Job:
         self.wall_seconds = time.monotonic() - self._started
         self._outputs.read()
         paths = [records_path(self.run.directory, rank) for rank in range(self.ranks)]
-        calls, self.spans, self.memory = read_records(paths, self.run.clocks())
-        self.collectives = [_with_readable_line(call) for call in calls]
+        record = read_records(paths, self.run.clocks(), self.nodes)
+        self.record = replace(record, collectives=[_with_readable_line(call) for call in record.collectives])
         if diagnosis.verdict == "finished":
             diagnosis = self._load_results() or diagnosis
         if diagnosis.verdict != "finished":

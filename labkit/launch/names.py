@@ -25,6 +25,12 @@ def readable_file(file: str) -> str:
     return file.removeprefix(here)
 
 
+def cell_sources() -> dict[str, tuple[str, str]]:
+    """The cells of this notebook: by the file name that each was compiled under, In[3] and its source."""
+    known = {file: linecache.getlines(file) for file in _cells()}
+    return {file: (readable_file(file), "".join(lines)) for file, lines in known.items()}
+
+
 def current_cell() -> str:
     """The cell that is being executed, as In[3]; "" outside a notebook."""
     cells = _cells()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from labkit.launch.handover.request import log_path
 
 _KEEP = 512 << 10  # bytes kept of the beginning, and again of the end, of each rank's output
 _MOST_AT_ONCE = 4 << 20
+_REMARK = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\..*\n")  # torch 2.8's, of each group
 _READS = 3  # enough for its beginning and its end, also of a rank that prints without a pause
 
 
@@ -87,6 +89,9 @@ class _Log:
 
     def text(self, start: int = 0) -> str:
         """What was printed from byte `start` on; what is not held any more is said to be left out."""
+        return _REMARK.sub("", self._text(start))
+
+    def _text(self, start: int) -> str:
         head = bytes(self._head[start:])
         tail = bytes(self._tail[max(0, start - self._tail_start) :])
         gap = self._tail_start - max(start, len(self._head)) if self._tail else 0

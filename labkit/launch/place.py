@@ -20,7 +20,8 @@ class Listener(Protocol):
     def accept(self, seconds: float) -> Connection | None:
         """The connection of the next rank; None when none came within that time."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Accept nobody any more."""
 
 
 class Run(Protocol):
@@ -39,6 +40,10 @@ class Run(Protocol):
 
     def stop(self, reason: str) -> None:
         """Have the job ended, and `ended` say so soon. reason: as `failure.diagnose` takes it."""
+
+    def hold(self) -> Diagnosis | None:
+        """Leave the ranks of a job in which one failed as they are, until `stop` or until the notebook hangs
+        up; why it failed. None where that cannot be done."""
 
     def queued(self) -> bool:
         """Whether the job waits for its turn."""
@@ -60,6 +65,9 @@ class Run(Protocol):
 
     def clocks(self) -> list[float]:
         """Seconds to add to each rank's times to have them on one clock."""
+
+    def abandon(self) -> None:
+        """Nobody will ask for the job again: what it leaves may go when it has ended."""
 
     def close(self) -> None:
         """The job has ended, and what it left has been read: let go of it."""

@@ -99,9 +99,16 @@ def cell_html(
     return tabs(contents, nodes) if any(contents.values()) else ""
 
 
-def cell_text(output: Mapping[int, str], values: Mapping[int, str], nodes: Sequence[str] = ()) -> str:
+def cell_text(
+    output: Mapping[int, str],
+    displayed: Mapping[int, str],
+    values: Mapping[int, str],
+    nodes: Sequence[str] = (),
+) -> str:
     """The same as text."""
-    contents = {rank: printed + values.get(rank, "") for rank, printed in output.items()}
+    contents = {
+        rank: printed + displayed.get(rank, "") + values.get(rank, "") for rank, printed in output.items()
+    }
     return "\n".join(
         f"[{_located(ranks, nodes)}] {line}"
         for ranks, text in fold(contents)

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import linecache
 import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, Unpack
 
 from labkit.launch import api
-from labkit.launch.cell import CellResult, CellWatcher
-from labkit.launch.failure.diagnose import RankFacts, diagnose, on_nodes
-from labkit.launch.failure.errors import Diagnosis, InfrastructureError, error_for
-from labkit.launch.handover.notebook_names import Sender
+from labkit.launch.answers import disagreement, error_of, failed_of, result_of, unmentioned
+from labkit.launch.background import RunningCell
+from labkit.launch.cell import Cell, CellOptions, CellResult, CellWatcher
+from labkit.launch.failed_ranks import REPLACED, FailedRanks
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError, LaunchError, error_for
+from labkit.launch.handover.cell_names import needed_names
+from labkit.launch.handover.notebook_graph import CannotSend
+from labkit.launch.handover.notebook_names import Offer, Sender
 from labkit.launch.handover.request import Wanted, check_timeout, records_path, result_path
 from labkit.launch.job import Job
-from labkit.launch.names import readable
+from labkit.launch.line import Line, RanksLost
 from labkit.launch.place import Listener, Place
-from labkit.record.events import Collective, Span
-from labkit.record.files import read_records
-from labkit.record.state import IDLE, PHASES, WAITING, State
+from labkit.launch.values import Exchange
+from labkit.record.agreement import Ledger
+from labkit.record.files import Record, read_records
 
-_LOOK_EVERY = 0.05
-_SETTLE = 0.5  # seconds the other ranks get to finish a cell after one failed in it
-_INTERRUPT = 1.0  # seconds ranks get to stop by themselves when the user interrupts
+_HELD = "Until the next cell the ranks that failed can be looked at with `%ranks debug`; the others wait."
+_INTERRUPTED = 3.0  # seconds that a cell of another thread gets to end
 
 
-class Session:
-    """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones."""
+class Session(Exchange):
+    """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones.
+
+    `push`, `pull`, `scatter` and `gather` are in `values.Exchange`.
+    """
 
     def __init__(self, place: Place, wanted: Wanted) -> None:
         request, notes = place.plan(wanted)
@@ -44,11 +44,11 @@ class Session:
         self._request = replace(request, target=place.session_target, timeout=0)
         self.ranks, self.backend, self.nodes = request.ranks, request.backend, place.nodes
         self.seed, self.notes = wanted.seed, list(notes)
-        self._connections: dict[int, Connection] = {}
-        self._pids: dict[int, int] = {}
         self._positions = [0] * self.ranks  # of the output, when the current cell began
-        self._listener: Listener | None = None
+        self._line: Line | None = None
         self._job: Job | None = None
+        self.failure: LaunchError | None = None  # of the last cell
+        self._failed: FailedRanks | None = None  # by it
         self._busy = threading.Lock()
         self.start()
 
@@ -60,18 +60,33 @@ class Session:
             return
         self._hang_up()
         self._positions = [0] * self.ranks
-        self._sender = Sender()
-        self._job = Job(self._place.start(self._request, b"", self._listen))
-
-    def _listen(self, directory: Path) -> None:
-        self._listener = self._place.listen(directory)
+        self._sender, self._ledger = Sender(self.ranks), Ledger(self.ranks)
+        self._offer: Offer | None = None  # what the current cell brings along
+        listeners: list[Listener] = []
+        run = self._place.start(self._request, b"", lambda path: listeners.append(self._place.listen(path)))
+        self._job = Job(run)
+        self._line = Line(self._job, listeners[0])
 
     def stop(self) -> None:
         """End the ranks; their variables are gone."""
-        self._hang_up()
-        if self._job is not None:
-            self._job.cancel()
-            self._job = None
+        mine = self._busy.acquire(blocking=False)
+        if not mine:  # a cell runs in another thread
+            self.interrupt()
+            mine = self._busy.acquire(timeout=_INTERRUPTED)
+        try:
+            self._forget_failure()
+            self._hang_up()
+            if self._job is not None:
+                self._job.cancel()
+                self._job = None
+        finally:
+            if mine:
+                self._busy.release()
+
+    def interrupt(self) -> None:
+        """Have the ranks stop the cell that another thread waits for."""
+        if self._line is not None:
+            self._line.interrupted = True
 
     def restart(self) -> None:
         """Fresh ranks, without the variables."""
@@ -96,10 +111,12 @@ class Session:
     def status(self) -> list[str]:
         """One line a rank: what it does now."""
         if not self.alive or self._job is None:
-            return ["the session is not running"]
+            held = self._failed is not None and self._failed.held
+            return [_HELD if held else "the session is not running"]
         phases = [self._job.run.state(rank).phase for rank in range(self.ranks)]
+        pids = self._line.pids if self._line is not None else {}
         return [
-            f"rank {rank}{self._job.where(rank)}: {phase}, process {self._pids.get(rank, '?')}"
+            f"rank {rank}{self._job.where(rank)}: {phase}, process {pids.get(rank, '?')}"
             for rank, phase in enumerate(phases)
         ]
 
@@ -110,70 +127,118 @@ class Session:
     # -- work
 
     def run(
-        self,
-        source: str,
-        *,
-        ranks: Sequence[int] | None = None,
-        timeout: float = 60,
-        names: Mapping[str, Any] | None = None,
-        file: str = "<cell>",
-        watch: CellWatcher | None = None,
+        self, source: str, *, watch: CellWatcher | None = None, **options: Unpack[CellOptions]
     ) -> CellResult:
-        """Execute a cell's source on every rank (or on those of `ranks`), and wait for them.
+        """Execute a cell's source on every rank, or as `options` say, and wait for it.
 
-        names: a namespace, such as the notebook's, from which functions, classes and values that the source
-        uses are sent along. watch: called every 50 ms with the result so far.
-
-        Raises a LaunchError when a rank fails. If the other ranks cannot finish then, or the timeout passes,
-        the session is replaced by a fresh one.
+        watch: called every 50 ms with the result so far. Raises a LaunchError when a rank fails. If the other
+        ranks cannot finish then, or the timeout passes, the session is replaced by a fresh one.
         """
-        chosen = self._chosen(ranks)
-        check_timeout(timeout)
-        ast.parse(source, file)  # a SyntaxError is the notebook's own, and reaches no rank
+        cell = Cell(source, **options)
         with self._to_itself():
-            return self._cell(source, chosen, timeout, names, file, watch)
+            return self._perform(cell, *self._prepare(cell), watch)
 
-    def _cell(
-        self,
-        source: str,
-        ranks: Sequence[int],
-        timeout: float,
-        names: Mapping[str, Any] | None,
-        file: str,
-        watch: CellWatcher | None,
-    ) -> CellResult:
-        self._connect()
-        packed = self._sender.pack(source, names, file) if names is not None else None
+    def run_async(self, source: str, **options: Unpack[CellOptions]) -> RunningCell:
+        """As `run`, without waiting: names are taken as they are now, errors come with `result()`."""
+        cell = Cell(source, **options)
+        with ExitStack() as while_it_runs:
+            while_it_runs.enter_context(self._to_itself())
+            messages, notes = self._prepare(cell)
+            rest = while_it_runs.pop_all()
+
+        def work() -> CellResult:
+            with rest:
+                return self._perform(cell, messages, notes, None)
+
+        return RunningCell(work, self.interrupt, self.ranks)
+
+    def _give(self, values: Mapping[str, Any], ranks: Sequence[int] | None, timeout: float) -> None:
+        with self._to_itself():
+            self._begin()
+        self._sender.remember(values)
+        self.run("", ranks=ranks, timeout=timeout, names=values, push=tuple(values))
+
+    def _prepare(self, cell: Cell) -> tuple[dict[int, dict[str, Any]], list[str]]:
+        """A cell's message to each rank, with what it needs of the notebook; sentences on what is kept."""
+        chosen, source, file = self._chosen(cell.ranks), cell.source, cell.file
+        self._begin()
+        self._offer = None
+        notes = self._settle(cell, cell.names, chosen) if cell.names is not None else []
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for tracebacks
-        message = {"do": "cell", "source": source, "file": file, "names": packed}
-        return self._round(message, ranks, timeout, watch)
+        message = {"do": "cell", "source": source, "file": file, "reload": cell.reload}
+        folder = self._running_job().run.directory if self.nodes == 1 else None
+        packs = {rank: self._offer.pack(rank, folder) if self._offer is not None else None for rank in chosen}
+        distinct = {id(pack): {**message, "names": pack} for pack in packs.values()}
+        return {rank: distinct[id(pack)] for rank, pack in packs.items()}, notes
+
+    def _settle(self, cell: Cell, names: Mapping[str, Any], ranks: Sequence[int]) -> list[str]:
+        """Find out what the ranks are to get of the notebook; sentences on what they keep instead."""
+        offer = self._offer = self._sender.offer(needed_names(cell.source, cell.file), names, cell.push)
+        questions = {rank: question for rank in ranks if (question := offer.question(rank)) is not None}
+        messages = {rank: {"do": "names", **question} for rank, question in questions.items()}
+        answers = self._exchange(messages, 60, None) if messages else {}
+        if messages and self._open_line().interrupted:
+            raise error_for(Diagnosis("interrupted", "the cell was interrupted before it ran"), [])
+        try:
+            return offer.decide(answers)
+        except CannotSend as problem:
+            told = Diagnosis("error", problem.refusal.why, hint=problem.refusal.hint)
+            raise error_for(told, []) from None
 
     def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
         """`function(*args, **kwargs)` on every rank; what each returned."""
+        return self._call(function, args, kwargs, range(self.ranks), timeout)
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        ranks: Sequence[int],
+        timeout: float,
+    ) -> list[Any]:
         check_timeout(timeout)
         payload = api.pickle_call(function, args, kwargs)
         message = {"do": "call", "payload": payload, "limit": self._request.max_result_bytes}
         with self._to_itself():
-            self._connect()
-            self._round(message, range(self.ranks), timeout, None)
+            self._begin()
+            self._round(dict.fromkeys(ranks, message), timeout, None)
             directory = self._running_job().run.directory
-            return [pickle.loads(result_path(directory, rank).read_bytes()) for rank in range(self.ranks)]
+            return [pickle.loads(result_path(directory, rank).read_bytes()) for rank in ranks]
 
-    def records(self) -> tuple[list[Collective], list[Span]]:
-        """What the ranks communicated in the last cell or call, and their spans; times from its start."""
+    def debug(self, rank: int | None = None, command: str | None = None) -> str:
+        """What pdb says to a command ("w", "p x", "u") in the frames where a rank (None: the first) failed.
+
+        Without a command: what failed, and where. Until the next cell all ranks stay as they were then.
+        RuntimeError when no cell has failed; else as `FailedRanks.command`.
+        """
         with self._to_itself():
-            self._round({"do": "records"}, range(self.ranks), 60, None)
+            if self._failed is None:
+                raise RuntimeError("no cell has failed on ranks since the last that did not")
+            try:
+                return self._failed.command(rank, command)
+            except LaunchError:
+                if not self._failed.held:
+                    self._job = None
+                self._failed = None
+                raise
+
+    def record(self) -> Record:
+        """What the ranks did in the last cell or call; times from its start."""
+        with self._to_itself():
+            self._connect()
+            self._round({rank: {"do": "records"} for rank in range(self.ranks)}, 60, None)
         run = self._running_job().run
         paths = [records_path(run.directory, rank) for rank in range(self.ranks)]
-        calls, spans, _ = read_records(paths, run.clocks())
-        return calls, spans
+        return read_records(paths, run.clocks(), run.nodes)
 
     @contextmanager
     def _to_itself(self) -> Iterator[None]:
         """While one thread uses the ranks. RuntimeError when another one does."""
         if not self._busy.acquire(blocking=False):
             raise RuntimeError(
-                "the session runs a cell of another thread: wait for it, or take a session for each thread"
+                "the session runs a cell of another thread, or one that was started with --async: wait for "
+                "it (`.result()`), or take a session for each thread"
             )
         try:
             yield
@@ -190,93 +255,107 @@ class Session:
         assert self._job is not None
         return self._job
 
+    def _forget_failure(self) -> None:
+        """Let go of ranks that were held after the last cell."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            failed.end()
+
+    def _begin(self) -> None:
+        """Be ready for the next cell."""
+        self._forget_failure()
+        self._connect()
+
     def _connect(self) -> None:
         if self._job is not None and self._job.poll():
             self._died()  # since the last cell, which somebody has to be told
         self.start()
         self._running_job().wait_for_turn()
-        until = time.monotonic() + self._place.patience
-        while len(self._connections) < self.ranks:
-            if self._running_job().poll() or time.monotonic() > until:
-                self._died()
-            self._accept()
+        with self._replaced_when_lost():
+            self._open_line().complete(self._place.patience)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        connection = self._listener.accept(_LOOK_EVERY)
-        if connection is not None:
-            hello = json.loads(connection.recv_bytes())
-            self._connections[hello["rank"]] = connection
-            self._pids[hello["rank"]] = hello["pid"]
+    def _open_line(self) -> Line:
+        assert self._line is not None
+        return self._line
+
+    @contextmanager
+    def _replaced_when_lost(self) -> Iterator[None]:
+        """Have fresh ranks take the place of those that can no longer be talked to, and say why."""
+        try:
+            yield
+        except RanksLost as lost:
+            job = self._running_job()
+            if lost.failed and (error := job.hold()) is not None:
+                self._failed = FailedRanks(job, self._open_line(), lost.failed, held=True)
+                self._line = self._job = None
+                raise self._told(job, error, _HELD) from None
+            if lost.reason:  # they are stuck: have the agent look at them and end them
+                job.end(lost.reason)
+            self._died()
+
+    def _exchange(
+        self, messages: Mapping[int, dict[str, Any]], timeout: float, watch: CellWatcher | None
+    ) -> dict[int, dict[str, Any]]:
+        """Send each rank its message, and collect their answers."""
+        line, ranks = self._open_line(), list(messages)
+
+        def look(answers: Mapping[int, dict[str, Any]]) -> None:
+            if watch is not None:
+                watch(self._result(ranks, answers, self._positions))
+
+        with self._replaced_when_lost():
+            return line.exchange(messages, timeout, self._heard, look)
+
+    def _perform(
+        self,
+        cell: Cell,
+        messages: Mapping[int, dict[str, Any]],
+        notes: Sequence[str],
+        watch: CellWatcher | None,
+    ) -> CellResult:
+        """Run a prepared cell; the notes go with its result, or with its error."""
+        self.failure = None
+        try:
+            return replace(self._round(messages, cell.timeout, watch), notes=tuple(notes))
+        except LaunchError as error:
+            for note in (*notes, *unmentioned(error, cell.names or {})):
+                error.add_note(note)
+            self.failure = error
+            raise
+        finally:
+            if self._offer is not None:
+                self._offer.close()
 
     def _round(
-        self, message: dict[str, Any], ranks: Sequence[int], timeout: float, watch: CellWatcher | None
+        self, messages: Mapping[int, dict[str, Any]], timeout: float, watch: CellWatcher | None
     ) -> CellResult:
-        """Send a message to ranks and collect their answers."""
-        job = self._running_job()
-        positions = self._positions = job.output_positions()
+        """Have ranks do something, and collect what they say and print."""
+        positions = self._positions = self._running_job().output_positions()
         started = time.monotonic()
-        job.run.set_deadline(timeout)
-        data = pickle.dumps(message)
-        try:
-            for rank in ranks:
-                self._connections[rank].send_bytes(data)
-            answers = self._answers(ranks, positions, watch)
-        except (OSError, EOFError):
-            self._died()
-        if not job.done:
-            job.run.set_deadline(0.0)
-        result = self._result(ranks, answers, positions)
+        answers = self._exchange(messages, timeout, watch)
+        result = self._result(list(messages), answers, positions)
         result.wall_seconds = time.monotonic() - started
-        self._raise_errors(answers, result)
+        printed = [result.output.get(rank, "") for rank in range(self.ranks)]
+        error = error_of(answers, self._running_job(), printed)
+        if error is None and (wrong := self._ledger.disagreement()):
+            raise disagreement(wrong, printed)
+        if error is not None:
+            self._ledger.forget()
+            self._failed = FailedRanks(self._running_job(), self._open_line(), failed_of(answers), held=False)
+            raise error
         return result
 
-    def _answers(
-        self, ranks: Sequence[int], positions: list[int], watch: CellWatcher | None
-    ) -> dict[int, dict[str, Any]]:
-        answers: dict[int, dict[str, Any]] = {}
-        failed_at = float("inf")
-        asked = False  # whether the ranks have been told to stop
-        next_look = time.monotonic() + _LOOK_EVERY
-        while len(answers) < len(ranks):
-            try:
-                missing = {self._connections[rank]: rank for rank in ranks if rank not in answers}
-                for connection in wait(list(missing), _LOOK_EVERY):
-                    assert isinstance(connection, Connection)
-                    answer = json.loads(connection.recv_bytes())
-                    answers[missing[connection]] = answer
-                    if not answer["ok"]:
-                        failed_at = min(failed_at, time.monotonic())
-                if watch is not None and len(answers) < len(ranks) and time.monotonic() > next_look:
-                    next_look = time.monotonic() + _LOOK_EVERY
-                    watch(self._result(ranks, answers, positions))
-            except KeyboardInterrupt:
-                self._running_job().run.interrupt({rank: self._pids[rank] for rank in ranks})
-                failed_at, asked = time.monotonic() + _INTERRUPT - _SETTLE, True
-            if time.monotonic() > failed_at + _SETTLE and not asked and self._ask(ranks, answers):
-                failed_at, asked = time.monotonic() + _INTERRUPT - _SETTLE, True
-            elif time.monotonic() > failed_at + _SETTLE:
-                self._stop_job("failed" if any(not a["ok"] for a in answers.values()) else "interrupted")
-            elif self._running_job().poll():
-                self._died()
-        return answers
-
-    def _ask(self, ranks: Sequence[int], answers: Mapping[int, Any]) -> bool:
-        """Interrupt ranks that are behind one that failed; False when one is in a call, and cannot hear."""
-        run = self._running_job().run
-        behind = [rank for rank in ranks if rank not in answers]
-        if any(run.state(rank).phase == PHASES[WAITING] for rank in behind):
-            return False
-        run.interrupt({rank: self._pids[rank] for rank in behind})
-        return True
-
-    def _stop_job(self, reason: str) -> None:
-        """The other ranks are stuck: have the agent look at them and end them, then say why."""
-        self._running_job().end(reason)
-        self._died()
+    def _heard(self, rank: int, answer: Mapping[str, Any]) -> None:
+        """Note what the rank has taken of the notebook, and what it no longer has."""
+        if self._offer is not None and answer.get("took"):
+            self._offer.taken(rank)
+        if "called" in answer:
+            self._ledger.add(rank, answer["called"])
+        if "lost" in answer:
+            self._sender.lost(rank, **answer["lost"])
 
     def _died(self) -> None:
-        """Raise what the ranks died of, with their replacements already starting."""
+        """Raise what the ranks died of; those of ranks that had come are replaced, and start already."""
         job = self._running_job()
         until = time.monotonic() + 2
         while not job.poll(0.02) and time.monotonic() < until:
@@ -286,49 +365,31 @@ class Session:
         error = job.error or InfrastructureError(
             Diagnosis("infrastructure", "the session's ranks ended", hint="run the cell again")
         )
-        error.output = job.new_output(list(self._positions))
-        error.add_note("The session was replaced: its ranks are fresh, and their variables are gone.")
+        came = bool(self._open_line().pids)
+        if came:
+            error = self._told(job, error)
         self._hang_up()
         self._job = None
-        self.start()
+        if came:  # what kept these from coming, a queue say, is not waited for again until somebody asks
+            self.start()
         raise error
+
+    def _told(self, job: Job, error: LaunchError, *more: str) -> LaunchError:
+        """What the ranks of a job failed of, with what they printed, and that others take their place."""
+        error.output = job.new_output(list(self._positions))
+        error.add_note(" ".join([REPLACED, *more]))
+        return error
 
     def _result(
         self, ranks: Sequence[int], answers: Mapping[int, dict[str, Any]], positions: list[int]
     ) -> CellResult:
-        texts = self._running_job().new_output(list(positions))
-        return CellResult(
-            ranks=tuple(ranks),
-            output={rank: texts[rank] for rank in ranks},
-            values={rank: answers.get(rank, {}).get("value", "") for rank in ranks},
-            html={rank: answers.get(rank, {}).get("html", "") for rank in ranks},
-            nodes=self._running_job().nodes,
-        )
-
-    def _raise_errors(self, answers: Mapping[int, dict[str, Any]], result: CellResult) -> None:
-        if all(answer["ok"] for answer in answers.values()):
-            return
-        facts = [
-            RankFacts(rank, self._state(rank, answer), answer.get("error"), None)
-            for rank, answer in sorted(answers.items())
-        ]
-        diagnosis = on_nodes(diagnose("failed", facts, 0.0), self._running_job().nodes)
-        raise error_for(readable(diagnosis), [result.output.get(rank, "") for rank in range(self.ranks)])
-
-    def _state(self, rank: int, answer: Mapping[str, Any]) -> State:
-        """Of a rank that has answered, and waits since: where it failed, if it did."""
-        if not answer["ok"]:
-            return msgspec.convert(answer["error"]["page"], State, str_keys=True)
-        return replace(self._running_job().run.state(rank), phase=PHASES[IDLE])
+        job = self._running_job()
+        return result_of(ranks, answers, job.new_output(list(positions)), job.nodes)
 
     def _hang_up(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
-        self._pids.clear()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 def session(
@@ -337,10 +398,11 @@ def session(
     env: Mapping[str, str] | None = None,
     nodes: int = 1,
     seed: int | None = None,
+    queue: float | None = None,
 ) -> Session:
     """Ranks that stay alive: `session.run("x = 1")`, `session.run("x")`, `session.call(fn, 2)`.
 
-    nodes: over how many machines of a Slurm cluster they are spread; seed: for their random numbers; both as
-    in `launch`.
+    nodes: over how many machines of a Slurm cluster they are spread; seed: for their random numbers; queue:
+    seconds to wait for one's turn there; all as in `launch`.
     """
-    return Session(api.place_for(nodes), Wanted(ranks, backend, env=env or {}, seed=seed))
+    return Session(api.place_for(nodes), Wanted(ranks, backend, env=env or {}, seed=seed, queue=queue))

@@ -54,10 +54,17 @@ def run(
     placement = place(ranks, backend)
     started = time.monotonic()
     request = Request(
-        ranks=ranks, backend=placement.backend, timeout=timeout, target=target, record=record,
-        cwd=os.getcwd(), sys_path=sys.path, devices=list(placement.devices), threads=placement.threads,
+        ranks=ranks,
+        backend=placement.backend,
+        timeout=timeout,
+        target=target,
+        record=record,
+        cwd=os.getcwd(),
+        sys_path=sys.path,
+        devices=list(placement.devices),
+        threads=placement.threads,
         rank=rank,
-    )  # fmt: skip
+    )
     request.write(directory)
     reserve(directory / VERDICT)
     control = ControlPage(directory / CONTROL)
@@ -107,9 +114,14 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
 @click.option("--record/--no-record", default=True, show_default=True)
 @click.option("--serve", "serving", is_flag=True, help="read requests from stdin")
 def main(
-    directory: Path | None, target: str | None, ranks: int, timeout: float, backend: str | None, record: bool,
+    directory: Path | None,
+    target: str | None,
+    ranks: int,
+    timeout: float,
+    backend: str | None,
+    record: bool,
     serving: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Exit status 0 when every rank finished, 3 when the job failed."""
     if serving == (directory is not None):
         raise click.UsageError("give either DIRECTORY and TARGET, or --serve")

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,18 +31,28 @@ def command(script: Path, ranks: int) -> list[str]:
 def run_script(script: Path, ranks: int, timeout: float, write: Callable[[str], object]) -> None:
     """Run the command and hand on what it prints, until it ends. RankError or JobTimeout when it fails.
 
-    An interrupt ends it. So does the end of the notebook: its processes carry the engine's mark.
+    An interrupt ends it. So does the end of the notebook: its processes carry the engine's mark. torchrun's
+    own logs, of which it otherwise leaves an empty directory for each run, are removed.
     """
+    with tempfile.TemporaryDirectory() as logs:
+        _run(command(script, ranks), logs, timeout, write)
+
+
+def _run(line: list[str], logs: str, timeout: float, write: Callable[[str], object]) -> None:
     hidden = inherited(os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {processes.ENGINE_MARK: str(client.engine().directory), "PYTHONUNBUFFERED": "1"}
+    environment |= {"PET_LOG_DIR": logs}  # what --log-dir would say
     environment.setdefault("OMP_NUM_THREADS", "1")
-    line = command(script, ranks)
     write(f"$ {shlex.join(line)}\n")
     process = subprocess.Popen(
-        line, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        line,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
-    )  # fmt: skip
+    )
     before = set(processes.marked(environment[processes.ENGINE_MARK]))
     try:
         in_time = _copy(process, time.monotonic() + timeout, write)

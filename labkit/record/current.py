@@ -31,16 +31,20 @@ def current_recorder() -> Recorder | None:
 def span(name: str, kind: str = "compute") -> Iterator[None]:
     """Name a stretch of this rank's time, for the job's timeline.
 
-    kind: "forward", "backward", "communication", "idle" or "compute": the colour it is drawn in.
+    kind: "forward", "backward", "optimizer", "compute", "communication" or "idle": the colour it is drawn in;
+        "step" for what goes around others.
     Outside a rank it does nothing, so code that has spans also runs alone.
     """
     recorder = current_recorder()
+    if recorder is not None:
+        recorder.meter.read()
     start = time.monotonic()
     try:
         yield
     finally:
         if recorder is not None:
             recorder.add_span(name, kind, start, time.monotonic())
+            recorder.meter.read()
 
 
 def slow_link(ms: float) -> None:

@@ -18,6 +18,9 @@ class Collective:
     source: "python" when the call came through torch.distributed's Python interface, "native" when C++ made
         it (DistributedDataParallel's reducer, functional collectives, DTensor).
     line: the caller's own line, as "file:number".
+    tag: of a send or recv; messages of one tag arrive in order.
+    sent, received: of an all_to_all from Python: bytes for and from each rank of `group`, in its order, what
+        the rank keeps for itself among them. () for every other call.
     """
 
     rank: int
@@ -32,6 +35,9 @@ class Collective:
     end: float | None
     source: str
     line: str
+    tag: int = 0
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,17 @@ class Span:
     kind: str
     start: float
     end: float
+
+
+@dataclass(frozen=True)
+class MemoryAt:
+    """What one rank held at a moment, in bytes: torch's tensors on a GPU, elsewhere the process's resident
+    set. start: seconds since the job's start.
+    """
+
+    rank: int
+    start: float
+    num_bytes: int
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,20 @@ def has_bytes(thing: object) -> bool:
 def tensors_of_process() -> list[Tensor]:
     """Every tensor with memory of its own that Python can reach in this process."""
     gc.collect()
+    return _reachable_tensors()
+
+
+def _reachable_tensors() -> list[Tensor]:
     return [thing for thing in gc.get_objects() if has_bytes(thing)]
 
 
 def bytes_of_process() -> int:
     """Bytes of all tensors of this process, each storage once."""
-    storages = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in tensors_of_process())}
+    return _bytes_behind(tensors_of_process())
+
+
+def _bytes_behind(tensors: Iterable[Tensor]) -> int:
+    storages = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -99,7 +107,7 @@ def settled_bytes_of_process(seconds: float = 0.5) -> int:
     over, least = time.monotonic() + seconds, bytes_of_process()
     while time.monotonic() < over:
         time.sleep(seconds / 10)
-        least = min(least, bytes_of_process())
+        least = min(least, _bytes_behind(_reachable_tensors()))  # who sleeps leaves no new rubbish to collect
     return least
 
 

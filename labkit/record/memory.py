@@ -7,12 +7,15 @@ its own saved-tensor hooks: the same on every device, each storage once, without
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from labkit.torch_private import storage_key
 
 
 @dataclass(frozen=True)
@@ -47,33 +50,31 @@ def tensor_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 class SavedTensors:
-    """The storages autograd saved for backward while `recording()` was open."""
+    """The storages that autograd was asked to keep for backward while `recording()` was open, as long as it
+    keeps them.
+    """
 
     def __init__(self, leave_out: Iterable[Tensor] = ()):
-        self._left_out = {t.untyped_storage().data_ptr() for t in leave_out}
-        # holding the storages keeps their addresses from being used again
-        self._kept: dict[int, torch.UntypedStorage] = {}
+        # holding these keeps their keys from being used again
+        self._left_out = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in leave_out)}
+        self._kept: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the storages that are kept, each once."""
+        """Bytes of the storages that are still kept, each once."""
         return sum(storage.nbytes() for storage in self._kept.values())
 
     def _note(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._left_out:
-            self._kept[storage.data_ptr()] = storage
-        return tensor
+        if storage_key(storage) not in self._left_out:
+            self._kept[storage_key(storage)] = storage
+        return tensor.detach()  # a result that is kept as it is holds itself, and is never freed
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Note what is saved inside the block."""
         with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
             yield
-
-    def forget(self) -> None:
-        """Let the storages go, so that backward can free them."""
-        self._kept.clear()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -108,7 +109,6 @@ def measure_step(
     with saved.recording():
         value = loss()
     activations = saved.num_bytes
-    saved.forget()
     value.backward()
     optimizer.step()
     return StepMemory(

@@ -73,7 +73,16 @@ def _native(rank: int, op: str, item: dict[str, Any], start: float) -> Collectiv
     dtypes = [dtype_name(name) for name in item["input_dtypes"]]
     num_bytes = sum(math.prod(size) * dtype_bytes(dtype) for size, dtype in zip(sizes, dtypes, strict=False))
     return Collective(
-        rank=rank, op=op, num_bytes=num_bytes, shape=sizes[0] if sizes else (),
-        dtype=dtypes[0] if dtypes else "", group=group, peer=None, order=-1,
-        start=start, end=None, source="native", line="",
-    )  # fmt: skip
+        rank=rank,
+        op=op,
+        num_bytes=num_bytes,
+        shape=sizes[0] if sizes else (),
+        dtype=dtypes[0] if dtypes else "",
+        group=group,
+        peer=None,
+        order=-1,
+        start=start,
+        end=None,
+        source="native",
+        line="",
+    )

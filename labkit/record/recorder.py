@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit.record.events import Collective, MemoryUse, Span
+from labkit.record.events import Collective, MemoryAt, MemoryUse, Span
 from labkit.record.lines import LineFinder
+from labkit.record.meter import MemoryMeter
 from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, pack_wait
 from labkit.torch_private import CALLS, Call, agreed_options, watch_new_groups
 
 _NEW_GROUP = "new_group"
-_MANY_PENDING = 1000
 _MANY_KINDS = 1000
 _MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps its first ones
 
@@ -25,8 +26,26 @@ _MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps i
 class Entry:
     """One call, while and after it happens. Times are of the machine's monotonic clock."""
 
-    __slots__ = ("detail", "dtype", "end", "file", "function", "group", "line", "members", "num_bytes",
-                 "number", "op", "peer", "posted", "shape", "start", "tag")  # fmt: skip
+    __slots__ = (
+        "detail",
+        "dtype",
+        "end",
+        "file",
+        "function",
+        "group",
+        "line",
+        "members",
+        "num_bytes",
+        "number",
+        "op",
+        "peer",
+        "posted",
+        "received",
+        "sent",
+        "shape",
+        "start",
+        "tag",
+    )
 
     op: str
     group: str
@@ -41,21 +60,51 @@ class Entry:
     file: str
     line: int
     function: str
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
     start: float
     posted: float
     end: float | None
 
     def kind(self) -> tuple[Any, ...]:
         """What calls of a loop have in common: everything but their number and their time."""
-        return (self.op, self.group, self.peer, self.tag, self.num_bytes, self.shape, self.dtype, self.detail,
-                self.file, self.line, self.function)  # fmt: skip
+        return (
+            self.op,
+            self.group,
+            self.peer,
+            self.tag,
+            self.num_bytes,
+            self.shape,
+            self.dtype,
+            self.detail,
+            self.file,
+            self.line,
+            self.function,
+            self.sent,
+            self.received,
+        )
 
     def packed(self) -> bytes:
         """As the state page holds it, with number 0."""
         return pack_wait(
-            Wait(self.op, self.group, 0, self.peer, self.tag, self.num_bytes, self.shape,
-                 self.dtype, self.members, self.file, self.line, self.function, self.detail)
-        )  # fmt: skip
+            Wait(
+                self.op,
+                self.group,
+                0,
+                self.peer,
+                self.tag,
+                self.num_bytes,
+                self.shape,
+                self.dtype,
+                self.members,
+                self.file,
+                self.line,
+                self.function,
+                self.detail,
+                self.sent,
+                self.received,
+            )
+        )
 
 
 class Recorder:
@@ -68,19 +117,25 @@ class Recorder:
         self.spans: list[tuple[str, str, float, float]] = []
         self.new_groups: list[Wait] = []
         self._find_line = LineFinder()
-        self._groups: dict[Any, tuple[str, int, tuple[int, ...]]] = {}
+        # Both are weak: who forgets to keep a call's work, or a group, must meet what that does without a
+        # recorder.
+        self._groups: weakref.WeakKeyDictionary[Any, tuple[str, int, tuple[int, ...]]]
+        self._groups = weakref.WeakKeyDictionary()
+        self._pending: dict[weakref.ref[Any], Entry] = {}
         self._counts: dict[Any, int] = {}
-        self._pending: dict[int, tuple[Any, Entry]] = {}
         self._dtypes: dict[torch.dtype, str] = {}
         self._last: Entry | None = None
         self._packed: dict[tuple[Any, ...], bytes] = {}
+        self.meter = MemoryMeter()
 
     def add_span(self, name: str, kind: str, start: float, end: float) -> None:
+        """Record a stretch of work; times as `time.monotonic()` gives them."""
         self.spans.append((name, kind, start, end))
 
     def restart(self) -> None:
         """Forget what was recorded; what is still in flight is kept."""
         self.entries, self.spans, self.new_groups = [], [], []
+        self.meter.restart()
 
     def enter(self, phase: int) -> None:
         """Tell the state page what the rank does now."""
@@ -104,6 +159,9 @@ class Recorder:
         name, key, members = self._group(group)
         entry.op, entry.group, entry.members = call.op, name, members
         _measure(entry, _argument(args, kwargs, call.input, call.name), self._dtypes)
+        entry.sent, entry.received = (
+            _exchanged(args, kwargs, len(members)) if call.op == "all_to_all" else ((), ())
+        )
         entry.peer, entry.tag = -1, 0
         if call.peer is not None:
             entry.peer = members[
@@ -131,23 +189,24 @@ class Recorder:
             entry.end = entry.posted
             self.page.enter(RUNNING)
         if work is not None:
-            self._pending[id(work)] = (work, entry)
-            if len(self._pending) > _MANY_PENDING:
-                self._forget_completed()
+            self._pending[weakref.ref(work, self._forgotten)] = entry
 
-    def _forget_completed(self) -> None:
-        """Works that nobody waits for would pile up, and keep their tensors."""
-        for key in [key for key, (work, _) in self._pending.items() if work.is_completed()]:
-            del self._pending[key]
+    def _forgotten(self, work: weakref.ref[Any]) -> None:
+        """Nobody can wait for a call any more. gloo drops a message whose work nobody holds, so that a send
+        is as if it had never been made.
+        """
+        entry = self._pending.pop(work, None)
+        if entry is not None and entry.op == "send":
+            self._counts["send", entry.peer] -= 1
+            self.page.count_send(entry.peer, self._counts["send", entry.peer])
 
     def wait(
         self, work: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Wait for `work` as torch does, with the state page saying so meanwhile."""
-        known = self._pending.pop(id(work), None)
-        if known is None:
+        entry = self._pending.pop(weakref.ref(work), None)
+        if entry is None:
             return original(work, *args, **kwargs)
-        entry = known[1]
         if entry is not self._last:
             self.page.set_call(self._packed_once(entry), entry.number)
             self._last = entry
@@ -193,14 +252,28 @@ class Recorder:
             Span(self.rank, name, kind, start - zero, end - zero) for name, kind, start, end in self.spans
         ]
 
+    def memory_over_time(self, zero: float) -> list[MemoryAt]:
+        """What was held whenever a span began or ended, with times relative to `zero` (monotonic seconds)."""
+        return [MemoryAt(self.rank, at - zero, num_bytes) for at, num_bytes in self.meter.readings]
+
     def _collective(self, order: int, entry: Entry, zero: float) -> Collective:
         return Collective(
-            rank=self.rank, op=entry.op, num_bytes=entry.num_bytes, shape=entry.shape, dtype=entry.dtype,
-            group=entry.members, peer=None if entry.peer < 0 else entry.peer, order=order,
+            rank=self.rank,
+            op=entry.op,
+            num_bytes=entry.num_bytes,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            group=entry.members,
+            peer=None if entry.peer < 0 else entry.peer,
+            order=order,
             start=entry.start - zero,
-            end=None if entry.end is None else entry.end - zero, source="python",
+            end=None if entry.end is None else entry.end - zero,
+            source="python",
             line=f"{entry.file}:{entry.line}" if entry.file else "",
-        )  # fmt: skip
+            tag=entry.tag,
+            sent=entry.sent,
+            received=entry.received,
+        )
 
     # -- details
 
@@ -230,16 +303,38 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name
 
 def _measure(entry: Entry, value: Any, dtypes: dict[torch.dtype, str]) -> None:
     """Fill in bytes, and the first tensor's shape and dtype. `value`: a tensor, or lists of them."""
-    while isinstance(value, (list, tuple)) and len(value) == 1:
+    while type(value) is list and len(value) == 1:
         value = value[0]
-    tensors = list(_flatten(value)) if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    entry.num_bytes, entry.shape, entry.dtype = 0, (), ""
-    for tensor in tensors:
-        entry.num_bytes += tensor.nbytes
-    if tensors:
-        entry.shape = tuple(tensors[0].shape)
-        dtype = tensors[0].dtype
-        entry.dtype = dtypes.get(dtype) or dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
+    tensors = [value] if isinstance(value, torch.Tensor) else _flatten(value or ())
+    if not tensors:
+        entry.num_bytes, entry.shape, entry.dtype = 0, (), ""
+        return
+    first = tensors[0]
+    entry.num_bytes = first.nbytes if len(tensors) == 1 else sum(tensor.nbytes for tensor in tensors)
+    entry.shape = tuple(first.shape)
+    dtype = first.dtype
+    entry.dtype = dtypes.get(dtype) or dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
+
+
+def _exchanged(
+    args: tuple[Any, ...], kwargs: dict[str, Any], ranks: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of each part that an all-to-all sends and expects, in the order of the group's ranks."""
+    into, given = _argument(args, kwargs, 0, "output"), _argument(args, kwargs, 1, "input")
+    if not isinstance(given, torch.Tensor):
+        return tuple(t.nbytes for t in _flatten(given)), tuple(t.nbytes for t in _flatten(into))
+    sent = _part_bytes(given, _argument(args, kwargs, 3, "input_split_sizes"), ranks)
+    return sent, _part_bytes(into, _argument(args, kwargs, 2, "output_split_sizes"), ranks)
+
+
+def _part_bytes(tensor: torch.Tensor, splits: Sequence[int] | None, ranks: int) -> tuple[int, ...]:
+    """Bytes of the parts of a tensor that is cut by rows; () where torch will say that it cannot be cut."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    even = splits is None or not len(splits)
+    sizes = [rows // ranks] * ranks if even else [int(size) for size in splits or ()]
+    if sum(sizes) != rows:
+        return ()
+    return tuple(size * (tensor.nbytes // max(1, rows)) for size in sizes)
 
 
 def _flatten(value: Any) -> list[torch.Tensor]:

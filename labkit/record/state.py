@@ -19,9 +19,11 @@ MAX_GROUPS = 64
 STARTING, RUNNING, WAITING, FINISHED, FAILED, IDLE = range(6)
 PHASES = ("starting", "running", "waiting", "finished", "failed", "idle")
 
+HOLD = "hold"  # for `ControlPage.stop`: say why the job failed, and leave its ranks as they are
+
 _HEAD = struct.Struct("<QQId")  # writes, events, phase, since
 _WRITES = struct.Struct("<Q")
-_WAIT = struct.Struct("<32s64sIiiQ64s24s512s256sI64s32s")
+_WAIT = struct.Struct("<32s64sIiiQ64s24s512s256sI64s32s512s512s")
 _PROGRESS = struct.Struct("<dd80s")
 _COUNT = struct.Struct("<I")
 _GROUP = struct.Struct("<II")
@@ -29,12 +31,13 @@ _WAIT_AT = 64
 _NUMBER_IN_WAIT = 96  # after op and group
 _NUMBER_AT = _WAIT_AT + _NUMBER_IN_WAIT
 _PROGRESS_AT = _WAIT_AT + _WAIT.size
-_SENDS_AT = 2048
+_SENDS_AT = 4096
 _RECEIVES_AT = _SENDS_AT + MAX_RANKS * _COUNT.size
 _GROUPS_AT = _RECEIVES_AT + MAX_RANKS * _COUNT.size
-_MADE_AT = 8192
+_MADE_AT = _GROUPS_AT + MAX_GROUPS * _GROUP.size
 _RECENT_AT = _MADE_AT + 64
 RECENT = 16  # calls that are remembered
+MOST_TEXT = 512  # bytes of a list of numbers
 PAGE_BYTES = _RECENT_AT + RECENT * _WAIT.size
 
 
@@ -44,7 +47,8 @@ class Wait:
 
     number: counts this rank's calls on the group (collectives) or with the peer in this direction (send,
     recv), from 1. group is the group's name in torch, members its global ranks; peer a global rank, -1 for
-    none or any. detail: what else all ranks must agree in, such as "max" or "from rank 1".
+    none or any. detail: what else all ranks must agree in, such as "max" or "from rank 1". sent, received: of
+    an all_to_all, bytes for and from each of `members`, in their order; () where the page has no room.
     """
 
     op: str
@@ -60,9 +64,12 @@ class Wait:
     line: int
     function: str
     detail: str = ""
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
 
     @property
     def point_to_point(self) -> bool:
+        """Whether it is a send or a receive."""
         return self.op in ("send", "recv")
 
 
@@ -91,6 +98,12 @@ def group_key(name: str) -> int:
 
 def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _whole(numbers: tuple[int, ...]) -> bytes:
+    """Numbers as text, or nothing at all where they do not fit: a part of them would be other numbers."""
+    text = ",".join(map(str, numbers)).encode()
+    return text if len(text) <= MOST_TEXT else b""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -174,6 +187,7 @@ class StatePage:
         return int(_HEAD.unpack_from(self._memory, 0)[1])
 
     def phase(self) -> int:
+        """What the rank does now, as a number of `PHASES`."""
         return int(_HEAD.unpack_from(self._memory, 0)[2])
 
     def progress(self) -> tuple[float, float, str]:
@@ -191,18 +205,29 @@ class StatePage:
         return _parse(raw)
 
     def close(self) -> None:
+        """Let go of the file."""
         self._memory.close()
 
 
 def pack_wait(wait: Wait) -> bytes:
     """The bytes of a wait as the page holds them; long texts are cut."""
     return _WAIT.pack(
-        wait.op.encode(), wait.group.encode(), wait.number, wait.peer, wait.tag, wait.num_bytes,
-        ",".join(map(str, wait.shape)).encode(), wait.dtype.encode(),
+        wait.op.encode(),
+        wait.group.encode(),
+        wait.number,
+        wait.peer,
+        wait.tag,
+        wait.num_bytes,
+        ",".join(map(str, wait.shape)).encode(),
+        wait.dtype.encode(),
         ",".join(map(str, wait.members)).encode(),
-        wait.file.encode(errors="replace")[-255:], wait.line, wait.function.encode()[:63],
+        wait.file.encode(errors="replace")[-255:],
+        wait.line,
+        wait.function.encode()[:63],
         wait.detail.encode()[:31],
-    )  # fmt: skip
+        _whole(wait.sent),
+        _whole(wait.received),
+    )
 
 
 def _parse(raw: bytes) -> State:
@@ -219,13 +244,40 @@ def _parse(raw: bytes) -> State:
 
 
 def _parse_wait(raw: bytes, at: int) -> Wait:
-    op, group, number, peer, tag, size, shape, dtype, members, file, line, function, detail = (
-        _WAIT.unpack_from(raw, at)
-    )
+    (
+        op,
+        group,
+        number,
+        peer,
+        tag,
+        size,
+        shape,
+        dtype,
+        members,
+        file,
+        line,
+        function,
+        detail,
+        sent,
+        received,
+    ) = _WAIT.unpack_from(raw, at)
     return Wait(
-        _text(op), _text(group), number, peer, tag, size, _numbers(_text(shape)), _text(dtype),
-        _numbers(_text(members)), _text(file), line, _text(function), _text(detail),
-    )  # fmt: skip
+        _text(op),
+        _text(group),
+        number,
+        peer,
+        tag,
+        size,
+        _numbers(_text(shape)),
+        _text(dtype),
+        _numbers(_text(members)),
+        _text(file),
+        line,
+        _text(function),
+        _text(detail),
+        _numbers(_text(sent)),
+        _numbers(_text(received)),
+    )
 
 
 class ControlPage:
@@ -259,4 +311,5 @@ class ControlPage:
         return deadline, timeout, _text(reason)
 
     def close(self) -> None:
+        """Let go of the file."""
         self._memory.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit.show.blocks import draw_matmul_split as draw_matmul_split
     from labkit.show.blocks import draw_parallel_mlp as draw_parallel_mlp
+    from labkit.show.breakdown import draw_breakdown as draw_breakdown
     from labkit.show.checkpoints import draw_growth as draw_growth
     from labkit.show.checkpoints import draw_held as draw_held
     from labkit.show.checkpoints import draw_peaks as draw_peaks
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "draw_matmul_split": "blocks",
     "draw_parallel_mlp": "blocks",
+    "draw_breakdown": "breakdown",
     "draw_growth": "checkpoints",
     "draw_held": "checkpoints",
     "draw_peaks": "checkpoints",

@@ -17,8 +17,8 @@ from labkit.show.html import render
 from labkit.show.live import LOOK, Live, checked_start
 from labkit.show.memory import MemoryBars
 from labkit.theory import memory, parameters
+from labkit.theory.choices import plan_of
 from labkit.theory.hardware import GPUS
-from labkit.theory.memory import TrainingPlan
 from labkit.theory.models import PRESETS
 from labkit.theory.recipes import RECIPES
 from labkit.theory.units import bytes_text
@@ -42,12 +42,6 @@ START: Mapping[str, Any] = {
     "data_parallel": 8,
     "zero_stage": 0,
 }
-
-
-def plan_of(settings: Mapping[str, Any]) -> TrainingPlan:
-    """The plan that a calculator's settings describe. ValueError says which two do not go together."""
-    fields = {name: value for name, value in settings.items() if name not in ("model", "gpu", "recipe")}
-    return TrainingPlan(PRESETS[settings["model"]], recipe=RECIPES[settings["recipe"]], **fields)
 
 
 def answer_html(settings: Mapping[str, Any]) -> str:

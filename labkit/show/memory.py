@@ -38,7 +38,8 @@ _LOOK = {
 class Breakdown(Protocol):
     """Anything that says its bytes part by part, such as a MemoryBreakdown or a measured StepMemory."""
 
-    def as_dict(self) -> Mapping[str, float]: ...
+    def as_dict(self) -> Mapping[str, float]:
+        """Part -> bytes, in the order they are stacked."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 from labkit.pipeline import HasRecord, measured_bubble, work_spans
-from labkit.show.style import INK, KINDS, ORANGE, PALE, Picture, new_figure
+from labkit.show.style import INK, KINDS, ORANGE, PALE, Picture, lettering, new_figure
 from labkit.theory.schedule import Simulation
 
 ROW = 0.36  # inches
@@ -78,7 +78,7 @@ def draw_in_flight(schedules: Mapping[str, Simulation]) -> Picture:
         for rank in range(ranks):
             steps = [*played.in_flight(rank), (played.makespan, 0)]
             times, held = zip(*steps, strict=True)
-            shade = 0.65 * rank / max(1, ranks - 1)
+            shade = 0.55 * rank / max(1, ranks - 1)
             label = f"rank {rank}: {played.peak_in_flight(rank)} at most"
             color = _lighter(KINDS["forward"], shade)
             axes.step(times, held, where="post", color=color, linewidth=1.8, label=label)
@@ -100,7 +100,7 @@ def draw_bubble(num_ranks: Sequence[int], num_micro_batches: Sequence[int]) -> P
     for axes, title, share in zip(plots, titles, (False, True), strict=True):
         for index, p in enumerate(num_ranks):
             values = [(p - 1) / (m + (p - 1) * share) * 100 for m in num_micro_batches]
-            color = _lighter(KINDS["forward"], 0.75 * index / max(1, len(num_ranks) - 1))
+            color = _lighter(KINDS["forward"], 0.55 * index / max(1, len(num_ranks) - 1))
             axes.plot(
                 num_micro_batches,
                 values,
@@ -193,14 +193,13 @@ def _draw_rows(axes: Axes, blocks: Sequence[Block], ranks: int, end: float) -> N
 
 
 def _draw_block(axes: Axes, block: Block, end: float) -> None:
-    """Later chunks are lighter. A label goes in where it fits."""
+    """Later chunks are paler. A label goes in where it fits."""
     length = block.end - block.start
     color = _lighter(COLORS[block.kind], min(0.6, 0.45 * block.chunk))
     axes.barh(block.rank, length, left=block.start, height=BAR, color=color, edgecolor="white", linewidth=0.7)
     if length / end > 0.009 * len(block.label):
-        ink = "white" if block.chunk == 0 and block.kind != "weight_backward" else INK
-        middle = block.start + length / 2
-        axes.text(middle, block.rank, block.label, ha="center", va="center", fontsize=7, color=ink)
+        middle, look = block.start + length / 2, lettering(color)
+        axes.text(middle, block.rank, block.label, ha="center", va="center", fontsize=7, **look)
 
 
 def _legend(axes: Axes, blocks: Sequence[Block]) -> None:
@@ -208,7 +207,7 @@ def _legend(axes: Axes, blocks: Sequence[Block]) -> None:
     marks = [Patch(facecolor=COLORS[k], label=NAMES[k]) for k in kinds]
     chunks = max((b.chunk for b in blocks), default=0)
     if chunks:
-        marks.append(Patch(facecolor=_lighter(COLORS["forward"], 0.45), label="lighter: later chunks"))
+        marks.append(Patch(facecolor=_lighter(COLORS["forward"], 0.45), label="paler: later chunks"))
     marks.append(Patch(facecolor=KINDS["idle"], edgecolor=INK, linewidth=0.4, label="bubble: idle"))
     axes.figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=8)
 

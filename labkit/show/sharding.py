@@ -10,11 +10,13 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from labkit.record import Collective
+from labkit.record.exchange import leaving_bytes
 from labkit.show.style import (
     BLUE,
     GREEN,
     INK,
     PALE,
+    PAPER,
     VERMILION,
     Picture,
     drawing_board,
@@ -36,14 +38,16 @@ REGIONS = (
     ("dropout\n+ x", "whole"),
 )
 WIDTHS = {"whole": 1.7, "cut": 2.1, "wall": 0.75}
+INSIDE = {"heads": "[b, a/t, s, d]", "MLP": "[b, s, 4h/t]"}  # shapes of what a rank has in a cut region
 
 
 def draw_block(ranks: int = 4, sequence_parallel: bool = False) -> Picture:
     """One transformer block, one lane a rank: what is whole on every rank, what is cut, where ranks meet.
+    Below, the shape of what a rank has there.
 
     sequence_parallel: the tokens outside the cut regions are divided too; then f is a gather, g a scatter.
     """
-    figure, (axes,) = new_figure(height=0.15 + 0.47 * ranks)
+    figure, (axes,) = new_figure(height=0.35 + 0.47 * ranks)
     drawing_board(axes)
     left = 0.0
     for name, kind in REGIONS:
@@ -54,12 +58,14 @@ def draw_block(ranks: int = 4, sequence_parallel: bool = False) -> Picture:
             for rank in range(ranks):
                 whole = kind == "whole" and not sequence_parallel
                 _region(axes, left, ranks - 1 - rank, width, name, PALE if whole else rank_color(rank))
+            shape = INSIDE.get(name, "[b, s/t, h]" if sequence_parallel else "[b, s, h]")
+            axes.text(left + width / 2, -0.02, shape, ha="center", va="top", fontsize=7.5, color=INK)
         left += width + 0.18
     for rank in range(ranks):
         text = f"rank {rank}"
         axes.text(-0.2, ranks - 1 - rank + 0.45, text, ha="right", va="center", fontsize=9, color=INK)
     axes.set_xlim(-1.6, left)
-    axes.set_ylim(-0.1, ranks + 0.1)
+    axes.set_ylim(-0.5, ranks + 0.1)
     if sequence_parallel:
         told = (
             "Each rank normalises and drops its own tokens; tokens are gathered before attention and before"
@@ -140,9 +146,15 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def sent_bytes(call: Collective) -> float:
-    """What a rank sends in a ring: 2(n-1)/n of the bytes of an all-reduce, (n-1)/n of a gather or scatter."""
+    """What a rank sends: 2(n-1)/n of the bytes of an all-reduce in a ring, (n-1)/n of a scatter or
+    all-to-all, n-1 times those of a gather. Where it is known what an all-to-all sends to whom, that, without
+    its own part.
+    """
+    if call.sent:
+        return leaving_bytes(call.rank, call.group, call.sent)
     n = len(call.group)
-    share = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1.0}
+    share = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1.0}
+    share |= dict.fromkeys(("reduce_scatter", "all_to_all"), (n - 1) / n)
     return share.get(call.op, 1.0) * call.num_bytes
 
 
@@ -189,9 +201,8 @@ def _sent_piece(
     hatch = SENT_HATCHES.get(operation, "xx")
     axes.barh(line, num_bytes, 0.6, left, color=kind_color(phase), edgecolor="white", hatch=hatch)
     if num_bytes > room:
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
         text = SENT_NAMES.get(operation, operation)
-        axes.text(left + num_bytes / 2, line, text, ha="center", va="center", fontsize=8, bbox=box)
+        axes.text(left + num_bytes / 2, line, text, ha="center", va="center", fontsize=8, bbox=PAPER)
 
 
 def draw_memory(

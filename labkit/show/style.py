@@ -2,7 +2,8 @@
 
 The colours are those of Okabe and Ito (2008), made for people with the common kinds of colour blindness.
 The same thing has the same colour in every lesson. No figure relies on colour alone: blocks carry names, and
-kinds that could be confused carry a hatch, so a black-and-white print can be read too.
+kinds that could be confused carry a hatch, so a black-and-white print can be read too. Figures are drawn on
+white; on a dark page of JupyterLab `templates/theme.css` turns light and dark round and keeps the hues.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from labkit.show.html import render
@@ -23,11 +25,17 @@ SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
 YELLOW: Final = "#F0E442"
 ORANGE: Final = "#E69F00"
-VERMILION: Final = "#D55E00"
+VERMILION: Final = "#C44F00"  # a little darker than theirs: letters in it, and white ones on it, can be read
 PURPLE: Final = "#CC79A7"
 GREY: Final = "#BBBBBB"
-PALE: Final = "#EEEEEE"
-INK: Final = "#222222"
+PALE: Final = "#DDDDDD"
+INK: Final = "#000000"
+
+ENOUGH: Final = 4.5
+"""The least contrast of text (WCAG 2.2, 1.4.3)."""
+
+PAPER: Final[Mapping[str, Any]] = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
+"""What is laid under letters on a hatched block, as `bbox` of `Axes.text`."""
 
 KINDS: Final[Mapping[str, str]] = {
     "forward": BLUE,
@@ -66,6 +74,31 @@ def kind_color(kind: str) -> str:
 def rank_color(rank: int) -> str:
     """The colour of a rank's block."""
     return RANKS[rank % len(RANKS)]
+
+
+def contrast(one: Any, other: Any) -> float:
+    """How well one colour stands out from another: 1 to 21 (WCAG 2.2, "contrast ratio")."""
+    dark, light = sorted([_luminance(one), _luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+def lettering(color: Any) -> dict[str, Any]:
+    """How letters look on a block of that colour, as arguments of `Axes.text`: white or black, and on paper
+    where neither could be read.
+
+    A dark page turns light and dark round, where black letters, white then, stand out half as much.
+    """
+    if contrast("white", color) >= ENOUGH:
+        return {"color": "white"}
+    if contrast(INK, color) >= 2 * ENOUGH:
+        return {"color": INK}
+    return {"color": INK, "bbox": PAPER}
+
+
+def _luminance(color: Any) -> float:
+    """Of a colour as matplotlib takes it: the relative luminance of WCAG 2.2, 0 to 1."""
+    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
 def new_figure(

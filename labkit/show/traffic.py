@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
 from labkit.record import Collective
-from labkit.show.style import GREEN, INK, Picture, new_figure
+from labkit.show.style import GREEN, INK, PAPER, Picture, new_figure
 from labkit.show.timeline import HasRecord
 from labkit.theory.units import binary_text
 
@@ -63,9 +63,8 @@ def _rank_bar(axes: Axes, rank: int, calls: Sequence[Collective], most: int) -> 
         )
         text = f"{call.op} {binary_text(call.num_bytes)}"
         if call.num_bytes > ROOM_FOR_A_LETTER * len(text) * most:
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
             middle = left + call.num_bytes / 2
-            axes.text(middle, rank, text, ha="center", va="center", fontsize=8, color=INK, bbox=box)
+            axes.text(middle, rank, text, ha="center", va="center", fontsize=8, color=INK, bbox=PAPER)
         left += call.num_bytes
     if not calls:
         axes.text(0, rank, " nothing", va="center", fontsize=8, color=INK)

@@ -18,17 +18,28 @@ class Work(Protocol):
     """A stretch of time one stream of a device was at work, in seconds. labkit.devices.Busy is one."""
 
     @property
-    def device(self) -> int: ...
+    def device(self) -> int:
+        """Number of the device."""
+
     @property
-    def stream(self) -> int: ...
+    def stream(self) -> int:
+        """Number of the stream on it."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What the bar may be called."""
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """What the bar is coloured by: a name of labkit.show.style."""
+
     @property
-    def start(self) -> float: ...
+    def start(self) -> float:
+        """Seconds since the timeline began."""
+
     @property
-    def end(self) -> float: ...
+    def end(self) -> float:
+        """Seconds since the timeline began."""
 
 
 def draw_utilisation(

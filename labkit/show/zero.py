@@ -105,7 +105,7 @@ def draw_over_a_step(histories: Mapping[str, Sequence[int]], predicted: Mapping[
         axes.plot(progress, [b / MIB for b in held], color=color, linestyle=line, linewidth=1.6, label=name)
         axes.axhline(predicted[name] / MIB, color=color, linestyle=":", linewidth=1.2)
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-        axes.text(101, predicted[name] / MIB, "predicted", color=color, fontsize=7, va="center", bbox=box)
+        axes.text(101, predicted[name] / MIB, "predicted", color=INK, fontsize=7, va="center", bbox=box)
     axes.set(
         xlabel="operations of the step so far, in percent (forward, backward, optimizer)",
         ylabel="tensors alive on a rank, MiB",

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 _LATER = "try again in a few minutes, and tell the operator if that does not help"
@@ -18,6 +18,11 @@ _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
 }
+_DOUBTFUL = {
+    *("PartitionConfig", "PartitionDown", "PartitionInactive", "ReqNodeNotAvail", "Reservation"),
+    *("JobHeldUser", "JobHeldAdmin", "NodeDown"),
+}
+_DOUBT = 30.0  # seconds: jobs that do start have some of these reasons for a moment
 _NEVER = {
     *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS"),
     *("AccountNotAllowed", "QOSNotAllowed", "AssociationNodeLimit"),
@@ -93,27 +98,42 @@ class JobState:
 
     state: PENDING, RUNNING, COMPLETED, CANCELLED, ...; "" when Slurm has forgotten it. reason: why it waits
     or ended, in Slurm's word. position: its place among the waiting jobs of its partition, 0 when it does not
-    wait. nodes: where it runs.
+    wait. nodes: where it runs. stays: whether it has had a reason for long that does not go by itself.
+    overdue: seconds after which it was to start, where that time is over.
     """
 
     state: str
     reason: str = ""
     position: int = 0
     nodes: str = ""
+    stays: bool = False
+    overdue: float = 0.0
 
     @property
     def ended(self) -> bool:
+        """Whether the job will not run any more."""
         return not self.state or self.state in _ENDED
 
     @property
     def hopeless(self) -> bool:
-        """Whether it waits for what will not come: it asks for more than its partition may give."""
-        return self.state == "PENDING" and self.reason in _NEVER
+        """Whether to wait no longer: it asks for more than its partition may give, or it is overdue."""
+        return self.state == "PENDING" and (self.reason in _NEVER or self.overdue > 0)
+
+    def why_hopeless(self) -> str:
+        """The sentence for it, with what there is."""
+        if self.overdue and self.reason not in _NEVER:
+            return (
+                f"Slurm did not start the job within {self.overdue:g} s ({self.reason or 'no reason given'})"
+            )
+        return f"Slurm would never start the job ({self.reason}). There is: {offers()}"
 
     def __str__(self) -> str:
         if self.state == "PENDING":
             place = f", place {self.position} in the queue" if self.position else ""
-            return f"waiting{place} ({self.reason or 'no reason given yet'})"
+            doubt = (
+                f" for {_DOUBT:g} s now: it may never start as asked, look with sinfo" if self.stays else ""
+            )
+            return f"waiting{place} ({self.reason or 'no reason given yet'}{doubt})"
         if self.state in ("RUNNING", "CONFIGURING", "COMPLETING"):
             return f"{self.state.lower()} on {self.nodes}"
         return self.state.lower() or "not known to Slurm any more"
@@ -133,11 +153,15 @@ def job_state(job: str) -> JobState:
 
 
 class JobWatch:
-    """The state of one job, asked for less and less often: the controller serves everybody."""
+    """The state of one job, asked for less and less often: the controller serves everybody.
 
-    def __init__(self, job: str) -> None:
-        self.job = job
+    queue: seconds from now it may wait for its turn; 0 for as long as it takes.
+    """
+
+    def __init__(self, job: str, queue: float = 0.0) -> None:
+        self.job, self._queue = job, queue
         self._begun, self._ask_at = time.monotonic(), 0.0
+        self._reason_since = self._begun
         self._last = JobState("PENDING")
 
     def state(self, fresh: bool = False) -> JobState:
@@ -145,9 +169,19 @@ class JobWatch:
         now = time.monotonic()
         if fresh or now >= self._ask_at:
             with contextlib.suppress(SlurmError):  # a controller that is restarted: ask again later
-                self._last = job_state(self.job)
+                self._last = self._judged(job_state(self.job), now)
             self._ask_at = now + min(5.0, max(0.5, (now - self._begun) / 4))
         return self._last
+
+    def _judged(self, found: JobState, now: float) -> JobState:
+        """With what only time tells."""
+        if found.state != "PENDING":
+            return found
+        if found.reason != self._last.reason:
+            self._reason_since = now
+        stays = found.reason.rstrip(",") in _DOUBTFUL and now - self._reason_since >= _DOUBT
+        overdue = self._queue if 0 < self._queue < now - self._begun else 0.0
+        return replace(found, stays=stays, overdue=overdue)
 
 
 def _position(job: str, partition: str) -> int:
@@ -160,6 +194,7 @@ def _position(job: str, partition: str) -> int:
 def submit(options: Sequence[str], script: str) -> str:
     """Hand a script's text to sbatch; the job's number. SlurmError says what there is if that is less."""
     try:
+        _check_that_it_can_start(options, script)
         return command("sbatch", "--parsable", *options, stdin=script).split(";")[0]
     except SlurmError as error:
         if not any(
@@ -170,6 +205,24 @@ def submit(options: Sequence[str], script: str) -> str:
             option for option in options if re.match(r"--(nodes|gpus|cpus|time|part|acc|mem)", option)
         )
         raise SlurmError(f"Slurm refused the job: {error}. Asked: {asked}. There is: {offers()}") from None
+
+
+def _check_that_it_can_start(options: Sequence[str], script: str) -> None:
+    """SlurmError when too few nodes are large enough: sbatch takes such a job, and it waits for ever.
+
+    Where nodes are drained or down it may be these that are missed, and they come back: then nothing is said.
+    """
+    try:
+        command("sbatch", "--test-only", *options, stdin=script)
+    except SlurmError as error:
+        if "node configuration is not available" in str(error) and not _absent_nodes():
+            raise
+
+
+def _absent_nodes() -> list[str]:
+    """States of nodes that do not take jobs at present."""
+    told = command("sinfo", "--noheader", "--Node", "--format=%T").split()
+    return [s for s in told if re.search(r"down|drain|fail|maint|reboot|power|unknown|[*#!~%$@^-]", s)]
 
 
 def cancel(job: str, signal: str = "") -> None:

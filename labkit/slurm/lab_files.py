@@ -56,6 +56,7 @@ def folder() -> Path:
 
 
 def path_of(job: str) -> Path:
+    """The file that says how to reach the JupyterLab of a Slurm job."""
     return folder() / f"{job}.json"
 
 

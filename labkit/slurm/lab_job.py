@@ -15,11 +15,11 @@ from labkit.settings import SettingsError
 from labkit.slurm import commands as slurm
 from labkit.slurm import lab_files
 from labkit.slurm.options import Asked
-from labkit.slurm.site import HOUSE, Site, current_site, find_site
+from labkit.slurm.site import CLUSTER, Site, current_site, find_site
 from labkit.slurm.units import minutes_of
 
 NAME = "labkit-lab"  # of the job, by which it is found again
-SCRIPT = HOUSE / "cluster" / "slurm" / "lab.sbatch"
+SCRIPT = CLUSTER / "slurm" / "lab.sbatch"
 _LOOK_EVERY = 0.5
 _ENDING = 30.0  # seconds a job gets to end
 
@@ -35,7 +35,7 @@ def start(root: Path, asked: Asked) -> int:
             click.echo(_there_is(jobs[0], asked.given()), err=True)
             return _wait(jobs[0], cancel=False)
         site = find_site(asked.site) if asked.site else current_site()
-        return _wait(_submit(site, asked, root), cancel=True)
+        return _wait(_submit(site, asked, root), cancel=True, queue=asked.queue)
     except (slurm.SlurmError, SettingsError, ValueError) as error:
         raise CannotStart(str(error)) from error
 
@@ -87,7 +87,7 @@ def _options(site: Site, asked: Asked) -> list[str]:
 def _submit(site: Site, asked: Asked, root: Path) -> str:
     """sbatch of lab.sbatch, which reads the rest from the environment."""
     if not SCRIPT.is_file():
-        raise CannotStart(f"no {SCRIPT}: copy the repository's folder cluster/ to {HOUSE}")
+        raise CannotStart(f"no {SCRIPT}: copy the repository's folder cluster/ to {CLUSTER}")
     options, named = _options(site, asked), asked.site
     told = {
         "LABKIT_PYTHON": sys.executable,
@@ -108,8 +108,8 @@ def _told_of_jupyter() -> dict[str, str]:
     return {"LABKIT_JUPYTER": jupyter.address, "LABKIT_JUPYTER_PATH": jupyter.path}
 
 
-def _wait(job: str, cancel: bool) -> int:
-    told, began, watch = "", time.monotonic(), slurm.JobWatch(job)
+def _wait(job: str, cancel: bool, queue: float = 0.0) -> int:
+    told, began, watch = "", time.monotonic(), slurm.JobWatch(job, queue)
     try:
         while (found := lab_files.read(job)) is None:
             state = watch.state()
@@ -134,7 +134,7 @@ def _wait(job: str, cancel: bool) -> int:
 def _why(job: str, state: slurm.JobState) -> str:
     if state.hopeless:
         slurm.cancel(job)
-        return f"Slurm would never start the job ({state.reason}). There is: {slurm.offers()}"
+        return state.why_hopeless()
     log = lab_files.folder() / f"job-{job}.log"
     words = log.read_text(errors="replace")[-1000:].strip() if log.exists() else "it left no log"
     return f"job {job} ended before JupyterLab was up ({state}): {words}"

@@ -16,6 +16,7 @@ class Asked:
     """What somebody wants of a JupyterLab in a job. What is left as it is here, the site decides.
 
     gpus, cpus, mem: of each node. idle: minutes without use after which it ends; 0 for never.
+    queue: seconds it may wait for its turn; 0 for as long as it takes.
     """
 
     site: str = ""
@@ -27,6 +28,7 @@ class Asked:
     partition: str = ""
     account: str = ""
     qos: str = ""
+    queue: float = 0.0
     idle: float = 30.0
 
     def given(self) -> list[str]:
@@ -46,6 +48,7 @@ def slurm_options(command: _Command) -> _Command:
         _option("partition", "."),
         _option("account", "."),
         _option("qos", ": a quality of service."),
+        _option("queue", ": seconds it may wait for its turn; 0 for no end.", type=click.FloatRange(0)),
         _option("idle", ": minutes without use after which it ends; 0 for never.", show_default=True),
     )
     for option in reversed(options):

@@ -13,8 +13,10 @@ from msgspec import Meta, Struct
 from labkit.settings import SettingsError, read_settings
 from labkit.slurm.units import Time, TimeOrNone, mib_of, minutes_of, slurm_time
 
-HOUSE = Path(__file__).resolve().parents[2]
-SITES = HOUSE / "cluster" / "sites"
+INSTALLED, CHECKED_OUT = (Path(__file__).resolve().parents[up] / "cluster" for up in (1, 2))
+CLUSTER = INSTALLED if INSTALLED.is_dir() else CHECKED_OUT
+"""What goes to a cluster: within labkit in an installed wheel, beside it in the repository."""
+SITES = CLUSTER / "sites"
 
 
 Count = Annotated[int, Meta(ge=0)]

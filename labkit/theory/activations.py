@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labkit.theory.models import ModelConfig
-from labkit.theory.parameters import is_mixture_layer
 
 AttentionKernel = Literal["explicit", "fused"]
 Recompute = Literal["none", "selective", "full"]
@@ -150,7 +149,7 @@ def layer_kept(
         *_norm_kept(config, tokens, counting, "attention norm"),
         *_attention_kept(config, sequence, tokens, attention, counting),
         *_norm_kept(config, tokens, counting, "MLP norm"),
-        *_mlp_kept(config, tokens, counting, is_mixture_layer(config, layer)),
+        *_mlp_kept(config, tokens, counting, config.has_experts(layer)),
     ]
 
 

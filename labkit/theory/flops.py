@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from labkit.theory.models import ModelConfig
-from labkit.theory.parameters import is_mixture_layer
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -61,7 +60,7 @@ def _score_width(config: ModelConfig) -> int:
 def _mlp_matrix_weights(config: ModelConfig, layer: int) -> int:
     """Elements of the MLP (or active expert and router) matrices one token is multiplied with."""
     matrices = 3 if config.gated_mlp else 2
-    if not is_mixture_layer(config, layer):
+    if not config.has_experts(layer):
         return matrices * config.hidden * config.ffn
     mixture = config.mixture
     assert mixture is not None

@@ -22,9 +22,10 @@ from labkit.theory.parameters import (
     embedding_weights,
     head_weights,
     layer_weights,
+    routed_weights,
 )
 from labkit.theory.pipeline import Schedule, in_flight, layers_of_stages
-from labkit.theory.recipes import ZERO_PAPER, Recipe, state_bytes
+from labkit.theory.recipes import ZERO_PAPER, Recipe, StateBytes, state_bytes
 from labkit.theory.units import bytes_text
 
 
@@ -34,9 +35,10 @@ class TrainingPlan:
 
     sequence, micro_batch: tokens and sequences one GPU works on at once.  data_parallel: d, ranks that share
     the state under ZeRO.  tensor_parallel: t.  pipeline_parallel: p.  context_parallel: c, cuts the sequence
-    of activations. num_micro_batches: m a step, 0 for p.  num_chunks: v, for the interleaved schedule.
-    layers_of_stage: layers each stage owns, default as equal as they go.  prefetch: layers ZeRO-3 gathers
-    ahead of the one in use.
+    of activations.  expert_parallel: e, ranks out of the d c that share each layer's experts out, so that an
+    expert's state is on d c / e of them; every expert is taken to be visited as often.  num_micro_batches:
+    m a step, 0 for p.  num_chunks: v, for the interleaved schedule. layers_of_stage: layers each stage owns,
+    default as equal as they go.  prefetch: layers ZeRO-3 gathers ahead of the one in use.
     """
 
     model: ModelConfig
@@ -50,6 +52,7 @@ class TrainingPlan:
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     context_parallel: int = 1
+    expert_parallel: int = 1
     pipeline_parallel: int = 1
     schedule: Schedule = "1f1b"
     num_micro_batches: int = 0
@@ -72,6 +75,7 @@ class TrainingPlan:
         self._check_divides("ffn", self.model.ffn, "tensor_parallel", self.tensor_parallel)
         self._check_divides("sequence", self.sequence, "context_parallel", self.context_parallel)
         self._check_heads()
+        self._check_experts()
         local = self.sequence // self.context_parallel
         if self.sequence_parallel and local % self.tensor_parallel:
             raise ValueError(
@@ -95,6 +99,26 @@ class TrainingPlan:
                 f"tensor_parallel {t} neither divides num_kv_heads {heads} nor is a multiple of it: "
                 f"no rank may hold part of a key-value head"
             )
+
+    def _check_experts(self) -> None:
+        """Whole experts on each rank, and as many ranks for one as for another."""
+        if self.expert_parallel == 1:
+            return
+        if self.model.mixture is None:
+            raise ValueError(
+                f"expert_parallel is {self.expert_parallel}, and {self.model.name} has no experts"
+            )
+        for what, size in (
+            ("num_experts", self.model.mixture.num_experts),
+            ("data_parallel x context_parallel", self.state_shards),
+        ):
+            self._check_divides(what, size, "expert_parallel", self.expert_parallel)
+
+    @property
+    def local_experts(self) -> int | None:
+        """Experts of a layer that one rank holds, of those the router chooses among; None without any."""
+        mixture = self.model.mixture
+        return None if mixture is None else mixture.num_experts // self.expert_parallel
 
     @property
     def state_shards(self) -> int:
@@ -144,14 +168,14 @@ def stage_layers(plan: TrainingPlan, stage: int) -> range:
 
 
 def stage_units(plan: TrainingPlan, stage: int) -> list[Weights]:
-    """The parameters of a stage in the units FSDP gathers: each layer, the embedding, the final norm and
-    head.
+    """The parameters of a stage on one expert-parallel rank, in the units FSDP gathers: each layer, the
+    embedding, the final norm and head.
 
     With tied embeddings and p > 1, first and last stage each hold a copy of the table (Shoeybi 2019, section
     3).
     """
     model, last = plan.model, plan.pipeline_parallel - 1
-    units = [layer_weights(model, layer) for layer in stage_layers(plan, stage)]
+    units = [layer_weights(model, layer, plan.local_experts) for layer in stage_layers(plan, stage)]
     if stage == 0:
         units.append(embedding_weights(model))
     if stage == last:
@@ -161,8 +185,19 @@ def stage_units(plan: TrainingPlan, stage: int) -> list[Weights]:
 
 
 def stage_parameters(plan: TrainingPlan, stage: int) -> int:
-    """Parameters on one rank of a pipeline stage, after tensor parallelism and before ZeRO."""
+    """Parameters on one rank of a pipeline stage, after tensor and expert parallelism and before ZeRO."""
     return sum(unit.per_rank(plan.tensor_parallel) for unit in stage_units(plan, stage))
+
+
+def stage_state(plan: TrainingPlan, stage: int) -> StateBytes:
+    """The training state of one rank. Ranks that hold the same experts share theirs under ZeRO."""
+    routed = sum(
+        routed_weights(plan.model, layer, plan.local_experts).per_rank(plan.tensor_parallel)
+        for layer in stage_layers(plan, stage)
+    )
+    rest = stage_parameters(plan, stage) - routed
+    experts = state_bytes(routed, plan.recipe, plan.zero_stage, plan.state_shards // plan.expert_parallel)
+    return state_bytes(rest, plan.recipe, plan.zero_stage, plan.state_shards) + experts
 
 
 def gathered_bytes(plan: TrainingPlan, stage: int) -> float:
@@ -243,7 +278,7 @@ def working_bytes(plan: TrainingPlan, stage: int) -> float:
 
 def training_memory(plan: TrainingPlan, stage: int = 0) -> MemoryBreakdown:
     """The bytes on one GPU of pipeline stage `stage` when its activations are at their peak."""
-    state = state_bytes(stage_parameters(plan, stage), plan.recipe, plan.zero_stage, plan.state_shards)
+    state = stage_state(plan, stage)
     return MemoryBreakdown(
         weights=state.weights,
         gradients=state.gradients,

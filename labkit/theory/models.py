@@ -110,6 +110,10 @@ class ModelConfig:
         """Columns of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_size
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether layer number `layer` (from 0) has experts instead of one MLP."""
+        return self.mixture is not None and layer >= self.mixture.dense_layers
+
     def but(self, **changes: Any) -> ModelConfig:
         """The same model with some fields changed."""
         return replace(self, **changes)
@@ -160,7 +164,9 @@ def llama(
 def _presets() -> dict[str, ModelConfig]:
     deepseek_experts = MixtureOfExperts(160, 6, 1536, shared_experts=2, dense_layers=1)
     deepseek_latent = LatentAttention(query_rank=1536, key_value_rank=512, rotary=64, value=128)
+    deepseek_v3_experts = MixtureOfExperts(256, 8, 2048, shared_experts=1, dense_layers=3)
     mixtral_experts = MixtureOfExperts(8, 2, 14_336)
+    large_mixtral_experts = MixtureOfExperts(8, 2, 16_384)
     gpt2: dict[str, Any] = {"vocabulary": 50_257, "max_sequence": 1024}
     shapes = {
         # Radford 2019, table 2 (sizes as released: 124M and 1.56B)
@@ -177,6 +183,8 @@ def _presets() -> dict[str, ModelConfig]:
         "Llama 3 405B": llama(126, 16_384, 128, 8, 53_248),
         # Jiang 2024 (arXiv 2401.04088), table 1
         "Mixtral 8x7B": llama(32, 4096, 32, 8, 14_336, 32_000, mixture=mixtral_experts),
+        # Mistral AI 2024, config.json of Mixtral-8x22B-v0.1
+        "Mixtral 8x22B": llama(56, 6144, 48, 8, 16_384, 32_000, 65_536, mixture=large_mixtral_experts),
         # DeepSeek-AI 2024 (arXiv 2405.04434), section 3.1.2
         "DeepSeek-V2 236B": llama(
             60,
@@ -187,6 +195,18 @@ def _presets() -> dict[str, ModelConfig]:
             102_400,
             head_size=128,
             mixture=deepseek_experts,
+            latent=deepseek_latent,
+        ),
+        # DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2
+        "DeepSeek-V3 671B": llama(
+            61,
+            7168,
+            128,
+            128,
+            18_432,
+            129_280,
+            head_size=128,
+            mixture=deepseek_v3_experts,
             latent=deepseek_latent,
         ),
     }

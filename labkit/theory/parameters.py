@@ -85,24 +85,28 @@ def mlp_weights(config: ModelConfig, width: int | None = None) -> Weights:
     return Weights(sharded=matrices + ups * width, replicated=config.hidden)
 
 
-def is_mixture_layer(config: ModelConfig, layer: int) -> bool:
-    """Whether layer number `layer` (from 0) has experts instead of one MLP."""
-    return config.mixture is not None and layer >= config.mixture.dense_layers
+def routed_weights(config: ModelConfig, layer: int, routed: int | None = None) -> Weights:
+    """`routed` of the experts that a router chooses among (default all); none in a layer without a router."""
+    mixture = config.mixture
+    if mixture is None or not config.has_experts(layer):
+        return Weights()
+    return mlp_weights(config, mixture.expert_ffn) * (mixture.num_experts if routed is None else routed)
 
 
-def layer_weights(config: ModelConfig, layer: int = 0, active_only: bool = False) -> Weights:
+def layer_weights(config: ModelConfig, layer: int = 0, routed: int | None = None) -> Weights:
     """One layer: attention, MLP or experts with their router, and two norms.
 
-    active_only counts the experts one token visits instead of all there are.
+    routed: how many of the experts to count that the router chooses among, default all: those one token
+    visits, or those one rank holds.
     """
     rest = attention_weights(config) + norm_weights(config) * 2
-    if not is_mixture_layer(config, layer):
+    if not config.has_experts(layer):
         return rest + mlp_weights(config)
     mixture = config.mixture
     assert mixture is not None
-    routed = mixture.active_experts if active_only else mixture.num_experts
     router = Weights(replicated=config.hidden * mixture.num_experts)
-    return rest + router + mlp_weights(config, mixture.expert_ffn) * (routed + mixture.shared_experts)
+    shared = mlp_weights(config, mixture.expert_ffn) * mixture.shared_experts
+    return rest + router + shared + routed_weights(config, layer, routed)
 
 
 def embedding_weights(config: ModelConfig) -> Weights:
@@ -149,7 +153,8 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     attention = attention_weights(config).total * config.num_layers
     norms = norm_weights(config).total * (2 * config.num_layers + 1)
     whole_layers = sum(layer_weights(config, i).total for i in layers)
-    active_layers = sum(layer_weights(config, i, active_only=True).total for i in layers)
+    visited = config.mixture.active_experts if config.mixture else None
+    active_layers = sum(layer_weights(config, i, visited).total for i in layers)
     embedding, final = embedding_weights(config).total, head_weights(config).total
     return ParameterCount(
         embedding=embedding,

@@ -19,9 +19,10 @@ from labkit.launch.engine.council import Alone
 from labkit.launch.engine.ranks import Ranks
 from labkit.launch.engine.targets import named
 from labkit.launch.engine.watchdog import Watchdog
+from labkit.launch.handover.directory import remove_stale
 from labkit.launch.handover.request import CONTROL, Request
 from labkit.record.state import ControlPage
-from labkit.torch_private import QuietAgent
+from labkit.torch_private import QuietAgent, quieten_elastic
 
 
 class Settled(RendezvousHandler):
@@ -105,19 +106,27 @@ def run_job(directory: Path) -> bool:
     ranks = Ranks(directory, request.ranks)
     watchdog = Watchdog(ranks, ControlPage(directory / CONTROL), Alone(directory))
     spec = WorkerSpec(
-        role="rank", local_world_size=request.ranks, fn=named(request.rank),
-        args=(str(directory), os.getpid(), watchdog.bell), rdzv_handler=_one_node(directory.name),
-        max_restarts=0, monitor_interval=1e-4,
-    )  # fmt: skip
+        role="rank",
+        local_world_size=request.ranks,
+        fn=named(request.rank),
+        args=(str(directory), os.getpid(), watchdog.bell),
+        rdzv_handler=_one_node(directory.name),
+        max_restarts=0,
+        monitor_interval=1e-4,
+    )
     try:
         result: Any = Agent(spec, watchdog).run()
         return result is not None and not result.is_failed() and watchdog.verdict == "finished"
     finally:
+        launchers = any(processes.is_alive(pid) for pid in processes.children())  # of ranks that launched
         processes.end_children()
+        if launchers:
+            remove_stale()
 
 
 def fork_job(directory: Path) -> int:
     """Run a job in a forked process with a session of its own, which ends with this one; returns its pid."""
+    quieten_elastic()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:

@@ -72,6 +72,11 @@ class Alone:
     def conclude(self, reason: str, facts: list[RankFacts], pids: list[int], timeout: float) -> str:
         diagnosis = diagnose(reason, facts, timeout)
         processes.end(pids, GRACE)
-        write_facts(self._directory, facts)
-        write_reserved(self._directory / VERDICT, diagnosis)
+        write_verdict(self._directory, diagnosis, facts)
         return diagnosis.verdict
+
+
+def write_verdict(directory: Path, diagnosis: Diagnosis, facts: list[RankFacts]) -> None:
+    """Write down how a job ended, and what is known about its ranks."""
+    write_facts(directory, facts)
+    write_reserved(directory / VERDICT, diagnosis)

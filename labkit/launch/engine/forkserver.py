@@ -1,7 +1,7 @@
 """The warm process that jobs are forked from. It imports torch, and then only forks, watches and cleans up.
 
 Started by `client.EngineProcess` with one end of a socket pair. Messages, one JSON object each:
-    to the engine    {"do": "run" | "kill", "job": NAME}       NAME is a directory inside the engine's
+    to the engine    {"do": "run" | "kill" | "forget", "job": NAME}  NAME is a directory inside the engine's
     directory from the engine  {"event": "ready"} | {"event": "ended", "job": NAME, "code": exit code, or
     minus the signal}
 It leaves when its notebook does: when the socket closes, or when the process that started it is gone.
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from labkit import processes
 from labkit.launch.engine.gpu_lock import GpuLocks, device_names
+from labkit.launch.engine.heap import fill_gaps
 from labkit.launch.failure.errors import Diagnosis
 from labkit.launch.handover.environment import inherited
 from labkit.launch.handover.request import VERDICT, Request
@@ -31,6 +32,15 @@ from labkit.launch.handover.reserved import write_reserved
 
 MESSAGE_BYTES = 65536
 _IDLE = 1000  # milliseconds without work after which there is time for more imports
+_FOR_EVERY_JOB = (
+    "labkit.launch.engine.agent",
+    "labkit.launch.engine.worker",
+    "labkit.launch.engine.session_rank",
+    "labkit.record.native",
+    "multiprocessing.popen_fork",
+    "multiprocessing.queues",
+    "numpy",
+)
 _FOR_THE_ENGINE = ("GLIBC_TUNABLES", "PYTHONMALLOC", "PYTHONUNBUFFERED")  # not for what ranks start
 
 
@@ -47,6 +57,7 @@ class Engine:
         self._control, self._directory = control, directory
         self._owner, self._owner_ended = owner, _told_of_end(owner)
         self._jobs: dict[int, _Running] = {}  # by pid of the agent
+        self._forgotten: set[str] = set()  # jobs whose directories nobody will remove
         self._gpus = GpuLocks()
         self._complete = False  # whether everything that ranks may need is imported
         self._poll = select.poll()
@@ -88,6 +99,8 @@ class Engine:
         order = json.loads(message)
         if order["do"] == "run":
             self._run(order["job"])
+        elif order["do"] == "forget":
+            self._forget(order["job"])
         else:
             self._kill(order["job"])
         return True
@@ -112,12 +125,25 @@ class Engine:
             if running.job == job:
                 processes.send(pid, signal.SIGKILL)
 
+    def _forget(self, job: str) -> None:
+        self._forgotten.add(job)
+        if not any(running.job == job for running in self._jobs.values()):
+            self._remove_forgotten(job)
+
+    def _remove_forgotten(self, job: str) -> None:
+        import shutil
+
+        if job in self._forgotten:
+            self._forgotten.remove(job)
+            shutil.rmtree(self._directory / job, ignore_errors=True)
+
     def _ended(self, pid: int) -> None:
         running = self._jobs.pop(pid)
         _, status = os.waitpid(pid, 0)
         self._end_strays()
         self._gpus.give_back(running.gpus)
         self._send({"event": "ended", "job": running.job, "code": os.waitstatus_to_exitcode(status)})
+        self._remove_forgotten(running.job)
         import_for_backward()  # where one job was, there will be more, perhaps without a pause between them
 
     def _end_strays(self) -> None:
@@ -190,7 +216,7 @@ def warm_up() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("labkit.launch.engine.session_rank", "labkit.record.native", "numpy"):
+    for name in _FOR_EVERY_JOB:
         importlib.import_module(name)
     for name in (*inherited(os.environ), *_FOR_THE_ENGINE):
         os.environ.pop(name, None)
@@ -204,7 +230,7 @@ def import_for_ranks(names: Iterable[str]) -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     if missing:
-        gc.freeze()
+        _share_all()
 
 
 def import_for_backward() -> None:
@@ -213,7 +239,7 @@ def import_for_backward() -> None:
         IMPORTED_BY_BACKWARD,  # torch, which may only be imported once it is wanted
     )
 
-    import_for_ranks([IMPORTED_BY_BACKWARD])
+    import_for_ranks(IMPORTED_BY_BACKWARD)
 
 
 def import_the_rest() -> None:
@@ -226,7 +252,13 @@ def import_the_rest() -> None:
     gc.collect()
     gc.freeze()
     gc.collect()
+    _share_all()
+
+
+def _share_all() -> None:
+    """Have ranks share what there is by now: neither the collector nor an allocation writes to its pages."""
     gc.freeze()
+    fill_gaps()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import linecache
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,25 +16,40 @@ from labkit.record.lines import is_library_file
 _LONGEST_MESSAGE = 8000  # characters
 _MOST_FRAMES = 20
 _MOST_RELATED = 8
+_FRAMES_WITH_VALUES = 3
 
 
-def describe_error(error: BaseException) -> dict[str, Any]:
+Values = Callable[[FrameType], Sequence[tuple[str, str]]]
+
+
+def describe_error(error: BaseException, values: Values = lambda _: ()) -> dict[str, Any]:
     """Type, message, the user's own frames, notes, what kind of failure it is, and the exceptions behind it.
 
-    related: each with `how` it belongs to this one ("caused by", "while handling", "part 2 of 3").
+    values: gives a frame's variables, which the last frames then have. related: each with `how` it belongs
+    to this one ("caused by", "while handling", "part 2 of 3").
     """
     related: list[dict[str, Any]] = []
     for how, other in _related(error, {id(error)}):
         if len(related) == _MOST_RELATED:
             break
         related.append({"how": how, **_described(other)})
-    return {**_described(error), "kind": _kind(error), "related": related}
+    return {**_described(error, values), "kind": _kind(error), "related": related}
 
 
-def _described(error: BaseException) -> dict[str, Any]:
-    notes = [note[:_LONGEST_MESSAGE] for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
-    return {"type": type(error).__name__, "message": _message(error)[:_LONGEST_MESSAGE],
-            "frames": _frames(error), "notes": notes[:_MOST_RELATED]}  # fmt: skip
+def _described(error: BaseException, values: Values = lambda _: ()) -> dict[str, Any]:
+    notes = getattr(error, "__notes__", ())
+    told = [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
+    return {
+        "type": type(error).__name__,
+        "message": _text(_message(error)),
+        "frames": _frames(error, values),
+        "notes": [_text(note) for note in told[:_MOST_RELATED]],
+    }
+
+
+def _text(text: str) -> str:
+    """As much of it as is shown, without halves of characters, which no notebook can be sent."""
+    return text[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
 
 
 def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
@@ -53,15 +69,18 @@ def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseEx
             yield from _related(other, seen)
 
 
-def _frames(error: BaseException) -> list[dict[str, Any]]:
-    frames = []
+def _frames(error: BaseException, values: Values) -> list[dict[str, Any]]:
+    own, frames = [], []
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if not is_library_file(code.co_filename):
             source = linecache.getline(code.co_filename, line).strip()
+            own.append(frame)
             frames.append(
                 {"file": code.co_filename, "line": line, "function": code.co_name, "source": source}
             )
+    for frame, described in list(zip(own, frames, strict=True))[-_FRAMES_WITH_VALUES:]:
+        described["values"] = list(values(frame))
     return frames[-_MOST_FRAMES:]
 
 

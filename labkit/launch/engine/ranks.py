@@ -69,10 +69,13 @@ class Ranks:
         )
 
     def some_stopped_in_a_call(self, pids: list[int]) -> bool:
-        """Whether a rank died, or failed inside a call: what the others called is then half of the story."""
+        """Whether a rank died, or failed inside a call or while it met the others.
+
+        What the others did is then half of the story: who left may not even be gone yet when it is noticed.
+        """
         ends = [read_reserved(end_path(self.directory, rank)) for rank in self.numbers]
         died = any(end is None and exit_of(pid) for end, pid in zip(ends, pids, strict=True))
-        return died or any(end and end.get("waiting") for end in ends)
+        return died or any(end and (end.get("waiting") or end.get("joining")) for end in ends)
 
     def settle(self, pids: list[int]) -> None:
         """Wait until each rank waits or has ended, or the time for that is up."""

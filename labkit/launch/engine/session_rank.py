@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import json
-import linecache
 import os
 import pickle
 import signal
 import sys
 import time
 import types
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,22 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
+from labkit.launch.engine.frame_values import frame_values
+from labkit.launch.engine.post_mortem import PostMortem
 from labkit.launch.engine.raised import describe_error
+from labkit.launch.engine.rank_shell import RankShell
+from labkit.launch.engine.reloading import Reloader
 from labkit.launch.handover import results
-from labkit.launch.handover.notebook_names import Receiver, rank_namespace
+from labkit.launch.handover.identity import rank_namespace
+from labkit.launch.handover.rank_names import Receiver
 from labkit.launch.handover.request import end_path, records_path, result_path
 from labkit.launch.handover.reserved import clear_reserved, write_reserved
 from labkit.launch.handover.session_wire import connect
+from labkit.record.agreement import called_by
 from labkit.record.current import current_recorder
 from labkit.record.files import write_records
 from labkit.record.recorder import Recorder
 from labkit.record.state import IDLE, RUNNING
-
-_LONGEST_VALUE = 20000  # characters of a cell's last expression
 
 
 def serve(directory: str) -> None:
@@ -62,72 +65,98 @@ class _Rank:
         sys.modules["__main__"] = types.ModuleType("__main__")
         self.namespace = rank_namespace()
         self.namespace |= {"__builtins__": builtins, "rank": self.rank, "world_size": dist.get_world_size()}
+        self._shell = RankShell(self.namespace)
         self._receiver = Receiver(self.namespace)
+        self._reloader = Reloader()
         self._began = time.monotonic()
-        self._failed_before = False
+        self._failure: BaseException | None = None  # of the last cell
+        self._debugger: PostMortem | None = None  # of that failure
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what the notebook asks ("cell", "call" or "records"), and say how it went."""
+        """Do what the notebook asks ("cell", "call", "records", "names", "debug"), and say how it went."""
+        if message["do"] == "names":
+            return {"ok": True, **self._receiver.answer(message["names"], message["objects"])}
         if message["do"] == "records":
             write_records(records_path(self.directory, self.rank), self.recorder, self._began)
             return {"ok": True}
-        if self._failed_before:
+        if message["do"] == "debug":
+            return {"ok": True, "text": self._debug(message["line"], message["cells"])}
+        if self._failure is not None:
             clear_reserved(end_path(self.directory, self.rank))
-            self._failed_before = False
+            self._failure = self._debugger = None
         self.recorder.restart()
         self._began = time.monotonic()
         self.recorder.enter(RUNNING)
+        done = self._cell(message) if message["do"] == "cell" else self._tried(lambda: self._call(message))
+        return done | self._called() if done["ok"] else done
+
+    def _cell(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Take what comes along, whole or not at all (an interrupt waits), and run the source."""
+        if message["names"] is not None:
+            try:
+                self._receiver.take(message["names"])
+            except BaseException as error:
+                return {"ok": False, "took": False, "error": self._failed(error)}
+        answer = self._tried(lambda: self._run(message["source"], message["file"], message["reload"]))
+        return {**answer, "took": True, "lost": self._receiver.lost()}
+
+    def _tried(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return {"ok": True, **(self._cell(message) if message["do"] == "cell" else self._call(message))}
+            try:
+                return {"ok": True, **work()}
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one finds the first being told of
         except BaseException as error:
             return {"ok": False, "error": self._failed(error)}
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
             sys.stdout.flush()
             sys.stderr.flush()
 
-    def _cell(self, message: dict[str, Any]) -> dict[str, Any]:
-        if message["names"] is not None:
-            self._receiver.take(message["names"])
-        value = run_cell(message["source"], message["file"], self.namespace)
-        if value is None:
-            return {}
-        self.namespace["_"] = value
-        return {"value": repr(value)[:_LONGEST_VALUE], "html": _html(value)}
+    def _run(self, source: str, file: str, reload: bool) -> dict[str, Any]:
+        if reload:
+            self._reloader.reload()
+        try:
+            return self._shell.run(source, file)
+        finally:
+            self._reloader.look()
+
+    def _called(self) -> dict[str, Any]:
+        """What the ranks' calls are compared by, where there were any."""
+        made = self.recorder
+        return {"called": called_by(self.rank, made.entries, made.new_groups)} if made.entries else {}
 
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
         function, args, kwargs = pickle.loads(message["payload"])
         results.write(function(*args, **kwargs), result_path(self.directory, self.rank), message["limit"])
         return {}
 
+    def _debug(self, line: str | None, cells: dict[str, tuple[str, str]]) -> str:
+        """One command of the debugger, which an interrupt stops."""
+        assert self._failure is not None, "the notebook asks ranks that failed"
+        if self._debugger is None:
+            clear_reserved(end_path(self.directory, self.rank))  # the notebook has it: what ends this is new
+            self._debugger = PostMortem(self._failure)
+        self.recorder.enter(RUNNING)
+        try:
+            try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                return self._debugger.answer(line, cells)
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except BaseException as error:
+            return f"*** {type(error).__name__}\n"
+
     def _failed(self, error: BaseException) -> dict[str, Any]:
         """Write it where the agent finds it, in case the other ranks now wait for ever."""
-        end = {"rank": self.rank, "state": "failed", "time": time.monotonic(), **describe_error(error)}
-        self._failed_before = True
+        end = {
+            "rank": self.rank,
+            "state": "failed",
+            "time": time.monotonic(),
+            **describe_error(error, frame_values),
+        }
+        self._failure = error
         state = self.recorder.page.read()
         end |= {"waiting": state.phase == "waiting", "page": msgspec.to_builtins(state, str_keys=True)}
         write_reserved(end_path(self.directory, self.rank), end)
         return end
-
-
-def run_cell(source: str, file: str, namespace: dict[str, Any]) -> Any:
-    """Execute a cell; the value of its last expression, None when it ends otherwise or in a semicolon."""
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    tree = ast.parse(source, file)
-    last: ast.Expression | None = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        expression = tree.body.pop()
-        assert isinstance(expression, ast.Expr)
-        last = ast.Expression(expression.value)
-    exec(compile(tree, file, "exec"), namespace)
-    value = eval(compile(last, file, "eval"), namespace) if last is not None else None
-    return None if source.rstrip().endswith(";") else value
-
-
-def _html(value: Any) -> str:
-    try:
-        html = value._repr_html_()
-    except Exception:
-        return ""
-    return html if isinstance(html, str) and len(html) <= _LONGEST_VALUE else ""

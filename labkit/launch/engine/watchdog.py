@@ -9,11 +9,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.launch.engine.council import Council
+from labkit.launch.engine.council import Council, write_verdict
 from labkit.launch.engine.ranks import SETTLED, Ranks, exit_of
-from labkit.launch.failure.diagnose import Exit
+from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose
 from labkit.launch.handover.request import MAX_LOG_BYTES
-from labkit.record.state import FINISHED, WAITING, ControlPage
+from labkit.record.state import FINISHED, HOLD, WAITING, ControlPage
 
 _LOOK_EVERY = 0.02  # seconds between two looks, when nobody rings
 QUIET = 1.0  # seconds without any event before ranks that all wait are compared
@@ -27,6 +27,7 @@ class Watchdog:
 
     def __init__(self, ranks: Ranks, control: ControlPage, council: Council) -> None:
         self.verdict = ""
+        self._held = False  # whether the ranks are kept as they were when the job failed
         self._ranks, self._control, self._council = ranks, control, council
         self._events = -1
         self._quiet_since = time.monotonic()
@@ -42,9 +43,11 @@ class Watchdog:
     def look(self, pids: list[int]) -> bool:
         """Whether the job has failed; if so, its ranks have been ended and the diagnosis written."""
         reason = self._council.reason(self._reason(pids))
-        if reason:
+        if reason == HOLD:
+            self._hold(pids)
+        elif reason:
             self._end(reason, pids)
-        return bool(reason)
+        return reason not in ("", HOLD)
 
     def all_finished(self) -> bool:
         """Whether every rank has said that it is done, and may be ended."""
@@ -57,13 +60,15 @@ class Watchdog:
 
     def _reason(self, pids: list[int]) -> str:
         deadline, _, stop = self._control.read()
-        if stop:
+        if stop not in ("", HOLD):
             return stop
         if self._ranks.some_failed(pids):
             return "failed"
         now = time.monotonic()
         if deadline and now > deadline:
             return "deadline"
+        if stop:
+            return self._hold_or_part()
         if now > self._next_slow_look:
             self._next_slow_look = now + 0.05
             return self._slow_look(now)
@@ -80,13 +85,28 @@ class Watchdog:
             return "stuck" if self._council.stuck(self._ranks.states()) else ""
         return ""
 
+    def _hold_or_part(self) -> str:
+        """Why held ranks must end: one has, because the notebook hung up."""
+        if FINISHED in self._ranks.phases():
+            return "cancelled"
+        return "" if self._held else HOLD
+
+    def _hold(self, pids: list[int]) -> None:
+        """Write down why the job failed, and let its ranks be."""
+        self._held = True
+        facts = self._evidence("failed", pids)
+        write_verdict(self._ranks.directory, diagnose("failed", facts, 0.0), facts)
+
     def _end(self, reason: str, pids: list[int]) -> None:
+        facts, timeout = self._evidence(reason, pids), self._control.read()[1]
+        self.verdict = self._council.conclude(reason, facts, pids, timeout)
+
+    def _evidence(self, reason: str, pids: list[int]) -> list[RankFacts]:
         if reason == "failed" and (self._council.overruled or self._ranks.some_stopped_in_a_call(pids)):
             self._ranks.settle(pids)
         exits = [self._with_memory(exit_of(pid)) for pid in pids]
         self._ranks.write_stacks(pids, exits)
-        timeout = self._control.read()[1]
-        self.verdict = self._council.conclude(reason, self._ranks.facts(exits), pids, timeout)
+        return self._ranks.facts(exits)
 
     def _with_memory(self, ended: Exit | None) -> Exit | None:
         """A SIGKILL while the system counted a kill for want of memory was that kill."""

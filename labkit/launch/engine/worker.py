@@ -20,7 +20,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from labkit.launch.engine.proof import prove_in_groups
 from labkit.launch.engine.raised import describe_error
+from labkit.launch.engine.signed_store import SignedStore
 from labkit.launch.engine.targets import load_target
 from labkit.launch.handover import results
 from labkit.launch.handover.request import (
@@ -72,11 +74,15 @@ class _Worker:
         self.page.enter(STARTING)
         self.recorder = Recorder(rank, self.page)
         self._entered = 0.0
+        self._joining = False  # whether it is about to meet the other ranks
 
     def run(self) -> None:
         request = self.request
         _prepare(request, self.rank)
-        group = _join(self.directory, request, self.rank)
+        self._joining = True
+        self._store = _store(self.directory, request, self.rank)  # torch alone keeps no store in Python alive
+        group = _join(self._store, request, self.rank)
+        self._joining = False
         if request.record:
             use_recorder(self.recorder)
             install(self.recorder)
@@ -101,6 +107,7 @@ class _Worker:
         """Report how the function ended and leave; the agent ends the other ranks."""
         end = {"rank": self.rank, "state": "failed", "time": time.monotonic(), **describe_error(error)}
         end["waiting"] = self.page.read().phase == "waiting"
+        end["joining"] = self._joining
         try:
             _flush()
             write_reserved(end_path(self.directory, self.rank), end)
@@ -173,12 +180,13 @@ def _seed(seed: int | None, rank: int) -> None:
         numpy.random.seed((seed + rank) % 2**32)
 
 
-def _join(directory: Path, request: Request, rank: int) -> dist.ProcessGroup:
+def _join(store: dist.Store, request: Request, rank: int) -> dist.ProcessGroup:
     """Initialise the default process group."""
     patience = timedelta(
         seconds=(request.timeout or 86400) + 60
     )  # the watchdog's verdict comes before torch's
-    store = _store(directory, request, rank)
+    if request.key:
+        prove_in_groups(request.key)
     device = torch.device("cuda", request.devices[rank]) if request.backend == "nccl" else None
     dist.init_process_group(
         request.backend, store=store, rank=rank, world_size=request.ranks, timeout=patience, device_id=device
@@ -191,7 +199,7 @@ def _store(directory: Path, request: Request, rank: int) -> dist.Store:
     """Where the ranks meet."""
     if STORE in os.environ:
         return _settled_store(request.ranks, rank)
-    return _agents_store() if request.nodes > 1 else _own_store(directory, request.ranks)
+    return _agents_store(request) if request.nodes > 1 else _own_store(directory, request.ranks)
 
 
 def _own_store(directory: Path, ranks: int) -> dist.Store:
@@ -211,10 +219,14 @@ def _settled_store(ranks: int, rank: int) -> dist.Store:
     return dist.TCPStore(address, port, ranks, True, wait_for_workers=False, master_listen_fd=socket)
 
 
-def _agents_store() -> dist.Store:
-    """The store that the agents of several nodes share; torch's agent has said where it is."""
+def _agents_store(request: Request) -> dist.Store:
+    """The store that the agents of several nodes share; torch's agent has said where it is.
+
+    NCCL asks its store from threads of its own, which a store in Python would have wait for the rank's.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.PrefixStore("ranks", dist.TCPStore(address, port, None, False, wait_for_workers=False))
+    store = dist.PrefixStore("ranks", dist.TCPStore(address, port, None, False, wait_for_workers=False))
+    return SignedStore(store, request.key) if request.backend == "gloo" else store
 
 
 def _with_group(

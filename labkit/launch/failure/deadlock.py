@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from labkit.record.exchange import Misfit, Parts, find_misfit, parts_by_peer
 from labkit.record.state import RECENT, State, Wait, group_key
 
 _SIZE_MAY_DIFFER = {"barrier", "gather", "scatter", "all_to_all"}
@@ -12,13 +13,16 @@ _SIZE_MAY_DIFFER = {"barrier", "gather", "scatter", "all_to_all"}
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Two calls that do not fit. kind: "op", "dtype", "size", "detail" or, of messages, "tag"."""
+    """Two calls that do not fit. kind: "op", "dtype", "size", "detail", of messages "tag" or, of an
+    all-to-all, "part": `part` says which.
+    """
 
     kind: str
     first: int
     one: Wait
     second: int
     other: Wait
+    part: Misfit | None = None
 
 
 def is_stuck(states: Sequence[State]) -> bool:
@@ -62,7 +66,13 @@ def find_mismatch(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch | 
         other = _same_call(wait, states[member]) if member != rank and member < len(states) else None
         if other is not None and (kind := _difference(wait, other)):
             return Mismatch(kind, rank, wait, member, other)
+        if other is not None and (part := find_misfit(rank, _parts(wait), member, _parts(other))):
+            return Mismatch("part", rank, wait, member, other, part)
     return None
+
+
+def _parts(wait: Wait) -> Parts:
+    return parts_by_peer(wait.members, wait.sent, wait.received)
 
 
 def _same_call(wait: Wait, state: State) -> Wait | None:

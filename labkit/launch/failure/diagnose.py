@@ -32,8 +32,8 @@ class RankFacts:
     """Evidence about one rank.
 
     end: what the rank itself wrote when its function ended ("state", and for a failure "type", "message",
-    "frames", "kind", "time", "waiting"); None when it wrote nothing. ended: None for a rank that the watchdog
-    had to end. quiet: seconds since it last entered or left a call.
+    "frames", "kind", "time", "waiting", "joining"); None when it wrote nothing. ended: None for a rank that
+    the watchdog had to end. quiet: seconds since it last entered or left a call.
     """
 
     rank: int
@@ -54,8 +54,10 @@ class RankFacts:
 
     @property
     def in_a_call(self) -> bool:
-        """Whether it failed or died while it waited in a communication call."""
-        return bool(self.end["waiting"]) if self.end and self.failed else self.state.phase == "waiting"
+        """Whether it failed or died while it waited in a communication call, or to meet the other ranks."""
+        if self.end and self.failed:
+            return bool(self.end["waiting"] or self.end.get("joining"))
+        return self.state.phase == "waiting"
 
 
 def diagnose(reason: str, facts: Sequence[RankFacts], timeout: float, wrong: str = "") -> Diagnosis:
@@ -109,10 +111,14 @@ def _report(fact: RankFacts, first: bool = False) -> RankReport:
     if wait is not None and waited and wait.file:
         line = f"{wait.file}:{wait.line}"
     return RankReport(
-        rank=fact.rank, state=state, waiting_for=words.wait(wait) if wait and waited else "", line=line,
+        rank=fact.rank,
+        state=state,
+        waiting_for=words.wait(wait) if wait and waited else "",
+        line=line,
         error=_error(fact) if state in ("failed", "killed") else "",
-        traceback=frames if state != "finished" else (), **(_behind(fact) if state == "failed" else {}),
-    )  # fmt: skip
+        traceback=frames if state != "finished" else (),
+        **(_behind(fact) if state == "failed" else {}),
+    )
 
 
 def _behind(fact: RankFacts) -> dict[str, Any]:
@@ -126,7 +132,10 @@ def _behind(fact: RankFacts) -> dict[str, Any]:
 
 
 def _own_frames(end: dict[str, Any]) -> tuple[Frame, ...]:
-    return tuple(Frame(**frame) for frame in end.get("frames", ()))
+    return tuple(
+        Frame(**{**frame, "values": tuple((name, text) for name, text in frame.get("values", ()))})
+        for frame in end.get("frames", ())
+    )
 
 
 def _state(fact: RankFacts, first: bool) -> str:
@@ -134,7 +143,9 @@ def _state(fact: RankFacts, first: bool) -> str:
         assert fact.end is not None
         if fact.end.get("kind") == "interrupted":
             return "waiting" if fact.end.get("waiting") else "running"
-        return "waiting" if fact.end.get("waiting") and not first else "failed"
+        if first or not fact.in_a_call:
+            return "failed"
+        return "waiting" if fact.end.get("waiting") else "starting"
     if fact.died:
         assert fact.ended is not None
         return "killed" if fact.ended.signal else "failed"

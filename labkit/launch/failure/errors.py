@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MOST_RANKS = 16
+_ARROW = "--> "  # before the line of the student's that it happened in
+_WIDTH = 96  # characters: what fits beside JupyterLab's file browser in a window of 1280 pixels
 _STUB = re.compile(r"NotImplementedError: \d\d\.[\w-]+: not written yet")  # what exercises start as
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a traceback."""
+    """One line of a traceback. values: of a session's ranks, what its variables were, as texts by name."""
 
     file: str
     line: int
     function: str
     source: str = ""
+    values: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,20 +107,38 @@ def _stub(diagnosis: Diagnosis) -> str:
 
 
 def _raised(report: RankReport) -> list[str]:
-    lines = [f"On {report.name}:", *_traceback(report.traceback, report.error, report.notes)]
+    lines = [f"On {report.name}:", *_traceback(report.traceback, report.error, report.notes, _ARROW)]
     for one in report.related:
         lines += [f"  {one.how}:", *_traceback(one.traceback, one.error, one.notes)]
     return lines
 
 
-def _traceback(frames: Sequence[Frame], error: str, notes: Sequence[str]) -> list[str]:
+def _traceback(frames: Sequence[Frame], error: str, notes: Sequence[str], last: str = "    ") -> list[str]:
+    """last: what stands before the source of the last frame."""
     lines = []
-    for frame in frames:
+    for number, frame in enumerate(frames, 1):
         lines.append(f"  {frame.file}, line {frame.line}, in {frame.function}")
         if frame.source:
-            lines.append(f"    {frame.source}")
+            lines.append(f"{last if number == len(frames) else '    '}{frame.source}")
     lines += [f"  {error}"] if error else []
     return lines + [f"  {line}" for note in notes for line in note.splitlines()]
+
+
+def locals_text(diagnosis: Diagnosis, rank: int | None = None) -> str:
+    """The variables of the frames in which a rank failed (None: the first that did), innermost first."""
+    failed = [report for report in diagnosis.ranks if report.state == "failed" and report.traceback]
+    if not failed:
+        return "no rank has failed in a line of yours: there are no variables to show"
+    wanted = diagnosis.rank if rank is None else rank
+    report = next((report for report in failed if wanted in (None, report.rank)), None)
+    if report is None:
+        others = ", ".join(str(report.rank) for report in failed)
+        return f"rank {wanted} did not fail with an error: choose one of {others}"
+    lines = [f"On {report.name}: {report.error}"]
+    for frame in reversed(report.traceback):
+        lines += [f"{frame.file}, line {frame.line}, in {frame.function}", f"    {frame.source}"]
+        lines += [f"  {name} = {value}" for name, value in frame.values]
+    return "\n".join(lines)
 
 
 def rank_line(report: RankReport) -> str:
@@ -124,8 +146,8 @@ def rank_line(report: RankReport) -> str:
     where = f", at {report.line}" if report.line and report.state != "finished" else ""
     if report.state == "waiting":
         return f"  {report.name}: waiting in {report.waiting_for or 'a call'}{where}"
-    error = f": {report.error.splitlines()[0][:160]}" if report.error else ""
-    return f"  {report.name}: {report.state}{error}{where}"
+    error = textwrap.shorten(report.error.partition("\n")[0], 160, placeholder=" …")
+    return f"  {report.name}: {report.state}{f': {error}' if error else ''}{where}"
 
 
 class LaunchError(RuntimeError):
@@ -156,7 +178,30 @@ class LaunchError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of the frames of the launcher, which are nobody's business."""
-        return [f"{type(self).__name__}: {self}"]
+        first, *others = f"{type(self).__name__}: {self}".splitlines()
+        return [
+            _bold(first),
+            *(_bold(line) if line.startswith(_ARROW) else _wrapped(line) for line in others),
+        ]
+
+
+def _bold(line: str) -> str:
+    """For a terminal; JupyterLab shows it so too. Bold and no colour: that stands out in every theme."""
+    return f"\x1b[1m{_wrapped(line)}\x1b[0m"
+
+
+def _wrapped(line: str) -> str:
+    """In several lines, if it is a long one: JupyterLab breaks lines in the middle of a word."""
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line,
+        _WIDTH,
+        subsequent_indent=f"{indent}  ",
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class RankError(LaunchError):

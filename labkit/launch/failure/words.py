@@ -7,12 +7,14 @@ import signal
 from collections.abc import Sequence
 
 from labkit.launch.failure.deadlock import Mismatch
+from labkit.record.exchange import Misfit
 from labkit.record.state import State, Wait, group_key
 
 MISMATCH_HINT = (
     "every rank of a group must make the same calls in the same order, with the same arguments, dtype and "
-    "sizes, and a recv needs the dtype, size and tag of its send: look for an `if rank == ...`, or a shape "
-    "that depends on the rank, before these lines"
+    "sizes, a recv needs the dtype, size and tag of its send, and what a rank expects from another in an "
+    "all_to_all must be what that one sends it: look for an `if rank == ...`, a shape that depends on the "
+    "rank, or counts that came from another group, before these lines"
 )
 
 _GROUPS_HINT = "ranks that belong to several groups must call on them in the same order everywhere"
@@ -69,15 +71,30 @@ def killed_by(number: int) -> str:
 def mismatch(found: Mismatch) -> str:
     """Which two ranks called what."""
     one, other = found.one, found.other
-    what = {"op": "different collectives", "dtype": "the same collective with different dtypes",
-            "size": "the same collective with different sizes", "tag": "send and recv with different tags",
-            "detail": "the same collective with different arguments"}[found.kind]  # fmt: skip
+    if found.part is not None:
+        return _misfit(found, found.part)
+    what = {
+        "op": "different collectives",
+        "dtype": "the same collective with different dtypes",
+        "size": "the same collective with different sizes",
+        "tag": "send and recv with different tags",
+        "detail": "the same collective with different arguments",
+    }[found.kind]
     if one.point_to_point:
         what = what.replace("the same collective", "send and recv")
         return f"ranks called {what}: rank {found.first} {_called(one)}, rank {found.second} {_called(other)}"
     return (
         f"ranks called {what} as call {one.number} on {ranks(one.members)}: "
         f"rank {found.first} {_called(one)}, rank {found.second} {_called(other)}"
+    )
+
+
+def _misfit(found: Mismatch, part: Misfit) -> str:
+    sent, expected = (found.one, found.other) if part.sender == found.first else (found.other, found.one)
+    return (
+        f"rank {part.sender} sends {part.sent} bytes of {sent.dtype} to rank {part.receiver} in {sent.op}, "
+        f"call {sent.number} on {ranks(sent.members)}, at {place(sent)}, but rank {part.receiver} expects "
+        f"{part.expected} bytes from it at {place(expected)}"
     )
 
 

@@ -44,9 +44,9 @@ def _owned(path: Path) -> bool:
     try:
         owner = json.loads((path / "owner.json").read_text())
         return start_time(owner["pid"]) == owner["started"] is not None
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return _young(path)  # another process may be between creating it and signing it
-    except (OSError, ValueError, KeyError):
+    except (OSError, KeyError):
         return False
 
 

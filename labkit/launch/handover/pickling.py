@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import io
@@ -9,14 +10,14 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle's, by which modules of a class of their own travel by name too.
+    """cloudpickle's, by which modules of a class of their own travel by name too; cached functions travel.
 
     torch.distributed.config is one, and cloudpickle takes a function that uses torch.distributed and
     something called `config` to use it.
@@ -28,7 +29,22 @@ class Pickler(cloudpickle.Pickler):
             name = getattr(obj, "__name__", "")
             if sys.modules.get(name) is obj:
                 return importlib.import_module, (name,)
+        if type(obj) is _CACHED and isinstance(obj.__wrapped__, FunctionType) and _by_value(obj.__wrapped__):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
+
+
+_CACHED = type(functools.cache(len))
+
+
+def _by_value(function: FunctionType) -> bool:
+    """Whether no module that a rank could import has it: then it has to travel, cache or no cache."""
+    return function.__module__ == "__main__" or function.__module__ not in sys.modules
+
+
+def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """As the notebook's `functools.cache` or `lru_cache` made it, with nothing in the cache."""
+    return functools.lru_cache(**parameters)(function)
 
 
 def dumps(value: Any) -> bytes:
@@ -49,12 +65,11 @@ def find_unsendable(
     """Names the part that does not pickle ("argument 2", "`lock`, which the function uses"); and the part."""
     named = {f"argument {index + 1} of the function": value for index, value in enumerate(args)}
     named |= {f"argument {name!r} of the function": value for name, value in kwargs.items()}
+    named |= {f"`{name}`, which the function uses,": value for name, value in _used_by(fn).items()}
     for where, value in named.items():
         if not _pickles(value):
-            return _innermost(where, value)
-    for name, value in _used_by(fn).items():
-        if not _pickles(value):
-            return _innermost(f"`{name}`, which the function uses,", value)
+            path, part = innermost(value)
+            return where + (f" (its {path})" if path.startswith(".") else path), part
     return "the function", fn
 
 
@@ -66,16 +81,19 @@ def _used_by(fn: Callable[..., Any]) -> Mapping[str, Any]:
     return {**found.globals, **found.nonlocals}
 
 
-def _innermost(where: str, value: Any, depth: int = 0) -> tuple[str, Any]:
+def innermost(value: Any, path: str = "", depth: int = 0) -> tuple[str, Any]:
+    """The innermost part of a nested value that does not pickle, after how it is reached, "['a'][2].b"."""
     parts: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
-        parts = [(f"{where}[{key!r}]", part) for key, part in value.items()]
+        parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
     elif isinstance(value, (list, tuple)):
-        parts = [(f"{where}[{index}]", part) for index, part in enumerate(value)]
+        parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)]
+    elif not isinstance(value, (type, ModuleType)):
+        parts = [(f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
     for label, part in parts if depth < 5 else ():
         if not _pickles(part):
-            return _innermost(label, part, depth + 1)
-    return where, value
+            return innermost(part, label, depth + 1)
+    return path, value
 
 
 def _pickles(value: Any) -> bool:

@@ -26,12 +26,12 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_timeout(seconds: object) -> None:
-    """ValueError for what cannot be waited for."""
+def check_timeout(seconds: object, name: str = "timeout") -> None:
+    """ValueError for what cannot be waited for. name: of the argument."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not 0 < seconds <= LONGEST_TIMEOUT:  # type: ignore[operator]
         days = LONGEST_TIMEOUT // 86400
-        raise ValueError(f"timeout must be a number of seconds from 0 to {days} days, found {seconds!r}")
+        raise ValueError(f"{name} must be a number of seconds from 0 to {days} days, found {seconds!r}")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Wanted:
     record: bool = True
     imports: Sequence[str] = ()
     seed: int | None = None
+    queue: float | None = None
 
     def __post_init__(self) -> None:
         """TypeError or ValueError for what no place could do."""
@@ -53,11 +54,25 @@ class Wanted:
         if self.seed is not None and not (is_whole(self.seed) and 0 <= self.seed < 2**63):
             raise ValueError(f"seed must be a whole number from 0, or None, found {self.seed!r}")
         check_timeout(self.timeout)
+        if self.queue is not None:
+            check_timeout(self.queue, "queue")
         if not isinstance(self.env, Mapping):
             raise TypeError(f"env must be a dict of names and values, found {self.env!r}")
         for name, value in self.env.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise TypeError(f"env must have texts as names and values, found {name!r}: {value!r}")
+            _check_variable(name, value)
+
+
+def _check_variable(name: object, value: object) -> None:
+    """TypeError or ValueError for what the system takes for no variable of an environment."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise TypeError(f"env must have texts as names and values, found {name!r}: {value!r}")
+    try:
+        whole = not {"\0", "="} & set(name) and "\0" not in value and (name + value).encode()
+    except UnicodeEncodeError:
+        whole = b""
+    if not name or not whole:
+        told = "a name needs a character, no = and no zero byte, a value no zero byte"
+        raise ValueError(f"env cannot have {name!r}: {value!r}: {told}, and both must be UTF-8")
 
 
 @dataclass(frozen=True)
@@ -69,7 +84,9 @@ class Request:
     threads: how many threads torch may use in each rank. nodes: how many machines the ranks are spread over.
     imports: modules that the engine imports before it forks the job, because every rank would. seed: rank r
     begins with the random numbers of seed + r; None for new ones each time. rank: the "module:function" that
-    is a rank, called as `worker.run_rank` is.
+    is a rank, called as `worker.run_rank` is. queue: seconds a submitted job may wait for its
+    turn; 0 for as long as it takes. key: by which ranks know each other; empty where nobody else can
+    reach them.
     """
 
     ranks: int
@@ -87,6 +104,8 @@ class Request:
     imports: list[str] = field(default_factory=list)
     seed: int | None = None
     rank: str = RANK
+    queue: float = 0.0
+    key: str = ""
 
     def write(self, directory: Path) -> None:
         (directory / REQUEST).write_text(json.dumps(msgspec.to_builtins(self)))

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 SOCKET = "session"
+_PATIENCE = 0.2  # seconds
 
 
 class Listener:
@@ -53,3 +60,44 @@ def _listen_at(path: Path) -> socket.socket:
     finally:
         os.close(folder)
     return listener
+
+
+def send_all(messages: Mapping[Connection, bytes], may_go_on: Callable[[], bool]) -> bool:
+    """Send each connection its message, all at the same time; whether all went out whole.
+
+    A rank that does not read holds this up: then `may_go_on` is asked a few times a second, and no answers to
+    it end this, with a message that is half out: the connection is of no more use.
+    """
+    frames = {connection: memoryview(_framed(data)) for connection, data in messages.items()}
+    with ExitStack() as stack:
+        sockets = {c: stack.enter_context(socket.socket(fileno=os.dup(c.fileno()))) for c in frames}
+        while frames:
+            ready = select.select([], [sockets[c] for c in frames], [], _PATIENCE)[1]
+            if not ready and not may_go_on():
+                return False
+            for connection in [c for c in frames if sockets[c] in ready]:
+                sent = sockets[connection].send(frames[connection], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                frames[connection] = frames[connection][sent:]
+                if not frames[connection]:
+                    del frames[connection]
+    return True
+
+
+def _framed(data: bytes) -> bytes:
+    """As `Connection.send_bytes` puts it on the wire."""
+    long = len(data) > 0x7FFFFFFF
+    return (struct.pack("!iQ", -1, len(data)) if long else struct.pack("!i", len(data))) + data
+
+
+@contextmanager
+def interrupts_later() -> Iterator[list[int]]:
+    """Have an interrupt wait until the end of the block; the list then has it."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,7 +1,7 @@
-"""Runs one node's ranks: torch's elastic agent, a fork of the process that holds the rendezvous.
+"""Runs one node's ranks: torch's elastic agent, a fork of the process that holds the nodes' store.
 
-Two processes a node, because the rendezvous keeps threads and perhaps servers, and ranks may only be forked
-from a process that has none.
+Two processes a node, because the store has threads, and ranks may only be forked from a process that has
+none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAILED = 3  # exit status of a node whose job did not finish
 
 
 def _has_met(met: Met, store: dist.Store) -> Settled:
-    """The rendezvous as the agent sees it: it is over, and another process keeps it."""
+    """The rendezvous as the agent sees it: it is over."""
     where = RendezvousStoreInfo(met.address, met.port)
     return Settled("labkit", RendezvousInfo(store, met.rank, met.nodes, where), use_agent_store=True)
 
@@ -64,9 +64,14 @@ def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
     control.set_deadline(time.monotonic() + request.timeout if request.timeout else 0.0, request.timeout)
     watchdog = Watchdog(own, control, fellows)
     spec = WorkerSpec(
-        role="rank", local_world_size=ranks, fn=run_rank, args=(str(directory), os.getpid(), watchdog.bell),
-        rdzv_handler=_has_met(met, store), max_restarts=0, monitor_interval=1e-4,
-    )  # fmt: skip
+        role="rank",
+        local_world_size=ranks,
+        fn=run_rank,
+        args=(str(directory), os.getpid(), watchdog.bell),
+        rdzv_handler=_has_met(met, store),
+        max_restarts=0,
+        monitor_interval=1e-4,
+    )
     try:
         result: Any = Agent(spec, watchdog).run()
         return result is not None and not result.is_failed() and watchdog.verdict == "finished"
@@ -93,7 +98,7 @@ def fork_node(directory: Path, report: Report, address: str) -> tuple[int, int]:
         while piece := os.read(ears, 4096):
             told += piece
         os.close(ears)
-        if told:  # nothing: the rendezvous failed
+        if told:  # nothing: the nodes have not met
             code = 0 if run_node(directory, report, Met(**json.loads(told)), address) else FAILED
     except SignalException:
         pass  # Slurm ends the job, and says so itself

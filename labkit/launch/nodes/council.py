@@ -67,10 +67,13 @@ class Fellows:
     def report(self, state: str, reason: str = "") -> None:
         """Write down how this node is."""
         self._report = replace(
-            self._report, state=state, reason=reason, timeout=self._control.read()[1],
+            self._report,
+            state=state,
+            reason=reason,
+            timeout=self._control.read()[1],
             states=[replace(state, recent=()) for state in self._ranks.states()],
             progress=self._ranks.progress(),
-        )  # fmt: skip
+        )
         self._report.write(self._directory)
 
     def leave(self) -> None:

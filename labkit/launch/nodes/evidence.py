@@ -14,7 +14,7 @@ from labkit.launch.failure.errors import Diagnosis
 from labkit.launch.handover.request import Request, records_path
 from labkit.launch.nodes.files import Report
 from labkit.record.agreement import find_disagreement
-from labkit.slurm.commands import JobState, offers, unwell
+from labkit.slurm.commands import JobState, unwell
 
 _BY_SLURM = {
     "CANCELLED": ("cancelled", "the Slurm job was cancelled (scancel, or the operator)", ""),
@@ -23,15 +23,19 @@ _BY_SLURM = {
     "PREEMPTED": ("infrastructure", "the Slurm job was preempted by one with more priority", "launch again"),
     "OUT_OF_MEMORY": ("out_of_memory", "Slurm ended the job for its memory", "use fewer ranks a node"),
     "NODE_FAIL": ("infrastructure", "a node of the Slurm job failed", "launch again: Slurm avoids the node"),
-}  # fmt: skip
+}
 
 _NOISE = re.compile(r"[IW]\d{4} |.*lacks support for cpu binding")  # torch's remarks, and one of srun's
 
 
 def diagnose_nodes(
-    directory: Path, request: Request, reports: Mapping[int, Report], stopping: str, state: JobState | None,
+    directory: Path,
+    request: Request,
+    reports: Mapping[int, Report],
+    stopping: str,
+    state: JobState | None,
     silent: Sequence[str] = (),
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """The diagnosis of a job that has ended.
 
     reports: of the nodes that arrived. stopping: why we ended it ourselves ("cancelled", "interrupted"), or
@@ -50,8 +54,8 @@ def diagnose_nodes(
         verdict, summary, hint = _BY_SLURM[state.state]
         return Diagnosis(verdict, summary, hint=hint)
     if state is not None and state.hopeless:
-        summary = f"Slurm would never start the job ({state.reason}); there is: {offers()}"
-        return Diagnosis("infrastructure", summary, hint="ask for less, or for another partition")
+        hint = "ask for less, for another partition, or wait longer (queue=)"
+        return Diagnosis("infrastructure", state.why_hopeless(), hint=hint)
     if not whole:
         hint = "launch again; if it happens again, leave that node out (--exclude) and tell the operator"
         return Diagnosis("infrastructure", _lost(told, request, down), hint=hint)

@@ -28,7 +28,7 @@ from labkit.record.state import State
 
 ORDERS = "orders"  # lines of JSON from the notebook: {"do": "stop" | "deadline" | "interrupt", ...}
 EXIT = "exit"  # the exit status of srun in a job of its own
-MEETING = "meeting.json"  # where the rendezvous is: {"address", "port"}
+MEETING = "meeting.json"  # where the nodes' store is: {"address", "port"}
 SRUN_LOG = "srun.log"
 _OWNER = "owner.json"
 

@@ -1,12 +1,11 @@
 """What srun starts, once on each node: `python -m labkit.launch.nodes.node DIRECTORY`.
 
-It forks the agent, holds the rendezvous, and passes on to agent and ranks what the notebook orders. It ends
+It forks the agent, holds the nodes' store, and passes on to agent and ranks what the notebook orders. It ends
 with the agent's exit status. When Slurm's own process of the step is gone, all that it started ends too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -39,7 +38,7 @@ class _Node:
 
     def run(self) -> int:
         """The agent's exit status."""
-        # before any import that starts threads, and before the rendezvous does
+        # before any import that starts threads, and before the nodes' meeting does
         from labkit.launch.nodes.agent import FAILED, fork_node, tell
         from labkit.launch.nodes.meeting import meet
 
@@ -49,15 +48,14 @@ class _Node:
             signal.signal(number, self._terminated)
         nodes = Request.read(self._directory).nodes
         try:
-            handler, met = meet(self._directory, self._report.step, self._report.number, nodes, address)
+            store, met = meet(self._directory, self._report.number, nodes, address)
         except Exception as error:
             print(f"labkit: the nodes did not find each other: {error}", file=sys.stderr, flush=True)
             processes.send(agent, signal.SIGKILL)
             return FAILED
         tell(mouth, met)
         code = self._attend(agent)
-        with contextlib.suppress(Exception):
-            handler.shutdown()
+        del store  # until here: other nodes may still have talked to it
         return code
 
     def _attend(self, agent: int) -> int:
@@ -111,7 +109,7 @@ def main() -> None:
     warm_up()
     code = _Node(directory, report, number == 0 and "--follow-stdin" in sys.argv).run()
     sys.stderr.flush()
-    os._exit(code if code >= 0 else 128 - code)  # threads of the rendezvous are not waited for
+    os._exit(code if code >= 0 else 128 - code)  # threads of the store are not waited for
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,11 +44,20 @@ class Nodes:
         each = total // self.nodes
         cpus = inside.cpus if inside else site.cores(min(each, gpus)) or each
         request = Request(
-            ranks=total, backend=_backend(wanted.backend, each, gpus), timeout=wanted.timeout,
-            record=wanted.record, env={**_interfaces(site), **wanted.env}, cwd=os.getcwd(),
-            sys_path=import_path(), devices=[index % each % gpus for index in range(total)] if gpus else [],
-            threads=max(1, cpus // each), nodes=self.nodes, seed=wanted.seed,
-        )  # fmt: skip
+            ranks=total,
+            backend=_backend(wanted.backend, each, gpus),
+            timeout=wanted.timeout,
+            record=wanted.record,
+            env={**_interfaces(site), **wanted.env},
+            cwd=os.getcwd(),
+            sys_path=import_path(),
+            devices=[index % each % gpus for index in range(total)] if gpus else [],
+            threads=max(1, cpus // each),
+            nodes=self.nodes,
+            seed=wanted.seed,
+            queue=wanted.queue or 0.0,
+            key=secrets.token_hex(16),
+        )
         return request, ()
 
     def start(self, request: Request, payload: bytes, prepare: Callable[[Path], None]) -> NodesRun:
@@ -103,4 +113,5 @@ def _step(request: Request, directory: Path, site: Site, inside: slurm.Allocatio
     each = request.ranks // request.nodes
     gpus = min(each, site.gpus) if request.devices else 0
     options = site.options(nodes=request.nodes, gpus=gpus, minutes=minutes)
-    return BatchStep(directory, options, request.nodes, site.cores(gpus) or each, site.setup())
+    cores = site.cores(gpus) or each
+    return BatchStep(directory, options, request.nodes, cores, site.setup(), request.queue)

@@ -63,6 +63,9 @@ class NodesRun:
         now = time.monotonic()
         self._kill_at, self._hopeless_at = now + _ORDERLY, now + _HARD
 
+    def hold(self) -> None:
+        """See `place.Run.hold`: not over nodes, whose agents end a job together."""
+
     def queued(self) -> bool:
         return self._step.pending()
 
@@ -98,6 +101,9 @@ class NodesRun:
             for rank in report.numbers:
                 clocks[rank] = report.clock
         return clocks
+
+    def abandon(self) -> None:
+        """Its directory stays: it is the user's, and the only trace of a job that Slurm may run later."""
 
     def close(self) -> None:
         remove(self.directory)

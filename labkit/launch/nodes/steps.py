@@ -19,20 +19,41 @@ from typing import Protocol
 from labkit.launch.nodes.files import EXIT, SRUN_LOG, read_reports
 from labkit.slurm import commands as slurm
 
-_OF_THE_JOB = ("SLURM_CPU_BIND", "SLURM_MEM_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE",
-               "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")  # fmt: skip
+_OF_THE_JOB = (
+    "SLURM_CPU_BIND",
+    "SLURM_MEM_",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_DISTRIBUTION",
+)
 
 
 class Step(Protocol):
-    """What a `NodesJob` needs of the processes that run it."""
+    """What a job on several nodes needs of the processes that run it."""
 
-    def ended(self, job: Path, timeout: float) -> int | None: ...
-    def kill(self, job: Path) -> None: ...
-    def last_words(self) -> str: ...
-    def bury(self) -> None: ...
-    def state(self) -> slurm.JobState: ...
-    def state_now(self) -> slurm.JobState: ...
-    def pending(self) -> bool: ...
+    def ended(self, job: Path, timeout: float) -> int | None:
+        """The exit status, waiting `timeout` seconds at most; None while it runs."""
+
+    def kill(self, job: Path) -> None:
+        """End the processes on all nodes at once."""
+
+    def last_words(self) -> str:
+        """What Slurm or the launcher last wrote to its log."""
+
+    def bury(self) -> None:
+        """Leave nothing behind that waits for it."""
+
+    def state(self) -> slurm.JobState:
+        """How Slurm says the job stands; may be some seconds old."""
+
+    def state_now(self) -> slurm.JobState:
+        """How Slurm says the job stands, asked now."""
+
+    def pending(self) -> bool:
+        """Whether the job waits for its turn."""
 
 
 def srun_command(nodes: int, cpus: int, directory: Path, *options: str) -> list[str]:
@@ -57,9 +78,13 @@ class SrunStep:
         command = srun_command(nodes, allocation.cpus, directory, f"--jobid={allocation.job}", "--quiet")
         with open(directory / SRUN_LOG, "ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--follow-stdin"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                env=_environment(os.environ), start_new_session=True,  # the kernel's SIGINT is not for it
-            )  # fmt: skip
+                [*command, "--follow-stdin"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=_environment(os.environ),
+                start_new_session=True,  # the kernel's SIGINT is not for it
+            )
 
     def ended(self, job: Path, timeout: float) -> int | None:
         """The exit status of srun, waiting `timeout` seconds at most; None while it runs."""
@@ -97,8 +122,15 @@ class BatchStep:
     """A job of its own, submitted with sbatch."""
 
     def __init__(
-        self, directory: Path, options: Sequence[str], nodes: int, cpus: int, setup: str = ""
+        self,
+        directory: Path,
+        options: Sequence[str],
+        nodes: int,
+        cpus: int,
+        setup: str = "",
+        queue: float = 0.0,
     ) -> None:
+        """queue: seconds the job may wait for its turn; 0 for as long as it takes."""
         self._directory = directory
         run = shlex.join(srun_command(nodes, cpus, directory))
         script = f"#!/bin/bash\n{setup}\n{run}\necho $? > {shlex.quote(str(directory / EXIT))}\n"
@@ -107,7 +139,7 @@ class BatchStep:
         self.job = slurm.submit(
             [*fixed, f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", *options], script
         )
-        self._watch = slurm.JobWatch(self.job)
+        self._watch = slurm.JobWatch(self.job, queue)
         self._hopeless: slurm.JobState | None = None
 
     def ended(self, job: Path, timeout: float) -> int | None:

@@ -16,6 +16,7 @@ from labkit.theory.activations import (
 from labkit.theory.parameters import layer_weights
 from labkit.theory.pipeline import Schedule, in_flight
 from labkit.theory.planning.job import Job, Plan, Share
+from labkit.theory.planning.parts import Parts
 from labkit.theory.planning.software import Software
 from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters, stages_of
 from labkit.theory.recipes import state_bytes
@@ -25,7 +26,7 @@ LOGITS_COPIES = 2.5  # the head's output in 16 bits and in fp32, and what the lo
 
 
 @dataclass(frozen=True)
-class Footprint:
+class Footprint(Parts):
     """Bytes on one GPU of one stage, by what they are.
 
     copies: what eager execution keeps beside the tensors of the formulas.  working: held for moments, a
@@ -40,15 +41,6 @@ class Footprint:
     logits: float
     working: float
     runtime: float
-
-    @property
-    def total(self) -> float:
-        """Bytes of all parts."""
-        return sum(self.as_dict().values())
-
-    def as_dict(self) -> dict[str, float]:
-        """Part -> bytes."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)

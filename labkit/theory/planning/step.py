@@ -8,6 +8,7 @@ from labkit.theory.flops import train_step_flops, utilization
 from labkit.theory.planning.cluster import Cluster
 from labkit.theory.planning.compute import head_work, host_floor, layer_work
 from labkit.theory.planning.job import Job, Plan
+from labkit.theory.planning.parts import Parts
 from labkit.theory.planning.software import Software
 from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters
 from labkit.theory.planning.traffic import context_seconds, reduce_seconds, send_seconds, tensor_seconds
@@ -17,7 +18,7 @@ CLEAR_BYTES = 6  # gradients of all parameters cleared
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepTime(Parts):
     """Seconds of a step on the slowest stage, by term.
 
     products: matrix products. elementwise: everything else on the GPU. tensor, context: their traffic.
@@ -37,18 +38,9 @@ class StepTime:
     optimizer: float
     stall: float
 
-    @property
-    def total(self) -> float:
-        """Seconds of the step."""
-        return sum(self.as_dict().values())
-
-    def as_dict(self) -> dict[str, float]:
-        """Term -> seconds."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
-class _Turn:
+class _Turn(Parts):
     """Seconds of one micro-batch, forward and backward, on one stage."""
 
     products: float
@@ -56,10 +48,6 @@ class _Turn:
     tensor: float
     context: float
     host: float
-
-    @property
-    def total(self) -> float:
-        return self.products + self.elementwise + self.tensor + self.context + self.host
 
 
 def _turn(job: Job, plan: Plan, stage: Stage, cluster: Cluster, software: Software) -> _Turn:

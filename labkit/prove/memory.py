@@ -1,0 +1,119 @@
+"""The memory of a training step on this GPU: allocated against the formulas, and what the allocator adds.
+
+Measured at the end of a forward, when weights, gradients of the micro-batch before, the optimizer's state and
+all activations are there at once, which is the sum that the formulas predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from labkit.model import Transformer, explicit_attention, fused_attention, gpt, llama
+from labkit.prove.result import Results
+from labkit.theory.activations import AttentionKernel, eager_counting
+from labkit.theory.memory import TrainingPlan, training_memory
+from labkit.theory.models import ModelConfig
+from labkit.theory.recipes import Recipe
+
+MIB = 2**20
+WITHIN = 0.03
+_SEQUENCE = 1024
+_MODELS = {
+    "gpt": gpt(8, 1024, 16, vocabulary=32000, max_sequence=_SEQUENCE, dropout=0.0),
+    "gpt with dropout": gpt(8, 1024, 16, vocabulary=32000, max_sequence=_SEQUENCE, dropout=0.1),
+    "llama": llama(8, 1024, 16, 4, 2816, vocabulary=32000, max_sequence=_SEQUENCE),
+}
+_ATTENTION = {"explicit": explicit_attention, "fused": fused_attention}
+_DTYPES = {torch.bfloat16: 2, torch.float32: 4}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One model on the device. micro_batch in sequences of 1,024 tokens."""
+
+    name: str
+    config: ModelConfig
+    attention: AttentionKernel
+    dtype: torch.dtype
+    micro_batch: int = 2
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes: allocated when all four parts are there; the most allocated and reserved over the step."""
+
+    allocated: int
+    most: int
+    reserved: int
+
+
+def main(results: Results) -> None:
+    """A row a model: allocated within 3% of the prediction, and reserved beside it."""
+    _workspaces()
+    for trial in trials():
+        expected, held = predicted(trial), measured(trial)
+        off = held.allocated / expected - 1
+        says = (
+            f"predicted {expected / MIB:.0f} MiB, allocated {held.allocated / MIB:.0f} ({off:+.2%}); "
+            f"most in the step {held.most / MIB:.0f}, reserved {held.reserved / MIB:.0f}: "
+            f"the allocator adds {held.reserved / held.most - 1:.1%}"
+        )
+        numbers = {
+            "predicted_bytes": expected,
+            "allocated_bytes": held.allocated,
+            "reserved_bytes": held.reserved,
+        }
+        results.check(trial.name, abs(off) <= WITHIN, says, **numbers, most_bytes=held.most)
+
+
+def trials() -> Iterator[Trial]:
+    """Each model, kernel and type; dropout only with explicit scores, where its masks are kept."""
+    for (name, config), kernel, dtype in product(_MODELS.items(), _ATTENTION, _DTYPES):
+        if not (config.dropout and kernel == "fused"):
+            about = f"{name}, {kernel} attention, {str(dtype).removeprefix('torch.')}"
+            yield Trial(about, config, kernel, dtype)  # type: ignore[arg-type]
+
+
+def predicted(trial: Trial) -> float:
+    """Bytes of weights, gradients, AdamW's two moments, activations and logits, all of one type."""
+    element = _DTYPES[trial.dtype]
+    plan = TrainingPlan(
+        trial.config,
+        _SEQUENCE,
+        trial.micro_batch,
+        Recipe("one type, AdamW", element, element, 0, 2 * element),
+        attention=trial.attention,
+        counting=eager_counting(element, "cuda"),
+    )
+    return training_memory(plan).total
+
+
+def measured(trial: Trial) -> Held:
+    """The second of two steps, its gradients added to those of the first; nothing is left on the device."""
+    before = torch.cuda.memory_allocated()
+    model = Transformer(trial.config, _ATTENTION[trial.attention]).to("cuda", trial.dtype)
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.randint(trial.config.vocabulary, (trial.micro_batch, _SEQUENCE), device="cuda")
+    model.loss(ids, ids).backward()
+    optimizer.step()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    loss = model.loss(ids, ids)
+    allocated = torch.cuda.memory_allocated() - before - ids.nbytes
+    loss.backward()
+    optimizer.step()
+    return Held(
+        allocated, torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved() - before
+    )
+
+
+def _workspaces() -> None:
+    """Have cuBLAS take what it keeps, so that no model is charged for it."""
+    for dtype in _DTYPES:
+        x = torch.randn(256, 256, device="cuda", dtype=dtype, requires_grad=True)
+        (x @ x).sum().backward()
+    torch.cuda.synchronize()
