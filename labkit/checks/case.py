@@ -37,10 +37,12 @@ class Case:
     kind: str = ""
 
     def to_json(self) -> dict[str, JSON]:
+        """Plain data that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, JSON]) -> Case:
+        """The case that `to_json` wrote."""
         return cls(**data)
 
 

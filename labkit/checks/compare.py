@@ -42,10 +42,32 @@ def _worst(expected: torch.Tensor, seen: torch.Tensor, error: torch.Tensor, tole
         return None
     index = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     wrong = int((error > tolerance).sum())
+    was, wanted = _told_apart(seen[index].item(), expected[index].item())
     return (
-        f"{wrong} of {error.numel()} elements differ; worst at {list(index)}: "
-        f"{seen[index].item():.6g} instead of {expected[index].item():.6g}"
+        f"{wrong} of {error.numel()} elements ({_name(seen.dtype)}) differ; worst at {list(index)}: "
+        f"{was} instead of {wanted}{_in_proportion(expected.double(), seen.double(), tolerance)}"
     )
+
+
+def _told_apart(seen: float, expected: float) -> tuple[str, str]:
+    """Both numbers with as many digits as it takes to see that they differ, six at least."""
+    for digits in range(6, 18):
+        texts = f"{seen:.{digits}g}", f"{expected:.{digits}g}"
+        if texts[0] != texts[1]:
+            return texts
+    return str(seen), str(expected)
+
+
+def _in_proportion(expected: torch.Tensor, seen: torch.Tensor, tolerance: float) -> str:
+    """What all elements were multiplied by, where it is one number: a division or a sum that is missing."""
+    whole = float((expected * expected).sum())
+    if not whole:
+        return ""
+    times = float((expected * seen).sum()) / whole
+    off = float((seen - times * expected).abs().max())
+    if off > tolerance * max(1.0, abs(times)):
+        return ""
+    return "; all are zero" if abs(times) < 1e-12 else f"; all are {times:.4g} times what was expected"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,18 +8,19 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import torch
 import torch.distributed as dist
 
 from labkit.checks import registry
 from labkit.checks.case import Case, Inputs, StudentError
-from labkit.checks.exercise import Exercise
+from labkit.checks.disarm import disarm
 from labkit.checks.files import REQUEST, RunRequest, mark_begun, read_request, write_answer
 from labkit.checks.forbidden import forbidding
 from labkit.checks.hidden import hidden_modules, hiding
 from labkit.checks.rank import Rank, StudentLoadError, load_student, student_error
 from labkit.checks.seeding import seed_generators
 from labkit.record.current import current_recorder
-from labkit.torch_private import job_store
+from labkit.torch_private import end_groups_but, groups_made, job_store
 
 # After an error, how long to wait for the other ranks to report the same case before giving the job up.
 SECONDS_FOR_OTHERS = 1.0
@@ -29,31 +30,37 @@ class CaseFailed(Exception):
     """The student's code raised on this rank and the other ranks are still busy: the job cannot go on."""
 
 
-def run_rank(directory: str) -> None:
+def run_rank(directory: str, device: str = "") -> None:
     """Run every case of the request in `directory` on this rank, in order, answering each as it ends.
+
+    device: "cuda" has tensors on this rank's GPU also where the ranks communicate over gloo.
 
     Called on all ranks of a job whose world size is the request's. Raises CaseFailed when a case ended here
     with an error while other ranks are still in it; the cases that were not reached have no answer.
     """
     path = Path(directory)
     request, inputs = read_request(path, dist.get_rank())
-    exercise = registry.exercise(request.exercise)
+    exercise, groups = registry.exercise(request.exercise), groups_made()
+    disarm(exercise.forbids)
     for index, case in enumerate(request.cases):
         mark_begun(path, index, dist.get_rank())
-        error = _run_case(path, index, case, exercise, request, inputs[case.name])
+        error = _run_case(path, index, case, request, inputs[case.name], device)
         if error is not None and not _others_reported(index, request.ranks):
             raise CaseFailed(f"{exercise.id}, case {case.name}: {error}")
         dist.barrier()
+        end_groups_but(groups)  # with its last reference a group's threads end, and there is a bound on these
 
 
 def _run_case(
-    path: Path, index: int, case: Case, exercise: Exercise, request: RunRequest, inputs: Inputs
+    path: Path, index: int, case: Case, request: RunRequest, inputs: Inputs, device: str
 ) -> StudentError | None:
-    recorder = current_recorder()
+    exercise, recorder = registry.exercise(request.exercise), current_recorder()
     assert recorder is not None, f"{path / REQUEST} needs a job that records"
     group = dist.new_group(list(range(request.ranks)))
     seed_generators(case.seed * 1009 + dist.get_rank())
-    rank = Rank(case, inputs, ModuleType("nothing"), group, recorder)
+    rank = Rank(
+        case, inputs, ModuleType("nothing"), group, recorder, torch.device(device) if device else None
+    )
     submission = request.own_parts if case.own_parts else request.submission
     error = None
     try:

@@ -111,6 +111,8 @@ class Exercise:
     builds_on: ids of earlier exercises that grading replaces with reference versions.
     forbids: dotted names that solve the exercise outright, and must not be called.
     hides: files of labkit ("theory/memory.py") that grading takes away, because they hold the answer.
+    measures: kind of case -> numbers by name that a report shows beside the points, and a ranking goes by
+        the first of: what is measured there must not depend on the machine, and less must be better.
     """
 
     id: str
@@ -122,6 +124,7 @@ class Exercise:
     builds_on: tuple[str, ...] = ()
     forbids: tuple[str, ...] = ()
     hides: tuple[str, ...] = ()
+    measures: Mapping[str, Callable[[Any], Mapping[str, float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.properties]

@@ -19,6 +19,7 @@ import torch
 
 from labkit.checks.case import Case, Inputs, RankAnswer, StudentError
 from labkit.checks.source.submission import Submission
+from labkit.whole_file import write_whole
 
 REQUEST = "request.json"
 LONGEST_MESSAGE = 2000  # characters of a student's error
@@ -47,6 +48,7 @@ class RunRequest:
     timeout: float
 
     def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads, without what only the judge may see."""
         return {
             "exercise": self.exercise,
             "cases": [c.to_json() | {"expected": {}} for c in self.cases],
@@ -58,6 +60,7 @@ class RunRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunRequest:
+        """The request that `to_json` wrote."""
         return cls(
             exercise=data["exercise"],
             cases=[Case.from_json(c) for c in data["cases"]],
@@ -134,9 +137,7 @@ def was_begun(directory: Path, case_index: int, ranks: int) -> bool:
 def write_answer(
     directory: Path, case_index: int, rank: int, answer: RankAnswer, error: StudentError | None
 ) -> None:
-    """Write what a rank reports of a case. The JSON file comes last and by a rename: it is there whole or
-    not at all.
-    """
+    """Write what a rank reports of a case. The JSON file comes last, whole or not at all."""
     safetensors.torch.save_file(answer.tensors, directory / _tensors(case_index, rank))
     report = {
         "facts": answer.facts,
@@ -144,10 +145,7 @@ def write_answer(
         "errors": {name: asdict(e) for name, e in answer.errors.items()},
         "error": asdict(error) if error else None,
     }
-    text = json.dumps(report, default=_not_data)
-    draft = directory / f"{_report(case_index, rank)}.part"
-    draft.write_text(text)
-    draft.rename(directory / _report(case_index, rank))
+    write_whole(directory / _report(case_index, rank), json.dumps(report, default=_not_data).encode())
 
 
 def read_answers(

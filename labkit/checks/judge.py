@@ -4,6 +4,7 @@ student code.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -22,12 +23,11 @@ from labkit.checks.jobs import (
     first_error,
     run_cases,
 )
-from labkit.checks.report import PropertyResult, Report, Stop
+from labkit.checks.report import STOPPED, PropertyResult, Report, Stop
 from labkit.checks.source.submission import Submission
 
 LONGEST_TEXT = 800  # characters of what is shown as expected or seen
 NOT_REACHED = "not reached: no case gave evidence for it"
-STOPPED = "not reached: see what stopped it"
 LONGEST_STOP = 4000  # characters of an error; a deadlock's report has a line for each rank
 MOST_STOPS = 3  # of an exercise: one mistake may have an error of its own in each case
 WHICH_RANKS = re.compile(r"^rank \d+( \(and on \d+ more\))?: ")
@@ -75,7 +75,10 @@ def judge_exercise(
         outcomes.update(run_cases(request, handed, run_job))
     noted = [n for case in cases for n in _noted(exercise, case, inputs[case.name], outcomes[case.name])]
     stops = [stop for case in cases for stop in _stops(case, outcomes[case.name])]
-    return _report(exercise, noted, outcomes, stops)
+    report = _report(exercise, noted, outcomes, stops)
+    for case in cases if exercise.measures else []:
+        report.measured |= _measured(exercise, case, inputs[case.name], outcomes[case.name])
+    return report
 
 
 def draw_inputs(exercise: Exercise, case: Case, secret: str = "") -> Inputs:
@@ -119,6 +122,19 @@ def _noted(exercise: Exercise, case: Case, inputs: Inputs, outcome: Outcome) -> 
         except UNREADABLE as problem:
             told = Finding(False, seen=STOPPED) if stopped else _unreadable(problem)
             yield Noted(name, told, _told(case), judged=not stopped)
+
+
+def _measured(exercise: Exercise, case: Case, inputs: Inputs, outcome: Outcome) -> dict[str, float]:
+    """What the exercise measures in a visible case; nothing where the case did not end well, or cannot be
+    measured: its properties say why.
+    """
+    measure = exercise.measures.get(case.kind)
+    if measure is None or case.hidden or outcome.failure is not None:
+        return {}
+    evidence = exercise.run_of(case).evidence(case, inputs, outcome.answers)
+    with contextlib.suppress(*UNREADABLE):
+        return dict(measure(evidence))
+    return {}
 
 
 def _unreadable(problem: Exception) -> Finding:

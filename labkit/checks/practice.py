@@ -4,7 +4,7 @@ throughout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,9 @@ def check(exercise_id: str, *made: object) -> Report:
             f"{exercise_id} checks {', '.join(exercise.names)}: expected {len(exercise.names)} after the id"
         )
     report = check_cells(exercise, live_cells(made[0]))
-    Scores.of_this_kernel().keep(report)
+    scores = Scores.of_this_kernel()
+    scores.keep(report)
+    report.notes += about_earlier(exercise, report, scores.reports)
     return report
 
 
@@ -43,9 +45,34 @@ def check_cells(exercise: Exercise, cells: list[Cell]) -> Report:
     """The visible cases of one exercise, for code given as cells."""
     submission = collect_exercise(cells, exercise)
     report = judge_exercise(exercise, exercise.cases(VISIBLE_SEED), submission, submission, run_on_host)
-    told = rules(exercise)
+    told = rules(exercise, registry.exercises(exercise.lesson))
     report.notes += [told] if told and not report.passed else []
     return report
+
+
+def about_earlier(exercise: Exercise, report: Report, reports: Mapping[str, Report]) -> list[str]:
+    """Which lost rows may be lost to the student's own answers to earlier exercises, and how grading goes on.
+
+    reports: of the exercises checked so far, by id.
+    """
+    faulty = [name for name in exercise.builds_on if name in reports and not reports[name].passed]
+    rows = [row.name for row in report.rows if not row.passed and not _on_own_parts(exercise, row.name)]
+    if not faulty or not rows:
+        return []
+    return [
+        f"this used your own {_listed(faulty)}, where points are lost too: look there first. Grading puts "
+        f"right ones in their place for {_listed(rows)}."
+    ]
+
+
+def _on_own_parts(exercise: Exercise, name: str) -> bool:
+    """Whether grading too judges a property with the student's own earlier parts."""
+    shown = [case for case in exercise.cases(VISIBLE_SEED) if name in exercise.shown_by(case)]
+    return all(case.own_parts for case in shown)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def validate(path: Path, on_report: Callable[[Report], None] = lambda report: None) -> list[Report]:
@@ -56,12 +83,12 @@ def validate(path: Path, on_report: Callable[[Report], None] = lambda report: No
     """
     cells = [replace(cell, parsed=cell.read()) for cell in read_cells(path)]
     problems = [cell.parsed.problem for cell in cells if cell.parsed and cell.parsed.problem]
-    reports = []
+    reports: dict[str, Report] = {}
     for exercise in exercises_of(path):
-        reports.append(check_cells(exercise, cells))
-        reports[-1].notes += [] if reports[-1].passed else problems
-        on_report(reports[-1])
-    return reports
+        report = reports[exercise.id] = check_cells(exercise, cells)
+        report.notes += [] if report.passed else [*about_earlier(exercise, report, reports), *problems]
+        on_report(report)
+    return list(reports.values())
 
 
 def exercises_of(path: Path) -> tuple[Exercise, ...]:
@@ -74,8 +101,13 @@ def exercises_of(path: Path) -> tuple[Exercise, ...]:
     )
 
 
-def run_on_host(directory: Path, request: RunRequest) -> JobFailure | None:
-    """Run a request as a job of `labkit.launch`, and say how it failed if it did."""
+def run_on_host(
+    directory: Path, request: RunRequest, backend: str = "gloo", device: str = ""
+) -> JobFailure | None:
+    """Run a request as a job of `labkit.launch`, and say how it failed if it did.
+
+    device: as `run_rank` takes it.
+    """
     from labkit.checks.execute import run_rank
     from labkit.launch import LaunchError
     from labkit.launch.api import start
@@ -83,8 +115,8 @@ def run_on_host(directory: Path, request: RunRequest) -> JobFailure | None:
 
     try:
         imports = [run_rank.__module__, registry.module_of(request.exercise)]
-        wanted = Wanted(request.ranks, "gloo", request.timeout, imports=imports)
-        start(run_rank, (str(directory),), wanted=wanted).wait()
+        wanted = Wanted(request.ranks, backend, request.timeout, imports=imports)
+        start(run_rank, (str(directory), device), wanted=wanted).wait()
     except LaunchError as error:
         verdict = "could_not_be_graded" if error.verdict == "infrastructure" else error.verdict
         return JobFailure(verdict, str(error))
@@ -103,9 +135,11 @@ class Scores:
         return _KERNEL_SCORES
 
     def keep(self, report: Report) -> None:
+        """Make this the latest report of its exercise."""
         self.reports[report.exercise] = report
 
     def row(self, exercise_id: str, property_name: str) -> PropertyResult | None:
+        """The latest result of a property; None when its exercise was not checked."""
         report = self.reports.get(exercise_id)
         return report.row(property_name) if report else None
 

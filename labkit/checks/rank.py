@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import traceback
 from collections.abc import Iterator
 from types import ModuleType, TracebackType
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -15,7 +17,11 @@ from labkit.checks.files import LONGEST_MESSAGE
 from labkit.checks.forbidden import ForbiddenCall
 from labkit.checks.source.submission import Submission
 from labkit.checks.traffic import traffic_of_block
+from labkit.record.journal import Journal
 from labkit.record.recorder import Recorder
+from labkit.record.replay import Act
+
+LATE = 0.1  # seconds: long enough for the others to go on, if they do not wait
 
 
 class Rank:
@@ -26,16 +32,21 @@ class Rank:
         grading).
     group: made for this case and no other, so that what an earlier case left behind cannot match a call of
         this one.
+    device: where its tensors are, the group's when none is given.
     """
 
     def __init__(
-        self, case: Case, inputs: Inputs, student: ModuleType, group: dist.ProcessGroup, recorder: Recorder
+        self,
+        case: Case,
+        inputs: Inputs,
+        student: ModuleType,
+        group: dist.ProcessGroup,
+        recorder: Recorder,
+        device: torch.device | None = None,
     ):
         self.case = case
         self.params = case.params
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if uses_gpu(group) else torch.device("cpu")
-        )
+        self.device = device or device_of(group)
         self.inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         self.student = student
         self.group = group
@@ -68,11 +79,22 @@ class Rank:
     def recording(self, name: str) -> Iterator[float]:
         """Send back, under `name`, the collectives and messages this rank took part in inside the block.
 
-        Yields the monotonic second that their times count from.
+        Yields the monotonic second that their times count from. Ranks that the case lists as `late` come to
+        the block later than the others: who reads before it has come, or writes again before it has left,
+        is seen.
         """
+        if self.rank in self.params.get("late", ()):
+            time.sleep(LATE)
         with traffic_of_block(self._recorder) as (calls, begin):
             self._answer.collectives[name] = calls
             yield begin
+
+    @contextlib.contextmanager
+    def journal(self, name: str) -> Iterator[list[Act]]:
+        """Send back, as the fact `name`, what this rank did inside the block; yields the list as it grows."""
+        with Journal(self._recorder) as journal:
+            yield journal.acts
+        self.fact(name, msgspec.to_builtins(journal.acts))
 
     @contextlib.contextmanager
     def expect_error(self, name: str) -> Iterator[None]:
@@ -105,9 +127,10 @@ class Rank:
             self._answer.errors[property_name] = student_error(error, self.left_out)
 
 
-def uses_gpu(group: dist.ProcessGroup) -> bool:
-    """Whether the group's tensors live on a GPU (NCCL)."""
-    return dist.get_backend(group) == "nccl"
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where the group's tensors are: with NCCL on this rank's GPU."""
+    nccl = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 def student_error(error: BaseException, left_out: dict[str, str] | None = None) -> StudentError:
@@ -117,7 +140,7 @@ def student_error(error: BaseException, left_out: dict[str, str] | None = None) 
     if where:
         message += (
             f". It is set in {where} by code that is not a definition; only imports, functions, classes and "
-            "plain assignments are collected: move it into the exercise's cell"
+            "plain assignments are collected: write it as one of these, or compute it where it is used"
         )
     return StudentError(type(error).__name__, message, _students_line(error.__traceback__))
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from labkit.show.html import render
 
+STOPPED = "not reached: see what stopped it"  # seen of a property whose case ended before it
+
 
 @dataclass(frozen=True)
 class PropertyResult:
@@ -32,6 +34,11 @@ class PropertyResult:
         if self.passed:
             return self.says
         return " ".join(sentence for sentence in [self.says, *self.details()] if sentence)
+
+    @property
+    def reached(self) -> bool:
+        """Whether its case came so far that there was something to see."""
+        return self.seen != STOPPED
 
     def details(self) -> list[str]:
         """The sentences that explain a failure."""
@@ -65,6 +72,7 @@ class Report:
     verdict: str
     notes: list[str] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)  # the exercise's `measures`, of all who passed
 
     @property
     def points(self) -> float:
@@ -100,6 +108,7 @@ class Report:
             "stops": [asdict(stop) for stop in self.stops],
             "properties": rows,
             "notes": self.notes,
+            "measured": self.measured,
         }
 
     def __repr__(self) -> str:
@@ -110,6 +119,7 @@ class Report:
                 f"  {'+' if row.passed else '-'} {row.name:<24} {row.points:g}/{row.max_points:g}  {row.says}"
             )
             lines += [f"      {sentence}" for sentence in row.details()]
+        lines += [f"  {name}: {value:g}" for name, value in self.measured.items()]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def _repr_html_(self) -> str:

@@ -13,7 +13,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every, own_entry
 from labkit.checks.lesson_00.messages import collectives, exactly
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import on_each, same
+from labkit.checks.shared.beside import all_awaited, on_each, same
 from labkit.checks.shared.places import enter_group, place_of
 
 MOST_LOSS_BYTES = 64  # of all the all-reduces of mean_loss: a sum and a count need 16
@@ -145,6 +145,7 @@ def _one_message(evidence: Evidence) -> Iterator[Finding]:
         left, right = place.members[place.position - 1], place.members[(place.position + 1) % place.size]
         if place.size > 1:
             yield exactly(answer, [("send", num_bytes, right), ("recv", num_bytes, left)])
+        yield all_awaited(answer)
 
 
 def _mean(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -234,8 +235,9 @@ EXERCISE = Exercise(
             "pass-right-messages",
             "mechanism",
             1,
-            "pass_right sends one message to the right and receives one from the left",
-            "a collective moves everyone's tensor to everyone, or the message makes a detour",
+            "pass_right sends one message to the right and receives one from the left, and waits for both",
+            "a collective moves everyone's tensor to everyone, the message makes a detour, or nobody"
+            " waits for the send",
             {"pass": _one_message},
         ),
         Property(

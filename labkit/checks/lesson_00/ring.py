@@ -13,7 +13,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_00.messages import arrived, counted, one_neighbour, only_messages
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import on_each, same, stays_in_group
+from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import dtype_of
 
@@ -42,7 +42,8 @@ FORBIDDEN = (
 def ring_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any) -> Case:
     """A case for the ring.
 
-    params: dtype ("float64"), layout ("rows" or "transposed": x is that view of a tensor of `shape`), groups.
+    params: dtype ("float64"), layout ("rows" or "transposed": x is that view of a tensor of `shape`; "mixed":
+    transposed on odd ranks, and contiguous on the others), groups, late (ranks that come later).
     """
     size = "x".join(map(str, shape)) or "one number"
     named = [str(params[key]) for key in ("dtype", "layout") if key in params]
@@ -55,6 +56,7 @@ def _cases(seed: int) -> list[Case]:
 
     return [
         case(4, [25, 48], "sum-values"),
+        case(3, [9], "sum-values", late=[1]),
         case(4, [8], "subgroup", groups=[[0, 2], [1, 3]]),
         case(4, [7], "uneven-sizes"),
         case(4, [3], "uneven-sizes"),
@@ -69,6 +71,7 @@ def _cases(seed: int) -> list[Case]:
         case(2, [6], "any-dtype", dtype="bfloat16"),
         case(2, [4, 6], "any-layout", layout="transposed"),
         case(2, [8, 3], "any-layout", layout="rows"),
+        case(3, [5, 4], "any-layout", layout="mixed"),
         case(1, [5], "any-world-size"),
     ]
 
@@ -82,17 +85,21 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     return {"x": torch.randint(largest // 2, largest, shape, generator=generator, dtype=dtype)}
 
 
-def _handed(case: Case, drawn: Tensor) -> tuple[Tensor, Tensor]:
+def _handed(case: Case, drawn: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Of what a rank is handed: x, and the tensor whose memory x lies in."""
+    layout = case.params.get("layout", "")
+    if layout == "mixed" and rank % 2 == 0:
+        home = drawn.t().contiguous()
+        return home, home
     home = drawn.clone()
-    views = {"transposed": home.t, "rows": lambda: home[::2]}
-    return views.get(case.params.get("layout", ""), lambda: home)(), home
+    views = {"transposed": home.t, "mixed": home.t, "rows": lambda: home[::2]}
+    return views.get(layout, lambda: home)(), home
 
 
 def _add_up(rank: Rank) -> None:
     """Answers: x; home, where x is a view of it. Fact: returned a tensor. Recording: all-reduce."""
     group = enter_group(rank)
-    x, home = _handed(rank.case, rank.inputs["x"])
+    x, home = _handed(rank.case, rank.inputs["x"], rank.rank)
     with rank.recording("all-reduce"):
         returned = rank.student.ring_all_reduce(x, group)
     rank.answer("x", x)
@@ -108,10 +115,10 @@ def _sum_in_place(evidence: Evidence, answer: RankAnswer) -> Finding:
     """x holds the sum of the group's tensors, and what lies between x's elements is untouched."""
     case, drawn = evidence.case, evidence.inputs["x"]
     members = place_of(case, answer.rank).members
-    total, home = _handed(case, drawn[answer.rank])
+    total, home = _handed(case, drawn[answer.rank], answer.rank)
     for other in members:
         if other != answer.rank:
-            total += _handed(case, drawn[other])[0]
+            total += _handed(case, drawn[other], other)[0]
     finding = same(f"x is the sum over ranks {members}", total, answer, "x")
     if finding.passed and home is not total:
         return same("what surrounds x in memory is unchanged", home, answer, "home")
@@ -125,8 +132,9 @@ def _messages_only(evidence: Evidence) -> Iterator[Finding]:
     """The sum can only be made of messages, and of as many bytes as it takes."""
     for answer in evidence.answers:
         yield only_messages(answer)
+        yield all_awaited(answer)
         if place_of(evidence.case, answer.rank).size > 1:
-            x, _ = _handed(evidence.case, evidence.inputs["x"][answer.rank])
+            x, _ = _handed(evidence.case, evidence.inputs["x"][answer.rank], answer.rank)
             yield arrived(answer, x.nbytes)
 
 
@@ -172,7 +180,7 @@ EXERCISE = Exercise(
         Property(
             "one-neighbour",
             "mechanism",
-            1,
+            4,
             "Each rank sends to one neighbour only and receives from the other",
             "parts are sent to whoever needs them, or to rank 0, instead of once around the ring",
             {"sum-values": _NEIGHBOURS, "counted": _NEIGHBOURS},
@@ -180,7 +188,7 @@ EXERCISE = Exercise(
         Property(
             "messages",
             "mechanism",
-            2,
+            6,
             "Each rank sends 2(n-1) messages of about S/n bytes",
             "the whole tensor is sent at every step instead of one of its n parts, or there are n steps a"
             " half instead of n-1",

@@ -198,6 +198,7 @@ EXERCISES = [
             "Recomputing adds one forward: of the scores (selective) or of all layers (full).",
             "a forward and a backward of the scores added, or the head recomputed",
         ),
+        builds_on=("01.count-parameters",),
     ),
     _exercise(
         "01.model-flops-utilization",

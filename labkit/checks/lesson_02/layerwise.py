@@ -170,7 +170,7 @@ def layerwise_case(
 def _layerwise_cases(seed: int) -> list[Case]:
     return [
         layerwise_case("2 devices", "values", SMALL, [0, 0, 0, 1, 1], [3], seed),
-        layerwise_case("3 devices", "values", SMALL, [0, 1, 1, 1, 2], [2, 3], seed),
+        layerwise_case("3 devices", "values", SMALL, [0, 1, 1, 1, 2], [2, 3], seed, frozen=["1.weight"]),
         layerwise_case("1 device", "values", SMALL[:2], [0, 0], [4], seed),
         layerwise_case("running means", "buffers", BUFFERED, [0, 0, 0, 1, 1], [3], seed),
         layerwise_case("tied, 2 devices", "tied", TIED, [0, 0, 1], [3], seed),
@@ -214,7 +214,7 @@ EXERCISE = Exercise(
         Property(
             "placement",
             "mechanism",
-            2,
+            6,
             "Each device holds its own layers, parameters and buffers, and not a byte more.",
             "all layers on the first device, or a second copy kept on another",
             {"values": every(on_own_devices("parameters"), holds_its_layers)},
@@ -222,7 +222,7 @@ EXERCISE = Exercise(
         Property(
             "boundary-crossings",
             "mechanism",
-            3,
+            4,
             "Activations cross once where the device changes, and nowhere else; gradients the same way back.",
             "going through the CPU, or back to the first device after every layer",
             {"values": crosses_once},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,10 +17,12 @@ from labkit.checks.lesson_02.layerwise import OnDevices
 from labkit.checks.lesson_02.small_layers import (
     SMALL,
     BesidePlain,
+    BesideTwoBatches,
     Dense,
     Log,
     Specs,
     activation_bytes,
+    add_two_batches,
     build_layers,
     compare,
     draw_layer_inputs,
@@ -53,6 +54,12 @@ def use_offloaded_model(rank: Rank, late: bool = False) -> None:
     """Report every value the plain model has too. late: copies arrive some time after they are asked for."""
     with _model_on_device(rank, late) as (model, _, gpu):
         compare(OnDevices(rank, gpu), model, rank.inputs)
+
+
+def use_two_batches(rank: Rank) -> None:
+    """Two forward passes, and one backward through both. Answers: grad.N."""
+    with _model_on_device(rank) as (model, _, _):
+        add_two_batches(rank, model, rank.inputs)
 
 
 def ask_for_impossible_residents(rank: Rank) -> None:
@@ -106,7 +113,7 @@ def _note(log: Log, gpu: devices.StandIns, index: int) -> object:
 
 
 def _copies(transfers: Sequence[devices.Transfer]) -> list[JSON]:
-    return [[t.source, t.destination, t.num_bytes, t.stream, t.non_blocking] for t in transfers]
+    return [[t.source, t.destination, t.num_bytes, t.stream, t.non_blocking, t.pinned] for t in transfers]
 
 
 class Watched(BesidePlain):
@@ -123,6 +130,7 @@ def _run(on_rank: Callable[[Rank], None]) -> Run:
 
 RUNS = {
     **dict.fromkeys(("values", "buffers", "extreme"), _run(use_offloaded_model)),
+    "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
     "late": _run(partial(use_offloaded_model, late=True)),
     "watched": _run(watch_offloaded_model),
     "refusal": _run(ask_for_impossible_residents),
@@ -154,7 +162,7 @@ class Sizes:
         self.x = self.activations[0]
         self.at_rest = sum(self.layers[: self.resident])
         offloaded = self.layers[self.resident :]
-        self.pair = max([a + b for a, b in pairwise(offloaded)], default=sum(offloaded))
+        self.pair = 2 * max(offloaded) if len(offloaded) > 1 else sum(offloaded)  # as two buffers hold them
         self.slack = max(offloaded, default=0) // 2
 
     def offloaded(self, upto: int | None = None) -> int:
@@ -169,7 +177,7 @@ def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:
     at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack
     resident_gradients = sum(sizes.gradients[: sizes.resident])
     gradient = max(sizes.gradients[sizes.resident :], default=0)
-    busiest = max(spare + gradient, sizes.slack + resident_gradients)  # among offloaded layers, or after them
+    busiest = spare + max(gradient, resident_gradients)  # two buffers may outlive the offloaded layers
     moments = {
         "held at rest": ("the resident layers", spare),
         "held after inference": ("the resident layers", spare),
@@ -207,11 +215,13 @@ def _to_device(answer: RankAnswer, phase: str, count: int | None = None) -> int:
 
 
 def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
-    """When a layer starts, the next one's weights are on their way, beside the work."""
+    """When a layer starts, the next one's weights are on their way, beside the work: those of the first
+    offloaded layer when the last resident one starts.
+    """
     sizes, answer = evidence.sizes, evidence.answers[0]
     last = len(sizes.plain) - 1
     for index, count in answer.facts["starts"]:
-        if not sizes.resident <= index < last:
+        if not sizes.resident - 1 <= index < last:
             continue
         asked = _to_device(answer, "inference", count) - sizes.x
         due = sizes.offloaded(upto=index + 1)
@@ -221,9 +231,12 @@ def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
     yield Finding(ran == list(range(last + 1)), "each layer run once, in order", f"layers {ran} run")
     weights = [copy for copy in answer.facts["inference"] if copy[1] == "cuda:0"]
     weights.remove(next(copy for copy in weights if copy[2] == sizes.x))
-    aside = all(stream != 0 and non_blocking for _, _, _, stream, non_blocking in weights)
+    aside = all(stream != 0 and non_blocking for *_, stream, non_blocking, _ in weights)
     told = "weights copied with non_blocking=True on a stream of their own"
     yield Finding(aside, told, "copies on the default stream, or copies the host waits for")
+    pinned = sum(size for _, _, size, *_, is_pinned in weights if is_pinned)
+    told = f"all {sum(copy[2] for copy in weights):,} bytes copied from pinned memory"
+    yield Finding(all(is_pinned for *_, is_pinned in weights), told, f"{pinned:,} bytes")
 
 
 def offload_case(
@@ -247,12 +260,13 @@ def _offload_cases(seed: int) -> list[Case]:
     wide = wide_layers(64, 6)
     return [
         offload_case("2 of 5 resident", "values", SMALL, 2, [3], seed),
-        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed),
+        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=["0.bias", "3.weight"]),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),
         offload_case("memory, 5 of 6 resident", "watched", wide, 5, [1], seed),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
         offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
+        offload_case("two batches, one backward", "two-batches", SMALL, 2, [3], seed),
         offload_case("none resident", "extreme", SMALL, 0, [3], seed),
         offload_case("all resident", "extreme", SMALL, 5, [3], seed),
         offload_case("9 of 5 resident", "refusal", SMALL, 9, [3], seed, names=["9", "5"]),
@@ -312,7 +326,8 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             "While a layer works, the weights of the next are on their way, on a stream of their own.",
-            "each layer fetches its own weights when it starts, or the copy is not non_blocking",
+            "each layer fetches its own weights when it starts, the last resident one fetches nothing, or the"
+            " copy is not non_blocking or not from pinned memory",
             {"watched": fetches_ahead},
         ),
         Property(
@@ -330,6 +345,14 @@ EXERCISE = Exercise(
             "Constant buffers of offloaded layers are on the device when their layer works.",
             "only parameters are fetched",
             {"buffers": equals("output", "grad", "trained")},
+        ),
+        Property(
+            "two-batches",
+            "robustness",
+            1,
+            "Several forward passes may come before their backward.",
+            "what a forward leaves in the model for its backward is overwritten by the next one",
+            {"two-batches": equals("grad")},
         ),
         Property(
             "all-or-none",

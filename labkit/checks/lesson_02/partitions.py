@@ -131,7 +131,9 @@ def _partition_cases(seed: int) -> list[Case]:
         partition_case("language models", "even", models, seed),
         partition_case("300 layers", "many-layers", [[model_costs(draw, 300), 16]], seed),
         partition_case("few layers", "few-layers", [[[4, 2], 4], [[1.5], 1], [[0, 0, 0], 2]], seed),
-        partition_refusals("refused", [[[1, 2], 0], [[1, -3, 2], 2]], ["0", "-3"], seed),
+        partition_refusals(
+            "refused", [[[1, 2], 0], [[1, -3, 2], 2], [[1, -0.5], 2]], ["0", "-3", "-0.5"], seed
+        ),
     ]
 
 

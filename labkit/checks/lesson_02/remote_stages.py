@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from labkit.checks.lesson_02.small_layers import (
     squared_error,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import State, same, step
+from labkit.checks.shared.beside import State, all_awaited, on_each, same, step
 from labkit.checks.shared.places import Place, enter_group, place_of
 
 Message = tuple[str, int, int]  # "send" or "recv", bytes, the other rank
@@ -33,6 +34,11 @@ def _with_a_larger_batch(case: Case, generator: torch.Generator) -> Inputs:
     drawn = draw_layer_inputs(case, generator)
     larger = {f"{AGAIN}{name}": torch.cat([drawn[name]] * 3) * 0.5 for name in ("x", "grad_output")}
     return drawn | larger
+
+
+def _with_a_batch_behind(case: Case, generator: torch.Generator) -> Inputs:
+    drawn = draw_layer_inputs(case, generator)
+    return drawn | {f"{AGAIN}x": drawn["x0"].clone(), f"{AGAIN}grad_output": drawn["grad_output"].clone()}
 
 
 def _own_stage(case: Case, inputs: Inputs, rank: int) -> Inputs:
@@ -59,56 +65,74 @@ def _is_last(place: Place) -> bool:
     return place.position == place.size - 1
 
 
-def _stage_of(rank: Rank) -> tuple[nn.Module, Place]:
+@dataclass(frozen=True)
+class _Made:
+    """The student's stage, and the parameters of this rank's layers in it: a stage may have others beside."""
+
+    stage: nn.Module
+    parameters: list[nn.Parameter]
+    place: Place
+
+
+def _stage_of(rank: Rank) -> _Made:
     """The student's stage, with this rank's layers."""
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
     layers = [
         layer.to(rank.device) for layer in build_layers(rank.case, rank.inputs, *_cuts(rank.case, place))
     ]
-    return rank.student.RemoteStage(nn.Sequential(*layers), group), place
+    module = nn.Sequential(*layers)
+    return _Made(rank.student.RemoteStage(module, group), list(module.parameters()), place)
 
 
 def train_stage(rank: Rank) -> None:
     """Forward and back, then a few steps of SGD. Answers as the plain model's, numbered within the stage."""
-    stage, place = _stage_of(rank)
-    _both_ways(rank, stage, place)
+    made = _stage_of(rank)
+    _both_ways(rank, made)
     for number in range(STEPS):
-        x = rank.inputs[f"x{number}"].clone() if place.position == 0 else None
-        out = _forward(stage, x)
-        step(stage, squared_error(out, rank.inputs[f"target{number}"]) if _is_last(place) else out)
-    for number, parameter in enumerate(stage.parameters()):
+        x = rank.inputs[f"x{number}"].clone() if made.place.position == 0 else None
+        out = _forward(made.stage, x)
+        loss = squared_error(out, rank.inputs[f"target{number}"]) if _is_last(made.place) else out
+        step(made.stage, loss)
+    for number, parameter in enumerate(made.parameters):
         rank.answer(f"trained.{number}", parameter)
 
 
 def use_twice(rank: Rank) -> None:
     """Forward and back with a batch, and with one of another size."""
-    stage, place = _stage_of(rank)
+    made = _stage_of(rank)
     for prefix in ("", AGAIN):
-        _both_ways(rank, stage, place, prefix)
+        _both_ways(rank, made, prefix)
 
 
 def use_without_gradients(rank: Rank) -> None:
-    """Forward alone, under torch.no_grad()."""
-    stage, place = _stage_of(rank)
-    with torch.no_grad(), rank.recording("forward"):
-        out = _forward(stage, rank.inputs.get("x"))
-    _report_output(rank, place, out)
+    """Forward alone, under torch.no_grad(), with two batches one behind the other. What went in and what came
+    out is overwritten at once.
+    """
+    made = _stage_of(rank)
+    for prefix in ("", AGAIN):
+        x = rank.inputs[f"{prefix}x"].clone() if made.place.position == 0 else None
+        with torch.no_grad(), rank.recording(f"{prefix}forward"):
+            out = _forward(made.stage, x)
+        _report_output(rank, made.place, out, prefix)
+        for tensor in (x, out if _is_last(made.place) else None):
+            if tensor is not None:
+                tensor.fill_(float("nan"))
 
 
 def _forward(stage: nn.Module, x: Tensor | None) -> Any:
     return stage() if x is None else stage(x)
 
 
-def _both_ways(rank: Rank, stage: nn.Module, place: Place, prefix: str = "") -> None:
-    stage.zero_grad()
-    x = rank.inputs[f"{prefix}x"].clone().requires_grad_() if place.position == 0 else None
+def _both_ways(rank: Rank, made: _Made, prefix: str = "") -> None:
+    made.stage.zero_grad()
+    x = rank.inputs[f"{prefix}x"].clone().requires_grad_() if made.place.position == 0 else None
     with rank.recording(f"{prefix}forward"):
-        out = _forward(stage, x)
-    _report_output(rank, place, out, prefix)
+        out = _forward(made.stage, x)
+    _report_output(rank, made.place, out, prefix)
     with rank.recording(f"{prefix}backward"):
         out.backward(rank.inputs.get(f"{prefix}grad_output"))
     rank.answer(f"{prefix}input_grad", None if x is None else x.grad)
-    for number, parameter in enumerate(stage.parameters()):
+    for number, parameter in enumerate(made.parameters):
         rank.answer(f"{prefix}grad.{number}", parameter.grad)
 
 
@@ -149,7 +173,7 @@ RUNS = {
     "values": _run(train_stage),
     "subgroup": _run(train_stage),
     "shapes": _run(use_twice, _with_a_larger_batch),
-    "no-grad": _run(use_without_gradients),
+    "no-grad": _run(use_without_gradients, _with_a_batch_behind),
 }
 
 
@@ -199,6 +223,10 @@ def crosses_each_boundary_once(*phases: str) -> Judge:
     return judge
 
 
+def _awaited(evidence: BesideWhole, answer: RankAnswer) -> Finding:
+    return all_awaited(answer)
+
+
 def _messages(case: Case, inputs: Inputs, place: Place) -> dict[str, list[Message]]:
     sizes, (first, last) = activation_bytes(case, inputs), _cuts(case, place)
     forward: list[Message] = []
@@ -238,8 +266,8 @@ def _stage_cases(seed: int) -> list[Case]:
     return [
         stage_case("2 processes", "values", 2, CHAIN, [0, 2, 5], [3], seed),
         stage_case("other shapes", "shapes", 2, CHAIN, [0, 3, 5], [2], seed),
-        stage_case("inference", "no-grad", 2, CHAIN, [0, 2, 5], [3], seed),
-        stage_case("4 processes", "values", 4, CHAIN, [0, 1, 2, 4, 5], [2, 3], seed),
+        stage_case("inference", "no-grad", 2, CHAIN, [0, 2, 5], [3], seed, late=[1]),
+        stage_case("4 processes", "values", 4, CHAIN, [0, 1, 2, 4, 5], [2, 3], seed, late=[2]),
         stage_case("pairs of 4", "subgroup", 4, CHAIN, [0, 3, 5], [3], seed, groups=pairs),
         stage_case("1 process", "values", 1, CHAIN, [0, 5], [3], seed),
     ]
@@ -285,7 +313,7 @@ EXERCISE = Exercise(
             3,
             "One activation crosses each boundary, one gradient comes back, and nothing else is sent.",
             "everything is sent to everyone, or the input goes along with the activation",
-            {"values": crosses_each_boundary_once(*PHASES)},
+            {"values": every(crosses_each_boundary_once(*PHASES), on_each(_awaited))},
         ),
         Property(
             "shapes-may-change",
@@ -319,7 +347,13 @@ EXERCISE = Exercise(
             1,
             "Under torch.no_grad() activations are sent, and nobody waits for a gradient.",
             "the send back is part of forward",
-            {"no-grad": every(stage_equals("output"), crosses_each_boundary_once("forward"))},
+            {
+                "no-grad": every(
+                    stage_equals("output"),
+                    second_batch_equals("output"),
+                    crosses_each_boundary_once("forward"),
+                )
+            },
         ),
     ),
 )

@@ -86,13 +86,15 @@ class Transposed(nn.Module):
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
-    Each is ["dense" or "scaled", inputs, outputs], ["counting", width] or ["tied", whose weight it has].
+    Each is ["dense" or "scaled", inputs, outputs], ["counting", width] or ["tied", whose weight it has]. The
+    case's `frozen` names parameters ("2.weight") that are not trained.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     own = range(len(layers))[first:last]
     for name, parameter in nn.Sequential(*layers).named_parameters():
         if layer_of(name) in own:
             parameter.data.copy_(inputs[f"weights.{name}"])
+        parameter.requires_grad_(name not in case.params.get("frozen", ()))
     return layers[first:last]
 
 
@@ -175,6 +177,23 @@ class BesidePlain(Evidence):
         """Every tensor that `compare` answers, by name."""
         seat = PlainSeat()
         compare(seat, nn.Sequential(*build_layers(self.case, self.inputs)), self.inputs)
+        return seat.tensors
+
+
+def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
+    """One backward for two batches, as one accumulates. Answers grad.N (N counts in order)."""
+    torch.stack([error_of(model, batch) for batch in batches_of(inputs)]).sum().backward()
+    for number, parameter in enumerate(model.parameters()):
+        seat.answer(f"grad.{number}", parameter.grad)
+
+
+class BesideTwoBatches(BesidePlain):
+    """A case's answers, and what the plain model gives for two batches and one backward."""
+
+    @cached_property
+    def plain(self) -> State:
+        seat = PlainSeat()
+        add_two_batches(seat, nn.Sequential(*build_layers(self.case, self.inputs)), self.inputs)
         return seat.tensors
 
 

@@ -46,16 +46,22 @@ def is_the_slowest_devices(evidence: Evidence) -> Iterator[Finding]:
 
 
 def timing_case(
-    name: str, kind: str, busy_ms: list[float], seed: int, first_ms: float = 0, earlier_ms: float = 0
+    name: str,
+    kind: str,
+    busy_ms: list[float],
+    seed: int,
+    first_ms: float = 0,
+    earlier_ms: float = 0,
+    steps: int = 4,
 ) -> Case:
     """Steps that keep device k busy for busy_ms[k]; the first one longer; other work queued before."""
-    params = {"busy_ms": busy_ms, "first_ms": first_ms, "earlier_ms": earlier_ms, "steps": 4}
+    params = {"busy_ms": busy_ms, "first_ms": first_ms, "earlier_ms": earlier_ms, "steps": steps}
     return Case(name, 1, params, seed, kind=kind)
 
 
 def _timing_cases(seed: int) -> list[Case]:
     return [
-        timing_case("one device", "device-time", [40], seed),
+        timing_case("one device", "device-time", [40], seed, steps=3),
         timing_case("the first is slower", "device-time", [60, 20], seed),
         timing_case("the last is slower", "device-time", [10, 20, 50], seed),
         timing_case("slow first step", "first-step", [40], seed, first_ms=250),

@@ -21,6 +21,7 @@ from labkit.checks.lesson_03.net import (
     net_inputs,
     net_of,
     send_gradients_and_step,
+    trained,
 )
 from labkit.checks.lesson_03.overlap import OVERLAP_ID
 from labkit.checks.rank import Rank
@@ -33,7 +34,7 @@ def _cases(seed: int) -> list[Case]:
         net_case("three micro-batches", "values", 2, seed),
         net_case("three micro-batches on four ranks", "values", 4, seed, rows=2),
         net_case("5, 2 and 3 rows", "uneven", 2, seed, sizes=[5, 2, 3]),
-        net_case("one micro-batch", "uneven", 2, seed, sizes=[4]),
+        net_case("one micro-batch", "uneven", 2, seed, sizes=[4], frozen=["last.bias"]),
         net_case("with your own wrapper", "own-parts", 2, seed),
     ]
 
@@ -45,18 +46,25 @@ def _micro_batches(case: Case, handed: Inputs, step: int) -> list[tuple[Tensor, 
     return [(x[m, :size], target[m, :size]) for m, size in enumerate(sizes)]
 
 
+def _mean_loss(output: Tensor, target: Tensor) -> Tensor:
+    """A mean over rows in which the two do not change places."""
+    return F.mse_loss(torch.tanh(output), target)
+
+
 def _accumulate(rank: Rank) -> None:
     """Steps of several micro-batches each, through the data-parallel wrapper.
 
-    Answers: loss STEP, grad STEP.NAME. Recordings: step STEP.
+    Answers: loss STEP, grad STEP.NAME. Fact: graph, whether a loss that was returned holds one. Recordings:
+    step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
     for step in range(STEPS):
         batches = _micro_batches(rank.case, rank.inputs, step)
         with rank.recording(f"step {step}"):
-            loss = rank.student.accumulate_gradients(model, batches, F.mse_loss)
-        rank.answer(f"loss {step}", torch.as_tensor(loss, dtype=torch.float64))
+            loss = rank.student.accumulate_gradients(model, batches, _mean_loss)
+        rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
+        rank.answer(f"loss {step}", torch.as_tensor(loss).float())
         send_gradients_and_step(rank, net, step)
 
 
@@ -64,7 +72,7 @@ def _loss_of_one_batch(model: nn.Module, case: Case, handed: Inputs, rank: int, 
     """The mean over all of a rank's rows."""
     pairs = _micro_batches(case, handed, step)
     x, target = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
-    return F.mse_loss(model(x), target)
+    return _mean_loss(model(x), target)
 
 
 # -- judges
@@ -73,14 +81,16 @@ def _loss_of_one_batch(model: nn.Module, case: Case, handed: Inputs, rank: int, 
 def _returns_the_mean(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         for step in range(STEPS):
-            wanted = evidence.reference(answer)[f"loss {step}.{answer.rank}"]
+            wanted = evidence.reference(answer)[f"loss {step}.{answer.rank}"].float()
             yield same("the mean over this rank's rows", wanted, answer, f"loss {step}")
+        graph = "a graph behind it, which keeps all activations" if answer.facts["graph"] else ""
+        yield Finding(not graph, "a detached loss", graph, answer.rank)
 
 
 def _sends_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         calls = calls_of(answer, "step 0")
-        total, moved = sum(map(nbytes, evidence.first_net(answer).parameters())), sum(n for _, n in calls)
+        total, moved = sum(map(nbytes, trained(evidence.first_net(answer)))), sum(n for _, n in calls)
         told = f"the gradients' {total:,} bytes once, whatever the number of micro-batches"
         yield Finding(moved == total, told, f"{moved:,} bytes: {calls_text(calls)}", answer.rank)
 
@@ -106,7 +116,7 @@ EXERCISE = Exercise(
             "loss",
             "numbers",
             1,
-            "The result is the mean loss over this rank's rows",
+            "The result is the mean loss over this rank's rows, detached",
             on={"values": _returns_the_mean},
         ),
         Property(

@@ -40,6 +40,7 @@ def _cases(seed: int) -> list[Case]:
         buckets_case("one larger than a bucket", large, 64, seed),
         buckets_case("some frozen", frozen, 64, seed),
         buckets_case("two dtypes", mixed, 1000, seed),
+        buckets_case("two that exceed a bucket by a byte", [([8], f, True)] * 4, 63, seed),
         buckets_case("none", [], 64, seed),
     ]
 

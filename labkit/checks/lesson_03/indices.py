@@ -37,12 +37,14 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _ask_for_shares(rank: Rank) -> None:
-    """Facts: the shares of all ranks, one fact for each of ASKED. Answer: random."""
+    """Facts: the shares of all ranks and the kinds of their elements, for each of ASKED. Answer: random."""
     n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
     seed_generators(GLOBAL_SEED)
     for name, (epoch, seed) in ASKED.items():
         with rank.recording(name):
-            rank.fact(name, [[int(i) for i in ask(n, r, world, epoch, seed)] for r in range(world)])
+            shares = [list(ask(n, r, world, epoch, seed)) for r in range(world)]
+        rank.fact(name, [[int(i) for i in share] for share in shares])
+        rank.fact(f"kinds of {name}", sorted({type(i).__name__ for share in shares for i in share}))
     rank.answer("random", torch.rand(2))
 
 
@@ -73,6 +75,8 @@ def _shares_are_equal(evidence: Evidence) -> Iterator[Finding]:
         lengths = [len(share) for share in shares]
         right = lengths == [each] * evidence.case.params["world"]
         yield Finding(right, f"{each} samples on every rank", f"{lengths}")
+    kinds = evidence.answers[0].facts["kinds of a"]
+    yield Finding(kinds in (["int"], []), "plain ints, as list[int] says", f"{', '.join(kinds)}")
 
 
 def _all_are_visited(evidence: Evidence) -> Iterator[Finding]:
@@ -130,8 +134,8 @@ EXERCISE = Exercise(
             "equal-shares",
             "numbers",
             1,
-            "Every rank gets the same number of samples",
-            "n // world_size drops the rest; fill up by starting over",
+            "Every rank gets the same number of samples, as a list of ints",
+            "n // world_size drops the rest: fill up by starting over; a tensor needs .tolist()",
             {"values": _shares_are_equal},
         ),
         Property(

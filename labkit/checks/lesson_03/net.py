@@ -46,8 +46,22 @@ def subgroup(judge: Judge) -> Property:
     )
 
 
+def any_layout(judge: Judge) -> Property:
+    """The property that the order in memory does not matter, judged on cases of that kind."""
+    return Property(
+        "any-layout",
+        "robustness",
+        1,
+        "It works where a tensor lies in memory in another order on one rank",
+        "a collective adds or copies memory in the order in which it lies there: send what is contiguous",
+        {"layout": judge},
+    )
+
+
 def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
-    """Replicas of the small net, one a rank. groups: those they work in, where it is not one of all ranks."""
+    """Replicas of the small net, one a rank. groups: those they work in, where it is not one of all ranks.
+    views_on: ranks where no matrix and no vector is contiguous.
+    """
     sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
@@ -74,10 +88,34 @@ def _empty_net(case: Case) -> Net:
 
 
 def net_of(case: Case, handed: Inputs) -> Net:
-    """The net in float64, with the state that a rank was handed."""
+    """The net in float64, with the state that a rank was handed. The case's `frozen` names parameters that
+    are not trained.
+    """
     net = _empty_net(case)
     net.load_state_dict({name: handed[f"state.{name}"].clone() for name in net.state_dict()})
+    for name in case.params.get("frozen", ()):
+        net.get_parameter(name).requires_grad_(False)
     return net
+
+
+def lie_differently(rank: Rank, net: nn.Module) -> None:
+    """On the ranks of the case's `views_on`: matrices lie transposed in memory, vectors with gaps. Shapes and
+    numbers are as before.
+    """
+    if rank.rank in rank.params.get("views_on", ()):
+        for tensor in (*net.parameters(), *net.buffers()):
+            tensor.data = _as_view(tensor.data)
+
+
+def _as_view(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 2:
+        return tensor.t().contiguous().t()
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+
+
+def trained(net: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [parameter for parameter in net.parameters() if parameter.requires_grad]
 
 
 # -- inputs
@@ -121,9 +159,10 @@ def hand_replica(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def loss_of(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int, m: int = 0) -> Tensor:
     """The mean squared error of one micro-batch of a rank. The case's `aside` lists the ranks that use the
-    layer beside; without it all do.
+    layer beside, and its `aside_in` how many of the micro-batches do; without them all do.
     """
-    out = model(handed["x"][step, m], rank in case.params.get("aside", range(case.ranks)))
+    ranks, first = case.params.get("aside", range(case.ranks)), case.params.get("aside_in", MICRO_BATCHES)
+    out = model(handed["x"][step, m], rank in ranks and m < first)
     return F.mse_loss(out, handed["target"][step, m])
 
 
@@ -133,7 +172,9 @@ def own_loss(rank: Rank, model: nn.Module, step: int, m: int = 0) -> Tensor:
 
 
 def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
-    """Answers: "grad STEP.NAME", zeros where there is none. Then one step of SGD; the gradients are gone."""
+    """Answers: "grad STEP.NAME", zeros where a trained parameter has none. Then one step of SGD; the
+    gradients are gone.
+    """
     for name, gradient in _gradients(net).items():
         rank.answer(f"grad {step}.{name}", gradient)
     descend(net)
@@ -147,7 +188,7 @@ def send_state(rank: Rank, net: nn.Module, prefix: str) -> None:
 
 
 def _gradients(net: nn.Module) -> State:
-    parameters = net.named_parameters()
+    parameters = ((name, p) for name, p in net.named_parameters() if p.requires_grad or p.grad is not None)
     return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters}
 
 

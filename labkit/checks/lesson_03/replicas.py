@@ -13,9 +13,11 @@ from labkit.checks.lesson_03.net import (
     TORCHS_OWN,
     Net,
     ReplicaEvidence,
+    any_layout,
     equals,
     hand_replica,
     hand_state,
+    lie_differently,
     loss_of,
     net_case,
     net_inputs,
@@ -24,6 +26,7 @@ from labkit.checks.lesson_03.net import (
     send_gradients_and_step,
     send_state,
     subgroup,
+    trained,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
@@ -45,9 +48,10 @@ BROADCAST_ID = "03.broadcast-module"
 
 def _broadcast_cases(seed: int) -> list[Case]:
     return [
-        net_case("two ranks", "values", 2, seed),
-        net_case("four ranks", "values", 4, seed, width=2, inner=5),
+        net_case("two ranks", "values", 2, seed, late=[1]),
+        net_case("four ranks", "values", 4, seed, width=2, inner=5, late=[0]),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        net_case("views on one rank", "layout", 2, seed, views_on=[1]),
     ]
 
 
@@ -58,18 +62,22 @@ def _tied(net: Net) -> Net:
 
 
 def _broadcast(rank: Rank) -> None:
-    """Broadcast nets that differ on every rank, one of their parameters frozen and one shared.
+    """Broadcast nets that differ on every rank, one of their parameters frozen and one shared. Each rank goes
+    on at once to overwrite what it has.
 
     Answers: state.NAME. Facts: moved, asks. Recording: broadcast.
     """
     group, net = enter_group(rank), _tied(net_of(rank.case, rank.inputs))
     net.aside.weight.requires_grad_(False)
+    lie_differently(rank, net)
     before = _addresses(net)
     with rank.recording("broadcast"):
         rank.student.broadcast_module(net, group)
     rank.fact("moved", sorted(name for name, at in _addresses(net).items() if before[name] != at))
     rank.fact("asks", {name: parameter.requires_grad for name, parameter in net.named_parameters()})
     send_state(rank, net, "state")
+    for tensor in (*net.parameters(), *net.buffers()):
+        tensor.data.zero_()
 
 
 def _addresses(net: Net) -> dict[str, int]:
@@ -113,7 +121,7 @@ BROADCAST = Exercise(
     BROADCAST_ID,
     "The same start",
     ("broadcast_module",),
-    dict.fromkeys(("values", "subgroup"), Run(_broadcast, net_inputs, hand_state, EVIDENCE)),
+    dict.fromkeys(("values", "subgroup", "layout"), Run(_broadcast, net_inputs, hand_state, EVIDENCE)),
     _broadcast_cases,
     (
         Property(
@@ -148,6 +156,7 @@ BROADCAST = Exercise(
             {"values": _each_is_sent_once},
         ),
         subgroup(every(_has_the_firsts("parameters", "buffers"), stays_in_group)),
+        any_layout(every(_has_the_firsts("parameters", "buffers"), _stays_in_place)),
     ),
     forbids=TORCHS_OWN,
 )
@@ -157,12 +166,14 @@ BROADCAST = Exercise(
 
 def _average_cases(seed: int) -> list[Case]:
     return [
-        net_case("two ranks", "values", 2, seed),
+        net_case("two ranks", "values", 2, seed, late=[0]),
         net_case("four ranks", "values", 4, seed, rows=3),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
+        net_case("a frozen layer", "frozen", 2, seed, frozen=["second.weight"]),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
         net_case("one rank", "values", 1, seed),
+        net_case("views on one rank", "layout", 2, seed, views_on=[1], aside=[0]),
     ]
 
 
@@ -172,6 +183,7 @@ def _average(rank: Rank) -> None:
     Answers: grad STEP.NAME, trained.NAME. Recordings: step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
+    lie_differently(rank, net)
     for step in range(STEPS):
         own_loss(rank, net, step).backward()
         with rank.recording(f"step {step}"):
@@ -187,14 +199,17 @@ def _one_for_each_gradient(evidence: ReplicaEvidence) -> Iterator[Finding]:
 
 
 def _all_reduces(evidence: ReplicaEvidence, answer: RankAnswer) -> list[tuple[str, int]]:
-    return [("all_reduce", nbytes(parameter)) for parameter in evidence.first_net(answer).parameters()]
+    return [("all_reduce", nbytes(parameter)) for parameter in trained(evidence.first_net(answer))]
 
 
 AVERAGE = Exercise(
     "03.average-gradients",
     "Naive data parallelism",
     ("average_gradients",),
-    dict.fromkeys(("values", "unused", "subgroup"), Run(_average, net_inputs, hand_replica, EVIDENCE)),
+    dict.fromkeys(
+        ("values", "unused", "frozen", "subgroup", "layout"),
+        Run(_average, net_inputs, hand_replica, EVIDENCE),
+    ),
     _average_cases,
     (
         Property(
@@ -216,9 +231,9 @@ AVERAGE = Exercise(
             "communication",
             "mechanism",
             2,
-            "One all_reduce for each gradient",
-            "parameters are averaged instead, or gathered",
-            {"values": _one_for_each_gradient},
+            "One all_reduce for each gradient, none for what is frozen",
+            "parameters are averaged instead, or gathered, or frozen ones are given gradients",
+            {"values": _one_for_each_gradient, "frozen": every(GRADIENTS, _one_for_each_gradient)},
         ),
         Property(
             "unused-parameter",
@@ -229,6 +244,8 @@ AVERAGE = Exercise(
             {"unused": every(GRADIENTS, equals("trained"))},
         ),
         subgroup(every(GRADIENTS, equals("trained"), stays_in_group)),
+        any_layout(every(GRADIENTS, equals("trained"))),
     ),
     forbids=TORCHS_OWN,
+    hides=("parallel",),
 )

@@ -27,10 +27,11 @@ def tokens_case(name: str, kind: str, tokens: list[int], seed: int, **params: An
 
 def _cases(seed: int) -> list[Case]:
     return [
-        tokens_case("3 and 8 tokens", "values", [3, 8], seed),
+        tokens_case("3 and 8 tokens", "values", [3, 8], seed, late=[1]),
         tokens_case("1, 6, 2 and 9 tokens", "values", [1, 6, 2, 9], seed),
         tokens_case("a rank without tokens", "empty", [0, 5], seed),
         tokens_case("no tokens at all", "empty", [0, 0], seed),
+        tokens_case("one token in all", "empty", [0, 1], seed),
         tokens_case("two groups of two", "subgroup", [2, 7, 3, 4], seed, groups=PAIRS),
     ]
 
@@ -92,7 +93,8 @@ class TokenEvidence(Evidence):
         """Whether what the ranks of a group answered is, averaged, that of the mean over all tokens."""
         wanted = self.mean_over_tokens(answer)[name]
         shares = [self.answers[r].tensors[name].reshape(wanted.shape) for r in self.members(answer)]
-        wrong = difference(wanted, torch.stack(shares).mean(0))
+        seen = torch.stack(shares).mean(0)
+        wrong = difference(*(wanted.float(), seen.float()) if name == "loss" else (wanted, seen))
         what = {"loss": "the mean", "grad": "the gradient of the mean"}[name]
         told = f"averaged over ranks: {what} over all {self.tokens(answer)} tokens"
         return Finding(wrong is None, told, wrong or "", answer.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from labkit.checks.case import Case
@@ -15,6 +16,7 @@ from labkit.checks.lesson_04.judges import (
     returns_the_loss,
     sends_each_once,
     tells_when_ready,
+    waits_for_messages,
 )
 from labkit.checks.lesson_04.lists import (
     backwards_first,
@@ -24,8 +26,15 @@ from labkit.checks.lesson_04.lists import (
     random_lists,
 )
 from labkit.checks.lesson_04.model import PipelineEvidence, draw_model, hand_own_stages
-from labkit.checks.lesson_04.runs import meet_bad_lists, take_steps, use_executor, use_ready_hook
+from labkit.checks.lesson_04.runs import (
+    meet_bad_lists,
+    take_steps,
+    use_executor,
+    use_one_step,
+    use_ready_hook,
+)
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import stays_in_group
 
 Lists = list[list[Any]]
 PATIENCE = 40.0  # seconds: a deadlock is told much sooner, and a busy host must not cost points
@@ -34,11 +43,14 @@ PATIENCE = 40.0  # seconds: a deadlock is told much sooner, and a busy host must
 def run_case(
     kind: str, seed: int, lists: Lists, widths: list[list[int]], sizes: list[int], **params: Any
 ) -> Case:
-    """lists: the schedule, one list a rank. widths: of each stage's layers. sizes: of the micro-batches."""
+    """lists: the schedule, one list a rank of a pipeline. widths: of each stage's layers. sizes: of the
+    micro-batches. groups: several pipelines at once, each of so many ranks.
+    """
     told = f"{params.pop('schedule', kind)}, {len(widths)} stages, micro-batches of {sizes}"
     plain = [[list(action) for action in actions] for actions in lists]
     everything = {"lists": plain, "widths": widths, "sizes": sizes, **params}
-    return Case(f"{kind}: {told}", len(lists), everything, seed, kind=kind, timeout=PATIENCE)
+    ranks = sum(map(len, params.get("groups", lists[:0]))) or len(lists)
+    return Case(f"{kind}: {told}", ranks, everything, seed, kind=kind, timeout=PATIENCE)
 
 
 TWO = [[5, 7], [7, 4, 3]]
@@ -60,13 +72,30 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Lists:
 def _run_cases(seed: int) -> list[Case]:
     shared = [TOKENS[0], [6, 4, 5]]
     return [
-        run_case("gpipe", seed, gpipe(2, 5), TWO, [2] * 5),
+        run_case("gpipe", seed, gpipe(2, 5), TWO, [2] * 5, late=[1]),
         run_case("gpipe", seed, gpipe(4, 6), FOUR, [2] * 6),
         run_case("naive", seed, lists_by_choice(3, 3, 4, one_at_a_time), THREE, [2] * 4),
         run_case("train", seed, gpipe(2, 3), TWO, [2] * 3),
         run_case("in-flight", seed, one_f_one_b(4, 7), FOUR, [1] * 7, schedule="1F1B"),
         run_case("any-schedule", seed, one_f_one_b(3, 5), THREE, [2] * 5, schedule="1F1B"),
-        run_case("any-schedule", seed, random_lists(2, 4, 3, seed), FOUR, [2] * 3, schedule="a random order"),
+        run_case(
+            "any-schedule",
+            seed,
+            random_lists(2, 4, 3, seed),
+            FOUR,
+            [2] * 3,
+            schedule="a random order",
+            transposed=True,
+        ),
+        run_case(
+            "any-schedule",
+            seed,
+            gpipe(2, 3),
+            TWO,
+            [2] * 3,
+            schedule="two pipelines at once",
+            groups=[[0, 2], [1, 3]],
+        ),
         run_case("unequal", seed, gpipe(2, 4), TWO, [3, 3, 2, 1]),
         run_case("few", seed, gpipe(4, 2), FOUR, [3, 3]),
         run_case("tied", seed, gpipe(3, 4), TOKENS, [3] * 4, vocabulary=9),
@@ -81,7 +110,7 @@ def _run_cases(seed: int) -> list[Case]:
 
 
 def bad_lists_case(seed: int) -> Case:
-    """Four lists that cannot be run, on one rank that has both stages of a model, with two micro-batches."""
+    """Lists that cannot be run, on one rank that has both stages of a model, with two micro-batches."""
     good: Lists = [
         [kind, stage, i]
         for i in range(2)
@@ -90,11 +119,13 @@ def bad_lists_case(seed: int) -> Case:
     ]
     bad = {
         "a micro-batch that does not exist": [*good, ["forward", 0, 7]],
+        "a micro-batch one too far": [*good, ["forward", 0, 2]],
+        "a micro-batch before the first": [["forward", 0, -1], *good],
         "a stage that is not this rank's": [["forward", 5, 0], *good],
         "a backward before its forward": [["backward", 1, 1], *good[:6], good[7]],
         "a missing backward": good[:7],
     }
-    names = {label: [n] for label, n in zip(bad, (7, 5, 1, 1), strict=True)}
+    names = {label: [n] for label, n in zip(bad, (7, 2, -1, 5, 1, 1), strict=True)}
     params = {"lists": [good], "widths": TWO, "sizes": [2, 2], "bad": bad, "names": names}
     return Case("bad lists, one rank", 1, params, seed, kind="bad")
 
@@ -104,10 +135,9 @@ def _run(on_rank: Callable[[Rank], None]) -> Run:
 
 
 RUNS = {
-    **dict.fromkeys(
-        ("gpipe", "naive", "in-flight", "any-schedule", "unequal", "few", "tied", "one-rank"),
-        _run(use_executor),
-    ),
+    "gpipe": _run(partial(use_executor, before=0.5)),
+    **dict.fromkeys(("naive", "tied"), _run(use_executor)),
+    **dict.fromkeys(("in-flight", "any-schedule", "unequal", "few", "one-rank"), _run(use_one_step)),
     **dict.fromkeys(("train", "tied-train"), _run(take_steps)),
     "ready": _run(use_ready_hook),
     "bad": _run(meet_bad_lists),
@@ -142,17 +172,18 @@ RUN = Exercise(
             "trained-weights",
             "numbers",
             2,
-            "Two steps of plain SGD end with the reference's weights.",
+            "Two steps of plain SGD end with the reference's weights, and return the loss.",
             "gradients of the last step are still there, or the optimizer steps before the last backward",
-            {"train": equals("trained")},
+            {"train": every(equals("trained"), returns_the_loss)},
         ),
         Property(
             "messages",
             "mechanism",
             2,
-            "Each activation and each gradient crosses each boundary between ranks once.",
-            "shapes are sent too, or the gradient of the first stage's input is sent back",
-            {"gpipe": sends_each_once},
+            "Each activation and each gradient crosses each boundary between ranks once, and is waited for.",
+            "shapes are sent too, the gradient of the first stage's input is sent back, or nobody waits for a"
+            " send",
+            {"gpipe": every(sends_each_once, waits_for_messages)},
         ),
         Property(
             "follows-the-list",
@@ -168,15 +199,16 @@ RUN = Exercise(
             2,
             "After a micro-batch's backward nothing of it is kept; 1F1B holds p-r at stage r.",
             "retain_graph=True, or all losses are kept and one backward is done at the end",
-            {"in-flight": keeps_few},
+            {"in-flight": every(keeps_few, equals("grad"))},
         ),
         Property(
             "any-schedule",
             "robustness",
             3,
-            "Any order that a dry run accepts runs to its end: 1F1B, chunks, even a random one.",
-            "a send that waits for its receiver, or messages told apart by their order and not by a tag",
-            {"any-schedule": every(follows_the_list, equals("grad"))},
+            "Any order that a dry run accepts runs to its end, in any group: 1F1B, chunks, a random one.",
+            "a send that waits for its receiver, messages told apart by their order and not by a tag, or"
+            " group= missing in a call",
+            {"any-schedule": every(follows_the_list, equals("grad"), waits_for_messages, stays_in_group)},
         ),
         Property(
             "unequal-micro-batches",
@@ -227,6 +259,7 @@ RUN = Exercise(
             {"bad": refuses_bad_lists},
         ),
     ),
+    hides=("parallel",),
     forbids=(
         "torch.distributed.pipelining.PipelineStage",
         "torch.distributed.pipelining.ScheduleGPipe",

@@ -9,8 +9,15 @@ from dataclasses import replace
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.lesson_04.lists import most_held
-from labkit.checks.lesson_04.model import PipelineEvidence, input_width, last_stage, stages_of
-from labkit.checks.shared.beside import STEPS, refused, same
+from labkit.checks.lesson_04.model import (
+    PipelineEvidence,
+    input_width,
+    last_stage,
+    rank_with,
+    stages_of,
+)
+from labkit.checks.shared.beside import STEPS, all_awaited, refused, same
+from labkit.checks.shared.places import groups_of, place_of
 from labkit.theory.schedule import Action
 
 BYTES = 8  # of a float64
@@ -21,10 +28,18 @@ WORDS = {
 
 
 def returns_the_loss(evidence: PipelineEvidence) -> Iterator[Finding]:
-    """The last stage's rank returned the loss of the whole batch."""
-    answer = evidence.answers[last_stage(evidence.case) % evidence.case.ranks]
-    told = "the mean loss over the whole batch, returned on the last stage's rank"
-    yield same(told, evidence.expected["output"], answer, "output")
+    """The last stage's rank returned the loss of the whole batch, without a graph, and no other rank any."""
+    for index in range(len(groups_of(evidence.case))):
+        answer = evidence.answers[rank_with(last_stage(evidence.case), evidence.case, index)]
+        told = "the mean loss over the whole batch, returned on the last stage's rank"
+        yield same(told, evidence.expected["output"].float(), answer, "output")
+        graph = "it has a graph" if answer.facts["graph"] else ""
+        yield Finding(not graph, "a loss without a graph, which would keep activations", graph, answer.rank)
+    for answer in evidence.answers:
+        returned = "output" in answer.tensors and last_stage(evidence.case) not in stages_of(
+            evidence.case, answer.rank
+        )
+        yield Finding(not returned, "None where the last stage is not", "a loss", answer.rank)
 
 
 def equals(kind: str, *parameters: str) -> Judge:
@@ -36,8 +51,11 @@ def equals(kind: str, *parameters: str) -> Judge:
     def judge(evidence: PipelineEvidence) -> Iterator[Finding]:
         for key, full in evidence.expected.items():
             sort, _, name = key.partition(".")
-            if sort == kind and (not parameters or name.partition(".")[2] in parameters):
-                answer = evidence.answers[int(name.partition(".")[0]) % evidence.case.ranks]
+            stage, _, parameter = name.partition(".")
+            if sort != kind or (parameters and parameter not in parameters):
+                continue
+            for index in range(len(groups_of(evidence.case))):
+                answer = evidence.answers[rank_with(int(stage), evidence.case, index)]
                 yield same(WORDS[kind].format(name), full, answer, key)
 
     return judge
@@ -53,6 +71,11 @@ def follows_the_list(evidence: Evidence) -> Iterator[Finding]:
         told, said = (f"number {at} is {_told(log, at, actions)}" for log in (wanted, seen))
         what = f"the list's {len(wanted)} actions in order; {told}"
         yield Finding(wanted == seen, what, f"{len(seen)} actions; {said}", answer.rank)
+
+
+def waits_for_messages(evidence: Evidence) -> Iterator[Finding]:
+    """Nothing is still on its way when the executor returns: what was started was waited for."""
+    return map(all_awaited, evidence.answers)
 
 
 def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
@@ -96,17 +119,18 @@ def refuses_bad_lists(evidence: Evidence) -> Iterator[Finding]:
 
 def _actions(case: Case, rank: int) -> list[Action]:
     """The list a rank was handed."""
-    return [Action(*action) for action in case.params["lists"][rank]]
+    return [Action(*action) for action in case.params["lists"][place_of(case, rank).position]]
 
 
 def _messages_of(case: Case, rank: int) -> Iterator[tuple[str, int, int]]:
     """What a rank's list makes it receive and send: the operation, bytes, the other rank."""
+    index = place_of(case, rank).index
     for kind, stage, i in _actions(case, rank):
         step = 1 if kind == "forward" else -1
         for op, other in (("recv", stage - step), ("send", stage + step)):
-            if 0 <= other <= last_stage(case) and other % case.ranks != rank:
+            if 0 <= other <= last_stage(case) and rank_with(other, case, index) != rank:
                 width = input_width(case, max(other, stage))
-                yield op, BYTES * width * case.params["sizes"][i], other % case.ranks
+                yield op, BYTES * width * case.params["sizes"][i], rank_with(other, case, index)
 
 
 def _in_log_form(actions: Sequence[Action]) -> list[list[JSON]]:

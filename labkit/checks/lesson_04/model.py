@@ -1,8 +1,11 @@
 """The model that lesson 04's executor is tried with: uneven stages, biases, two losses.
 
 A case's params: "widths", one list of layer widths a stage; "sizes", the samples of each micro-batch;
-"vocabulary", where the first and the last stage share an embedding. Its inputs: every layer's weight and bias
-under "STAGE.LAYER.weight", the "embedding", and "x0", "y0", "x1", "y1", one whole batch for each step.
+"vocabulary", where the first and the last stage share an embedding; "groups" where several pipelines run at
+once, all alike; "transposed" where stages give tensors whose memory is in another order.
+
+Its inputs: every layer's weight and bias under "STAGE.LAYER.weight", the "embedding", and "x0", "y0", "x1",
+"y1", one whole batch for each step.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence
 from labkit.checks.shared.beside import STEPS, PlainSeat, State, observe, train
+from labkit.checks.shared.places import groups_of, place_of
 
 DTYPE = torch.float64
 
@@ -26,10 +30,10 @@ DTYPE = torch.float64
 class Stage(nn.Module):
     """Linear layers with tanh between them; the first stage may look tokens up, the last may score them."""
 
-    def __init__(self, layers: Sequence[nn.Linear], is_last: bool) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], is_last: bool, transposed: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.is_last = is_last
+        self.is_last, self.transposed = is_last, transposed
         self.embedding: nn.Parameter | None = None
         self.head: nn.Parameter | None = None
 
@@ -40,13 +44,17 @@ class Stage(nn.Module):
             x = layer(x)
             if not (self.is_last and index == len(self.layers) - 1):
                 x = torch.tanh(x)
-        return x if self.head is None else F.linear(x, self.head)
+        x = x if self.head is None else F.linear(x, self.head)
+        return x.t().contiguous().t() if self.transposed else x
 
 
 def build_stages(case: Case, inputs: Inputs, numbers: Sequence[int]) -> dict[int, Stage]:
     """Fresh stages of these numbers. A shared embedding is one parameter if both its stages are there."""
     widths: list[list[int]] = case.params["widths"]
-    stages = {s: Stage(list(_linears(s, widths[s], inputs)), s == len(widths) - 1) for s in numbers}
+    transposed = case.params.get("transposed", False)
+    stages = {
+        s: Stage(list(_linears(s, widths[s], inputs)), s == len(widths) - 1, transposed) for s in numbers
+    }
     if "embedding" in inputs:
         embedding = nn.Parameter(inputs["embedding"].clone())
         if 0 in stages:
@@ -62,8 +70,15 @@ def last_stage(case: Case) -> int:
 
 
 def stages_of(case: Case, rank: int) -> range:
-    """The stages of a rank: each rank has one of every `case.ranks` that follow one another."""
-    return range(rank, last_stage(case) + 1, case.ranks)
+    """The stages of a rank: of a pipeline on n ranks, each has one of every n that follow one another."""
+    place = place_of(case, rank)
+    return range(place.position, last_stage(case) + 1, place.size)
+
+
+def rank_with(stage: int, case: Case, index: int = 0) -> int:
+    """The rank that has a stage, in the pipeline of that index."""
+    members = groups_of(case)[index]
+    return members[stage % len(members)]
 
 
 def _linears(stage: int, widths: Sequence[int], inputs: Inputs) -> Iterator[nn.Linear]:

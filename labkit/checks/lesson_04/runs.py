@@ -24,6 +24,7 @@ from labkit.checks.lesson_04.model import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import LEARNING_RATE, STEPS
+from labkit.checks.shared.places import enter_group, place_of
 from labkit.pipeline import PipelinePart, TiedWeight
 from labkit.theory.schedule import Action
 
@@ -81,33 +82,69 @@ def nobody(stage: int) -> None:
 
 def actions_of(rank: Rank) -> list[Action]:
     """This rank's list of the case's schedule."""
-    return [Action(*action) for action in rank.params["lists"][rank.rank]]
+    position = place_of(rank.case, rank.rank).position
+    return [Action(*action) for action in rank.params["lists"][position]]
 
 
-def use_executor(rank: Rank) -> None:
-    """Run one batch and report everything.
+def use_executor(rank: Rank, before: float = 0.0) -> None:
+    """Run one batch and report everything. before: what is in all gradients when it begins, if anything, and
+    is taken off again.
 
-    Answers: output (the loss), grad.NAME. Facts: log, peak. Recording: messages.
+    Answers: output (the loss), grad.NAME. Facts: log, peak, graph. Recording: messages.
     """
-    stages, watch = own_stages(rank), Watch()
+    group, stages, watch = enter_group(rank), own_stages(rank), Watch()
+    parameters = [parameter for _, parameter in named_parameters(stages)] if before else []
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, before)
     part = make_part(rank, stages, 0, watch)
     with rank.recording("messages"):
-        loss = rank.student.run_schedule(part, actions_of(rank), rank.group)
+        loss = rank.student.run_schedule(part, actions_of(rank), group)
+    _report_run(rank, loss, watch)
+    for parameter in parameters:
+        parameter.grad = None if parameter.grad is None else parameter.grad - before
+    _report_gradients(rank, stages)
+
+
+def use_one_step(rank: Rank) -> None:
+    """As `use_executor`, by one call of `train_step`: the gradients are those that the optimizer meets."""
+    group, stages, watch = enter_group(rank), own_stages(rank), Watch()
+    part = make_part(rank, stages, 0, watch)
+    optimizer = _optimizer(stages)
+    optimizer.register_step_pre_hook(lambda *_: _report_gradients(rank, stages))
+    with rank.recording("messages"):
+        loss = rank.student.train_step(part, actions_of(rank), optimizer, group)
+    _report_run(rank, loss, watch)
+
+
+def _report_run(rank: Rank, loss: object, watch: Watch) -> None:
     rank.answer("output", as_answer(loss))
-    for name, parameter in named_parameters(stages):
-        rank.answer(f"grad.{name}", parameter.grad)
+    rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
     rank.fact("log", watch.log)
     rank.fact("peak", watch.peak)
 
 
-def take_steps(rank: Rank) -> None:
-    """Two steps of the student's `train_step` on two batches. Answers: trained.NAME."""
-    stages = own_stages(rank)
+def _report_gradients(rank: Rank, stages: dict[int, Stage]) -> None:
+    for name, parameter in named_parameters(stages):
+        rank.answer(f"grad.{name}", parameter.grad)
+
+
+def _optimizer(stages: dict[int, Stage]) -> torch.optim.Optimizer:
+    """Plain SGD, with each parameter once."""
     parameters = list(dict.fromkeys(p for _, p in named_parameters(stages)))
-    optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+
+
+def take_steps(rank: Rank) -> None:
+    """Two steps of the student's `train_step` on two batches. Answers: output (the first loss), trained.NAME.
+    Fact: graph.
+    """
+    stages = own_stages(rank)
+    optimizer = _optimizer(stages)
     for step in range(STEPS):
         part = make_part(rank, stages, step, Watch())
-        rank.student.train_step(part, actions_of(rank), optimizer, rank.group)
+        loss = rank.student.train_step(part, actions_of(rank), optimizer, rank.group)
+        if step == 0:
+            _report_run(rank, loss, Watch())
     for name, parameter in named_parameters(stages):
         rank.answer(f"trained.{name}", parameter)
 
@@ -166,7 +203,9 @@ def _tied(rank: Rank, stages: dict[int, Stage]) -> TiedWeight | None:
 
 
 def as_answer(loss: object) -> Tensor | None:
-    """A loss as a tensor of no dimensions, whether it came as a tensor or a number."""
+    """A loss as a float32 of no dimensions, whether it came as a tensor or a number: the text asks for no
+    dtype.
+    """
     if loss is None:
         return None
-    return loss.squeeze() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=DTYPE)
+    return loss.squeeze().float() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float32)

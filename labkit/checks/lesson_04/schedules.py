@@ -38,7 +38,7 @@ def _interleaved_cases(seed: int) -> list[Case]:
     return [
         schedule_case("two and three chunks", seed, sizes),
         schedule_case("a remainder", seed, [[4, 6, 2], [3, 2, 2]], "refused"),
-        schedule_case("your own in_turn", seed, [[2, 4, 2]], "own-parts"),
+        schedule_case("your own in_turn", seed, [[2, 4, 2], [3, 3, 2]], "own-parts"),
     ]
 
 
@@ -132,7 +132,7 @@ ONE_F_ONE_B = Exercise(
         Property(
             "in-flight",
             "mechanism",
-            3,
+            7,
             "Stage r never holds more than min(m, p-r) micro-batches.",
             "the warm-up is too long, or counts from the wrong end: the last stage has none",
             {"values": in_every_size(holds_at_most(_stages_from_here))},
@@ -183,7 +183,8 @@ INTERLEAVED = Exercise(
             "robustness",
             1,
             "It works with your own in_turn.",
-            "in_turn is right for 1F1B only, or changes the lists it is handed",
+            "in_turn is right for 1F1B only, drops backwards when the warm-up is longer than the forwards, or"
+            " changes the lists it is handed",
             {"own-parts": every(ONCE, IN_TIME, FEW_HELD, TO_THE_END)},
         ),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from labkit.checks.exercise import Evidence, Finding, Judge, Run
 from labkit.checks.lesson_05.recomputing import SLACK_BYTES
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import PlainSeat, State, observe, refused, same
-from labkit.record.live import LiveBytes
+from labkit.checks.shared.held import bytes_kept
 
 
 class _Layer(nn.Module):
@@ -54,21 +54,30 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _use_chain(rank: Rank) -> None:
-    """Forward and backward. Facts: kept_bytes, and the layers run: forward, backward."""
+    """Forward and backward. Facts: the layers run, forward and backward."""
     log: list[int] = []
     layers = _layers(rank.case, rank.inputs, log)
     x = rank.inputs["x"].clone().requires_grad_()
 
     def forward(_: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
         output = rank.student.checkpoint_sequential(list(layers), arguments[0], rank.params["segments"])
-        rank.fact("kept_bytes", live.now)
         rank.fact("forward", list(log))
         log.clear()
         return output
 
-    with LiveBytes(leave_out=[*layers.parameters(), x, *rank.inputs.values()]) as live:
-        observe(rank, layers, [x], rank.inputs["grad_output"], use=forward)
+    observe(rank, layers, [x], rank.inputs["grad_output"], use=forward)
     rank.fact("backward", log)
+
+
+def _measure_chain(rank: Rank) -> None:
+    """Fact: kept_bytes, between forward and backward."""
+    x = rank.inputs["x"].clone().requires_grad_()
+
+    def prepare() -> Callable[[], Tensor]:
+        layers = _layers(rank.case, rank.inputs, [])
+        return lambda: rank.student.checkpoint_sequential(list(layers), x, rank.params["segments"])
+
+    rank.fact("kept_bytes", bytes_kept(prepare))
 
 
 def _offer_wrong_segments(rank: Rank) -> None:
@@ -101,7 +110,8 @@ class BesidePlainChain(Evidence):
 
 
 RUNS: Mapping[str, Run] = {
-    **dict.fromkeys(("values", "bytes", "own-parts"), Run(_use_chain, _inputs, evidence=BesidePlainChain)),
+    **dict.fromkeys(("values", "own-parts"), Run(_use_chain, _inputs, evidence=BesidePlainChain)),
+    "bytes": Run(_measure_chain, _inputs),
     "refused": Run(_offer_wrong_segments, _inputs),
 }
 
@@ -150,7 +160,7 @@ def _runs(indices: Sequence[int]) -> list[int]:
 def keeps_boundaries(evidence: Evidence) -> Iterator[Finding]:
     """Between forward and backward one input a segment is alive."""
     segments, boundary = evidence.case.params["segments"], evidence.inputs["x"].nbytes
-    most = segments * boundary + segments * SLACK_BYTES // 2
+    most = segments * (boundary + SLACK_BYTES)
     kept = evidence.answers[0].facts["kept_bytes"]
     told = f"{segments} boundaries of {boundary} bytes, at most {most} bytes with random states"
     yield Finding(kept <= most, told, f"{kept} bytes")

@@ -22,7 +22,7 @@ from labkit.checks.exercise import Evidence, Finding, Judge, Run
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import State, same
-from labkit.record.live import LiveBytes
+from labkit.checks.shared.held import bytes_kept
 
 Call = Callable[..., Any]
 SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful solution keeps besides stays below
@@ -31,7 +31,7 @@ SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful soluti
 @dataclass
 class Subject:
     """A function to be checkpointed, its arguments, the module whose parameters it uses, and what backward
-    gets.
+    gets. in_a_row: how often it is called, each time with what it gave before.
     """
 
     function: Call
@@ -39,7 +39,8 @@ class Subject:
     module: nn.Module
     grad_output: Tensor
     result: int  # which of several results backward starts from
-    autocast: bool
+    autocast: torch.dtype | None
+    in_a_row: int = 1
 
 
 class Counted:
@@ -122,7 +123,7 @@ class Recipe:
     module: Callable[[int, int], nn.Module] = _mlp
     args: Callable[[Inputs], tuple[Any, ...]] = _x
     dtype: torch.dtype = torch.float64
-    autocast: bool = False
+    autocast: torch.dtype | None = None
 
     def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
         """Parameters "full.NAME" of the module; x, y, ids and grad_output with one entry a rank."""
@@ -144,8 +145,11 @@ class Recipe:
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 parameter.copy_(handed[f"full.{name}"])
+        for name in case.params.get("frozen", ()):
+            module.get_parameter(name).requires_grad_(False)
         args, result = self.args(handed), case.params.get("result", 0)
-        return Subject(module, args, module, handed["grad_output"], result, self.autocast)
+        in_a_row = case.params.get("in_a_row", 1)
+        return Subject(module, args, module, handed["grad_output"], result, self.autocast, in_a_row)
 
     def _empty(self, case: Case) -> nn.Module:
         return self.module(case.params["width"], case.params["inner"])
@@ -168,6 +172,8 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
     seed_generators(seed)
     with _autocast(subject):
         results = call(subject.function, *subject.args)
+        for _ in range(1, subject.in_a_row):
+            results = call(subject.function, results)
     output = results[subject.result] if isinstance(results, (tuple, list)) else results
     torch.rand(5)  # what other code draws in between must not be drawn again
     output.backward(subject.grad_output.to(output.dtype))
@@ -179,7 +185,7 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
 
 
 def _autocast(subject: Subject) -> contextlib.AbstractContextManager[object]:
-    return torch.autocast("cpu", torch.bfloat16) if subject.autocast else contextlib.nullcontext()
+    return torch.autocast("cpu", subject.autocast) if subject.autocast else contextlib.nullcontext()
 
 
 # -- on a rank
@@ -196,14 +202,17 @@ def _once(rank: Rank, recipe: Recipe) -> None:
 
 def _measured(rank: Rank, recipe: Recipe) -> None:
     """Facts: kept_bytes (between forward and backward), calls (after forward, after backward)."""
+
+    def prepare() -> Callable[[], Tensor]:
+        fresh = recipe.subject(rank.case, rank.inputs)
+        return lambda: rank.student.checkpoint(fresh.function, *fresh.args)
+
+    rank.fact("kept_bytes", bytes_kept(prepare))
     subject = recipe.subject(rank.case, rank.inputs)
     function = Counted(subject.function)
-    tensors = [a for a in subject.args if isinstance(a, Tensor)]
-    with LiveBytes(leave_out=[*subject.module.parameters(), *tensors, *rank.inputs.values()]) as live:
-        output = rank.student.checkpoint(function, *subject.args)
-        rank.fact("kept_bytes", live.now)
-        calls = [function.calls]
-        output.backward(subject.grad_output)
+    output = rank.student.checkpoint(function, *subject.args)
+    calls = [function.calls]
+    output.backward(subject.grad_output)
     rank.fact("calls", [*calls, function.calls])
 
 
@@ -284,7 +293,9 @@ RUNS: Mapping[str, Run] = {
     "values": _run(_once),
     "measured": _run(_measured),
     "dropout": _run(_once, Recipe(_with_dropout)),
-    "autocast": _run(_once, Recipe(dtype=torch.float32, autocast=True)),
+    "autocast": _run(_once, Recipe(dtype=torch.float32, autocast=torch.bfloat16)),
+    "half": _run(_once, Recipe(dtype=torch.float32, autocast=torch.float16)),
+    "single": _run(_once, Recipe(dtype=torch.float32)),
     "data": _run(_once, Recipe(args=_x_as_data)),
     "several": _run(_once, Recipe(_Several, _several_arguments)),
     "nested": _run(_nested),
@@ -295,13 +306,19 @@ RUNS: Mapping[str, Run] = {
 
 
 def as_plain(*prefixes: str) -> Judge:
-    """All that plain autograd gives, of names that begin like this, the student's gives too."""
+    """All that plain autograd gives, of names that begin like this, the student's gives too, and nothing but
+    zeros beside it.
+    """
 
     def judge(evidence: BesidePlainCalls) -> Iterator[Finding]:
         for answer in evidence.answers:
-            for name, tensor in evidence.plain[answer.rank].items():
+            plain = evidence.plain[answer.rank]
+            for name, tensor in plain.items():
                 if name.startswith(prefixes):
                     yield same(f"{name} as plain autograd has it", tensor, answer, name)
+            beside = {n: t for n, t in answer.tensors.items() if n.startswith(prefixes) and n not in plain}
+            found = ", ".join(name for name, tensor in beside.items() if tensor.any())
+            yield Finding(not found, "no gradient where plain autograd has none", found, answer.rank)
 
     return judge
 

@@ -128,5 +128,5 @@ EXERCISE = Exercise(
     ),
     builds_on=(F_ID, G_ID, COLUMN_ID, ROW_ID),
     forbids=GIVEN_LATER,
-    hides=ANSWERS,
+    hides=(*ANSWERS, "parallel"),
 )

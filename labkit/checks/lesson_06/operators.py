@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from labkit.checks.shared.split import drawn
 
 def used(name: str) -> dict[str, Run]:
     """The runs of `name.apply(x, group)`."""
-    as_they_are = Run(partial(_use, name=name, view=_as_it_is), _inputs, own_entry)
-    views = Run(partial(_use, name=name, view=_views), _inputs, own_entry)
-    return {"values": as_they_are, "subgroup": as_they_are, "layout": views}
+    run = Run(partial(_use, name=name), _inputs, own_entry)
+    return {"values": run, "subgroup": run, "layout": run}
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -30,20 +29,23 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     return {"x": drawn(case, generator, *shape), "grad_output": drawn(case, generator, *shape)}
 
 
-def _as_it_is(handed: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    return handed["x"].clone(), handed["grad_output"].clone()
+def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Tensor, Tensor]:
+    """x and grad_output of a rank. Where the layout matters they are views that are not contiguous: on every
+    rank, or, as `views_on` says, on one alone.
+    """
+    x, grad_output = handed["x"].clone(), handed["grad_output"].clone()
+    if case.kind != "layout":
+        return x, grad_output
+    views = x.transpose(0, -1), grad_output[..., :1].expand(grad_output.shape).transpose(0, -1)
+    if case.params.get("views_on", rank) == rank:
+        return views
+    return views[0].contiguous(), views[1].contiguous()
 
 
-def _views(handed: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Views that are not contiguous."""
-    x, grad_output = _as_it_is(handed)
-    return x.transpose(0, -1), grad_output[..., :1].expand(grad_output.shape).transpose(0, -1)
-
-
-def _use(rank: Rank, name: str, view: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]) -> None:
+def _use(rank: Rank, name: str) -> None:
     """Answers: output, input_grad, and "x after", "grad_output after". Recordings: forward, backward."""
     group = enter_group(rank)
-    x, grad_output = view(rank.inputs)
+    x, grad_output = _arguments(rank.case, rank.inputs, rank.rank)
     x.requires_grad_()
     with rank.recording("forward"):
         out = getattr(rank.student, name).apply(x, group)
@@ -60,8 +62,8 @@ def _use(rank: Rank, name: str, view: Callable[[Mapping[str, Tensor]], tuple[Ten
 
 def _given(evidence: Evidence, rank: int) -> dict[str, Tensor]:
     """What one rank's call was given."""
-    view = _views if evidence.case.kind == "layout" else _as_it_is
-    return dict(zip(("x", "grad_output"), view(own_entry(evidence.case, evidence.inputs, rank)), strict=True))
+    given = _arguments(evidence.case, own_entry(evidence.case, evidence.inputs, rank), rank)
+    return dict(zip(("x", "grad_output"), given, strict=True))
 
 
 def hands_on(answered: str, given: str) -> Judge:

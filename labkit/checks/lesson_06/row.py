@@ -142,5 +142,5 @@ EXERCISE = Exercise(
     ),
     builds_on=(F_ID, G_ID),
     forbids=GIVEN_LATER,
-    hides=ANSWERS,
+    hides=(*ANSWERS, "parallel"),
 )

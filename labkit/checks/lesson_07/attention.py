@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from torch import Tensor
+
 from labkit.checks.case import Case
-from labkit.checks.exercise import Exercise, Property, every
-from labkit.checks.lesson_07.cuts import cut_attention
+from labkit.checks.exercise import Exercise, Finding, Property, every
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
     PAIRS,
@@ -20,10 +23,13 @@ from labkit.checks.lesson_07.modules import (
     subgroup,
     use_and_return,
 )
+from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, stays_in_group
+from labkit.checks.shared.cuts import cut_attention
 from labkit.checks.shared.split import (
     EVERYTHING,
     Split,
+    SplitEvidence,
     dtype_of,
     equals,
     impossible,
@@ -52,14 +58,41 @@ def _cases(seed: int) -> list[Case]:
             "other head size, no output bias", "grouped", 2, seed, kv_heads=2, head_size=5, biases="qkv"
         ),
         attention_case("views", "layout", 2, seed),
+        attention_case("dropout", "dropout", 2, seed, dropout=0.3),
         attention_case("back to one", "round-trip", 2, seed, kv_heads=2),
         attention_case("back to one, in pairs", "round-trip", 4, seed, kv_heads=2, groups=PAIRS),
-        attention_case("8 heads", "values", 4, seed, heads=8, hidden=16),
+        attention_case("back to one, without output bias", "round-trip", 2, seed, biases="qkv"),
+        attention_case("back to one, without biases", "round-trip", 2, seed, biases="none"),
+        attention_case("8 heads", "values", 4, seed, heads=8, hidden=16, batch=3),
         attention_case("grouped-query, 8 heads for 4", "grouped", 4, seed, heads=8, kv_heads=4, hidden=16),
         attention_case("6 heads", "refused", 4, seed, heads=6, names=[6, 4]),
         attention_case("2 key-value heads", "refused", 4, seed, heads=8, hidden=16, kv_heads=2, names=[2, 4]),
         attention_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
+
+
+def _watch_attend(rank: Rank, split: Split) -> None:
+    """Fact: asked, with which probability of dropout heads attend: in training, and in evaluation."""
+    full, asked = split.handed(rank), []
+    plain = full.attend
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        asked.append(float(dropout))
+        return plain(q, k, v, 0.0)  # type: ignore[operator]
+
+    full.attend = attend  # type: ignore[assignment]
+    part = split.build(rank, full, rank.group)
+    for training in (True, False):
+        part.train(training)(rank.inputs["x"].clone())
+    rank.fact("asked", asked)
+
+
+def _attends_with_dropout(evidence: SplitEvidence) -> Iterator[Finding]:
+    expected = [evidence.case.params["dropout"], 0.0]
+    for answer in evidence.answers:
+        seen = answer.facts["asked"]
+        told = f"heads attend with dropout {expected[0]} in training and {expected[1]} in evaluation"
+        yield Finding(seen == expected, told, f"{seen}", answer.rank)
 
 
 EXERCISE = Exercise(
@@ -68,6 +101,7 @@ EXERCISE = Exercise(
     ("TensorParallelAttention",),
     {
         "values": ATTENTION.run(use_part),
+        "dropout": ATTENTION.run(_watch_attend),
         "grouped": ATTENTION.run(use_part),
         "round-trip": ATTENTION.run(use_and_return),
         "layout": ATTENTION.run(use_views),
@@ -80,10 +114,10 @@ EXERCISE = Exercise(
             "forward-values",
             "numbers",
             3,
-            "Every rank's output is that of the whole attention.",
+            "Every rank's output is that of the whole attention; heads attend with its dropout, in training.",
             "the packed weight was cut in one piece, so that rank 0 has all queries and the last rank all"
             " values; or heads were read as [d, heads] instead of [heads, d]",
-            {"values": equals("output")},
+            {"values": equals("output"), "dropout": _attends_with_dropout},
         ),
         Property(
             "input-gradients",

@@ -6,7 +6,6 @@ from torch import nn
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Property, every
-from labkit.checks.lesson_07.cuts import cut_table
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
     PAIRS,
@@ -23,6 +22,7 @@ from labkit.checks.lesson_07.modules import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, stays_in_group
+from labkit.checks.shared.cuts import cut_table
 from labkit.checks.shared.split import (
     EVERYTHING,
     Drawn,
@@ -55,11 +55,12 @@ embedding_case = case_maker(batch=2, sequence=5, hidden=3, vocabulary=12)
 
 def _cases(seed: int) -> list[Case]:
     return [
-        embedding_case("12 tokens", "values", 2, seed),
+        embedding_case("12 tokens", "values", 2, seed, late=[1]),
+        embedding_case("a single id", "values", 2, seed, batch=1, sequence=1),
         embedding_case("11 tokens", "uneven", 2, seed, vocabulary=11),
         embedding_case("11 tokens, back to one", "round-trip", 2, seed, vocabulary=11),
         embedding_case("ids outside", "wrong-ids", 2, seed, vocabulary=11),
-        embedding_case("12 tokens on more ranks", "values", 4, seed, sequence=7),
+        embedding_case("12 tokens on more ranks", "values", 4, seed, sequence=7, hidden=5),
         embedding_case("5 tokens: a rank without any", "uneven", 4, seed, vocabulary=5),
         embedding_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]

@@ -30,6 +30,7 @@ def bytes_cases(seed: int, shapes: list[dict[str, int]] | None = None, suffix: s
         {"s": 2048, "b": 4, "h": 6144, "a": 64, "t": 8},
         {"s": 96, "b": 3, "h": 40, "a": 5, "t": 1},
         {"s": 512, "b": 1, "h": 96, "a": 12, "t": 4},
+        {"s": 64, "b": 2, "h": 80, "a": 10, "t": 5},
     ]
     divided = [{**shape, "sequence_parallel": True} for shape in shapes]
     return [

@@ -31,12 +31,13 @@ MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponen
 MOST_CALLS = 5
 BEYOND = 1e4  # what the logits of columns that do not exist hold: large, so that counting them shows
 
+WRONG_TARGETS = ("too large", "negative", "just below")
 loss_case = case_maker(batch=2, sequence=5, vocabulary=12)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
-        loss_case("12 tokens", "values", 2, seed, times=-1.5),
+        loss_case("12 tokens", "values", 2, seed, times=-1.5, late=[0]),
         loss_case("11 tokens", "uneven", 2, seed, vocabulary=11),
         loss_case("some ignored", "ignored", 2, seed),
         loss_case("another ignore_index", "ignored", 2, seed, ignore_index=3),
@@ -109,11 +110,11 @@ def _ask(rank: Rank) -> None:
 
 
 def _ask_for_wrong_targets(rank: Rank) -> None:
-    """Facts: too large, negative."""
+    """Facts: one for each of WRONG_TARGETS."""
     group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
     ask, vocabulary = rank.student.vocab_parallel_cross_entropy, rank.params["vocabulary"]
     targets = rank.inputs["targets"].clone()
-    for name, wrong in (("too large", vocabulary), ("negative", -7)):
+    for name, wrong in zip(WRONG_TARGETS, (vocabulary, -7, -1), strict=True):
         targets[-1, -1] = wrong
         with rank.expect_error(name):
             ask(logits, targets, vocabulary, group)
@@ -271,7 +272,7 @@ EXERCISE = Exercise(
             "no rank owns it, so that the loss is silently too large",
             {
                 "wrong-targets": every(
-                    *(is_refused(name, "ValueError", "IndexError") for name in ("too large", "negative"))
+                    *(is_refused(name, "ValueError", "IndexError") for name in WRONG_TARGETS)
                 )
             },
         ),

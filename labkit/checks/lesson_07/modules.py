@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Property, Run
@@ -62,6 +62,14 @@ def config_of(case: Case) -> ModelConfig:
         dropout=p.get("dropout", 0.0),
         tied_embeddings=p.get("tied", True),
     )
+
+
+def with_eps(module: nn.Module, case: Case) -> nn.Module:
+    """The module, with the case's eps in all its norms."""
+    for norm in module.modules():
+        if isinstance(norm, nn.LayerNorm):
+            norm.eps = case.params.get("eps", norm.eps)
+    return module
 
 
 def sequence_parallel(case: Case) -> bool:

@@ -28,10 +28,11 @@ def pair_case(name: str, kind: str, ranks: int, seed: int, shape: Sequence[int],
 
 def _cases(seed: int) -> list[Case]:
     return [
-        pair_case("two ranks", "values", 2, seed, [2, 3, 5]),
+        pair_case("two ranks", "values", 2, seed, [2, 3, 5], late=[0]),
         pair_case("views", "layout", 2, seed, [2, 3, 5]),
         pair_case("5 tokens", "uneven", 2, seed, [2, 3, 5]),
         pair_case("four ranks", "values", 4, seed, [3, 2, 4]),
+        pair_case("10 tokens on four ranks", "uneven", 4, seed, [2, 3, 5], missing=2),
         pair_case("two groups of two", "subgroup", 4, seed, [2, 3, 5], groups=PAIRS),
     ]
 
@@ -67,11 +68,21 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
         rank.answer(f"{name} {gradient} after", back)
 
 
+def _use_views(rank: Rank) -> None:
+    """The same with tensors that lie otherwise in memory on every second rank."""
+    _use_both(rank, torch.clone if rank.rank % 2 else _view)
+
+
 def _scatter_uneven(rank: Rank) -> None:
     """Fact: refusal."""
     group = enter_group(rank)
     with rank.expect_error("refusal"):
-        rank.student.ReduceScatterSequence.apply(rank.inputs["whole"][:, 1:], group)
+        rank.student.ReduceScatterSequence.apply(rank.inputs["whole"][:, _missing(rank.case) :], group)
+
+
+def _missing(case: Case) -> int:
+    """How many tokens there are too few."""
+    return int(case.params.get("missing", 1))
 
 
 # -- judges
@@ -121,7 +132,7 @@ def _one_call_each_way(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _refused_tokens(case: Case) -> tuple[int, int]:
-    return case.params["shape"][1] * case.ranks - 1, case.ranks
+    return case.params["shape"][1] * case.ranks - _missing(case), case.ranks
 
 
 _VALUES = every(
@@ -139,7 +150,7 @@ EXERCISE = Exercise(
     ("GatherSequence", "ReduceScatterSequence"),
     {
         "values": _USED,
-        "layout": Run(partial(_use_both, view=_view), _inputs, own_entry),
+        "layout": Run(_use_views, _inputs, own_entry),
         "uneven": Run(_scatter_uneven, _inputs, own_entry),
         "subgroup": _USED,
     },

@@ -15,23 +15,25 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, case_maker, subgroup
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import SLACK_BYTES, calls_are, nbytes, same, stays_in_group
+from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group
+from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
-from labkit.record.memory import SavedTensors
 
 PRODUCTS_ID = "07.sequence-parallel-linear"
 CUT = {"up_weight": 0, "up_bias": 0, "down_weight": 1, "down_bias": None}
 DIVIDED = {"x": 1, "grad_output": 1, **CUT}  # along which dimension ranks have their part of what is drawn
 Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+KEPT_SLACK = 24 * 1024  # nodes of autograd, and what else a careful solution keeps beside its tensors
 products_case = case_maker(batch=2, sequence=8, hidden=5, inner=12, out=3)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
-        products_case("two ranks", "values", 2, seed),
+        products_case("two ranks", "values", 2, seed, late=[1]),
         products_case("without bias", "bare", 2, seed, bias=False),
         products_case("four ranks", "values", 4, seed, batch=3),
+        products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=64, inner=32),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
@@ -64,20 +66,30 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 
 
 def _use_both(rank: Rank) -> None:
-    """Forward and backward through both products. Answers: output, grad.NAME. Fact: kept, in bytes."""
+    """Forward and backward through both products. Answers: output, grad.NAME."""
     group, bias = enter_group(rank), rank.params.get("bias", True)
     state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
-    saved = SavedTensors(leave_out=[state[name] for name in CUT])
-    with rank.recording("forward"), saved.recording():
+    with rank.recording("forward"):
         out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
-    rank.fact("kept", saved.num_bytes)
-    saved.forget()
     rank.answer("output", out)
     with rank.attempt("input-gradients"), rank.recording("backward"):
         (out * rank.inputs["grad_output"]).sum().backward()
     for name, tensor in state.items():
         rank.answer(f"grad.{name}", tensor.grad)
+
+
+def _keep_for_backward(rank: Rank) -> None:
+    """Fact: kept, the bytes that a forward leaves behind, beside its result."""
+    group = enter_group(rank)
+    state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
+    column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
+
+    def forward() -> Tensor:
+        return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), True)
+
+    kept = bytes_kept(lambda: forward)
+    rank.fact("kept", nbytes(state["x"]) + kept - nbytes(forward()))  # the caller has x anyway
 
 
 # -- judges
@@ -128,7 +140,7 @@ def _keeps_slices(evidence: ProductsEvidence) -> Iterator[Finding]:
         if size > 1:
             share = x // size + x // params["hidden"] * params["inner"] // size
             told = f"{share:,} bytes kept for backward: this rank's tokens of x, and tanh's output"
-            yield Finding(kept <= share + SLACK_BYTES, told, f"{kept:,} bytes", answer.rank)
+            yield Finding(kept <= share + KEPT_SLACK, told, f"{kept:,} bytes", answer.rank)
 
 
 def _gathers_and_scatters(evidence: ProductsEvidence) -> Iterator[Finding]:
@@ -148,7 +160,12 @@ EXERCISE = Exercise(
     PRODUCTS_ID,
     "Two products, tokens divided",
     ("sequence_column_parallel", "sequence_row_parallel"),
-    {"values": _USED, "bare": _USED, "subgroup": _USED},
+    {
+        "values": _USED,
+        "kept": Run(_keep_for_backward, _inputs, _hand, ProductsEvidence),
+        "bare": _USED,
+        "subgroup": _USED,
+    },
     _cases,
     (
         Property(
@@ -181,7 +198,7 @@ EXERCISE = Exercise(
             2,
             "Backward keeps this rank's tokens of x, not all of them.",
             "F.linear keeps the gathered x: save the slice in a function of your own, and gather again",
-            {"values": _keeps_slices},
+            {"kept": _keeps_slices},
         ),
         Property(
             "communication",

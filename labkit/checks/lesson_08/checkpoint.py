@@ -4,112 +4,93 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from labkit.checks.case import JSON, Case, Inputs
+from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk
 from labkit.checks.lesson_08.formulas import HIDES
-from labkit.checks.lesson_08.net import FORBIDDEN, STEPS, answer_weights, handed_net, loss_of, net_of
+from labkit.checks.lesson_08.killed import count_growths, stop_while_writing
+from labkit.checks.lesson_08.net import FORBIDDEN
+from labkit.checks.lesson_08.resumed import (
+    goes_on,
+    hand_rows,
+    own_parts_case,
+    train_inputs,
+    train_save_resume,
+)
+from labkit.checks.lesson_08.saved import Save, hand_shards, part_of, saved_inputs, saves, totals_of
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, same
-from labkit.checks.shared.split import drawn, loaded, under
+from labkit.checks.shared.beside import is_refused, nbytes, same
 
-EXTRA = {"step count": 7, "learning rate": 0.125, "order": [3, 1, 2]}
+EMPTY = "nothing-saved"  # a folder
 FULL_DISK = 2**20  # bytes; a part is larger
 LARGE = 600_000  # numbers of a flat tensor on 2 ranks, in float32
+SMALL = 4096  # bytes of a file that are looked at
 PATIENCE = 3.0  # seconds a rank waits for one that could not write
-MOMENTUM, RATE, MAX_NORM = 0.9, 0.3, 0.4
-
-
-# -- a folder for all ranks
-
-
-def shared_folder(rank: Rank) -> Path:
-    """A folder of the same name on every rank, which each rank may see or have for itself."""
-    name = [tempfile.mkdtemp(prefix="checkpoint-")] if rank.rank == 0 else [None]
-    dist.broadcast_object_list(name, src=0, group=rank.group)
-    folder = Path(str(name[0]))
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def exchange_files(folder: Path, group: dist.ProcessGroup) -> None:
-    """Every rank ends with the files of all: where ranks do not share a disk, this stands for one."""
-    own = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    everyones: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, own, group=group)
-    for files in everyones:
-        for name, content in files.items():
-            path = folder / name
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-    dist.barrier(group)
-
-
-def part_of(flat: Tensor, position: int, size: int) -> Tensor:
-    """A rank's shard of a flat tensor, padded with zeros."""
-    padding = -flat.numel() % size
-    return torch.cat([flat, flat.new_zeros(padding)]).chunk(size)[position] if flat.numel() else flat
 
 
 # -- runs
 
 
-def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Flat tensors by version and name, in the dtypes the case says."""
-    return {
-        f"{version}.{name}": drawn(case, generator, total).to(getattr(torch, dtype))
-        for version in case.params["steps"]
-        for name, (total, dtype) in case.params["tensors"].items()
-    }
-
-
-def _hand_shards(case: Case, inputs: Inputs, rank: int) -> Inputs:
-    """This rank's shards."""
-    return {name: part_of(flat, rank, case.ranks).clone() for name, flat in inputs.items()}
-
-
-def _totals(case: Case) -> dict[str, int]:
-    return {name: total for name, (total, _) in case.params["tensors"].items()}
-
-
 def _save_and_load(rank: Rank) -> None:
-    """Save each step in the case's order; load on as many ranks as the case lists. Facts: files, loaded.SIZE.
+    """All saves of the case; load on as many ranks, the last ones, as it lists. Facts: files, loaded.SIZE.
     Answers: loaded.SIZE.NAME.
     """
-    folder = shared_folder(rank)
-    for step in rank.params["steps"]:
-        rank.student.save_shards(
-            folder, step, under(f"{step}.", rank.inputs), _totals(rank.case), EXTRA, rank.group
-        )
-    dist.barrier(rank.group)
-    rank.fact("files", [_described(p) for p in sorted(folder.rglob("*")) if p.is_file()])
-    exchange_files(folder, rank.group)
-    for size in rank.params["load_on"]:
-        group = dist.new_group(list(range(size)))
-        if rank.rank < size:
-            _load(rank, folder, group, f"loaded.{size}")
+    with own_disk() as folder:
+        for save in saves(rank.case):
+            group = _group(rank, save.members)
+            if rank.rank in save.members:
+                _save(rank, folder, save, group)
         dist.barrier(rank.group)
+        rank.fact("files", [_described(p, folder) for p in sorted(folder.rglob("*")) if p.is_file()])
+        exchange_files(folder, rank.group)
+        for size in rank.params["load_on"]:
+            members = _loaders(rank.case, size)
+            group = _group(rank, members)
+            if rank.rank in members:
+                _load(rank, folder, group, f"loaded.{size}")
+            dist.barrier(rank.group)
 
 
-def _described(path: Path) -> JSON:
-    """Name, bytes, kind, and bytes without the header of safetensors, which begins with its length."""
+def _loaders(case: Case, size: int) -> range:
+    """The last ranks: not those with the same numbers in their group."""
+    return range(case.ranks - size, case.ranks)
+
+
+def _group(rank: Rank, members: range) -> dist.ProcessGroup:
+    return rank.group if len(members) == rank.world_size else dist.new_group(list(members))
+
+
+def _save(rank: Rank, folder: Path, save: Save, group: dist.ProcessGroup) -> None:
+    shards = save.tensors(rank.inputs)
+    rank.student.save_shards(folder, save.step, shards, totals_of(rank.case), save.extra, group)
+
+
+def _described(path: Path, folder: Path) -> JSON:
+    """Where in `folder`, bytes, kind, and bytes without the header of safetensors, which begins with its
+    length.
+    """
     with path.open("rb") as file:
-        head = file.read(9)
-    kind = "safetensors" if head[8:9] == b"{" else "json" if head[:1] in b"{[" else "other"
+        head = file.read(SMALL)
+    kind = "safetensors" if head[8:9] == b"{" else "text" if _is_text(head) else "other"
     header = 8 + int.from_bytes(head[:8], "little") if kind == "safetensors" else 0
     size = path.stat().st_size
-    return [path.name, size, kind, size - header]
+    return [str(path.relative_to(folder)), size, kind, size - header]
+
+
+def _is_text(head: bytes) -> bool:
+    """JSON or a word or two; pickles and numbers have bytes below 32."""
+    return all(byte >= 32 or byte in b"\t\r\n" for byte in head)
 
 
 def _load(rank: Rank, folder: Path, group: dist.ProcessGroup, name: str) -> None:
@@ -119,23 +100,47 @@ def _load(rank: Rank, folder: Path, group: dist.ProcessGroup, name: str) -> None
         rank.answer(f"{name}.{key}", tensor)
 
 
-def _fill_the_disk(rank: Rank) -> None:
-    """Save a step, then another while one rank cannot write; load. Fact: saving, loaded."""
-    folder = shared_folder(rank)
-    first, second = rank.params["steps"]
-    rank.student.save_shards(
-        folder, first, under(f"{first}.", rank.inputs), _totals(rank.case), EXTRA, rank.group
-    )
-    impatient = dist.new_group(list(range(rank.world_size)), timeout=timedelta(seconds=PATIENCE))
-    over = time.monotonic() + PATIENCE + 1.5
+def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], None]) -> None:
+    """Save; save a step that one rank does not get through, and load; save it once more, as a job does that
+    goes on from there, and load. Facts: growths, saving, loaded.SIZE, resumed.SIZE. Answers:
+    loaded.SIZE.NAME, resumed.SIZE.NAME.
+
+    second: the last save but one, in a group whose ranks soon lose patience.
+    """
+    size = rank.world_size
+    with own_disk() as folder:
+        for save in saves(rank.case)[:-2]:
+            growths = count_growths(folder, partial(_save, rank, folder, save, rank.group))
+        rank.fact("growths", growths)
+        impatient = dist.new_group(list(range(size)), timeout=timedelta(seconds=PATIENCE))
+        over = time.monotonic() + PATIENCE + 1.5
+        with rank.expect_error("saving"):
+            second(rank, folder, impatient)
+        time.sleep(max(0.0, over - time.monotonic()))  # whoever waits for the others has given up by then
+        with files_of_all(folder, rank.group):
+            _load(rank, folder, rank.group, f"loaded.{size}")
+        _save(rank, folder, saves(rank.case)[-1], rank.group)
+        exchange_files(folder, rank.group)
+        _load(rank, folder, rank.group, f"resumed.{size}")
+
+
+def _fill_the_disk(rank: Rank, folder: Path, group: dist.ProcessGroup) -> None:
+    """One rank cannot write."""
     full = contextlib.nullcontext() if rank.rank != rank.params["full_on"] else _little_room()
-    with rank.expect_error("saving"), full:
-        rank.student.save_shards(
-            folder, second, under(f"{second}.", rank.inputs), _totals(rank.case), EXTRA, impatient
-        )
-    time.sleep(max(0.0, over - time.monotonic()))  # whoever waits for the others has given up by then
-    exchange_files(folder, rank.group)
-    _load(rank, folder, rank.group, f"loaded.{rank.world_size}")
+    with full:
+        _save(rank, folder, saves(rank.case)[-2], group)
+
+
+def _be_killed(rank: Rank, folder: Path, group: dist.ProcessGroup) -> None:
+    """One rank is killed in the last file that it writes, or before it begins. Fact: killed."""
+    save = partial(_save, rank, folder, saves(rank.case)[-2], group)
+    if rank.rank == rank.params.get("never_comes"):
+        return
+    if rank.rank == rank.params.get("killed"):
+        last = rank.result.facts["growths"]
+        rank.fact("killed", stop_while_writing(folder, last, save, PATIENCE + 1))
+    else:
+        save()
 
 
 @contextlib.contextmanager
@@ -150,144 +155,75 @@ def _little_room() -> Iterator[None]:
 
 
 def _load_nothing(rank: Rank) -> None:
-    """Load from an empty folder. Fact: refusal."""
-    folder = shared_folder(rank)
-    with rank.expect_error("refusal"):
-        rank.student.load_shards(folder, rank.group)
-
-
-# -- all parts together: stage 3 on 4 ranks, resumed on 3
-
-
-def _train_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    found: Inputs = {
-        f"full.{name}": drawn(case, generator, *tensor.shape) / tensor.shape[-1] ** 0.5
-        for name, tensor in net_of(case).named_parameters()
-    }
-    shape = (case.ranks, STEPS, case.params["rows"], case.params["width"])
-    return found | {name: drawn(case, generator, *shape) for name in ("x", "target")}
-
-
-def _hand_rows(case: Case, inputs: Inputs, rank: int) -> Inputs:
-    return {name: tensor[rank] if name in ("x", "target") else tensor for name, tensor in inputs.items()}
-
-
-def _train_save_resume(rank: Rank) -> None:
-    """A step on all ranks, a checkpoint, and the rest on `resume_on` of them. Answers: weights STEP.NAME."""
-    folder = shared_folder(rank)
-    run = _Run(rank, handed_net(rank), rank.group)
-    run.step(0)
-    rank.student.save_shards(folder, 1, run.state(), run.totals, {"trained": 1}, rank.group)
-    exchange_files(folder, rank.group)
-    fewer = dist.new_group(list(range(rank.params["resume_on"])))
-    if rank.rank < rank.params["resume_on"]:
-        again = _Run(rank, net_of(rank.case).to(rank.device), fewer)
-        step, state, extra = rank.student.load_shards(folder, fewer)
-        rank.fact("resumed", [step, extra])
-        again.restore(state)
-        for number in range(1, STEPS):
-            again.step(number)
-    dist.barrier(rank.group)
-
-
-class _Run:
-    """Stage 3 with momentum, clipped by the global norm: every part the student's own."""
-
-    def __init__(self, rank: Rank, net: Any, group: dist.ProcessGroup):
-        self.rank, self.group, size = rank, group, dist.get_world_size(group)
-        self.totals: dict[str, int] = {}
-        self.owned: list[int] = []
-        for number, unit in enumerate(net.units()):
-            numels = [p.numel() for p in unit.parameters()]
-            _, pieces = rank.student.flat_layout(numels, size)
-            own = pieces[dist.get_rank(group)]
-            self.owned.append(sum(stop - start for _, start, stop in own))
-            self.totals |= {f"weights.{number}": sum(numels), f"momentum.{number}": sum(numels)}
-        self.sharded = rank.student.FullyShardedModule(net, net.units(), group)
-        self.momentum = [torch.zeros_like(shard) for shard in self.sharded.shards]
-
-    def step(self, number: int) -> None:
-        """One step on this rank's rows."""
-        x, target = (self.rank.inputs[name][number] for name in ("x", "target"))
-        loss_of(self.sharded(x), target).backward()
-        self.rank.student.clip_grad_norm(self.sharded.shards, self.owned, [], MAX_NORM, self.group)
-        with torch.no_grad():
-            for shard, moment in zip(self.sharded.shards, self.momentum, strict=True):
-                moment.mul_(MOMENTUM).add_(shard.grad)
-                shard.sub_(RATE * moment)
-                shard.grad = None
-        answer_weights(self.rank, self.sharded.full_weights(), number)
-
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
-        weights = {f"weights.{n}": shard for n, shard in enumerate(self.sharded.shards)}
-        return weights | {f"momentum.{n}": moment for n, moment in enumerate(self.momentum)}
-
-    @torch.no_grad()
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
-        for n, shard in enumerate(self.sharded.shards):
-            shard.copy_(state[f"weights.{n}"])
-            self.momentum[n].copy_(state[f"momentum.{n}"])
-
-
-def goes_on(evidence: Evidence) -> Iterator[Finding]:
-    """Weights as in one process, which takes the ranks' rows that were there in each step."""
-    case, net = evidence.case, net_of(evidence.case)
-    loaded(net, under("full.", evidence.inputs))
-    momentum = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
-    for step in range(STEPS):
-        ranks = range(case.ranks if step == 0 else case.params["resume_on"])
-        _plain_step(net, momentum, evidence.inputs, step, ranks)
-        for answer in evidence.answers[: len(ranks)]:
-            for name, weight in net.named_parameters():
-                told = f"{name} after step {step + 1} (saved on {case.ranks} ranks after step 1)"
-                yield same(told, weight.detach(), answer, f"weights {step}.{name}")
-
-
-def _plain_step(
-    net: Any, momentum: Mapping[str, Tensor], inputs: Inputs, step: int, ranks: Sequence[int]
-) -> None:
-    net.zero_grad()
-    losses = [loss_of(net(inputs["x"][rank, step]), inputs["target"][rank, step]) for rank in ranks]
-    torch.stack(losses).mean().backward()
-    nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM)
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            momentum[name].mul_(MOMENTUM).add_(p.grad)
-            p.sub_(RATE * momentum[name])
+    """Load from an empty folder; save into one that is not there, given as text. Fact: refusal. Answer:
+    made.
+    """
+    with own_disk() as disk:
+        (disk / EMPTY).mkdir()
+        with rank.expect_error("refusal"):
+            rank.student.load_shards(disk / EMPTY, rank.group)
+        own, totals = torch.ones(2), {"w": 2 * rank.world_size}
+        new = str(disk / "a" / "new one")
+        rank.student.save_shards(new, 1, {"w": own}, totals, {}, rank.group)
+        exchange_files(disk, rank.group)
+        rank.answer("made", rank.student.load_shards(new, rank.group)[1]["w"])
 
 
 # -- judges
 
 
-def comes_back(newest: Callable[[Case], int]) -> Callable[[Evidence], Iterator[Finding]]:
+def comes_back(
+    newest: Callable[[Case], Save], told_as: str = "loaded"
+) -> Callable[[Evidence], Iterator[Finding]]:
     """On every number of ranks the shards of the newest whole checkpoint, and what went with them."""
-
-    def judge(evidence: Evidence) -> Iterator[Finding]:
-        case, step = evidence.case, newest(evidence.case)
-        for size in case.params["load_on"]:
-            for answer in evidence.answers[:size]:
-                fact = answer.facts[f"loaded.{size}"]
-                seen = {"step": fact["step"], "extra": fact["extra"]}
-                wanted = {"step": step, "extra": EXTRA}
-                yield Finding(seen == wanted, f"{wanted} on {size} ranks", str(seen), answer.rank)
-                for name, flat in under(f"{step}.", evidence.inputs).items():
-                    told = f"{name} of step {step}: shard {answer.rank} of {size}, as saved on {case.ranks}"
-                    part = part_of(flat, answer.rank, size)
-                    yield same(told, part, answer, f"loaded.{size}.{name}")
-
-    return judge
+    return lambda evidence: _is_back(evidence, newest(evidence.case), told_as)
 
 
-def last(case: Case) -> int:
-    """The step with the highest number."""
-    return int(max(case.params["steps"]))
+def _is_back(evidence: Evidence, save: Save, told_as: str = "loaded") -> Iterator[Finding]:
+    for size in evidence.case.params["load_on"]:
+        for position, rank in enumerate(_loaders(evidence.case, size)):
+            answer = evidence.answers[rank]
+            fact = answer.facts[f"{told_as}.{size}"]
+            seen = {"step": fact["step"], "extra": fact["extra"]}
+            wanted = {"step": save.step, "extra": save.extra}
+            yield Finding(seen == wanted, f"{wanted} on {size} ranks", str(seen), rank)
+            for name, flat in save.tensors(evidence.inputs).items():
+                told = f"{name} of step {save.step}, save {save.turn + 1}: shard {position} of {size}"
+                part = part_of(flat, position, size)
+                yield same(f"{told}, as saved on {save.ranks}", part, answer, f"{told_as}.{size}.{name}")
 
 
-def first(case: Case) -> int:
-    """The step that was saved whole, before the disk was full."""
-    return int(case.params["steps"][0])
+def last(case: Case) -> Save:
+    """The newest save of the step with the highest number."""
+    return max(saves(case), key=lambda save: (save.step, save.turn))
+
+
+def first(case: Case) -> Save:
+    """The one that was whole before the disk was full."""
+    return saves(case)[0]
+
+
+def comes_back_whole(evidence: Evidence) -> Iterator[Finding]:
+    """One of the checkpoints that were saved, the same on all ranks, and as it was saved: of a step that was
+    being saved again the new one, the old one or none, but never parts of both.
+    """
+    every_save = [list(_is_back(evidence, save)) for save in saves(evidence.case)[:-1]]
+    whole = any(all(finding.passed for finding in found) for found in every_save)
+    if not whole:
+        steps = [answer.facts[f"loaded.{evidence.case.ranks}"]["step"] for answer in evidence.answers]
+        fitting = [save.turn for save in saves(evidence.case)[:-1] if save.step in steps]
+        yield from every_save[fitting[-1] if fitting else 0]
+    yield Finding(True, "a checkpoint that was saved, whole", "")
+
+
+def older_stay(evidence: Evidence) -> Iterator[Finding]:
+    """The disk holds the tensors of each step that was saved."""
+    steps = {save.step: save.tensors(evidence.inputs) for save in saves(evidence.case)}
+    least = sum(nbytes(flat) for tensors in steps.values() for flat in tensors.values())
+    files = [file for answer in evidence.answers for file in answer.facts["files"]]
+    held = sum(content for _, _, kind, content in files if kind == "safetensors")
+    told = f"{least:,} bytes of tensors on disk at least, of steps {', '.join(map(str, sorted(steps)))}"
+    yield Finding(held >= least, told, f"{held:,}")
 
 
 def saving_failed(evidence: Evidence) -> Iterator[Finding]:
@@ -298,15 +234,26 @@ def saving_failed(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(seen["raised"] is not None, "an error on the rank that could not write", said, answer.rank)
 
 
+def made(evidence: Evidence) -> Iterator[Finding]:
+    """What was saved into a new folder came back."""
+    for answer in evidence.answers:
+        yield same("what was saved into a folder that was not there", torch.ones(2), answer, "made")
+
+
 def parts_only(evidence: Evidence) -> Iterator[Finding]:
-    """The files together hold the tensors and nothing more, and none is larger than a rank's share."""
+    """The files together hold the tensors and nothing more, none is larger than a rank's share, and none is
+    written by two ranks.
+    """
     case = evidence.case
     whole = sum(flat.numel() * flat.element_size() for flat in evidence.inputs.values())
     share = whole / case.ranks
     files = {tuple(f) for answer in evidence.answers for f in answer.facts["files"]}
     tensors = [f for f in files if f[2] == "safetensors"]
+    times = Counter(f[0] for answer in evidence.answers for f in answer.facts["files"])
+    twice = sorted(name for name, count in times.items() if count > 1)
+    yield Finding(not twice, "no file that two ranks write", ", ".join(twice))
     odd = sorted(f[0] for f in files if f[2] == "other")
-    yield Finding(not odd, "safetensors and JSON files only", f"also {', '.join(odd)}")
+    yield Finding(not odd, "safetensors and text files only", f"also {', '.join(odd)}")
     total = sum(content for *_, content in tensors)
     told = f"{whole:,} bytes of tensors on disk, no padding"
     yield Finding(total == whole, told, f"{total:,} in {len(tensors)} files")
@@ -316,43 +263,55 @@ def parts_only(evidence: Evidence) -> Iterator[Finding]:
 
 
 def checkpoint_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
-    """tensors: name -> [total, dtype]; steps: saved in this order; load_on: numbers of ranks."""
+    """tensors: name -> [total, dtype]; steps: saved in this order; saved_by: [first rank, how many] of each;
+    load_on: numbers of ranks.
+    """
     tensors = {"weights": [23, "float64"], "moments": [23, "float32"], "small": [2, "bfloat16"]}
+    tensors["odd"] = [5, "float32"]
     sizes = {"tensors": tensors, "steps": [4], "load_on": [ranks], **params}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
 
 
 def full_disk_case(name: str, ranks: int, full_on: int, seed: int) -> Case:
-    """One rank cannot write its part of the second checkpoint."""
+    """One rank cannot write its part of the second checkpoint, until it is saved once more."""
     tensors = {"weights": [LARGE // 2 * ranks, "float32"]}
     return checkpoint_case(
-        name, "full-disk", ranks, seed, tensors=tensors, steps=[3, 9], full_on=full_on, load_on=[ranks]
+        name, "full-disk", ranks, seed, tensors=tensors, steps=[3, 9, 9], full_on=full_on, load_on=[ranks]
     )
 
 
-def own_parts_case(name: str, ranks: int, resume_on: int, seed: int) -> Case:
-    """Stage 3 with the student's own parts, saved and resumed."""
-    sizes = {"width": 3, "inner": 5, "rows": 4, "resume_on": resume_on}
-    return Case(name, ranks, sizes, seed, kind="own-parts", own_parts=True, timeout=60.0)
+def killed_case(name: str, ranks: int, killed: int, seed: int, **params: Any) -> Case:
+    """One rank is killed in the last file that it writes of the last save but one."""
+    sizes = {"steps": [3, 9, 9], "killed": killed, "load_on": [ranks], **params}
+    return checkpoint_case(name, "killed", ranks, seed, **sizes)
 
 
 def checkpoint_cases(seed: int) -> list[Case]:
     """The visible cases."""
-    large = {"weights": [40_001, "float32"], "moments": [40_001, "float64"]}
+    large = {"weights": [40_001, "float32"], "moments": [40_001, "float64"], "odd": [5, "float32"]}
     return [
-        checkpoint_case("saved and loaded on two ranks", "same-ranks", 2, seed),
+        checkpoint_case("saved and loaded on two ranks", "same-ranks", 2, seed, steps=[0]),
         checkpoint_case("saved on 4, loaded on 3, 2 and 1", "other-ranks", 4, seed, load_on=[3, 2, 1]),
+        checkpoint_case(
+            "saved by the last 2 of 3", "other-ranks", 3, seed, saved_by=[[1, 2]], load_on=[1, 3]
+        ),
         checkpoint_case("forty thousand numbers", "on-disk", 4, seed, tensors=large),
-        checkpoint_case("three steps", "several", 2, seed, steps=[9, 100, 20]),
+        checkpoint_case("three steps, one of them twice", "several", 2, seed, steps=[9, 100, 20, 100]),
+        checkpoint_case(
+            "again on fewer ranks", "several", 3, seed, steps=[7, 7], saved_by=[[0, 3], [0, 2]], load_on=[2]
+        ),
         full_disk_case("a full disk on the last rank", 2, 1, seed),
         full_disk_case("a full disk on the first rank", 2, 0, seed),
+        killed_case("the first rank is killed while it saves", 2, 0, seed),
+        killed_case("a rank is killed while it saves a step again", 2, 1, seed, steps=[3, 9, 9, 9]),
+        checkpoint_case("a rank is killed before", "killed", 2, seed, steps=[3, 9, 9, 9], never_comes=0),
         checkpoint_case("an empty folder", "nothing", 2, seed, steps=[], tensors={}),
         own_parts_case("stage 3, saved on 4 ranks, resumed on 3", 4, 3, seed),
         checkpoint_case("one rank", "same-ranks", 1, seed),
     ]
 
 
-_SAVED = Run(_save_and_load, _inputs, _hand_shards)
+_SAVED = Run(_save_and_load, saved_inputs, hand_shards)
 
 SHARDED_CHECKPOINT = Exercise(
     "08.sharded-checkpoint",
@@ -360,9 +319,10 @@ SHARDED_CHECKPOINT = Exercise(
     ("save_shards", "load_shards"),
     dict.fromkeys(("same-ranks", "other-ranks", "on-disk", "several"), _SAVED)
     | {
-        "full-disk": Run(_fill_the_disk, _inputs, _hand_shards),
+        "full-disk": Run(partial(_save_badly, second=_fill_the_disk), saved_inputs, hand_shards),
+        "killed": Run(partial(_save_badly, second=_be_killed), saved_inputs, hand_shards),
         "nothing": Run(_load_nothing),
-        "own-parts": Run(_train_save_resume, _train_inputs, _hand_rows),
+        "own-parts": Run(train_save_resume, train_inputs, hand_rows),
     },
     checkpoint_cases,
     (
@@ -378,7 +338,8 @@ SHARDED_CHECKPOINT = Exercise(
             "other-ranks",
             "numbers",
             3,
-            "It comes back on fewer ranks, cut for them: ranges that span parts, padding at the end only.",
+            "It comes back on fewer ranks and on more, cut for them: ranges that span parts, padding at the"
+            " end only.",
             "a shard was read from one part only, or what is behind the end is not zero",
             {"other-ranks": comes_back(last)},
         ),
@@ -394,26 +355,31 @@ SHARDED_CHECKPOINT = Exercise(
             "newest",
             "robustness",
             1,
-            "Of several checkpoints the one with the highest step is loaded.",
-            "names were compared as text: step-9 comes behind step-100",
-            {"several": comes_back(last)},
+            "Of several checkpoints, which all stay, the one with the highest step is loaded; a step can be"
+            " saved again, by fewer ranks too.",
+            "names were compared as text (step-9 behind step-100), or parts of an earlier save were read",
+            {"several": every(comes_back(last), older_stay)},
         ),
         Property(
             "half-written",
             "robustness",
             3,
-            "A checkpoint that one rank could not write is never taken for a whole one: the one before is"
-            " loaded.",
-            "the file that says it is whole was written before all parts were, or its folder is enough",
-            {"full-disk": every(saving_failed, comes_back(first))},
+            "A checkpoint that one rank could not write, or was killed in, is never taken for a whole one:"
+            " the one before is loaded, and the step can be saved once more.",
+            "the file that says it is whole was written before all parts were, or is half written itself",
+            {
+                "full-disk": every(saving_failed, comes_back(first), comes_back(last, "resumed")),
+                "killed": every(comes_back_whole, comes_back(last, "resumed")),
+            },
         ),
         Property(
             "nothing-there",
             "robustness",
             1,
-            "Where there is no checkpoint, loading raises FileNotFoundError.",
+            "Where there is no checkpoint, loading raises a FileNotFoundError that names the directory; a new"
+            " directory is made by saving.",
             "",
-            {"nothing": is_refused("refusal", "FileNotFoundError")},
+            {"nothing": every(is_refused("refusal", "FileNotFoundError", names=lambda case: [EMPTY]), made)},
         ),
         Property(
             "own-parts",

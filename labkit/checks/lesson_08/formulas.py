@@ -149,7 +149,7 @@ def rank_bytes_cases(seed: int, prefix: str, even: list[int], odd: list[int]) ->
     whole = [[even, recipe, stage, 4] for recipe in (MIXED, MEGATRON) for stage in (0, 1, 2, 3)]
     padded = [
         [units, recipe, stage, d]
-        for units, d in ((odd, 4), (odd[::-1], 3), ([2, 1], 8), ([*even, *odd], 2))
+        for units, d in ((odd, 4), (odd[::-1], 3), ([2, 1], 8), ([*even, *odd], 2), ([31, 2, 9, 30], 2))
         for recipe in (MIXED, SGD)
         for stage in (0, 1, 2, 3)
     ]
@@ -158,7 +158,9 @@ def rank_bytes_cases(seed: int, prefix: str, even: list[int], odd: list[int]) ->
         settings_case(f"{prefix}units that divide", "even", whole, seed),
         settings_case(f"{prefix}units that do not divide", "padded", padded, seed),
         settings_case(f"{prefix}a stage 4", "refused", [[even, MIXED, 4, 2]], seed),
+        settings_case(f"{prefix}a stage below 0", "refused", [[even, MIXED, -1, 2]], seed),
         settings_case(f"{prefix}no rank", "refused", [[even, MIXED, 1, 0]], seed),
+        settings_case(f"{prefix}fewer ranks than none", "refused", [[even, MIXED, 0, -2]], seed),
     ]
 
 
@@ -246,7 +248,10 @@ def step_traffic_cases(seed: int, prefix: str, even: list[int], odd: list[int]) 
         settings_case(f"{prefix}units that do not divide", "padded", padded, seed),
         settings_case(f"{prefix}weights that stay", "kept", kept, seed),
         settings_case(f"{prefix}a stage below 0", "refused", [[even, -1, 2, 1, True]], seed),
-        settings_case(f"{prefix}no micro-batch", "refused", [[even, 2, 2, 0, True]], seed),
+        settings_case(f"{prefix}a stage 4", "refused", [[even, 4, 2, 1, True]], seed),
+        settings_case(f"{prefix}no rank", "refused", [[even, 0, 0, 1, True]], seed),
+        settings_case(f"{prefix}fewer ranks than none", "refused", [[even, 3, -1, 1, True]], seed),
+        settings_case(f"{prefix}no micro-batch", "refused", [[even, 0, 2, 0, True]], seed),
     ]
 
 
@@ -334,4 +339,5 @@ def flat_layout_cases(seed: int, prefix: str, numels: list[int]) -> list[Case]:
         settings_case(f"{prefix}fewer elements than ranks", "few", few, seed),
         settings_case(f"{prefix}parameters without elements", "empty", empty, seed),
         settings_case(f"{prefix}no rank", "refused", [[numels, 0]], seed),
+        settings_case(f"{prefix}fewer ranks than none", "refused", [[numels, -1]], seed),
     ]

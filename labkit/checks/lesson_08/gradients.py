@@ -12,7 +12,7 @@ from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
-    LEARNING_RATE,
+    PAIRS,
     STEPS,
     TrainedEvidence,
     answer_weights,
@@ -26,6 +26,7 @@ from labkit.checks.lesson_08.net import (
     shard_case,
     snapshot,
     stack,
+    step_plainly,
     uses_both,
     weights_follow,
 )
@@ -34,8 +35,6 @@ from labkit.checks.shared.beside import nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import loaded
 from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process
-
-PAIRS = [[0, 3], [1, 2]]
 
 
 def _train(rank: Rank) -> None:
@@ -46,27 +45,19 @@ def _train(rank: Rank) -> None:
     for step in range(STEPS):
         with rank.recording(f"step {step}"):
             for m in range(rank.params["micro_batches"]):
-                out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank))
+                out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
                 loss_of(out, rank.inputs["target"][step, m]).backward()
         left_over += [name for name, p in net.named_parameters() if p.grad is not None]
         for number, shard in enumerate(sharded.shards):
             rank.answer(f"grad {step}.{number}", shard.grad)
-        _step_plainly(sharded.shards)
+        step_plainly(sharded.shards)
         sharded.gather_weights()
         answer_weights(rank, snapshot(net), step)
     rank.fact("left_over", left_over)
 
 
-@torch.no_grad()
-def _step_plainly(shards: Sequence[nn.Parameter]) -> None:
-    for shard in shards:
-        if shard.grad is not None:
-            shard.sub_(LEARNING_RATE * shard.grad)
-            shard.grad = None
-
-
 def _watch(rank: Rank) -> None:
-    """One backward of equal layers, watched. Facts: peak, held_bytes, ready, begun."""
+    """A step of equal layers, watched. Facts: peak, held_bytes, ready. Recordings: "step 0", "gather"."""
     net = stack(rank.case, [])
     ready: list[float] = []
     for parameter in net.parameters():
@@ -85,7 +76,9 @@ def _watch(rank: Rank) -> None:
     rank.fact("peak", live.peak)
     rank.fact("held_bytes", settled_bytes_of_process() - before - made)
     rank.fact("ready", [moment - begin for moment in ready])
-    del sharded
+    step_plainly(sharded.shards)
+    with rank.recording("gather"):
+        sharded.gather_weights()
 
 
 # -- judges
@@ -134,7 +127,9 @@ def nothing_left_over(evidence: Evidence) -> Iterator[Finding]:
 
 
 def leaves_as_it_comes(evidence: Evidence) -> Iterator[Finding]:
-    """A reduce-scatter for each bucket, the first before the last gradient is there, and nothing else."""
+    """A reduce-scatter for each bucket, the first before the last gradient is there, and nothing else; then a
+    gather for each.
+    """
     case = evidence.case
     for answer in evidence.answers:
         scattered = sent(answer, "step 0", "reduce_scatter")
@@ -145,6 +140,11 @@ def leaves_as_it_comes(evidence: Evidence) -> Iterator[Finding]:
         told = f"{len(expected)} reduce_scatters of {expected[0]:,} bytes"
         yield Finding(right, told, f"{scattered}; others: {', '.join(others) or 'none'}", answer.rank)
         yield _early(answer)
+        calls = [c for c in answer.collectives["gather"] if c["source"] == "python" and c["op"] != "barrier"]
+        seen = [(c["op"], c["num_bytes"]) for c in calls]
+        share = expected[0] // case.ranks
+        told = f"gather_weights: {len(expected)} all_gathers of {share:,} bytes"
+        yield Finding(seen == [("all_gather", share)] * len(expected), told, str(seen), answer.rank)
 
 
 def _early(answer: RankAnswer) -> Finding:
@@ -184,14 +184,14 @@ def gradient_cases(seed: int) -> list[Case]:
         bucket_case("several micro-batches", "values", 4, seed, micro_batches=3),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
-        bucket_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[1]),
-        bucket_case("a weight nobody uses", "aside", 2, seed, parts=["side"], both=[]),
+        bucket_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[[1], [0, 2]]),
+        bucket_case("a weight nobody uses", "aside", 2, seed, parts=["side"], both=[[]]),
         bucket_case(
-            "frozen, tied, unused, called twice",
+            "frozen, half frozen, tied, unused, called twice",
             "unusual",
             2,
             seed,
-            parts=["frozen", "tied", "unused", "twice"],
+            parts=["frozen", "half", "tied", "unused", "twice"],
         ),
         bucket_case("fewer numbers than ranks", "unusual", 4, seed, width=1, inner=1),
         bucket_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
@@ -241,8 +241,9 @@ SHARDED_GRADIENTS = Exercise(
             "during-backward",
             "mechanism",
             3,
-            "Each bucket is reduce-scattered once, the first before the last gradient is there.",
-            "everything was scattered at the end of backward, or all-reduced",
+            "Each bucket is reduce-scattered once, the first before the last gradient is there, and gathered"
+            " once by `gather_weights`.",
+            "everything was scattered at the end of backward, or all-reduced, or gathered at once",
             {"watched": leaves_as_it_comes},
         ),
         Property(

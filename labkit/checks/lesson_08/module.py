@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
+from labkit.checks.lesson_08.masters import BF16_STEPS, bf16_case, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
-    LEARNING_RATE,
+    PAIRS,
     STEPS,
     TrainedEvidence,
     answer_weights,
@@ -25,92 +26,112 @@ from labkit.checks.lesson_08.net import (
     same_bits,
     sent,
     shard_case,
-    stack,
+    step_plainly,
     uses_both,
     weights_follow,
+)
+from labkit.checks.lesson_08.watched import (
+    fetches_ahead,
+    rests_in_shards,
+    stays_small,
+    three_passes,
+    watch,
+    watched_case,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
-from labkit.checks.shared.split import loaded
-from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process, tensors_of_process
+from labkit.checks.shared.split import dtype_of, loaded
 
-PAIRS = [[0, 3], [1, 2]]
+Pass = Callable[[Rank, nn.Module, int], None]  # all micro-batches of a step
 
 
-def _train(rank: Rank, evaluate: bool) -> None:
-    """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME".
-
-    evaluate: whether a forward without gradients, and one that no backward follows, go before each step.
+def _train(rank: Rank, one_step: Pass) -> None:
+    """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP";
+    fact: trained, of each shard.
     """
     group, net = enter_group(rank), handed_net(rank)
     sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
-    both = uses_both(rank.case, rank.rank)
+    rank.fact("trained", [shard.requires_grad for shard in sharded.shards])
     for step in range(STEPS):
-        if evaluate:
-            with torch.no_grad():
-                sharded(rank.inputs["x"][step, 0], both)
-            sharded(rank.inputs["x"][step, 0], both)
-        for m in range(rank.params["micro_batches"]):
-            x = rank.inputs["x"][step, m].clone().requires_grad_()
-            with rank.recording(f"step {step}, {m}"):
-                out = sharded(x, both)
-                loss_of(out, rank.inputs["target"][step, m]).backward()
-            rank.answer(f"output {step}.{m}", out)
-            rank.answer(f"input_grad {step}.{m}", x.grad)
-        _step_plainly(sharded.shards)
+        with rank.recording(f"step {step}"):
+            one_step(rank, sharded, step)
+        step_plainly(sharded.shards)
         answer_weights(rank, sharded.full_weights(), step)
 
 
-@torch.no_grad()
-def _step_plainly(shards: Sequence[nn.Parameter]) -> None:
-    for shard in shards:
-        if shard.grad is not None:
-            shard.sub_(LEARNING_RATE * shard.grad)
-            shard.grad = None
+def _each_by_itself(rank: Rank, sharded: nn.Module, step: int) -> None:
+    """Forward and backward of one micro-batch after the other."""
+    for m in range(rank.params["micro_batches"]):
+        x = rank.inputs["x"][step, m].clone().requires_grad_(rank.params.get("input_grad", True))
+        out = sharded(x, both=uses_both(rank.case, rank.rank, step))
+        loss_of(out, rank.inputs["target"][step, m]).backward()
+        rank.answer(f"output {step}.{m}", out)
+        rank.answer(f"input_grad {step}.{m}", x.grad)
 
 
-def _watch(rank: Rank) -> None:
-    """A step of equal layers, watched. Facts: at_rest, forward_peak, after_forward, backward_peak,
-    after_backward; forwards and backwards, when each unit was at work. Recordings: forward, backward.
-    """
-    group, log = rank.group, list[float]()
-    others = tensors_of_process()
-    before = bytes_of_process()
-    net = stack(rank.case, log)
-    sharded = rank.student.FullyShardedModule(net, list(net), group, rank.params["prefetch"])
-    rank.fact("at_rest", bytes_of_process() - before)
-    x = torch.ones(1, rank.params["width"])
-    sharded(x).sum().backward()
-    _step_plainly(sharded.shards)
-    log.clear()
-    leaving: list[float] = []
-    live = LiveBytes(leave_out=[*others, x])
-    live.count(tensors_of_process())
-    with live:
-        with rank.recording("forward") as begin:
-            out = sharded(x)
-        rank.fact("forwards", [moment - begin for moment in log])
-        rank.fact("forward_peak", live.peak)
-        rank.fact("after_forward", bytes_of_process() - before)
-        live.restart_peak()
-        with rank.recording("backward") as begin:
-            _note_backward(out, leaving)
-            out.sum().backward()
-    rank.fact("backwards", [moment - begin for moment in leaving])
-    rank.fact("backward_peak", live.peak)
-    rank.fact("after_backward", settled_bytes_of_process() - before)
+def _with_evaluations(rank: Rank, sharded: nn.Module, step: int) -> None:
+    """A forward that no backward follows, and one without gradients, before backward and after it."""
+    _evaluate(rank, sharded, step)
+    _each_by_itself(rank, sharded, step)
+    _evaluate(rank, sharded, step)
 
 
-def _note_backward(out: Tensor, leaving: list[float]) -> None:
-    """Note when the gradient of each tanh, from the last layer's to the first's, begins to be computed."""
-    node, seen = out.grad_fn, set()
-    while node is not None and node not in seen:
-        seen.add(node)
-        if "Tanh" in node.name():
-            node.register_prehook(lambda gradients: leaving.append(time.monotonic()))
-        following = [n for n, _ in node.next_functions if n is not None and "Accumulate" not in n.name()]
-        node = following[0] if following else None
+def _evaluate(rank: Rank, sharded: nn.Module, step: int) -> None:
+    both = uses_both(rank.case, rank.rank, step)
+    sharded(rank.inputs["x"][step, 0], both)
+    with torch.no_grad():
+        sharded(rank.inputs["x"][step, 0], both)
+
+
+def _all_at_once(rank: Rank, sharded: nn.Module, step: int) -> None:
+    """Forward of all micro-batches, and then one backward."""
+    micro_batches = range(rank.params["micro_batches"])
+    xs = [rank.inputs["x"][step, m].clone().requires_grad_() for m in micro_batches]
+    outs = [sharded(x, uses_both(rank.case, rank.rank, step)) for x in xs]
+    targets = rank.inputs["target"][step]
+    torch.stack([loss_of(out, target) for out, target in zip(outs, targets, strict=True)]).sum().backward()
+    for m, (x, out) in enumerate(zip(xs, outs, strict=True)):
+        rank.answer(f"output {step}.{m}", out)
+        rank.answer(f"input_grad {step}.{m}", x.grad)
+
+
+class _Slopes(nn.Module):
+    """A unit whose gradient is what it is given."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+
+    def forward(self, slope: Tensor) -> Tensor:
+        return (self.weight * slope).sum()
+
+
+class _TwoSlopes(nn.Module):
+    """Two such units, each with a part of the numbers."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.units = nn.ModuleList(_Slopes(part) for part in weight.chunk(2))
+
+    def forward(self, slope: Tensor) -> Tensor:
+        parts = zip(self.units, slope.chunk(2), strict=True)
+        return torch.stack([unit(part) for unit, part in parts]).sum()
+
+
+def _train_in_bf16(rank: Rank) -> None:
+    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0"."""
+    net = _TwoSlopes(rank.inputs["w"])
+    sharded = rank.student.FullyShardedModule(net, list(net.units), rank.group, 1)
+    optimizer = torch.optim.SGD(sharded.shards, lr=rank.params["lr"])
+    for step in range(BF16_STEPS):
+        with rank.recording("step 0") if step == 0 else contextlib.nullcontext():
+            for slope in rank.inputs["slope"][step % 2]:
+                sharded(slope).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = sharded.full_weights()
+    rank.answer("weights 0.w", torch.cat([weights[f"units.{n}.weight"] for n in range(2)]))
 
 
 def _homeless(rank: Rank) -> None:
@@ -144,82 +165,47 @@ def _micro_batches(evidence: TrainedEvidence) -> Iterator[tuple[RankAnswer, int,
             loaded(net, states[step])
             for m in range(evidence.case.params["micro_batches"]):
                 x, target = (evidence.inputs[n][answer.rank, step, m].clone() for n in ("x", "target"))
-                out = net(x.requires_grad_(), uses_both(evidence.case, answer.rank))
+                out = net(x.requires_grad_(), uses_both(evidence.case, answer.rank, step))
                 (gradient,) = torch.autograd.grad(loss_of(out, target), x)
                 yield answer, step, m, out.detach(), gradient
 
 
-def _unit_bytes(case: Case) -> int:
-    return 4 * int(case.params["width"]) ** 2
+def sends_rounded_weights(evidence: Evidence) -> Iterator[Finding]:
+    """Weights are gathered in bf16, gradients scattered in fp32."""
+    case = evidence.case
+    shards = [-(-part.numel() // case.ranks) for part in evidence.inputs["w"][0].chunk(2)]
+    for answer in evidence.answers:
+        for op, most in (("all_gather", 2), ("reduce_scatter", 4 * case.ranks)):
+            seen, sizes = sorted(set(sent(answer, "step 0", op))), sorted({most * n for n in shards})
+            told = f"{op} of {' or '.join(map(str, sizes))} bytes: gathered in bf16, scattered in fp32"
+            yield Finding(seen == sizes, told, f"{seen}", answer.rank)
 
 
-def _share(case: Case) -> int:
-    return case.params["layers"] * _unit_bytes(case) // case.ranks
-
-
-def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
-    """Before a step, and between forward and backward, a rank holds its shards; after backward also their
-    gradients.
+def scatters_once(evidence: Evidence) -> Iterator[Finding]:
+    """No more is scattered than the gradients of what is trained, with their padding, once a micro-batch, and
+    no shard of something frozen is among those for an optimizer.
     """
     case = evidence.case
-    slack = _unit_bytes(case) // 2
+    trained = [sum(p.numel() for p in u.parameters() if p.requires_grad) for u in net_of(case).units()]
+    passes = case.params["micro_batches"] * dtype_of(case).itemsize * case.ranks
+    most = passes * sum(-(-numel // case.ranks) for numel in trained)
     for answer in evidence.answers:
-        for fact, share in (("at_rest", 1), ("after_forward", 1), ("after_backward", 2)):
-            held, expected = answer.facts[fact], share * _share(case)
-            told = f"{expected:,} bytes {fact.replace('_', ' ')} (all weights: {case.ranks * _share(case):,})"
-            yield Finding(expected <= held <= expected + slack, told, f"{held:,}", answer.rank)
+        for step in range(STEPS):
+            scattered = sum(sent(answer, f"step {step}", "reduce_scatter"))
+            told = f"at most {most:,} bytes of gradients scattered in step {step + 1}, none of what is frozen"
+            yield Finding(scattered <= most, told, f"{scattered:,}", answer.rank)
+        frozen = answer.facts["trained"].count(False)
+        yield Finding(not frozen, "shards of what is trained alone", f"{frozen} frozen ones", answer.rank)
 
 
-def stays_small(evidence: Evidence) -> Iterator[Finding]:
-    """Two units whole in forward; in backward also gradients of two, and room for what a backend copies."""
-    case, unit = evidence.case, _unit_bytes(evidence.case)
+def gathers_again(evidence: Evidence) -> Iterator[Finding]:
+    """The second of two micro-batches gathers what the first did: nothing was kept between them."""
     for answer in evidence.answers:
-        for fact, shards, units in (("forward_peak", 1, 2.5), ("backward_peak", 2, 6.5)):
-            peak, most = answer.facts[fact], int(shards * _share(case) + units * unit)
-            told = f"{fact.replace('_', ' ')}: at most {most:,} bytes (a unit: {unit:,})"
-            yield Finding(_share(case) <= peak <= most, told, f"{peak:,}", answer.rank)
-
-
-def three_passes(evidence: Evidence) -> Iterator[Finding]:
-    """Forward gathers each unit once; backward gathers each once, perhaps not the last, and scatters each."""
-    case = evidence.case
-    unit, layers = _unit_bytes(case), case.params["layers"]
-    shard = unit // case.ranks
-    for answer in evidence.answers:
-        forward, again = sent(answer, "forward", "all_gather"), sent(answer, "backward", "all_gather")
-        scattered = sent(answer, "backward", "reduce_scatter")
-        right = forward == [shard] * layers
-        told = f"forward: {layers} all_gathers of {shard:,} bytes"
-        yield Finding(right, told, str(forward), answer.rank)
-        right = again in ([shard] * layers, [shard] * (layers - 1)) and scattered == [unit] * layers
-        told = f"backward: {layers} all_gathers of {shard:,} bytes, {layers} reduce_scatters of {unit:,}"
-        yield Finding(right, told, f"{again} and {scattered}", answer.rank)
-        calls = [c for phase in ("forward", "backward") for c in answer.collectives[phase]]
-        others = {c["op"] for c in calls if c["source"] == "python"} - {"all_gather", "reduce_scatter"}
-        yield Finding(not others, "no other collective", ", ".join(sorted(others)), answer.rank)
-
-
-def fetches_ahead(evidence: Evidence) -> Iterator[Finding]:
-    """When a unit is at work, its own gather and those of as many more as were asked for have begun."""
-    case = evidence.case
-    for answer in evidence.answers:
-        for phase, moments in (("forward", "forwards"), ("backward", "backwards")):
-            gathers = [
-                c["start"]
-                for c in answer.collectives[phase]
-                if c["op"] == "all_gather" and c["source"] == "python"
-            ]
-            began = answer.facts[moments]
-            kept = case.params["layers"] - len(gathers)  # the last unit, which may have stayed
-            for number, moment in enumerate(began):
-                wanted = min(number + 1 + case.params["prefetch"], case.params["layers"]) - kept
-                seen = sum(start < moment for start in gathers)
-                told = f"{phase}: {wanted} all_gathers begun when unit {number + 1} of the pass is at work"
-                yield Finding(seen == wanted, told, str(seen), answer.rank)
-            if len(began) != case.params["layers"]:
-                yield Finding(
-                    False, f"{phase} of {case.params['layers']} units", str(len(began)), answer.rank
-                )
+        gathered = sent(answer, "step 0", "all_gather")
+        half = len(gathered) // 2
+        first, second = sorted(gathered[:half]), sorted(gathered[half:])
+        told = f"the same all_gathers in the second micro-batch, {first} bytes"
+        yield Finding(first == second, told, str(second), answer.rank)
 
 
 def module_cases(seed: int) -> list[Case]:
@@ -228,18 +214,39 @@ def module_cases(seed: int) -> list[Case]:
         unit_case("two ranks", "values", 2, seed),
         unit_case("several micro-batches", "values", 4, seed, micro_batches=3),
         unit_case("three ranks, nothing fetched ahead", "values", 3, seed, prefetch=0),
-        unit_case("several inputs and outputs", "values", 2, seed, parts=["two"]),
+        unit_case("several inputs and outputs", "values", 2, seed, parts=["two", "side"], both=[[], [0, 1]]),
         watched_case("sixteen equal layers", 2, seed, 64, 16, 1),
         watched_case("on four ranks, nothing fetched ahead", 4, seed, 48, 16, 0),
+        watched_case("two units fetched ahead", 2, seed, 48, 16, 2),
         unit_case("two units that share a weight", "tied", 2, seed, parts=["tied"], micro_batches=2),
+        unit_case("a unit that has nothing of its own", "tied", 3, seed, parts=["tied", "borrowed"]),
         unit_case("a unit that is called twice", "twice", 3, seed, parts=["twice"], micro_batches=2),
-        unit_case("a frozen unit, and one nobody uses", "frozen", 2, seed, parts=["frozen", "unused"]),
-        unit_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[1]),
+        unit_case("a module that is called twice", "together", 2, seed, parts=["twice"], micro_batches=2),
+        unit_case(
+            "a frozen unit, half a one, and one nobody uses",
+            "frozen",
+            2,
+            seed,
+            parts=["early", "frozen", "half", "unused"],
+            micro_batches=2,
+        ),
+        unit_case(
+            "frozen ends, and a unit used now and then",
+            "frozen",
+            2,
+            seed,
+            parts=["early", "late", "skipped"],
+            both=[[0, 1], []],
+            input_grad=False,
+            micro_batches=2,
+        ),
+        unit_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[[1], [0, 2]]),
+        bf16_case("bf16 weights", 3, seed, size=211, micro_batches=2),
         unit_case("evaluation between steps", "evaluated", 2, seed, parts=["twice"]),
         unit_case("fewer numbers than ranks", "tiny", 4, seed, width=1, inner=1),
         unit_case("a unit that was forgotten", "homeless", 2, seed),
         unit_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
-        unit_case("one rank", "values", 1, seed),
+        unit_case("one rank", "values", 1, seed, prefetch=9),
     ]
 
 
@@ -248,24 +255,24 @@ def unit_case(name: str, kind: str, ranks: int, seed: int, **params: object) -> 
     return shard_case(name, kind, ranks, seed, **{"prefetch": 1, **params})
 
 
-def watched_case(name: str, ranks: int, seed: int, width: int, layers: int, prefetch: int) -> Case:
-    """Equal layers in float32; `width` squared is divided by the ranks."""
-    sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32"}
-    return Case(name, ranks, sizes, seed, kind="watched", timeout=40.0)
+def _trains(one_step: Pass) -> Run:
+    return Run(partial(_train, one_step=one_step), net_inputs, hand_own_rows, TrainedEvidence)
 
 
-_TRAINED = Run(partial(_train, evaluate=False), net_inputs, hand_own_rows, TrainedEvidence)
-_EVALUATED = Run(partial(_train, evaluate=True), net_inputs, hand_own_rows, TrainedEvidence)
 _ALL = every(outputs_follow, weights_follow)
 
 FULLY_SHARDED_MODULE = Exercise(
     "08.fully-sharded-module",
     "Stage 3: weights that come and go",
     ("FullyShardedModule",),
-    dict.fromkeys(("values", "tied", "twice", "frozen", "aside", "tiny", "subgroup"), _TRAINED)
+    dict.fromkeys(
+        ("values", "tied", "twice", "frozen", "aside", "tiny", "subgroup"), _trains(_each_by_itself)
+    )
     | {
-        "evaluated": _EVALUATED,
-        "watched": Run(_watch),
+        "evaluated": _trains(_with_evaluations),
+        "together": _trains(_all_at_once),
+        "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
+        "watched": Run(watch),
         "homeless": Run(_homeless, net_inputs, hand_own_rows),
     },
     module_cases,
@@ -289,26 +296,35 @@ FULLY_SHARDED_MODULE = Exercise(
         Property(
             "trained-weights",
             "numbers",
-            4,
+            3,
             "After each step of plain SGD over the shards, the weights are those one process has with all"
             " ranks' rows, and the same on all ranks.",
             "gradients were added and not averaged, or a micro-batch replaced what was there",
             {"values": every(weights_follow, same_bits)},
         ),
         Property(
+            "masters",
+            "numbers",
+            2,
+            "The shards of bf16 weights are their fp32 masters: gathered in bf16, gradients added up and"
+            " scattered in fp32.",
+            "the shards are bf16 themselves: small changes vanish",
+            {"bf16": every(masters_are_kept, same_bits, sends_rounded_weights)},
+        ),
+        Property(
             "shards-at-rest",
             "mechanism",
             3,
-            "Before a step, and between forward and backward, a rank holds 1/d of the weights; after"
-            " backward 1/d of the gradients too.",
+            "A rank holds 1/d of the weights, and after backward 1/d of the gradients: before a step, after a"
+            " forward (also without gradients, or with an error), after full_weights.",
             "the module's own weights, or the gathered ones, are still there",
             {"watched": rests_in_shards},
         ),
         Property(
             "peak-bytes",
             "mechanism",
-            3,
-            "At most two units are whole at a time, weights and gradients.",
+            2,
+            "At most one unit and `prefetch` more are whole at a time, and the gradients of two.",
             "weights stay until the end of the pass, or gradients are scattered there",
             {"watched": stays_small},
         ),
@@ -340,17 +356,20 @@ FULLY_SHARDED_MODULE = Exercise(
             "called-twice",
             "robustness",
             2,
-            "A unit that is called twice, also with evaluations between steps, gets both gradients.",
-            "its gradient was scattered when backward left it the first time",
-            {"twice": _ALL, "evaluated": _ALL},
+            "A unit that is called twice gets both gradients and scatters them once; the module may be called"
+            " twice before one backward, with evaluations before and after it.",
+            "its gradient was scattered when backward left it the first time, or an evaluation left weights"
+            " behind that the next step does not fetch",
+            {"twice": every(_ALL, scatters_once), "together": _ALL, "evaluated": _ALL},
         ),
         Property(
             "frozen-and-unused",
             "robustness",
             1,
-            "A frozen unit stays as it is, and one that nobody uses is no trouble.",
-            "",
-            {"frozen": _ALL},
+            "What is frozen, a unit or a part of one, stays as it is, is freed and not scattered; a unit that"
+            " nobody uses is no trouble.",
+            "the frozen and the trained parameters of a unit are in one flat tensor",
+            {"frozen": every(_ALL, scatters_once, gathers_again)},
         ),
         Property(
             "unused-weights",

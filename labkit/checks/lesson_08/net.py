@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Evidence, Finding, Judge
+from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import same
 from labkit.checks.shared.places import place_of
@@ -21,6 +21,7 @@ from labkit.checks.shared.split import drawn, dtype_of, loaded, under
 
 LEARNING_RATE = 0.3
 STEPS = 3
+PAIRS = [[0, 3], [1, 2]]  # groups whose ranks are not those of the job
 FORBIDDEN = (
     "torch.distributed.fsdp.fully_shard",
     "torch.distributed.fsdp.FullyShardedDataParallel",
@@ -59,26 +60,37 @@ class Two(nn.Module):
 class Net(nn.Module):
     """Linear layers of which no two have the same size, and what the case asks for beside them.
 
-    parts: of "twice" (a layer called twice), "frozen", "unused", "tied" (two layers share a weight), "side"
-    (a weight only some ranks use), "two" (several inputs and outputs).
+    parts: of "twice" (a layer called twice), "frozen", "early" and "late" (the first layer is frozen, the
+    last), "half" (frozen but for its bias), "unused", "tied" (two layers share a weight), "borrowed" (a layer
+    that has only a weight of another), "side" (a weight only some ranks use), "skipped" (a layer that is
+    called in some steps), "two" (several inputs and outputs).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
         super().__init__()
         self.first = nn.Linear(width, inner)
         self.second = nn.Linear(inner, inner, bias=False)
-        self.frozen = nn.Linear(inner, inner) if "frozen" in parts else None
         self.again = nn.Linear(inner, inner) if "twice" in parts else None
+        self.frozen = nn.Linear(inner, inner) if "frozen" in parts else None
         self.side = Side(inner) if "side" in parts else None
+        self.skipped = nn.Linear(inner, inner) if "skipped" in parts else None
         self.two = Two(inner) if "two" in parts else None
-        self.unused = nn.Linear(2, 3) if "unused" in parts else None
-        self.third = nn.Linear(inner, inner + 1)
+        self.partly = nn.Linear(inner, inner) if "half" in parts else None
         self.tied = nn.Linear(inner, inner) if "tied" in parts else None
+        self.borrowed = nn.Linear(inner, inner, bias=False) if "borrowed" in parts else None
+        self.third = nn.Linear(inner, inner + 1)
         self.last = nn.Linear(inner + 1, width)
+        self.unused = nn.Linear(2, 3) if "unused" in parts else None
         if self.frozen is not None:
             self.frozen.requires_grad_(False)
+        self.first.requires_grad_("early" not in parts)
+        self.last.requires_grad_("late" not in parts)
+        if self.partly is not None:
+            self.partly.weight.requires_grad_(False)
         if self.tied is not None:
             self.tied.weight = self.second.weight
+        if self.borrowed is not None:
+            self.borrowed.weight = self.second.weight
 
     def units(self) -> list[nn.Module]:
         """Its layers, in the order forward uses them."""
@@ -94,11 +106,17 @@ class Net(nn.Module):
             x = torch.tanh(self.again(x))
         if self.side is not None:
             x = torch.tanh(self.side(x, both))
+        if self.skipped is not None and both:
+            x = torch.tanh(self.skipped(x))
         if self.two is not None:
             found = self.two(x, y=x * x)
             x = torch.tanh(found["sum"]) * found["left"]
+        if self.partly is not None:
+            x = torch.tanh(self.partly(x))
         if self.tied is not None:
             x = torch.tanh(self.tied(x))
+        if self.borrowed is not None:
+            x = torch.tanh(self.borrowed(x))
         return self.last(torch.tanh(self.third(x)))
 
 
@@ -150,9 +168,12 @@ def handed_net(rank: Rank) -> Net:
     return net
 
 
-def uses_both(case: Case, rank: int) -> bool:
-    """Whether a rank uses the weight that only some use: `both` lists them."""
-    return rank in case.params.get("both", range(case.ranks))
+def uses_both(case: Case, rank: int, step: int) -> bool:
+    """Whether a rank uses in a step the weight or the layer that only some use: `both` lists them, for one
+    step after the other and then from the start again.
+    """
+    by_step = case.params.get("both", [range(case.ranks)])
+    return rank in by_step[step % len(by_step)]
 
 
 def loss_of(out: Tensor, target: Tensor) -> Tensor:
@@ -199,7 +220,7 @@ class TrainedEvidence(Evidence):
     def loss(self, net: Net, step: int, micro_batch: int, rank: int) -> Tensor:
         """Of one micro-batch of one rank."""
         x, target = (self.inputs[name][rank, step, micro_batch] for name in ("x", "target"))
-        return loss_of(net(x, uses_both(self.case, rank)), target)
+        return loss_of(net(x, uses_both(self.case, rank, step)), target)
 
 
 def snapshot(net: nn.Module) -> dict[str, Tensor]:
@@ -267,10 +288,10 @@ def optimizer_of(case: Case, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def set_rates(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """A schedule, where the case has one: the learning rate falls by half each step."""
+    """A schedule, where the case has one: the learning rate falls, the faster the later the group."""
     if case.params.get("schedule"):
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] / 2**step
+        for number, group in enumerate(optimizer.param_groups, 1):
+            group["lr"] = group["lr"] / 2 ** (step * number)
 
 
 def answer_weights(rank: Rank, weights: Mapping[str, Tensor], step: int) -> None:
@@ -279,21 +300,19 @@ def answer_weights(rank: Rank, weights: Mapping[str, Tensor], step: int) -> None
         rank.answer(f"weights {step}.{name}", tensor)
 
 
+@torch.no_grad()
+def step_plainly(shards: Sequence[nn.Parameter]) -> None:
+    """A step of plain SGD over shards, which forget their gradients."""
+    for shard in shards:
+        if shard.grad is not None:
+            shard.sub_(LEARNING_RATE * shard.grad)
+            shard.grad = None
+
+
 def shard_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
     """A case of replicas of the small net."""
     sizes = {"width": 3, "inner": 5, "rows": 4, "micro_batches": 1, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts", timeout=40.0)
-
-
-def fact_between(name: str, low: float, high: float, told: str) -> Judge:
-    """A judge of a number that each rank reported."""
-
-    def judge(evidence: Evidence) -> Iterator[Finding]:
-        for answer in evidence.answers:
-            seen = answer.facts[name]
-            yield Finding(low <= seen <= high, told, f"{seen:,}", answer.rank)
-
-    return judge
 
 
 def sent(answer: RankAnswer, phase: str, op: str) -> list[int]:

@@ -22,18 +22,22 @@ CLIP_UTILS = (
     "torch.nn.utils.clip_grad.clip_grad_norm_",
     "torch.nn.utils.get_total_norm",
 )
+LARGE = {"dtype": "float16", "scale": 400.0, "max_norm": 100.0, "replicated": [6]}
+NONE = [[shard, rank] for shard in (0, 1) for rank in (0, 1)]
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each group: gradients of flat tensors and of replicated parameters. For each rank: what its padding
-    holds.
+    holds, in the first place no number at all.
     """
-    groups, found = len(groups_of(case)), {}
+    groups, scale, found = len(groups_of(case)), case.params["scale"], {}
     for index, total in enumerate(case.params["totals"]):
-        found[f"flat.{index}"] = drawn(case, generator, groups, total)
-        found[f"padding.{index}"] = 1e3 * drawn(case, generator, case.ranks, total + case.ranks)
+        found[f"flat.{index}"] = scale * drawn(case, generator, groups, total)
+        padding = 1e3 * drawn(case, generator, case.ranks, total + case.ranks)
+        padding[:, 0] = math.nan
+        found[f"padding.{index}"] = padding
     for index, numel in enumerate(case.params["replicated"]):
-        found[f"whole.{index}"] = drawn(case, generator, groups, numel)
+        found[f"whole.{index}"] = scale * drawn(case, generator, groups, numel)
     return found
 
 
@@ -59,6 +63,11 @@ def _has_gradient(case: Case, index: int, rank: int) -> bool:
     return [index, rank] not in case.params.get("missing", [])
 
 
+def _is_used(case: Case, index: int) -> bool:
+    """Whether a replicated parameter has a gradient: `unused` lists those that have none on any rank."""
+    return index not in case.params.get("unused", [])
+
+
 def _clip(rank: Rank) -> None:
     """Answers: norm, shard.N, whole.N (gradients afterwards). Recording: clip."""
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
@@ -71,7 +80,7 @@ def _clip(rank: Rank) -> None:
         owned.append(stop - start)
     for index in range(len(rank.params["replicated"])):
         gradient = rank.inputs[f"whole.{index}"].clone()
-        replicated.append(_parameter(gradient, gradient))
+        replicated.append(_parameter(gradient, gradient if _is_used(rank.case, index) else None))
     with rank.recording("clip"):
         norm = rank.student.clip_grad_norm(shards, owned, replicated, rank.params["max_norm"], group)
     rank.answer("norm", torch.as_tensor(norm, dtype=torch.float64).reshape(()))
@@ -95,7 +104,7 @@ def _norm(evidence: Evidence, rank: int) -> float:
     squares = 0.0
     for name, tensor in evidence.inputs.items():
         kind, _, index = name.partition(".")
-        if kind == "whole":
+        if kind == "whole" and _is_used(case, int(index)):
             squares += float(tensor[place.index].double().square().sum())
         if kind == "flat":
             for position, member in enumerate(place.members):
@@ -130,6 +139,8 @@ def _scaled(evidence: Evidence, answer: RankAnswer, factor: float) -> Iterator[F
                 continue
             start, stop, _ = _owned(evidence.case.params["totals"][int(index)], place.position, place.size)
             count = stop - start
+        elif not _is_used(evidence.case, int(index)):
+            continue
         told = f"gradient of {name}, times {factor:.6g}"
         yield same(told, tensor[:count] * factor, answer, name)
 
@@ -144,8 +155,10 @@ def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 
 def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
-    """totals: elements of each flat tensor; replicated: of each whole parameter; max_norm."""
-    sizes = {"totals": [12, 24], "replicated": [], "max_norm": 0.5, **params}
+    """totals: elements of each flat tensor; replicated: of each whole parameter; max_norm; scale: of the
+    gradients.
+    """
+    sizes = {"totals": [12, 24], "replicated": [], "max_norm": 0.5, "scale": 1.0, **params}
     return Case(name, ranks, sizes, seed, kind=kind)
 
 
@@ -154,11 +167,16 @@ def norm_cases(seed: int) -> list[Case]:
     return [
         norm_case("two ranks", "values", 2, seed),
         norm_case("a norm below the limit", "values", 4, seed, max_norm=1e4),
+        norm_case("gradients in float16, whose squares it cannot hold", "values", 2, seed, **LARGE),
+        norm_case("gradients of one in ten thousand", "values", 3, seed, scale=1e-4, max_norm=1e-4),
         norm_case("padding that holds something", "padded", 4, seed, totals=[13, 6]),
         norm_case("padding on three ranks", "padded", 3, seed, totals=[7, 7, 1]),
         norm_case("whole parameters beside", "replicated", 2, seed, replicated=[5, 3]),
         norm_case("shards of padding only", "empty", 4, seed, totals=[5, 2]),
         norm_case("gradients missing on some ranks", "empty", 3, seed, missing=[[0, 1], [1, 0], [1, 2]]),
+        norm_case("a whole parameter nobody used", "empty", 2, seed, replicated=[3, 4], unused=[0]),
+        norm_case("no gradient at all", "empty", 2, seed, missing=NONE, replicated=[2], unused=[0]),
+        norm_case("gradients of zero", "empty", 2, seed, scale=0.0),
         norm_case("two groups of two", "subgroup", 4, seed, groups=[[0, 3], [1, 2]], replicated=[4]),
         norm_case("one rank", "values", 1, seed, replicated=[2]),
     ]
@@ -210,7 +228,7 @@ GLOBAL_GRAD_NORM = Exercise(
             "nothing-to-add",
             "robustness",
             1,
-            "Shards of padding only, and gradients that are None, are no trouble, and every rank takes part.",
+            "Padding only, and gradients that are None or zero, are no trouble; every rank takes part.",
             "a rank without gradients returned early, and the others wait",
             {"empty": _BOTH},
         ),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from math import ceil
 
 import torch
 from torch import nn
 
-from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.formulas import HIDES
+from labkit.checks.lesson_08.masters import BF16_STEPS, bf16_case, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
+    PAIRS,
     STEPS,
     TrainedEvidence,
     answer_weights,
@@ -34,11 +37,8 @@ from labkit.checks.lesson_08.net import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
-from labkit.checks.shared.split import drawn
+from labkit.checks.shared.split import dtype_of
 from labkit.record.live import bytes_of_process, settled_bytes_of_process
-
-BF16_STEPS = 60
-PAIRS = [[0, 3], [1, 2]]
 
 
 def _train(rank: Rank) -> None:
@@ -51,7 +51,7 @@ def _train(rank: Rank) -> None:
         )
     for step in range(STEPS):
         for m in range(rank.params["micro_batches"]):
-            out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank))
+            out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
             loss_of(out, rank.inputs["target"][step, m]).backward()
         if rank.params.get("schedule"):
             set_rates(rank.case, optimizer.optimizer, step)
@@ -64,73 +64,55 @@ def _train(rank: Rank) -> None:
 def _hold(rank: Rank) -> None:
     """What two steps of Adam leave in memory. Fact: held_bytes."""
     before = bytes_of_process()
-    net = _large(rank)
+    net = _large(rank.case).to(rank.device)
     optimizer = rank.student.ShardedOptimizer(net.parameters(), torch.optim.Adam, rank.group, lr=1e-3)
     for _ in range(2):
-        net(torch.ones(1, rank.params["width"])).sum().backward()
+        x = torch.ones(1, rank.params["width"], dtype=dtype_of(rank.case), device=rank.device)
+        net(x).sum().backward()
+        del x
         optimizer.step()
         optimizer.zero_grad()
     net.zero_grad()  # gradients that were only set to zero are no optimizer's state
     rank.fact("held_bytes", settled_bytes_of_process() - before)
 
 
-def _large(rank: Rank) -> nn.Module:
-    torch.manual_seed(rank.case.seed)
-    width = rank.params["width"]
-    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)).to(rank.device)
+def _large(case: Case) -> nn.Module:
+    """Two layers that are trained, and perhaps one between them that is not."""
+    torch.manual_seed(case.seed)
+    layers = [nn.Linear(case.params["width"], case.params["width"]) for _ in range(3)]
+    layers[1].requires_grad_(False)
+    kept = layers if case.params.get("frozen") else layers[::2]
+    return nn.Sequential(*kept).to(dtype_of(case))
 
 
 def _train_in_bf16(rank: Rank) -> None:
-    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"."""
+    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0"."""
     weight = nn.Parameter(rank.inputs["w"].clone())
     optimizer = rank.student.ShardedOptimizer([weight], torch.optim.SGD, rank.group, lr=rank.params["lr"])
-    for _ in range(BF16_STEPS):
-        (weight * rank.inputs["slope"]).sum().backward()
-        optimizer.step()
+    for step in range(BF16_STEPS):
+        (weight * rank.inputs["slope"][step % 2, 0]).sum().backward()
+        with rank.recording("step 0") if step == 0 else contextlib.nullcontext():
+            optimizer.step()
         optimizer.zero_grad()
     rank.answer("weights 0.w", weight)
-
-
-def _bf16_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """w, the same on every rank; slope, whose sum over the ranks bf16 could not hold."""
-    w = drawn(case, generator, case.params["size"]).expand(case.ranks, -1)
-    slope = drawn(case, generator, case.ranks, case.params["size"])
-    slope[0], slope[-1] = 256 + slope[0], slope[-1] - 256
-    return {"w": w.to(torch.bfloat16), "slope": slope.to(torch.bfloat16)}
 
 
 # -- judges
 
 
-def masters_are_kept(evidence: Evidence) -> Iterator[Finding]:
-    """The weights are what fp32 arithmetic gives, rounded to bf16 at the end: within one unit of its last
-    place.
-    """
-    weight = evidence.inputs["w"][0].double()
-    mean = evidence.inputs["slope"].double().mean(0)
-    expected = weight - BF16_STEPS * evidence.case.params["lr"] * mean
-    for answer in evidence.answers:
-        seen = answer.tensors["weights 0.w"]
-        if seen.dtype != torch.bfloat16 or seen.shape != expected.shape:
-            told = f"bfloat16 weights of shape {list(expected.shape)}"
-            yield Finding(False, told, f"{seen.dtype}, {list(seen.shape)}", answer.rank)
-            continue
-        error = (seen.double() - expected).abs() / expected.abs().clamp(min=0.05)
-        worst = int(error.argmax())
-        told = f"element {worst} after {BF16_STEPS} steps: {expected[worst]:.5f}, rounded to bf16"
-        yield Finding(bool(error.max() < 2**-7), told, f"{seen[worst].item():.5f}", answer.rank)
-
-
 def holds_its_share(evidence: Evidence) -> Iterator[Finding]:
-    """The weights whole, and at most three numbers a parameter of the rank's share: master and moments."""
-    width = evidence.case.params["width"]
-    whole = 4 * 2 * (width * width + width)
-    share = ceil(whole / evidence.case.ranks)
+    """The weights whole, and of the rank's share of those that are trained two moments and a master in fp32,
+    which fp32 weights need not have.
+    """
+    case, net = evidence.case, _large(evidence.case)
+    whole = sum(nbytes(p) for p in net.parameters())
+    share = 4 * ceil(sum(p.numel() for p in net.parameters() if p.requires_grad) / case.ranks)
+    fewest = 2 if dtype_of(case) == torch.float32 else 3
+    low, most = whole + fewest * share - 64, whole + 3 * share + share // 4
     for answer in evidence.answers:
         held = answer.facts["held_bytes"]
-        most = whole + 3 * share + share // 4
-        told = f"at most {most:,} bytes: the weights once, and a {evidence.case.ranks}th of the state"
-        yield Finding(whole + 2 * share - 64 <= held <= most, told, f"{held:,} bytes", answer.rank)
+        told = f"{low:,} to {most:,} bytes: the weights once, and a {case.ranks}th of the state in fp32"
+        yield Finding(low <= held <= most, told, f"{held:,} bytes", answer.rank)
 
 
 def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
@@ -140,18 +122,28 @@ def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         size = place_of(evidence.case, answer.rank).size
         if size > 1:
-            room = 8 * size * 2  # padding of a flat tensor for each of two groups
             for step in range(STEPS):
-                yield _passes(answer, f"step {step}", trained, room, size)
+                yield _passes(answer, f"step {step}", (trained, trained), size)
 
 
-def _passes(answer: RankAnswer, phase: str, trained: int, room: int, size: int) -> Finding:
+def sends_rounded_weights(evidence: Evidence) -> Iterator[Finding]:
+    """Gradients go in fp32, weights in bf16."""
+    numel = evidence.case.params["size"]
+    return (
+        _passes(answer, "step 0", (4 * numel, 2 * numel), evidence.case.ranks) for answer in evidence.answers
+    )
+
+
+def _passes(answer: RankAnswer, phase: str, trained: tuple[int, int], size: int) -> Finding:
+    """trained: bytes of the gradients and of the weights."""
     scattered = sum(sent(answer, phase, "reduce_scatter"))
     gathered = size * sum(sent(answer, phase, "all_gather"))
     calls = [c for c in answer.collectives[phase] if c["source"] == "python"]
     others = [c["op"] for c in calls if c["op"] not in ("reduce_scatter", "all_gather", "barrier")]
-    right = trained <= scattered <= trained + room and trained <= gathered <= trained + room and not others
-    told = f"{phase}: {trained:,} bytes (and padding) through reduce_scatter, as many through all_gather"
+    room = 8 * size * 2  # padding of a flat tensor for each of two groups
+    both = zip(trained, (scattered, gathered), strict=True)
+    right = all(least <= found <= least + room for least, found in both) and not others
+    told = f"{phase}: {trained[0]:,} bytes (and padding) through reduce_scatter, {trained[1]:,} by all_gather"
     seen = f"{scattered:,} and {gathered:,}; other calls: {', '.join(others) or 'none'}"
     return Finding(right, told, seen, answer.rank)
 
@@ -166,10 +158,21 @@ def optimizer_cases(seed: int) -> list[Case]:
         shard_case("two groups of options", "groups", 3, seed, option_groups=True),
         shard_case("two groups of options, AdamW", "groups", 4, seed, option_groups=True, optimizer="adamw"),
         shard_case("a schedule", "schedule", 2, seed, schedule=True),
-        bf16_case("bf16 weights", 3, seed, size=11, lr=1e-4),
-        Case("Adam's state", 4, {"width": 40}, seed, kind="held", timeout=40.0),
-        shard_case("frozen, tied and unused layers", "unusual", 2, seed, parts=["frozen", "tied", "unused"]),
-        shard_case("a weight one rank does not use", "unusual", 3, seed, parts=["side"], both=[1]),
+        shard_case("a schedule for each group", "schedule", 3, seed, schedule=True, option_groups=True),
+        bf16_case("bf16 weights", 3, seed, size=211),
+        held_case("Adam's state", 4, seed, 40, "float32"),
+        held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
+        shard_case(
+            "frozen, tied and unused layers",
+            "unusual",
+            2,
+            seed,
+            parts=["frozen", "half", "tied", "unused"],
+            optimizer="momentum",
+        ),
+        shard_case(
+            "a weight one rank does not use", "unusual", 3, seed, parts=["side"], both=[[1], [0, 2], []]
+        ),
         shard_case("fewer numbers than ranks", "unusual", 4, seed, width=1, inner=1, option_groups=True),
         shard_case(
             "a shard of weights nobody uses",
@@ -186,9 +189,10 @@ def optimizer_cases(seed: int) -> list[Case]:
     ]
 
 
-def bf16_case(name: str, ranks: int, seed: int, size: int, lr: float) -> Case:
-    """Weights in bf16, and steps too small for them."""
-    return Case(name, ranks, {"size": size, "lr": lr}, seed, kind="bf16", timeout=40.0)
+def held_case(name: str, ranks: int, seed: int, width: int, dtype: str) -> Case:
+    """Layers of `width`, one of them frozen, of which the memory is counted."""
+    sizes = {"width": width, "dtype": dtype, "frozen": True}
+    return Case(name, ranks, sizes, seed, kind="held", timeout=40.0)
 
 
 _TRAINED = Run(_train, net_inputs, hand_own_rows, TrainedEvidence)
@@ -198,7 +202,7 @@ SHARDED_OPTIMIZER = Exercise(
     "Stage 1: each rank steps its share",
     ("ShardedOptimizer",),
     dict.fromkeys(("values", "stateful", "groups", "schedule", "unusual", "subgroup"), _TRAINED)
-    | {"bf16": Run(_train_in_bf16, _bf16_inputs, own_entry), "held": Run(_hold)},
+    | {"bf16": Run(_train_in_bf16, bf16_inputs, own_entry), "held": Run(_hold)},
     optimizer_cases,
     (
         Property(
@@ -254,7 +258,7 @@ SHARDED_OPTIMIZER = Exercise(
             "held-bytes",
             "mechanism",
             3,
-            "Each rank keeps 1/d of the optimizer's state, and the weights once.",
+            "Each rank keeps the weights once and 1/d of the state, in fp32 and without what is frozen.",
             "the optimizer was built on all parameters, or a flat gradient was kept",
             {"held": holds_its_share},
         ),
@@ -262,9 +266,9 @@ SHARDED_OPTIMIZER = Exercise(
             "communication",
             "mechanism",
             2,
-            "A step reduce-scatters the gradients once and all-gathers the weights once: 2 psi.",
+            "A step reduce-scatters gradients once and all-gathers weights once, in their dtype: 2 psi.",
             "an all_reduce of the gradients, and then an all_gather: 3 psi",
-            {"values": sends_each_once},
+            {"values": sends_each_once, "bf16": sends_rounded_weights},
         ),
         Property(
             "unusual-parameters",

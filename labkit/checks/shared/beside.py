@@ -34,11 +34,14 @@ State = dict[str, Tensor]
 class Seat(Protocol):
     """Where a module is put through its paces, and what is seen there goes."""
 
-    def answer(self, name: str, tensor: Tensor | None) -> None: ...
+    def answer(self, name: str, tensor: Tensor | None) -> None:
+        """Keep a tensor under a name; None where there is none."""
 
-    def recording(self, name: str) -> contextlib.AbstractContextManager[object]: ...
+    def recording(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Record the calls made inside, under a name."""
 
-    def attempt(self, property_name: str) -> contextlib.AbstractContextManager[object]: ...
+    def attempt(self, property_name: str) -> contextlib.AbstractContextManager[object]:
+        """Count an error inside as the student's, against one property."""
 
 
 class PlainSeat:
@@ -233,6 +236,17 @@ def calls_text(calls: Sequence[Call]) -> str:
         for (op, num_bytes), n in sorted(Counter(calls).items())
     )
     return ", ".join(told) or "no communication"
+
+
+def all_awaited(answer: RankAnswer) -> Finding:
+    """Whether the rank waited for every message it started: one that nobody waits for may never leave."""
+    calls = [c for found in answer.collectives.values() for c in found if c["op"] in ("send", "recv")]
+    left = Counter((c["op"], c["num_bytes"]) for c in calls if c["source"] == "python" and c["end"] is None)
+    return Finding(not left, "every send and receive waited for", _unawaited(left), answer.rank)
+
+
+def _unawaited(left: Counter[Call]) -> str:
+    return f"never waited for: {calls_text(list(left.elements()))}" if left else ""
 
 
 def within_group(case: Case, answer: RankAnswer) -> Finding:

@@ -21,6 +21,7 @@ class Place:
 
     @property
     def size(self) -> int:
+        """Ranks of the group."""
         return len(self.members)
 
     def block(self, tensor: Tensor, dim: int | None) -> Tensor:

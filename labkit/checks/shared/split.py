@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding, Judge, Run
 from labkit.checks.rank import Rank
@@ -103,17 +103,8 @@ class Split:
         return found | {f"{n}{i}": found[n] for i in range(STEPS) for n in self.arguments}
 
     def own_numbers(self, full: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
-        """Where in each parameter the numbers stand that `cut` takes for a rank's part: they are counted, and
-        the counts are cut.
-        """
-        numbered, count = {}, 1
-        for name, tensor in full.items():
-            numbered[name] = torch.arange(count, count + tensor.numel(), device=tensor.device).view(
-                tensor.shape
-            )
-            count += tensor.numel()
-        taken = torch.cat([t.flatten() for t in self.cut(numbered, place.position, place.size).values()])
-        return {name: torch.isin(counts, taken) for name, counts in numbered.items()}
+        """Where in each parameter the numbers of a rank's part stand."""
+        return numbers_taken(full, lambda state: self.cut(state, place.position, place.size))
 
     def handed(self, rank: Rank) -> nn.Module:
         """The whole module as this rank is handed it, on its device."""
@@ -127,14 +118,21 @@ def use_part(rank: Rank, split: Split) -> None:
     """Build the part, run it forward and backward, train it for some steps, and report everything.
 
     Answers: full.NAME (the whole module, as it was afterwards), and what `observe` and `train` report.
-    Facts: shapes, held_bytes.
+    Facts: shapes, held_bytes, shared (parameters and buffers in the whole module's memory).
     """
     build_and_use(rank, split)
 
 
 def use_views(rank: Rank, split: Split) -> None:
-    """As `use_part`, with tensors whose memory is in another order."""
-    build_and_use(rank, split, lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1))
+    """As `use_part`, with tensors whose memory is in another order, on every second rank: where ranks add up
+    in the order of memory, their numbers do not meet.
+    """
+    build_and_use(rank, split, torch.clone if rank.rank % 2 else in_another_order)
+
+
+def in_another_order(tensor: Tensor) -> Tensor:
+    """A copy whose memory has the first two dimensions exchanged."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = torch.clone) -> nn.Module:
@@ -145,12 +143,20 @@ def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = t
     part = split.build(rank, full, group)
     for name, weight in full.named_parameters():
         rank.answer(f"full.{name}", weight)
+    rank.fact("shared", _in_memory_of(full, part))
     sent = sum(map(nbytes, under("full.", rank.inputs).values()))  # copies, alive until the job ends
     del full, weight
     rank.fact("held_bytes", held_since(before) - sent)
     rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
     _through_its_paces(rank, split, part, rank.inputs, view)
     return part
+
+
+def _in_memory_of(full: nn.Module, part: nn.Module) -> list[JSON]:
+    """Names of the part's tensors that lie in the memory of the whole module's."""
+    theirs = {t.untyped_storage().data_ptr() for t in (*full.parameters(), *full.buffers()) if t.numel()}
+    mine = (*part.named_parameters(), *part.named_buffers())
+    return [name for name, tensor in mine if tensor.untyped_storage().data_ptr() in theirs]
 
 
 def _through_its_paces(
@@ -285,6 +291,8 @@ def keeps_blocks(evidence: SplitEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         blocks = evidence.blocks(full, answer)
         yield _has_shapes({name: list(block.shape) for name, block in blocks.items()}, answer)
+        shared = ", ".join(answer.facts["shared"])
+        yield Finding(not shared, "memory of its own, apart from the whole module's", shared, answer.rank)
         for name, tensor in evidence.split.hand(evidence.case, evidence.inputs, answer.rank).items():
             if name.startswith("full."):
                 told = f"{name.removeprefix('full.')} of the whole module as it was handed over"
@@ -332,6 +340,20 @@ def sends(
 
 
 # -- small helps
+
+
+def numbers_taken(
+    full: Mapping[str, Tensor], cut: Callable[[Mapping[str, Tensor]], State]
+) -> dict[str, Tensor]:
+    """Where in each parameter the numbers stand that `cut` takes for a rank's part: they are counted, and the
+    counts are cut.
+    """
+    numbered, count = {}, 1
+    for name, tensor in full.items():
+        numbered[name] = torch.arange(count, count + tensor.numel(), device=tensor.device).view(tensor.shape)
+        count += tensor.numel()
+    taken = torch.cat([t.flatten() for t in cut(numbered).values()])
+    return {name: torch.isin(counts, taken) for name, counts in numbered.items()}
 
 
 def by_dims(**dims: int | None) -> Callable[[Mapping[str, Tensor], int, int], State]:

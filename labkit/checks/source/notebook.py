@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from labkit.checks.source.submission import Cell, Submission, collect
 
 LARGEST_NOTEBOOK = 64 * 2**20  # bytes
 MOST_CELLS = 5000
+HIGHEST_COUNT = 10**6
 
 
 class BadNotebook(Exception):
@@ -29,7 +31,7 @@ def read_cells(path: Path) -> list[Cell]:
             raise BadNotebook(
                 f"{path.name}: expected a file of at most {LARGEST_NOTEBOOK} bytes, found {size}"
             )
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise BadNotebook(f"{path.name} cannot be opened: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -45,8 +47,13 @@ def cells_of(notebook: Any, name: str = "the notebook") -> list[Cell]:
     if not isinstance(cells, list) or len(cells) > MOST_CELLS:
         raise BadNotebook(f"{name} is not a notebook: expected a list of at most {MOST_CELLS} cells")
     code = [(i, c) for i, c in enumerate(cells, 1) if isinstance(c, dict) and c.get("cell_type") == "code"]
+    counts = Counter(_executed(cell) for _, cell in code)
     return [
-        Cell(f"cell {i}", _text(cell.get("source")), _named_exercise(cell.get("metadata")))
+        Cell(
+            _called(i, _executed(cell), counts),
+            _text(cell.get("source")),
+            _named_exercise(cell.get("metadata")),
+        )
         for i, cell in code
     ]
 
@@ -95,6 +102,17 @@ def _named_exercise(metadata: object) -> str | None:
     name = nbgrader.get("grade_id") if isinstance(nbgrader, dict) and nbgrader.get("solution") else None
     match = re.fullmatch(r"(\d\d)_([a-z0-9-]+)", name) if isinstance(name, str) else None
     return f"{match[1]}.{match[2]}" if match else None
+
+
+def _executed(cell: dict[str, Any]) -> int:
+    """The number JupyterLab shows beside a cell that was run; 0 beside one that was not."""
+    count = cell.get("execution_count")
+    return count if type(count) is int and 0 < count < HIGHEST_COUNT else 0
+
+
+def _called(place: int, count: int, counts: Counter[int]) -> str:
+    """A cell by the number shown beside it; one without, or with another's, by its place in the notebook."""
+    return f"cell In [{count}]" if count and counts[count] == 1 else f"cell {place}"
 
 
 def _text(source: object) -> str:

@@ -13,7 +13,7 @@ import __future__
 import ast
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -38,9 +38,13 @@ PURE_CALLS = {
         "sqrt",
     ),
     *("dict", "list", "set", "tuple", "range", "Path", "getLogger", "compile", "Enum", "IntEnum", "auto"),
+    *("len", "min", "max", "abs", "round", "sorted", "bool", "ceil", "floor", "log", "log2"),
+    *("device", "is_available"),
 }
 LARGEST_CELL = 200_000  # characters; a cell a person wrote is far below
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_IN_THE_NOTEBOOK = ("%%time", "%%capture")  # magics of a cell that is executed as it would be without them
+_TELLS = ("print", "warn", "warning", "info")  # calls that only tell a person something
 _ASSIGNS_MAGIC = re.compile(r"[\w, ]+=\s*[%!]")  # files = !ls
 
 
@@ -49,7 +53,8 @@ class Statement:
     """One top-level definition, what it depends on, and where it stands.
 
     needs: names it looks up while it is executed. uses: those that its functions look up when called.
-    methods: functions in the body of a class.
+    methods: functions in the body of a class. changes: names of what it changes (`Made.method = f`,
+    `TABLE["a"] = 1`). imports: it is an import.
     """
 
     cell: str
@@ -60,13 +65,17 @@ class Statement:
     needs: tuple[str, ...]
     uses: tuple[str, ...]
     methods: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    imports: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads."""
         return dict(self.__dict__)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Statement:
-        lists = {name: tuple(data[name]) for name in ("defines", "needs", "uses", "methods")}
+        """The statement that `to_json` wrote."""
+        lists = {name: tuple(data[name]) for name in ("defines", "needs", "uses", "methods", "changes")}
         return cls(**{**data, **lists})
 
 
@@ -82,10 +91,12 @@ class ParsedCell:
     problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads."""
         return {**self.__dict__, "statements": [statement.to_json() for statement in self.statements]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ParsedCell:
+        """The cell that `to_json` wrote."""
         return cls(**{**data, "statements": [Statement.from_json(each) for each in data["statements"]]})
 
 
@@ -102,7 +113,7 @@ def parse_cell(label: str, source: str) -> ParsedCell:
 def _parsed(label: str, source: str) -> ParsedCell:
     if len(source) > LARGEST_CELL:
         raise ValueError(f"it has {len(source)} characters; the most that is read is {LARGEST_CELL}")
-    if source.lstrip().startswith("%%"):
+    if source.lstrip().startswith("%%") and source.split()[0] not in _IN_THE_NOTEBOOK:
         return ParsedCell()  # what runs on ranks or in a shell is not part of the notebook's own definitions
     source, tree = _as_python(source)
     result = ParsedCell(source)
@@ -149,10 +160,7 @@ def needed_for(names: Iterable[str], statements: Sequence[Statement]) -> list[St
     what is defined above that place.
     """
     end = len(statements)
-    definitions: dict[str, list[int]] = {}
-    for position, statement in enumerate(statements):
-        for name in statement.defines:
-            definitions.setdefault(name, []).append(position)
+    definitions = _definitions(statements)
     everything = definitions.get("*", [])
     pending = [(name, end) for name in names]
     pending += [(name, place) for place in everything for name in statements[place].needs]
@@ -168,6 +176,20 @@ def needed_for(names: Iterable[str], statements: Sequence[Statement]) -> list[St
         pending += [(needed, places[place]) for needed in statement.needs]
         pending += [(used, moment) for used in statement.uses for moment in {before, end}]
     return [statements[position] for position in sorted({position for position, _ in found})]
+
+
+def _definitions(statements: Sequence[Statement]) -> dict[str, list[int]]:
+    """Where each name is defined. A statement that changes what a name stands for defines it anew, except
+    where that is imported: what a notebook does to a library for itself is not done on ranks.
+    """
+    found: dict[str, list[int]] = {}
+    for position, statement in enumerate(statements):
+        for name in statement.changes:
+            if name in found and not statements[found[name][-1]].imports:
+                found[name].append(position)
+        for name in statement.defines:
+            found.setdefault(name, []).append(position)
+    return found
 
 
 def compile_statements(label: str, source: str, statements: Iterable[Statement]) -> list[CodeType]:
@@ -193,10 +215,20 @@ def is_definition(node: ast.stmt) -> bool:
         case ast.AnnAssign(value=value):
             return value is None or _is_simple(value)
         case ast.If(body=body, orelse=other) if _is_simple(node.test):
-            return all(is_definition(n) for n in body + other)
+            return all(is_definition(n) or _does_nothing(n) for n in body + other)
         case ast.Try(body=body, handlers=handlers, orelse=other, finalbody=final):
             inside = body + other + final + [n for h in handlers for n in h.body]
-            return all(is_definition(n) or isinstance(n, ast.Pass) for n in inside)
+            return all(is_definition(n) or _does_nothing(n) for n in inside)
+    return isinstance(node, getattr(ast, "TypeAlias", ()))  # of Python 3.12
+
+
+def _does_nothing(node: ast.stmt) -> bool:
+    """Whether a statement beside definitions has no effect but on a person."""
+    match node:
+        case ast.Pass() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=told)):
+            return name in _TELLS and all(map(_is_simple, told))
     return False
 
 
@@ -241,7 +273,25 @@ def _statement(label: str, index: int, node: ast.stmt, code: CodeType) -> Statem
         needs=tuple(sorted(now)),
         uses=tuple(sorted(later | _names_in_strings(node))),
         methods=tuple(each.name for each in body if isinstance(each, _FUNCTIONS)),
+        changes=tuple(dict.fromkeys(_changed_names(node))),
+        imports=isinstance(node, ast.Import | ast.ImportFrom),
     )
+
+
+def _changed_names(node: ast.stmt) -> Iterator[str]:
+    """Names of what an assignment to an attribute, or to an entry, changes."""
+    match node:
+        case ast.Assign(targets=targets):
+            pass
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            targets = [target]
+        case _:
+            return
+    for place in targets:
+        while isinstance(place, ast.Attribute | ast.Subscript):
+            place = place.value
+            if isinstance(place, ast.Name):
+                yield place.id
 
 
 def _names_in_strings(node: ast.AST) -> set[str]:

@@ -68,6 +68,7 @@ class Submission:
     found: bool = True  # the notebook has a cell for this exercise
 
     def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads."""
         return {
             **self.__dict__,
             "statements": [s.to_json() for s in self.statements],
@@ -77,6 +78,7 @@ class Submission:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Submission:
+        """The submission that `to_json` wrote."""
         lists = {key: [Statement.from_json(s) for s in data[key]] for key in _LISTS}
         return cls(**{**data, **lists})
 

@@ -1,0 +1,52 @@
+"""bf16 weights whose fp32 masters are stepped, in stages 1 and 3: changes too small for the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.shared.split import drawn
+
+BF16_STEPS = 60
+AWAY = 2048.0  # what cancels over two steps, beside which bf16 holds no number of the size of a slope
+ALIKE = 64.0  # the same over micro-batches
+
+
+def bf16_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """w, the same on every rank; slope, [ranks, 2, micro-batches, size], of even and of odd steps, whose mean
+    over the ranks bf16 could not hold, nor the sum over the micro-batches where there are several.
+    """
+    w = drawn(case, generator, case.params["size"]).expand(case.ranks, -1)
+    slope = drawn(case, generator, case.ranks, 2, case.params["micro_batches"], case.params["size"])
+    slope[0, 0], slope[0, 1] = AWAY + slope[0, 0], slope[0, 1] - AWAY
+    if case.params["micro_batches"] > 1:
+        slope[:, :, 0], slope[:, :, -1] = ALIKE + slope[:, :, 0], slope[:, :, -1] - ALIKE
+    return {"w": w.to(torch.bfloat16), "slope": slope.to(torch.bfloat16)}
+
+
+def masters_are_kept(evidence: Evidence) -> Iterator[Finding]:
+    """The weights are what fp32 arithmetic gives, rounded to bf16 at the end: within one unit of its last
+    place.
+    """
+    weight = evidence.inputs["w"][0].double()
+    slope = evidence.inputs["slope"].double().mean(0).mean(0).sum(0)
+    expected = weight - BF16_STEPS * evidence.case.params["lr"] * slope
+    for answer in evidence.answers:
+        seen = answer.tensors["weights 0.w"]
+        if seen.dtype != torch.bfloat16 or seen.shape != expected.shape:
+            told = f"bfloat16 weights of shape {list(expected.shape)}"
+            yield Finding(False, told, f"{seen.dtype}, {list(seen.shape)}", answer.rank)
+            continue
+        error = (seen.double() - expected).abs() / expected.abs().clamp(min=0.05)
+        worst = int(error.argmax())
+        told = f"element {worst} after {BF16_STEPS} steps: {expected[worst]:.5f}, rounded to bf16"
+        yield Finding(bool(error.max() < 2**-7), told, f"{seen[worst].item():.5f}", answer.rank)
+
+
+def bf16_case(name: str, ranks: int, seed: int, size: int, micro_batches: int = 1) -> Case:
+    """Weights in bf16, and steps too small for them."""
+    sizes = {"size": size, "lr": 1e-4, "micro_batches": micro_batches}
+    return Case(name, ranks, sizes, seed, kind="bf16", timeout=40.0)

@@ -1,0 +1,73 @@
+"""What the saves of a case are given: other numbers in each, and each rank its shards of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import JSON, Case, Inputs
+from labkit.checks.shared.split import drawn, under
+
+
+def part_of(flat: Tensor, position: int, size: int) -> Tensor:
+    """A rank's shard of a flat tensor, padded with zeros."""
+    padding = -flat.numel() % size
+    return torch.cat([flat, flat.new_zeros(padding)]).chunk(size)[position] if flat.numel() else flat
+
+
+@dataclass(frozen=True)
+class Save:
+    """One of the saves of a case: the how manieth, of which step, by how many ranks, from which on."""
+
+    turn: int
+    step: int
+    first: int
+    ranks: int
+
+    @property
+    def members(self) -> range:
+        """The ranks that save."""
+        return range(self.first, self.first + self.ranks)
+
+    @property
+    def extra(self) -> JSON:
+        """What goes with it."""
+        return {"step count": self.turn + 7, "learning rate": 0.125, "order": [3, 1, 2]}
+
+    def tensors(self, inputs: Inputs) -> Inputs:
+        """What this save is given of all that was drawn, or of what a rank was handed."""
+        return under(f"{self.turn}.", inputs)
+
+
+def saves(case: Case) -> list[Save]:
+    """In their order: all ranks save, but where the case says `saved_by`, [first rank, how many] of each."""
+    steps = case.params["steps"]
+    saved_by = case.params.get("saved_by", [[0, case.ranks]] * len(steps))
+    both = enumerate(zip(steps, saved_by, strict=True))
+    return [Save(turn, step, first, ranks) for turn, (step, (first, ranks)) in both]
+
+
+def saved_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """Flat tensors by save and name, in the dtypes the case says: other numbers in each save."""
+    return {
+        f"{save.turn}.{name}": drawn(case, generator, total).to(getattr(torch, dtype))
+        for save in saves(case)
+        for name, (total, dtype) in case.params["tensors"].items()
+    }
+
+
+def hand_shards(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """This rank's shards of the saves that it takes part in."""
+    return {
+        f"{save.turn}.{name}": part_of(flat, rank - save.first, save.ranks).clone()
+        for save in saves(case)
+        for name, flat in save.tensors(inputs).items()
+        if rank in save.members
+    }
+
+
+def totals_of(case: Case) -> dict[str, int]:
+    """Name -> elements of the flat tensor without padding."""
+    return {name: total for name, (total, _) in case.params["tensors"].items()}

@@ -1,0 +1,188 @@
+"""What stage 3 holds and when it fetches: a stack of equal layers, watched over a step."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.lesson_08.net import sent, stack, step_plainly
+from labkit.checks.rank import Rank
+from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process, tensors_of_process
+
+
+def watch(rank: Rank) -> None:
+    """A step of equal layers, watched. Facts: at_rest, forward_peak, after_forward, backward_peak,
+    after_backward, after_full_weights, after_evaluation, after_an_error; forwards and backwards, when each
+    unit was at work. Recordings: first backward, forward, backward.
+    """
+    group, log = rank.group, list[float]()
+    others = tensors_of_process()
+    before = bytes_of_process()
+    net = stack(rank.case, log)
+    sharded = rank.student.FullyShardedModule(net, list(net), group, rank.params["prefetch"])
+    rank.fact("at_rest", bytes_of_process() - before)
+    x = torch.ones(1, rank.params["width"])
+    with rank.recording("first backward"):
+        sharded(x).sum().backward()
+    step_plainly(sharded.shards)
+    sharded(x)  # no backward follows: the next step must not wait for it, nor the one after
+    sharded(x).sum().backward()
+    step_plainly(sharded.shards)
+    with torch.no_grad():
+        sharded(x)  # nor for one that is evaluated
+    log.clear()
+    leaving: list[float] = []
+    live = LiveBytes(leave_out=[*others, x])
+    live.count(tensors_of_process())
+    with live:
+        with rank.recording("forward") as begin:
+            out = sharded(x)
+        rank.fact("forwards", [moment - begin for moment in log])
+        rank.fact("forward_peak", live.peak)
+        rank.fact("after_forward", bytes_of_process() - before)
+        live.restart_peak()
+        with rank.recording("backward") as begin:
+            _note_backward(out, leaving)
+            out.sum().backward()
+    rank.fact("backwards", [moment - begin for moment in leaving])
+    rank.fact("backward_peak", live.peak)
+    rank.fact("after_backward", settled_bytes_of_process() - before)
+    del out
+    step_plainly(sharded.shards)
+    sharded.full_weights()
+    rank.fact("after_full_weights", settled_bytes_of_process() - before)
+    with torch.no_grad():
+        sharded(x)
+    rank.fact("after_evaluation", settled_bytes_of_process() - before)
+    _fail_on_the_way(sharded, net, x)
+    rank.fact("after_an_error", settled_bytes_of_process() - before)
+
+
+def _fail_on_the_way(sharded: nn.Module, net: nn.Sequential, x: Tensor) -> None:
+    """A forward that an error ends in the middle, in every rank's."""
+
+    def refuse(*_: object) -> None:
+        raise ArithmeticError("an error in the middle of forward")
+
+    hook = next(net[len(net) // 2].children()).register_forward_pre_hook(refuse)
+    with contextlib.suppress(ArithmeticError):
+        sharded(x)
+    hook.remove()
+
+
+def _note_backward(out: Tensor, leaving: list[float]) -> None:
+    """Note when the gradient of each tanh, from the last layer's to the first's, begins to be computed."""
+    node, seen = out.grad_fn, set()
+    while node is not None and node not in seen:
+        seen.add(node)
+        if "Tanh" in node.name():
+            node.register_prehook(lambda gradients: leaving.append(time.monotonic()))
+        following = [n for n, _ in node.next_functions if n is not None and "Accumulate" not in n.name()]
+        node = following[0] if following else None
+
+
+# -- judges
+
+
+def _unit_bytes(case: Case) -> int:
+    return 4 * int(case.params["width"]) ** 2
+
+
+def _share(case: Case) -> int:
+    return case.params["layers"] * _unit_bytes(case) // case.ranks
+
+
+RESTS = (
+    ("at_rest", 1), ("after_forward", 1), ("after_backward", 2), ("after_full_weights", 1),
+    ("after_evaluation", 1), ("after_an_error", 1),
+)  # fmt: skip
+"""When a rank rests, and how many shares of a number a parameter it holds then."""
+
+
+def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
+    """A rank holds its shards, and nothing more, except after backward their gradients too."""
+    case = evidence.case
+    slack = _unit_bytes(case) // 2
+    for answer in evidence.answers:
+        for fact, share in RESTS:
+            held, expected = answer.facts[fact], share * _share(case)
+            told = f"{expected:,} bytes {fact.replace('_', ' ')} (all weights: {case.ranks * _share(case):,})"
+            yield Finding(expected <= held <= expected + slack, told, f"{held:,}", answer.rank)
+
+
+def stays_small(evidence: Evidence) -> Iterator[Finding]:
+    """A unit whole in forward, and those fetched ahead; in backward also gradients of two, and room for what
+    a backend copies.
+    """
+    case, unit = evidence.case, _unit_bytes(evidence.case)
+    whole = 1.5 + case.params["prefetch"]
+    for answer in evidence.answers:
+        for fact, shards, units in (("forward_peak", 1, whole), ("backward_peak", 2, whole + 4)):
+            peak, most = answer.facts[fact], int(shards * _share(case) + units * unit)
+            told = f"{fact.replace('_', ' ')}: at most {most:,} bytes (a unit: {unit:,})"
+            yield Finding(_share(case) <= peak <= most, told, f"{peak:,}", answer.rank)
+        yield _leaves_at_once(case, answer)
+
+
+def _leaves_at_once(case: Case, answer: RankAnswer) -> Finding:
+    """In the first backward too, of which torch keeps something so that its bytes tell nothing."""
+    calls = [c["op"] for c in answer.collectives["first backward"] if c["source"] == "python"]
+    last_gather = max((n for n, op in enumerate(calls) if op == "all_gather"), default=0)
+    gone = calls[:last_gather].count("reduce_scatter")
+    least = case.params["layers"] - 3 - case.params["prefetch"]
+    told = f"at least {least} units' gradients scattered before the last gather of the first backward"
+    return Finding(gone >= least, told, str(gone), answer.rank)
+
+
+def three_passes(evidence: Evidence) -> Iterator[Finding]:
+    """Forward gathers each unit once; backward gathers each once, perhaps not the last, and scatters each."""
+    case = evidence.case
+    unit, layers = _unit_bytes(case), case.params["layers"]
+    shard = unit // case.ranks
+    for answer in evidence.answers:
+        forward, again = sent(answer, "forward", "all_gather"), sent(answer, "backward", "all_gather")
+        scattered = sent(answer, "backward", "reduce_scatter")
+        right = forward == [shard] * layers
+        told = f"forward: {layers} all_gathers of {shard:,} bytes"
+        yield Finding(right, told, str(forward), answer.rank)
+        right = again in ([shard] * layers, [shard] * (layers - 1)) and scattered == [unit] * layers
+        told = f"backward: {layers} all_gathers of {shard:,} bytes, {layers} reduce_scatters of {unit:,}"
+        yield Finding(right, told, f"{again} and {scattered}", answer.rank)
+        calls = [c for phase in ("forward", "backward") for c in answer.collectives[phase]]
+        others = {c["op"] for c in calls if c["source"] == "python"} - {"all_gather", "reduce_scatter"}
+        yield Finding(not others, "no other collective", ", ".join(sorted(others)), answer.rank)
+
+
+def fetches_ahead(evidence: Evidence) -> Iterator[Finding]:
+    """When a unit is at work, its own gather and those of as many more as were asked for have begun."""
+    case = evidence.case
+    for answer in evidence.answers:
+        for phase, moments in (("forward", "forwards"), ("backward", "backwards")):
+            gathers = [
+                c["start"]
+                for c in answer.collectives[phase]
+                if c["op"] == "all_gather" and c["source"] == "python"
+            ]
+            began = answer.facts[moments]
+            kept = case.params["layers"] - len(gathers)  # the last unit, which may have stayed
+            for number, moment in enumerate(began):
+                wanted = min(number + 1 + case.params["prefetch"], case.params["layers"]) - kept
+                seen = sum(start < moment for start in gathers)
+                told = f"{phase}: {wanted} all_gathers begun when unit {number + 1} of the pass is at work"
+                yield Finding(seen == wanted, told, str(seen), answer.rank)
+            if len(began) != case.params["layers"]:
+                yield Finding(
+                    False, f"{phase} of {case.params['layers']} units", str(len(began)), answer.rank
+                )
+
+
+def watched_case(name: str, ranks: int, seed: int, width: int, layers: int, prefetch: int) -> Case:
+    """Equal layers in float32; `width` squared is divided by the ranks."""
+    sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32"}
+    return Case(name, ranks, sizes, seed, kind="watched", timeout=60.0)

@@ -1,0 +1,214 @@
+"""What `09.choose-plan` must show: plans that run, and are nearly as fast as the fastest there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.lesson_09.given import (
+    A100_40,
+    H100,
+    HIDES,
+    LLAMA_8B,
+    LLAMA_70B,
+    OWN_PARTS,
+    OWN_PARTS_CAUSE,
+    SMALL_GPT,
+    machines,
+    told,
+)
+from labkit.checks.lesson_09.reasons import FEASIBLE_ID
+from labkit.checks.lesson_09.seconds import SECONDS_ID
+from labkit.checks.lesson_09.settings import (
+    Setting,
+    answers_of,
+    arguments,
+    asks,
+    case_of,
+    plan_in_numbers,
+    setting,
+)
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import is_refused
+from labkit.theory.grid import GridPlan, costs
+
+CHOOSE_ID = "09.choose-plan"
+WIDE = {**SMALL_GPT, "num_layers": 8, "hidden": 8192, "num_heads": 64, "vocabulary": 8000}
+KINDS = ("usual", "slow", "small", "pairs")
+SECONDS = 60.0  # of a case
+
+
+class ChoiceEvidence(Evidence):
+    """Plans that were chosen, beside the best that there are."""
+
+    @cached_property
+    def chosen(self) -> list[tuple[Setting, GridPlan | None, list[str], float]]:
+        """Setting, plan, why it does not run, and its seconds over the fastest plan's, less 1."""
+        return [self._held_against_the_best(one, seen) for one, seen in answers_of(self)]
+
+    def _held_against_the_best(
+        self, one: Setting, seen: Any
+    ) -> tuple[Setting, GridPlan | None, list[str], float]:
+        if not isinstance(seen, dict):
+            return one, None, [f"no GridPlan of whole numbers: {seen}"], float("inf")
+        plan = GridPlan(**seen)
+        reasons = list(_reasons(plan, one))
+        if reasons:
+            return one, plan, reasons, float("inf")
+        seconds = sum(costs.seconds_by_term(plan, *arguments(one)).values())
+        return one, plan, [], seconds / costs.fastest(*arguments(one))[1] - 1
+
+
+def _reasons(plan: GridPlan, one: Setting) -> Iterator[str]:
+    if min(plan.data, plan.tensor, plan.pipeline, plan.micro_batch) < 1 or plan.zero not in (0, 1):
+        yield "a number below 1, or a ZeRO stage other than 0 and 1"
+        return
+    for rule, numbers in costs.broken_rules(plan, *arguments(one)).items():
+        yield f"{rule}: {' and '.join(f'{number:,.0f}' for number in numbers)}"
+
+
+def runs(evidence: ChoiceEvidence) -> Iterator[Finding]:
+    """Every plan runs."""
+    for one, plan, reasons, _ in evidence.chosen:
+        yield Finding(not reasons, f"a plan that runs for {told(one)}", f"{plan}: {'; '.join(reasons)}")
+
+
+def within(most: float) -> Judge:
+    """Every plan runs, and takes at most that share longer than the fastest."""
+
+    def judge(evidence: ChoiceEvidence) -> Iterator[Finding]:
+        for one, plan, reasons, regret in evidence.chosen:
+            words = f"at most {most:.0%} slower than the fastest plan for {told(one)}"
+            seen = "it does not run" if reasons else f"{regret:.1%} slower"
+            yield Finding(regret <= most, words, f"{plan}: {seen}")
+
+    return judge
+
+
+def _cases(seed: int) -> list[Case]:
+    h100, a100 = machines(16, 8, H100), machines(4, 8, A100_40)
+    slow = {**H100, "network": 1.5e9}
+    usual = [setting(LLAMA_8B, h100, 256, 4096), setting(SMALL_GPT, a100, 192, 2048)]
+    short = setting(SMALL_GPT, machines(2, 8, H100), 192, 256)  # micro-batches of 12 are best
+    slower = {**H100, "network": 1e8}
+    lonely = {**A100_40, "memory": 18.7e9}  # a stage for each layer fits, and nothing else
+    six = {**A100_40, "layer_floor": 0.0}
+    return [
+        case_of("three clusters", "usual", [*usual, short], seed, SECONDS),
+        case_of(
+            "slow networks",
+            "slow",
+            [
+                setting(LLAMA_8B, machines(8, 8, slow), 128, 4096),
+                setting(LLAMA_8B, machines(3, 8, slower), 16, 4096),
+            ],
+            seed,
+            SECONDS,
+        ),
+        case_of(
+            "little memory",
+            "small",
+            [
+                setting(LLAMA_70B, machines(16, 8, A100_40), 256, 4096),
+                setting(WIDE, machines(8, 1, lonely), 64, 1024),
+            ],
+            seed,
+            SECONDS,
+        ),
+        case_of(
+            "two GPUs a node, or six",
+            "pairs",
+            [
+                setting(LLAMA_8B, machines(16, 2, A100_40), 96, 2048),
+                setting(SMALL_GPT, machines(2, 6, six), 4, 2048),
+            ],
+            seed,
+            SECONDS,
+        ),
+        case_of(
+            "nothing fits", "refused", [setting(LLAMA_70B, machines(1, 8, A100_40), 8, 4096)], seed, SECONDS
+        ),
+        case_of("all parts your own", "own-parts", usual[1:], seed, SECONDS),
+    ]
+
+
+def _refuse(rank: Rank) -> None:
+    """Fact: refusal."""
+    (one,) = rank.params["settings"]
+    with rank.expect_error("refusal"):
+        rank.student.choose_plan(*arguments(one))
+
+
+def _everywhere(judge: Judge) -> dict[str, Callable[..., Any]]:
+    return dict.fromkeys(KINDS, judge)
+
+
+_asked = asks("choose_plan", plan_in_numbers)
+_RUN = Run(_asked.on_rank, evidence=ChoiceEvidence)
+EXERCISE = Exercise(
+    CHOOSE_ID,
+    "The plan to measure first",
+    ("choose_plan",),
+    {**dict.fromkeys((*KINDS, "own-parts"), _RUN), "refused": Run(_refuse)},
+    _cases,
+    (
+        Property(
+            "runs", "numbers", 3, "Every plan runs.", "memory asked last, or not at all", _everywhere(runs)
+        ),
+        Property(
+            "within-20-percent",
+            "numbers",
+            2,
+            "No plan is more than 20% slower than the fastest.",
+            "a rule of thumb in place of a search",
+            _everywhere(within(0.2)),
+        ),
+        Property("within-10-percent", "numbers", 2, "Nor more than 10%.", "", _everywhere(within(0.1))),
+        Property(
+            "within-5-percent",
+            "numbers",
+            3,
+            "Nor more than 5%.",
+            "micro-batches, ZeRO stages or recomputation left out of the search",
+            _everywhere(within(0.05)),
+        ),
+        Property(
+            "slow-links",
+            "robustness",
+            1,
+            "Also on a slow network.",
+            "data parallelism wherever it fits",
+            {"slow": within(0.05)},
+        ),
+        Property(
+            "small-memory",
+            "robustness",
+            1,
+            "Also where memory is scarce.",
+            "recomputation never tried",
+            {"small": within(0.05)},
+        ),
+        Property(
+            "two-gpus-a-node",
+            "robustness",
+            1,
+            "Also on nodes of two GPUs, or of six.",
+            "8 GPUs a node taken for granted",
+            {"pairs": within(0.05)},
+        ),
+        Property(
+            "refusal",
+            "robustness",
+            1,
+            "Where nothing fits there is a ValueError.",
+            "None, or the plan that is least too large",
+            {"refused": is_refused("refusal", "ValueError")},
+        ),
+        Property("own-parts", "numbers", 1, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": within(0.05)}),
+    ),
+    builds_on=(SECONDS_ID, FEASIBLE_ID),
+    hides=HIDES,
+)

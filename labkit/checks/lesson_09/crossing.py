@@ -1,0 +1,274 @@
+"""What `09.bytes-between-nodes` must show: traffic by axis, what crosses, the best order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from labkit.checks.case import JSON, Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.lesson_09.given import (
+    HIDES,
+    LLAMA_8B,
+    OWN_PARTS,
+    OWN_PARTS_CAUSE,
+    SMALL_GPT,
+    TORCHS_GRIDS,
+)
+from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
+from labkit.checks.lesson_09.settings import numbers_by_name
+from labkit.checks.rank import Rank
+from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
+from labkit.theory.models import ModelConfig
+
+BYTES_ID = "09.bytes-between-nodes"
+SENT = {"dp": 1000.0, "pp": 10.0, "tp": 100_000.0}
+TOLERANCE = 1e-6
+Setting = Mapping[str, Any]
+
+
+def sent_setting(
+    model: Mapping[str, Any], dp: int, pp: int, tp: int, batch: int, b: int, sequence: int = 1024
+) -> dict[str, Any]:
+    """Arguments of bytes_sent."""
+    sizes = {"dp": dp, "pp": pp, "tp": tp}
+    return {"model": dict(model), "sizes": sizes, "batch": batch, "sequence": sequence, "micro_batch": b}
+
+
+def crossing_setting(
+    sizes: Sequence[int], order: Sequence[str], node: int, sent: Mapping[str, float] = SENT
+) -> dict[str, Any]:
+    """Arguments of bytes_between_nodes; sizes of dp, pp, tp."""
+    return {
+        "sizes": dict(zip(("dp", "pp", "tp"), sizes, strict=True)),
+        "order": list(order),
+        "gpus_per_node": node,
+        "sent": dict(sent),
+    }
+
+
+def settings_case(name: str, settings: Sequence[Setting], seed: int, kind: str) -> Case:
+    """One call a setting."""
+    return Case(name, 1, {"settings": list(settings)}, seed, kind=kind, own_parts=kind == "own-parts")
+
+
+def _cases(seed: int) -> list[Case]:
+    orders = (MEGATRON, ("tp", "dp", "pp"), ("dp", "tp", "pp"))
+    boxes = [crossing_setting((2, 4, 2), order, node) for order in orders for node in (2, 4, 8)]
+    return [
+        settings_case(
+            "two models",
+            [
+                sent_setting(SMALL_GPT, 4, 2, 3, 48, 2),
+                sent_setting(LLAMA_8B, 2, 4, 8, 64, 1, sequence=8192),
+                sent_setting(SMALL_GPT, 2, 5, 3, 2, 1),
+            ],
+            seed,
+            "sent",
+        ),
+        settings_case(
+            "axes of size 1",
+            [sent_setting(SMALL_GPT, 1, 4, 1, 6, 2), sent_setting(SMALL_GPT, 6, 1, 2, 12, 1)],
+            seed,
+            "sent-of-one",
+        ),
+        settings_case("boxes", boxes, seed, "crossing"),
+        settings_case(
+            "nodes that axes do not divide",
+            [crossing_setting((3, 2, 2), order, node) for order in orders for node in (3, 5)],
+            seed,
+            "uneven",
+        ),
+        settings_case(
+            "which order",
+            [
+                crossing_setting(sizes, MEGATRON, node, sent)
+                for sizes in ((4, 2, 2), (2, 4, 4), (8, 1, 2))
+                for node in (2, 4)
+                for sent in (SENT, {"dp": 9e5, "pp": 1e5, "tp": 1e3}, {"dp": 1.0, "pp": 7e3, "tp": 2e3})
+            ],
+            seed,
+            "order",
+        ),
+        settings_case("all parts your own", boxes[:3], seed, "own-parts"),
+    ]
+
+
+# -- on a rank
+
+
+def _ask_sent(rank: Rank) -> None:
+    def sent(setting: Setting) -> JSON:
+        rest = {name: setting[name] for name in ("batch", "sequence", "micro_batch")}
+        model = ModelConfig(**setting["model"])
+        return numbers_by_name(rank.student.bytes_sent(model, dict(setting["sizes"]), **rest))
+
+    rank.fact("answers", [sent(setting) for setting in rank.params["settings"]])
+
+
+def _ask_crossing(rank: Rank) -> None:
+    rank.fact(
+        "answers",
+        [
+            numbers_by_name(
+                rank.student.bytes_between_nodes(s["sizes"], tuple(s["order"]), s["gpus_per_node"], s["sent"])
+            )
+            for s in rank.params["settings"]
+        ],
+    )
+
+
+def _ask_order(rank: Rank) -> None:
+    rank.fact(
+        "answers",
+        [
+            [str(axis) for axis in rank.student.best_order(s["sizes"], s["gpus_per_node"], s["sent"])]
+            for s in rank.params["settings"]
+        ],
+    )
+
+
+# -- in the judge
+
+
+def _each(evidence: Evidence) -> Iterator[tuple[Setting, Any]]:
+    yield from zip(evidence.case.params["settings"], evidence.answers[0].facts["answers"], strict=True)
+
+
+def _close(expected: float, seen: Any) -> bool:
+    return isinstance(seen, int | float) and abs(seen - expected) <= TOLERANCE * max(1.0, abs(expected))
+
+
+def _sent(*axes: str) -> Judge:
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for setting, seen in _each(evidence):
+            about = {name: setting[name] for name in ("sizes", "batch", "sequence", "micro_batch")}
+            expected = placement.sent_by_axis(ModelConfig(**setting["model"]), **about)
+            for axis in axes:
+                value = seen.get(axis) if isinstance(seen, dict) else seen
+                words = f"{expected[axis]:,.0f} bytes along {axis} for {about}"
+                yield Finding(_close(expected[axis], value), words, str(value))
+
+    return judge
+
+
+def _crossing(*axes: str) -> Judge:
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        for setting, seen in _each(evidence):
+            expected = placement.between_nodes(**setting)
+            for axis in axes:
+                value = seen.get(axis) if isinstance(seen, dict) else seen
+                words = (
+                    f"{expected[axis]:,.0f} bytes along {axis} for {setting['sizes']} in the order "
+                    f"{', '.join(setting['order'])} on nodes of {setting['gpus_per_node']}"
+                )
+                yield Finding(_close(expected[axis], value), words, str(value))
+
+    return judge
+
+
+def _least(evidence: Evidence) -> Iterator[Finding]:
+    for setting, seen in _each(evidence):
+        about = {name: setting[name] for name in ("sizes", "gpus_per_node", "sent")}
+        least = placement.least_between_nodes(**about)
+        words = (
+            f"an order of {', '.join(setting['sizes'])} with {least:,.0f} bytes between nodes, for {about}"
+        )
+        if sorted(seen) != sorted(setting["sizes"]):
+            yield Finding(False, words, str(seen))
+            continue
+        found = sum(placement.between_nodes(order=seen, **about).values())
+        yield Finding(_close(least, found), words, f"{', '.join(seen)}, with {found:,.0f}")
+
+
+EXERCISE = Exercise(
+    BYTES_ID,
+    "What crosses from node to node",
+    ("bytes_sent", "bytes_between_nodes", "best_order"),
+    {
+        "sent": Run(_ask_sent),
+        "sent-of-one": Run(_ask_sent),
+        "crossing": Run(_ask_crossing),
+        "uneven": Run(_ask_crossing),
+        "order": Run(_ask_order),
+        "own-parts": Run(_ask_crossing),
+    },
+    _cases,
+    (
+        Property(
+            "tensor-parallel-bytes",
+            "numbers",
+            2,
+            "Along tp a rank sends four all-reduces for each of its layers and micro-batches.",
+            "a ring all-reduce sends twice (t - 1) / t of its bytes",
+            {"sent": _sent("tp")},
+        ),
+        Property(
+            "data-parallel-bytes",
+            "numbers",
+            1,
+            "Along dp it sends its gradients' all-reduce, once a step.",
+            "the whole model's gradients, or once a micro-batch",
+            {"sent": _sent("dp")},
+        ),
+        Property(
+            "pipeline-bytes",
+            "numbers",
+            1,
+            "Along pp it sends one activation for each micro-batch.",
+            "the batch of all replicas, or a layer's worth for each layer",
+            {"sent": _sent("pp")},
+        ),
+        Property(
+            "size-one",
+            "robustness",
+            1,
+            "An axis of size 1 sends nothing.",
+            "a last stage that sends on",
+            {"sent-of-one": _sent("dp", "pp", "tp")},
+        ),
+        Property(
+            "rings",
+            "numbers",
+            2,
+            "Along dp and tp what crosses is counted round each ring.",
+            "the way back from the last rank to the first",
+            {"crossing": _crossing("dp", "tp")},
+        ),
+        Property(
+            "pipeline",
+            "numbers",
+            1,
+            "Along pp it is counted there and back, without a way round.",
+            "gradients go back",
+            {"crossing": _crossing("pp")},
+        ),
+        Property(
+            "uneven-nodes",
+            "robustness",
+            1,
+            "Groups that lie across nodes are counted border by border.",
+            "a group counted as inside or outside as a whole",
+            {"uneven": _crossing("dp", "pp", "tp")},
+        ),
+        Property(
+            "best-order",
+            "numbers",
+            2,
+            "The order has the fewest bytes between nodes.",
+            "always the same order, whatever is sent",
+            {"order": _least},
+        ),
+        Property(
+            "own-parts",
+            "numbers",
+            1,
+            OWN_PARTS,
+            OWN_PARTS_CAUSE,
+            {"own-parts": _crossing("dp", "pp", "tp")},
+        ),
+    ),
+    builds_on=(GRID_ID,),
+    forbids=TORCHS_GRIDS,
+    hides=HIDES,
+)

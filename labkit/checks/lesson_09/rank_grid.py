@@ -1,0 +1,275 @@
+"""What `09.rank-grid` must show: coordinates of every rank, and a group along every axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_09.given import HIDES, TORCHS_GRIDS
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import is_refused, same
+from labkit.checks.shared.plain_numbers import number_or_words
+from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
+
+GRID_ID = "09.rank-grid"
+Sizes = Mapping[str, int]
+
+
+def places_case(name: str, grids: Sequence[tuple[Sizes, Sequence[str]]], seed: int, kind: str) -> Case:
+    """Every rank of some grids, (sizes, order) each."""
+    return Case(name, 1, {"grids": [[dict(s), list(o)] for s, o in grids]}, seed, kind=kind)
+
+
+def groups_case(name: str, sizes: Sizes, order: Sequence[str], seed: int, kind: str = "groups") -> Case:
+    """A job of as many ranks as the grid has."""
+    params = {"sizes": dict(sizes), "order": list(order)}
+    return Case(name, math.prod(sizes.values()), params, seed, kind=kind, timeout=40.0)
+
+
+def refused_case(name: str, call: str, arguments: Sequence[Any], names: Sequence[object], seed: int) -> Case:
+    """A call that must be refused, on two ranks."""
+    return Case(
+        name, 2, {"call": call, "arguments": list(arguments), "names": list(names)}, seed, kind="refused"
+    )
+
+
+CUBE = {"dp": 2, "pp": 2, "tp": 2}
+MEGATRON = ("pp", "dp", "tp")
+
+
+def _cases(seed: int) -> list[Case]:
+    grids: list[tuple[Sizes, Sequence[str]]] = [
+        ({"dp": 2, "pp": 3, "tp": 4}, MEGATRON),
+        ({"dp": 2, "pp": 3, "tp": 4}, ("dp", "tp", "pp")),
+        ({"tp": 5, "dp": 3}, ("dp", "tp")),
+        ({"ep": 2, "cp": 3, "dp": 2, "pp": 2}, ("pp", "ep", "dp", "cp")),
+    ]
+    ones: list[tuple[Sizes, Sequence[str]]] = [
+        ({"dp": 1, "pp": 3, "tp": 1}, MEGATRON),
+        ({"dp": 1}, ("dp",)),
+        ({"dp": 1, "pp": 1, "tp": 1}, MEGATRON),
+    ]
+    return [
+        places_case("several grids", grids, seed, "places"),
+        places_case("axes of size 1", ones, seed, "places-of-one"),
+        groups_case("two axes", {"dp": 2, "tp": 2}, ("dp", "tp"), seed),
+        groups_case("dp 1, pp 2, tp 2", {"dp": 1, "pp": 2, "tp": 2}, MEGATRON, seed, "groups-of-one"),
+        groups_case("dp 3, tp 2, dp innermost", {"dp": 3, "tp": 2}, ("tp", "dp"), seed),
+        groups_case("a cube", CUBE, MEGATRON, seed),
+        refused_case("a grid of 8 on 2 ranks", "build_groups", [CUBE, MEGATRON], [8, 2], seed),
+        refused_case("rank 8 of 8", "rank_to_coordinates", [8, CUBE, MEGATRON], [8], seed),
+        refused_case("rank -1", "rank_to_coordinates", [-1, CUBE, MEGATRON], [], seed),
+        refused_case("an order without tp", "rank_to_coordinates", [0, CUBE, ["pp", "dp"]], [], seed),
+        refused_case(
+            "dp twice beside all axes", "rank_to_coordinates", [0, CUBE, ["dp", *MEGATRON]], [], seed
+        ),
+        refused_case(
+            "pp 2 of 2", "coordinates_to_rank", [{"dp": 0, "pp": 2, "tp": 0}, CUBE, MEGATRON], ["pp"], seed
+        ),
+    ]
+
+
+# -- on a rank
+
+
+def _ask_for_places(rank: Rank) -> None:
+    """Facts: coordinates, ranks; for each grid one entry a rank."""
+    coordinates, ranks = [], []
+    for sizes, order in rank.params["grids"]:
+        places = [placement_of(n, sizes) for n in range(math.prod(sizes.values()))]
+        given = [rank.student.rank_to_coordinates(n, dict(sizes), tuple(order)) for n in range(len(places))]
+        coordinates.append([{axis: number_or_words(n) for axis, n in at.items()} for at in given])
+        found = [rank.student.coordinates_to_rank(at, dict(sizes), tuple(order)) for at in places]
+        ranks.append([number_or_words(number) for number in found])
+    rank.fact("coordinates", coordinates)
+    rank.fact("ranks", ranks)
+
+
+def placement_of(number: int, sizes: Sizes) -> dict[str, int]:
+    """All places of a grid, one after the other, in no order that a rank has."""
+    found = {}
+    for axis in sorted(sizes):
+        number, found[axis] = divmod(number, sizes[axis])
+    return found
+
+
+def _build(rank: Rank) -> None:
+    """Facts: members and positions along each axis. Answers: sum.AXIS, of 2^rank over each group."""
+    sizes, order = rank.params["sizes"], tuple(rank.params["order"])
+    groups = rank.student.build_groups(dict(sizes), order, rank.group)
+    rank.fact("axes", sorted(groups))
+    rank.fact("members", {axis: dist.get_process_group_ranks(groups[axis]) for axis in order})
+    rank.fact("positions", {axis: dist.get_rank(groups[axis]) for axis in order})
+    for axis in order:
+        total = torch.tensor(2.0**rank.rank, dtype=torch.float64, device=rank.device)
+        dist.all_reduce(total, group=groups[axis])
+        rank.answer(f"sum.{axis}", total)
+
+
+def _refuse(rank: Rank) -> None:
+    """Fact: refusal."""
+    arguments = list(rank.params["arguments"])
+    if rank.params["call"] == "build_groups":
+        arguments.append(rank.group)
+    with rank.expect_error("refusal"):
+        getattr(rank.student, rank.params["call"])(*arguments)
+
+
+# -- in the judge
+
+
+def _coordinates(evidence: Evidence) -> Iterator[Finding]:
+    for (sizes, order), seen in zip(_grids(evidence), _fact(evidence, "coordinates"), strict=True):
+        for number, at in enumerate(seen):
+            expected = placement.coordinates_of(number, sizes, order)
+            told = f"rank {number} of {_text(sizes)} in the order {', '.join(order)}: {_text(expected)}"
+            yield Finding(dict(at) == expected, told, _text(at))
+
+
+def _ranks(evidence: Evidence) -> Iterator[Finding]:
+    for (sizes, order), seen in zip(_grids(evidence), _fact(evidence, "ranks"), strict=True):
+        for number, found in enumerate(seen):
+            at = placement_of(number, sizes)
+            expected = placement.rank_of(at, sizes, order)
+            told = f"{_text(at)} of {_text(sizes)} in the order {', '.join(order)}: rank {expected}"
+            yield Finding(found == expected, told, f"rank {found}")
+
+
+def _grids(evidence: Evidence) -> Any:
+    return evidence.case.params["grids"]
+
+
+def _fact(evidence: Evidence, name: str) -> Any:
+    return evidence.answers[0].facts[name]
+
+
+def _text(places: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {n}" for axis, n in sorted(places.items()))
+
+
+def own_group(evidence: Evidence, answer: RankAnswer, axis: str) -> list[int]:
+    """The ranks of a rank's group along an axis."""
+    params = evidence.case.params
+    groups = placement.groups_along(axis, params["sizes"], params["order"])
+    return next(members for members in groups if answer.rank in members)
+
+
+def _members(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        told = sorted(evidence.case.params["sizes"])
+        seen = answer.facts["axes"]
+        yield Finding(seen == told, f"groups along {', '.join(told)}", ", ".join(seen), answer.rank)
+        for axis in evidence.case.params["order"]:
+            expected, found = own_group(evidence, answer, axis), answer.facts["members"][axis]
+            told_group = f"ranks {expected} along {axis}"
+            yield Finding(found == expected, told_group, f"ranks {found}", answer.rank)
+
+
+def _positions(evidence: Evidence) -> Iterator[Finding]:
+    params = evidence.case.params
+    for answer in evidence.answers:
+        expected = placement.coordinates_of(answer.rank, params["sizes"], params["order"])
+        seen = answer.facts["positions"]
+        yield Finding(seen == expected, f"positions {_text(expected)}", _text(seen), answer.rank)
+
+
+def _sums(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    for axis in evidence.case.params["order"]:
+        members = own_group(evidence, answer, axis)
+        expected = torch.tensor(sum(2.0**member for member in members), dtype=torch.float64)
+        yield same(f"the sum of 2^rank over ranks {members}", expected, answer, f"sum.{axis}")
+
+
+def _all_sums(evidence: Evidence) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _sums(evidence, answer))
+
+
+def _of_one(evidence: Evidence) -> Iterator[Finding]:
+    if "grids" in evidence.case.params:
+        yield from _coordinates(evidence)
+        yield from _ranks(evidence)
+        return
+    yield from _members(evidence)
+    yield from _all_sums(evidence)
+
+
+EXERCISE = Exercise(
+    GRID_ID,
+    "Ranks on a grid, and their groups",
+    ("rank_to_coordinates", "coordinates_to_rank", "build_groups"),
+    {
+        "places": Run(_ask_for_places),
+        "places-of-one": Run(_ask_for_places),
+        "groups": Run(_build),
+        "groups-of-one": Run(_build),
+        "refused": Run(_refuse),
+    },
+    _cases,
+    (
+        Property(
+            "coordinates",
+            "numbers",
+            2,
+            "Every rank has its coordinates; the last axis of the order counts fastest.",
+            "the first axis counts fastest, or the axes are taken in the order of `sizes`",
+            {"places": _coordinates},
+        ),
+        Property(
+            "ranks",
+            "numbers",
+            1,
+            "Every place has its rank.",
+            "sizes multiplied in another order than on the way there",
+            {"places": _ranks},
+        ),
+        Property(
+            "groups",
+            "mechanism",
+            3,
+            "Along each axis a rank's group is the ranks that share its other coordinates.",
+            "ranks that share the coordinate along the axis, instead of the others",
+            {"groups": _members},
+        ),
+        Property(
+            "positions",
+            "mechanism",
+            1,
+            "A rank's position in its group is its coordinate.",
+            "",
+            {"groups": _positions},
+        ),
+        Property(
+            "sums",
+            "mechanism",
+            1,
+            "A sum over each group is that of its members.",
+            "every rank must create every group, in the same order",
+            {"groups": _all_sums},
+        ),
+        Property(
+            "size-one",
+            "robustness",
+            1,
+            "Axes of size 1 have coordinates, and groups of one rank.",
+            "axes of size 1 are passed over",
+            {"places-of-one": _of_one, "groups-of-one": _of_one},
+        ),
+        Property(
+            "refusals",
+            "robustness",
+            2,
+            "A grid that does not fit the job, a rank or coordinate outside it, an order without an axis:"
+            " ValueErrors.",
+            "-1 is a rank to Python's arithmetic",
+            {"refused": is_refused("refusal", "ValueError", names=lambda case: case.params["names"])},
+        ),
+    ),
+    forbids=TORCHS_GRIDS,
+    hides=HIDES,
+)

@@ -1,0 +1,213 @@
+"""What `09.feasible` must show: every reason, each with its numbers, and none where there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from labkit.checks.case import JSON, Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property
+from labkit.checks.lesson_09.given import A100_40, H100, HIDES, LLAMA_8B, SMALL_GPT, machines, told
+from labkit.checks.lesson_09.settings import Setting, answers_of, arguments, asks, case_of, setting
+from labkit.theory.grid import costs  # an empty file where this lesson is graded: judges alone call it
+from labkit.theory.units import GIB
+
+FEASIBLE_ID = "09.feasible"
+KINDS = ("runs", "gpus", "node", "heads", "layers", "batch", "several", "memory", "close")
+Grid = tuple[int, int, int, int]  # data, tensor, pipeline, micro-batch
+
+
+def plans(
+    model: dict[str, Any], given: dict[str, Any], batch: int, *grids: Grid, sequence: int = 2048
+) -> list[Setting]:
+    """Settings of several grids."""
+    return [
+        setting(model, given, batch, sequence, data=d, tensor=t, pipeline=p, micro_batch=b)
+        for d, t, p, b in grids
+    ]
+
+
+def filled(model: dict[str, Any], batch: int, share: float, sequence: int = 2048, **plan: Any) -> Setting:
+    """A plan on one node of GPUs of which it fills that share of what may be filled."""
+    one = setting(model, machines(1, 8, H100), batch, sequence, **plan)
+    plan_given, shape, _, *rest = arguments(one)
+    held = costs.held_bytes(plan_given, shape, *rest)
+    return one | {"machines": {**one["machines"], "memory": held / share / (1 - costs.HEADROOM)}}
+
+
+def _cases(seed: int) -> list[Case]:
+    node, two = machines(1, 8, H100), machines(2, 8, H100)
+    small = machines(1, 8, A100_40)
+    pairs = machines(4, 2, H100)
+    twelve = {**SMALL_GPT, "num_heads": 12, "ffn": 9216}
+    narrow = {**SMALL_GPT, "ffn": 9220}
+    runs = plans(SMALL_GPT, two, 32, (2, 8, 1, 1), (16, 1, 1, 2), (2, 4, 2, 4), (1, 1, 16, 4))
+    few = {"data": 2, "tensor": 1, "pipeline": 4, "micro_batch": 2, "zero": 1}
+    close = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 2, "zero": 1}
+    return [
+        case_of("plans that run", "runs", runs, seed),
+        case_of(
+            "a stage for each layer", "runs", plans(SMALL_GPT, machines(3, 8, H100), 24, (1, 1, 24, 1)), seed
+        ),
+        case_of(
+            "another number of GPUs", "gpus", plans(SMALL_GPT, two, 32, (8, 1, 1, 1), (16, 2, 1, 1)), seed
+        ),
+        case_of("across nodes", "node", plans(SMALL_GPT, pairs, 32, (1, 8, 1, 1), (2, 4, 1, 2)), seed),
+        case_of(
+            "three of a node's eight", "node", plans(SMALL_GPT, machines(3, 8, H100), 32, (8, 3, 1, 2)), seed
+        ),
+        case_of("heads", "heads", plans(twelve, node, 32, (1, 8, 1, 1)), seed),
+        case_of(
+            "key-value heads", "heads", plans({**LLAMA_8B, "num_kv_heads": 2}, node, 32, (2, 4, 1, 1)), seed
+        ),
+        case_of("the width of the MLP", "heads", plans(narrow, node, 32, (1, 8, 1, 1)), seed),
+        case_of(
+            "more stages than layers",
+            "layers",
+            plans(SMALL_GPT, machines(4, 8, H100), 32, (1, 1, 32, 1)),
+            seed,
+        ),
+        case_of("a batch of 12", "batch", plans(SMALL_GPT, two, 12, (16, 1, 1, 1), (4, 4, 1, 2)), seed),
+        case_of(
+            "everything at once",
+            "several",
+            [
+                *plans(twelve, pairs, 10, (3, 8, 1, 1), (3, 5, 40, 1)),
+                *plans(narrow, two, 32, (4, 8, 1, 3)),
+            ],
+            seed,
+        ),
+        case_of("too large", "memory", plans(LLAMA_8B, small, 64, (8, 1, 1, 1), (1, 2, 4, 16)), seed),
+        case_of("just", "close", [filled(SMALL_GPT, 32, share, **close) for share in (0.98, 1.02)], seed),
+        case_of(
+            "just, with fewer micro-batches than stages",
+            "close",
+            [filled(SMALL_GPT, 8, share, **few) for share in (0.98, 1.02)],
+            seed,
+        ),
+        case_of(
+            "just, recomputed",
+            "close",
+            [filled(SMALL_GPT, 32, share, 1536, **close, recompute=True) for share in (0.98, 1.02)],
+            seed,
+        ),
+    ]
+
+
+def _told_reasons(found: Any) -> JSON:
+    """The reasons, as far as they are texts in a list."""
+    if not isinstance(found, list | tuple):
+        return f"{type(found).__name__}: {found}"[:200]
+    return [str(reason)[:300] for reason in found][:20]
+
+
+def _numbers_of(rule: str, numbers: Sequence[float], one: Setting) -> list[str]:
+    if rule != "memory":
+        return [str(number) for number in numbers]
+    usable = (1 - costs.HEADROOM) * one["machines"]["memory"]
+    return [f"{numbers[0] / GIB:.1f}", f"{usable / GIB:.1f}"]
+
+
+def stands_in(number: str, text: str) -> bool:
+    """Whether a number stands in a text, and not as a part of another one. 14,336 is one, 12,8 are two."""
+    joined = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    return re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)(?!\.\d)", joined) is not None
+
+
+def all_reasons(evidence: Evidence) -> Iterator[Finding]:
+    """As many reasons as rules are broken, and each rule's numbers in one of them."""
+    for one, seen in answers_of(evidence):
+        broken = costs.broken_rules(*arguments(one))
+        rules = {rule: _numbers_of(rule, numbers, one) for rule, numbers in broken.items()}
+        wanted = "; ".join(f"{rule}: {' and '.join(numbers)}" for rule, numbers in rules.items())
+        expected = f"{len(rules)} reasons ({wanted})" if rules else "no reason"
+        about = f"{expected} for {told(one)}"
+        shown = "; ".join(seen) if isinstance(seen, list) else seen
+        right = isinstance(seen, list) and len(seen) == len(rules) and _matched(list(rules.values()), seen)
+        yield Finding(right, about, shown or "no reason")
+
+
+def _matched(rules: Sequence[Sequence[str]], reasons: Sequence[str]) -> bool:
+    """Whether each rule has a reason of its own that names its numbers."""
+    if not rules:
+        return True
+    numbers, *others = rules
+    return any(
+        all(stands_in(n, reason) for n in numbers) and _matched(others, [*reasons[:i], *reasons[i + 1 :]])
+        for i, reason in enumerate(reasons)
+    )
+
+
+def _shows(*kinds: str) -> dict[str, Judge]:
+    return dict.fromkeys(kinds, all_reasons)
+
+
+EXERCISE = Exercise(
+    FEASIBLE_ID,
+    "Why a plan does not run",
+    ("feasible",),
+    dict.fromkeys(KINDS, asks("feasible", _told_reasons)),
+    _cases,
+    (
+        Property("runs", "numbers", 2, "Nothing is said against a plan that runs.", "", _shows("runs")),
+        Property(
+            "gpus",
+            "numbers",
+            1,
+            "The grid has as many ranks as there are GPUs.",
+            "more GPUs than ranks are no help",
+            _shows("gpus"),
+        ),
+        Property(
+            "inside-a-node",
+            "numbers",
+            1,
+            "Tensor parallelism divides the GPUs of a node.",
+            "t held against all GPUs",
+            _shows("node"),
+        ),
+        Property(
+            "heads-and-width",
+            "numbers",
+            2,
+            "It divides heads, key-value heads and the MLP.",
+            "key-value heads are fewer",
+            _shows("heads"),
+        ),
+        Property("layers", "numbers", 1, "Every stage has a layer.", "", _shows("layers")),
+        Property(
+            "batch",
+            "numbers",
+            1,
+            "Replicas and micro-batches divide the batch.",
+            "only the replicas asked for",
+            _shows("batch"),
+        ),
+        Property(
+            "memory",
+            "numbers",
+            2,
+            "The fullest stage fits.",
+            "the first stage's memory, or the state without activations",
+            _shows("memory"),
+        ),
+        Property(
+            "headroom",
+            "robustness",
+            2,
+            "A tenth of the memory stays free, not more and not less.",
+            "it fits with 79.9 of 80 GB",
+            _shows("close"),
+        ),
+        Property(
+            "every-reason",
+            "robustness",
+            2,
+            "All reasons are told, not the first one.",
+            "a return after the first",
+            _shows("several"),
+        ),
+    ),
+    hides=HIDES,
+)

@@ -1,0 +1,331 @@
+"""What `09.train-3d` must show: one training on a grid of ranks, equal to that of one process.
+
+Each rank is handed the whole model with noise in all that other ranks hold, the rows of its own replica, and
+ids and targets only where its stage may look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Exercise, Property, Run, every
+from labkit.checks.lesson_09.given import HIDES, OWN_PARTS, OWN_PARTS_CAUSE, TORCHS_GRIDS
+from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
+from labkit.checks.lesson_09.training_job import STEPS, plain_model, spot_of
+from labkit.checks.lesson_09.training_judges import (
+    GridEvidence,
+    agree_along_tensor,
+    keeps_its_stage,
+    leaves_the_model,
+    losses,
+    norms,
+    seeds_differ,
+    sends_inside_groups,
+    streams_by_tensor_group,
+    tied_copies,
+    weights,
+)
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import held_since, storages
+from labkit.checks.shared.split import loaded, numbers_taken, under
+from labkit.model import Transformer
+
+TRAIN_ID = "09.train-3d"
+USUAL: Mapping[str, Any] = {
+    "order": MEGATRON,
+    "layers": 2,
+    "hidden": 8,
+    "heads": 4,
+    "vocabulary": 12,
+    "sequence": 4,
+    "rows": 4,
+    "micro_batches": 3,
+    "tied": True,
+    "dropout": 0.0,
+    "max_norm": 0.5,
+    "learning_rate": 0.1,
+}
+
+
+def grid_case(name: str, kind: str, dp: int, pp: int, tp: int, seed: int, **params: Any) -> Case:
+    """A job of dp x pp x tp ranks. rows: of each replica. micro_batches: their rows may differ in number."""
+    settings = {**USUAL, "sizes": {"dp": dp, "pp": pp, "tp": tp}, **params}
+    settings["order"] = list(settings["order"])
+    own = kind == "own-parts"
+    return Case(name, dp * pp * tp, settings, seed, kind=kind, own_parts=own, timeout=60.0)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        grid_case("dp 1, pp 1, tp 2", "other-grids", 1, 1, 2, seed, hidden=12, heads=2, learning_rate=0.3),
+        grid_case("dp 1, pp 2, tp 2", "other-grids", 1, 2, 2, seed),
+        grid_case("dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, seed, max_norm=1e9),
+        grid_case("dp 2, pp 2, tp 1", "other-grids", 2, 2, 1, seed),
+        grid_case("five layers on three stages", "uneven", 1, 3, 1, seed, layers=5, rows=5),
+        grid_case("a vocabulary of 13", "uneven", 1, 2, 2, seed, vocabulary=13, rows=5, micro_batches=2),
+        grid_case("untied", "untied", 1, 2, 2, seed, tied=False),
+        grid_case("dp 2, pp 2, tp 2", "values", 2, 2, 2, seed),
+        grid_case("dp 4, pp 1, tp 2", "other-grids", 4, 1, 2, seed, rows=3, micro_batches=2),
+        grid_case("tp outermost", "other-orders", 2, 2, 2, seed, order=("tp", "dp", "pp")),
+        grid_case("with dropout", "dropout", 2, 2, 2, seed, dropout=0.3),
+        grid_case("all parts your own", "own-parts", 2, 2, 1, seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """Parameters, noise for each rank's copy of them, and rows for all steps: [steps, B, s]."""
+    found: Inputs = {}
+    for name, tensor in plain_model(case).named_parameters():
+        scale = tensor.shape[-1] ** 0.5
+        found[f"full.{name}"] = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) / scale
+        noise = torch.randn(case.ranks, *tensor.shape, generator=generator, dtype=torch.float64)
+        found[f"noise.{name}"] = noise
+    rows = case.params["sizes"]["dp"] * case.params["rows"]
+    for name in ("ids", "targets"):
+        shape = (STEPS, rows, case.params["sequence"])
+        found[name] = torch.randint(case.params["vocabulary"], shape, generator=generator)
+        others = (case.ranks, STEPS, case.params["rows"], case.params["sequence"])
+        found[f"other {name}"] = torch.randint(case.params["vocabulary"], others, generator=generator)
+    return found
+
+
+def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    spot, full = spot_of(case, rank), under("full.", inputs)
+    found: Inputs = {}
+    for name, own in numbers_taken(full, spot.cut).items():
+        found[f"full.{name}"] = torch.where(own, full[name], inputs[f"noise.{name}"][rank])
+    looks = {"ids": spot.stage == 0, "targets": spot.stage == spot.num_stages - 1}
+    for name, may_look in looks.items():
+        own_rows = inputs[name].chunk(case.params["sizes"]["dp"], 1)[spot.replica]
+        found[name] = own_rows if may_look else inputs[f"other {name}"][rank]
+    return found
+
+
+# -- on a rank
+
+
+def _whole(rank: Rank) -> Transformer:
+    """The model as this rank is handed it."""
+    model = plain_model(rank.case).to(rank.device)
+    loaded(model, under("full.", rank.inputs))
+    return model
+
+
+def _trainer(rank: Rank, full: Transformer, seed: int, **more: Any) -> Any:
+    """The student's trainer of a model."""
+    sizes, order = dict(rank.params["sizes"]), tuple(rank.params["order"])
+    return rank.student.GPT3D(full, sizes, order, rank.group, seed, **more)
+
+
+def _train(rank: Rank, **more: Any) -> None:
+    """As `_step`. Fact: held_bytes, by a trainer whose model nobody else keeps."""
+    before = storages()
+    trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
+    rank.fact("held_bytes", held_since(before))
+    _step(rank, trainer)
+
+
+def _train_beside(rank: Rank) -> None:
+    """As `_step`. Fact: changed, parameters of the model that was handed over."""
+    full = _whole(rank)
+    before = {name: parameter.detach().clone() for name, parameter in full.named_parameters()}
+    _step(rank, _trainer(rank, full, rank.case.seed))
+    changed = [name for name, parameter in full.named_parameters() if not parameter.equal(before[name])]
+    rank.fact("changed", changed)
+
+
+def _step(rank: Rank, model: Any) -> None:
+    """Answers: loss.STEP, norm.STEP, and trained.NAME of what the stage holds. Recording: the last step."""
+    asked = [rank.params[name] for name in ("micro_batches", "learning_rate", "max_norm")]
+    for step in range(STEPS):
+        rows = rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone()
+        with rank.recording("step"):
+            loss, norm = model.step(*rows, *asked)
+        rank.answer(f"loss.{step}", loss)
+        rank.answer(f"norm.{step}", norm)
+    for name, tensor in model.to_full().items():
+        rank.answer(f"trained.{name}", tensor)
+
+
+class _Watched:
+    """The library's random streams, and note of who asked for which."""
+
+    def __init__(self, made: list[dict[str, Any]], seed: int, group: Any):
+        import torch.distributed as dist
+
+        from labkit.parallel.streams import RandomStreams
+
+        self._streams = RandomStreams(seed, group)
+        self.note: dict[str, Any] = {
+            "seed": int(seed),
+            "group": dist.get_process_group_ranks(group),
+            "shared": 0,
+            "own": 0,
+        }
+        made.append(self.note)
+
+    def shared(self) -> Any:
+        self.note["shared"] += 1
+        return self._streams.shared()
+
+    def own(self) -> Any:
+        self.note["own"] += 1
+        return self._streams.own()
+
+
+def _train_with_dropout(rank: Rank) -> None:
+    """As `_train`, each rank's default generator in another state. Facts: streams, as they were made;
+    streams of another seed, those of a trainer that does nothing.
+    """
+    made: list[dict[str, Any]] = []
+    torch.manual_seed(100 + rank.rank)
+    _train(rank, parts=_watched_parts(made))
+    rank.fact("streams", made)
+    others: list[dict[str, Any]] = []
+    _trainer(rank, _whole(rank), 0 if rank.case.seed else 1, parts=_watched_parts(others))
+    rank.fact("streams of another seed", others)
+
+
+def _watched_parts(made: list[dict[str, Any]]) -> Any:
+    """The library's parts, whose streams are noted in `made`."""
+    from dataclasses import replace
+
+    from labkit.parallel import library_parts
+
+    return replace(library_parts(), streams=partial(_Watched, made))
+
+
+_TRAINED = Run(_train, _inputs, _hand, GridEvidence)
+_EQUAL = every(losses, norms, weights)
+EXERCISE = Exercise(
+    TRAIN_ID,
+    "One training on three axes",
+    ("GPT3D",),
+    {
+        "values": _TRAINED,
+        "other-grids": Run(_train_beside, _inputs, _hand, GridEvidence),
+        "other-orders": _TRAINED,
+        "uneven": _TRAINED,
+        "untied": _TRAINED,
+        "dropout": Run(_train_with_dropout, _inputs, _hand, GridEvidence),
+        "own-parts": _TRAINED,
+    },
+    _cases,
+    (
+        Property(
+            "losses",
+            "numbers",
+            2,
+            "Every rank has the mean loss of the whole batch, in each of several steps.",
+            "the loss of one replica, or of the last stage's ranks alone",
+            {"values": losses},
+        ),
+        Property(
+            "weights",
+            "numbers",
+            4,
+            "After several steps every stage's weights are those of the whole model in one process.",
+            "replicas that are averaged before the last backward",
+            {"values": weights},
+        ),
+        Property(
+            "tied-embedding",
+            "numbers",
+            2,
+            "The table and its copy on the last stage stay one: both are the whole model's.",
+            "each copy learns from its own use only",
+            {"values": tied_copies},
+        ),
+        Property(
+            "global-norm",
+            "numbers",
+            3,
+            "The norm counts each number of the whole model once.",
+            "whole parameters counted by every tensor-parallel rank, or a tied table by both of its stages",
+            {"values": norms},
+        ),
+        Property(
+            "other-grids",
+            "numbers",
+            3,
+            "The same code does it on 1x2x2, 2x1x2, 2x2x1 and 4x1x2.",
+            "a table that is the head too, where there is one stage",
+            {"other-grids": _EQUAL},
+        ),
+        Property(
+            "untied",
+            "numbers",
+            1,
+            "So it does with a head of its own.",
+            "the head's gradient summed with the table's",
+            {"untied": _EQUAL},
+        ),
+        Property(
+            "stored-parts",
+            "mechanism",
+            2,
+            "A rank keeps its stage's blocks, cut over its tensor-parallel group, and nothing else; the model"
+            " that it is handed stays as it is.",
+            "the whole model was kept as an attribute, or a module of it is trained",
+            {"values": keeps_its_stage, "other-grids": leaves_the_model},
+        ),
+        Property(
+            "traffic",
+            "mechanism",
+            3,
+            "Gradients go once between replicas, activations once over each boundary, nothing else outside of"
+            " tp.",
+            "an average after each micro-batch",
+            {"values": sends_inside_groups},
+        ),
+        Property(
+            "random-streams",
+            "mechanism",
+            2,
+            "Tensor-parallel ranks draw from equally seeded streams, every replica and stage from others, and"
+            " all from others with another seed.",
+            "the seed that was handed over, on every rank",
+            {"dropout": every(streams_by_tensor_group, seeds_differ)},
+        ),
+        Property(
+            "dropout",
+            "numbers",
+            1,
+            "With dropout, what tensor-parallel ranks have whole stays equal.",
+            "the embedding's dropout is not drawn from the shared stream",
+            {"dropout": agree_along_tensor},
+        ),
+        Property(
+            "uneven",
+            "robustness",
+            2,
+            "Layers, rows and a vocabulary that do not divide make no difference.",
+            "micro-batches of different sizes weigh differently",
+            {"uneven": _EQUAL},
+        ),
+        Property(
+            "other-orders",
+            "robustness",
+            1,
+            "Nor does the order of the axes.",
+            "ranks taken as neighbours along tp",
+            {"other-orders": _EQUAL},
+        ),
+        Property("own-parts", "numbers", 1, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": _EQUAL}),
+    ),
+    builds_on=(GRID_ID,),
+    forbids=(
+        *TORCHS_GRIDS,
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.distributed.fsdp.fully_shard",
+        "torch.distributed.pipelining.PipelineStage",
+        "torch.distributed.tensor.parallel.parallelize_module",
+    ),
+    hides=HIDES,
+)

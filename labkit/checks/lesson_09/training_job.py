@@ -1,0 +1,113 @@
+"""The job of `09.train-3d`: the whole model, and which of its numbers are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case
+from labkit.checks.shared.cuts import cut_block, cut_rows, part_of, under
+from labkit.model import Transformer, explicit_attention, gpt
+from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
+from labkit.theory.pipeline import layers_of_stages
+
+STEPS = 3
+State = dict[str, Tensor]
+
+
+def plain_model(case: Case) -> Transformer:
+    """The whole model, in float64."""
+    p = case.params
+    config = gpt(
+        p["layers"],
+        p["hidden"],
+        p["heads"],
+        vocabulary=p["vocabulary"],
+        max_sequence=p["sequence"] + 1,
+        dropout=p["dropout"],
+        tied_embeddings=p["tied"],
+    )
+    return Transformer(config, explicit_attention).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A rank's place: its stage, replica, position among tensor-parallel ranks, and groups."""
+
+    stage: int
+    num_stages: int
+    replica: int
+    position: int
+    size: int
+    layers: range
+    tied: bool
+    groups: Mapping[str, list[int]]
+    tied_pair: list[int]
+
+    @property
+    def first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+    @property
+    def copies_table(self) -> bool:
+        """Whether this stage has the second copy of a tied table."""
+        return self.tied and self.last and not self.first
+
+    def whole(self, full: Mapping[str, Tensor]) -> State:
+        """The entries of this stage in a state of the whole model, by name; a tied copy is head.weight."""
+        found: State = {}
+        if self.first:
+            found |= {name: full[name] for name in ("tokens.weight", "positions.weight")}
+        for layer in self.layers:
+            found |= {n: t for n, t in full.items() if n.startswith(f"blocks.{layer}.")}
+        if self.last:
+            found |= {n: t for n, t in full.items() if n.startswith("norm.")}
+            if self.copies_table:
+                found["head.weight"] = full["tokens.weight"]
+            elif not self.tied:
+                found["head.weight"] = full["head.weight"]
+        return found
+
+    def cut(self, full: Mapping[str, Tensor]) -> State:
+        """What this rank holds of a state of the whole model."""
+        found, at = self.whole(full), (self.position, self.size)
+        part = {n: t for n, t in found.items() if n.startswith(("positions.", "norm."))}
+        for name in ("tokens.weight", "head.weight"):
+            if name in found:
+                part[name] = cut_rows(found[name], *at)
+        for layer in self.layers:
+            prefix = f"blocks.{layer}."
+            part |= under(prefix, cut_block(part_of(found, prefix), *at))
+        return part
+
+
+def spot_of(case: Case, rank: int) -> Spot:
+    """A rank's place."""
+    sizes, order = case.params["sizes"], case.params["order"]
+    at = placement.coordinates_of(rank, sizes, order)
+    counts = layers_of_stages(case.params["layers"], sizes["pp"])
+    first = sum(counts[: at["pp"]])
+    groups = {axis: _own_group(case, rank, axis) for axis in order}
+    return Spot(
+        at["pp"],
+        sizes["pp"],
+        at["dp"],
+        at["tp"],
+        sizes["tp"],
+        range(first, first + counts[at["pp"]]),
+        case.params["tied"],
+        groups,
+        sorted({groups["pp"][0], groups["pp"][-1]}),
+    )
+
+
+def _own_group(case: Case, rank: int, axis: str) -> list[int]:
+    groups = placement.groups_along(axis, case.params["sizes"], case.params["order"])
+    return next(members for members in groups if rank in members)

@@ -1,0 +1,194 @@
+"""How the evidence of a training on a grid is held against the training of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import RankAnswer
+from labkit.checks.compare import difference
+from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.lesson_09.training_job import STEPS, State, plain_model, spot_of
+from labkit.checks.shared.beside import holds_only, nbytes, same
+from labkit.checks.shared.split import loaded, under
+
+SCALARS = 64  # bytes of a few numbers: losses, norms
+ELEMENT = 8
+
+
+class GridEvidence(Evidence):
+    """One case's answers, to be held against one process."""
+
+    @cached_property
+    def reference(self) -> State:
+        """STEP.loss, STEP.norm and weights by name, of the whole model and batch."""
+        model = plain_model(self.case)
+        loaded(model, under("full.", self.inputs))
+        found: State = {}
+        for step in range(STEPS):
+            model.zero_grad()
+            loss = model.loss(self.inputs["ids"][step], self.inputs["targets"][step])
+            loss.backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+            factor = min(1.0, self.case.params["max_norm"] / norm.item())
+            with torch.no_grad():
+                for weight, gradient in zip(model.parameters(), gradients, strict=True):
+                    weight.sub_(self.case.params["learning_rate"] * factor * gradient)
+            found |= {f"{step}.loss": loss.detach(), f"{step}.norm": norm}
+        return found | {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+def losses(evidence: GridEvidence) -> Iterator[Finding]:
+    """The mean loss of every step, on every rank."""
+    return _every_step(evidence, "loss", "the mean loss of all replicas")
+
+
+def norms(evidence: GridEvidence) -> Iterator[Finding]:
+    """The gradient's norm of every step, on every rank."""
+    return _every_step(evidence, "norm", "the norm of the whole model's gradient")
+
+
+def _every_step(evidence: GridEvidence, name: str, told: str) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for step in range(STEPS):
+            expected = evidence.reference[f"{step}.{name}"]
+            yield same(f"{told} in step {step + 1}: {expected:.6g}", expected, answer, f"{name}.{step}")
+
+
+def weights(evidence: GridEvidence) -> Iterator[Finding]:
+    """What each stage holds after the steps, whole; a tied copy is left to `tied_copies`."""
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        for name, expected in spot.whole(evidence.reference).items():
+            if not (spot.copies_table and name == "head.weight"):
+                told = f"{name} of the whole model after {STEPS} steps"
+                yield same(told, expected, answer, f"trained.{name}")
+
+
+def tied_copies(evidence: GridEvidence) -> Iterator[Finding]:
+    """The table on the first stage and its copy on the last."""
+    expected = evidence.reference["tokens.weight"]
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        names = ["tokens.weight"] * spot.first + ["head.weight"] * spot.copies_table
+        for name in names:
+            told = f"the whole model's table after {STEPS} steps"
+            yield same(told, expected, answer, f"trained.{name}")
+
+
+def keeps_its_stage(evidence: GridEvidence) -> Iterator[Finding]:
+    """What a rank keeps in memory is its part."""
+    full = under("full.", evidence.inputs)
+    whole = sum(map(nbytes, full.values()))
+    for answer in evidence.answers:
+        own = spot_of(evidence.case, answer.rank).cut(full)
+        yield holds_only(sum(map(nbytes, own.values())), whole, answer)
+
+
+def leaves_the_model(evidence: GridEvidence) -> Iterator[Finding]:
+    """Training changes nothing of the model that was handed over."""
+    for answer in evidence.answers:
+        seen = f"{', '.join(answer.facts['changed'])} changed"
+        yield Finding(not answer.facts["changed"], "the whole model as it was", seen, answer.rank)
+
+
+def sends_inside_groups(evidence: GridEvidence) -> Iterator[Finding]:
+    """In a step: gradients once between replicas, activations over boundaries, nothing else outside of tp."""
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        calls = [c for c in answer.collectives["step"] if c["num_bytes"] > SCALARS]
+        known = {tuple(sorted(group)) for group in (*spot.groups.values(), spot.tied_pair)}
+        outside = sorted({tuple(sorted(c["group"])) for c in calls} - known)
+        told = f"calls among {_lists(known)}"
+        yield Finding(not outside, told, f"calls among {_lists(set(outside))}", answer.rank)
+        yield from _between_replicas(evidence, answer, calls)
+        yield from _over_boundaries(evidence, answer, calls)
+
+
+def _lists(groups: set[tuple[int, ...]]) -> str:
+    return " and ".join(str(list(group)) for group in sorted(groups))
+
+
+def _between_replicas(
+    evidence: GridEvidence, answer: RankAnswer, calls: list[dict[str, Any]]
+) -> Iterator[Finding]:
+    spot = spot_of(evidence.case, answer.rank)
+    replicas = spot.groups["dp"]
+    if len(replicas) > 1:
+        own = sum(map(nbytes, spot.cut(under("full.", evidence.inputs)).values()))
+        sent = sum(c["num_bytes"] for c in calls if sorted(c["group"]) == sorted(replicas))
+        right = own <= sent + SCALARS * len(calls) and sent <= own + SCALARS
+        told = f"{own:,} bytes of gradients reduced among replicas {replicas}"
+        yield Finding(right, told, f"{sent:,} bytes", answer.rank)
+
+
+def _over_boundaries(
+    evidence: GridEvidence, answer: RankAnswer, calls: list[dict[str, Any]]
+) -> Iterator[Finding]:
+    spot, params = spot_of(evidence.case, answer.rank), evidence.case.params
+    once = ELEMENT * params["rows"] * params["sequence"] * params["hidden"]
+    expected = once * ((not spot.first) + (not spot.last))
+    sent = sum(c["num_bytes"] for c in calls if c["op"] in ("send", "isend"))
+    told = f"{expected:,} bytes sent to the stages before and behind stage {spot.stage}"
+    yield Finding(sent == expected, told, f"{sent:,} bytes", answer.rank)
+
+
+# -- random numbers
+
+
+def streams_by_tensor_group(evidence: GridEvidence) -> Iterator[Finding]:
+    """Each rank's streams belong to its tensor-parallel group, with one seed for all of it."""
+    for answer in evidence.answers:
+        spot, made = spot_of(evidence.case, answer.rank), answer.facts["streams"]
+        members = sorted(spot.groups["tp"])
+        told = f"streams made by parts.streams for ranks {members}, and used"
+        seen = ", ".join(
+            f"for ranks {note['group']}, used {note['shared'] + note['own']} times" for note in made
+        )
+        right = bool(made) and all(sorted(note["group"]) == members and note["own"] for note in made)
+        yield Finding(right, told, seen or "none were made", answer.rank)
+        theirs = [evidence.answers[member].facts["streams"] for member in members]
+        alike = all([n["seed"] for n in notes] == [n["seed"] for n in made] for notes in theirs)
+        yield Finding(alike, f"equal seeds on ranks {members}", "different ones", answer.rank)
+
+
+def seeds_differ(evidence: GridEvidence) -> Iterator[Finding]:
+    """No two tensor-parallel groups have a seed in common, nor have two runs with seeds of their own."""
+    owners: dict[int, list[int]] = {}
+    for answer in evidence.answers:
+        seeds, others = (
+            [note["seed"] for note in answer.facts[name]] for name in ("streams", "streams of another seed")
+        )
+        yield Finding(seeds != others, "other streams with another seed", f"seeds {seeds} again", answer.rank)
+        least = min([*seeds, *others], default=0)
+        yield Finding(least >= 0, "seeds of 0 or more", f"{least}", answer.rank)
+        members = sorted(spot_of(evidence.case, answer.rank).groups["tp"])
+        for note in answer.facts["streams"]:
+            first = owners.setdefault(note["seed"], members)
+            told = f"another seed for ranks {members} than for ranks {first}"
+            yield Finding(first == members, told, f"seed {note['seed']} for both", answer.rank)
+
+
+def agree_along_tensor(evidence: GridEvidence) -> Iterator[Finding]:
+    """What ranks of a tensor-parallel group have whole is equal, and so is what replicas have."""
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        for axis in ("tp", "dp"):
+            first = evidence.answers[spot.groups[axis][0]]
+            yield from _equal(first, answer, spot.whole(evidence.reference))
+
+
+def _equal(first: RankAnswer, answer: RankAnswer, names: State) -> Iterator[Finding]:
+    for name in names:
+        theirs: Tensor | None = first.tensors.get(f"trained.{name}")
+        if theirs is None:
+            yield Finding(False, f"{name} on rank {first.rank}", "no answer", first.rank)
+            continue
+        wrong = difference(theirs, answer.tensors.get(f"trained.{name}"))
+        told = f"{name} after {STEPS} steps with dropout as on rank {first.rank}"
+        yield Finding(wrong is None, told, wrong or "", answer.rank)

@@ -1,0 +1,195 @@
+"""What `10.slow-program-3` must show: documents shared out so that no rank has much more to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of
+
+VOCABULARY, WIDTH = 11, 5
+MOST_OVER_MEAN = 1.15
+
+
+class TinyModel(nn.Module):
+    """Token ids [s] -> logits [s, V]. Sees how many tokens it is given."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed + 5)
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
+        self.head = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
+        self.seen = 0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[..., s] -> [..., s, V]."""
+        self.seen += ids.numel()
+        return self.head(torch.tanh(self.tokens(ids)))
+
+
+def documents_case(
+    name: str, kind: str, ranks: int, seed: int, lengths: list[list[int]], **more: object
+) -> Case:
+    """lengths[step]: tokens of each document of a step, not counting the one that is only predicted."""
+    return Case(name, ranks, {"lengths": lengths, "learning_rate": USUAL_RATE, **more}, seed, kind=kind)
+
+
+def drawn_lengths(draw: Random, steps: int, documents: int, in_order: bool = True) -> list[list[int]]:
+    """Most documents are short and some are long, as they are."""
+    found = [[int(draw.lognormvariate(3.0, 0.8)) + 2 for _ in range(documents)] for _ in range(steps)]
+    return [sorted(step) for step in found] if in_order else found
+
+
+def _cases(seed: int) -> list[Case]:
+    draw = Random(f"10/documents/{seed}")
+    return [
+        documents_case("four ranks", "balanced", 4, seed, drawn_lengths(draw, 3, 32)),
+        documents_case(
+            "two ranks, any order",
+            "balanced",
+            2,
+            seed,
+            drawn_lengths(draw, 2, 15, False),
+            learning_rate=OTHER_RATE,
+        ),
+        documents_case("fewer documents than ranks", "few", 4, seed, [[9, 4, 7], [3]]),
+        documents_case(
+            "two groups of two", "subgroup", 4, seed, drawn_lengths(draw, 2, 9), groups=[[1, 2], [0, 3]]
+        ),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """'STEP NUMBER': the ids of one document, one more than its length."""
+    return {
+        f"{step} {number}": torch.randint(VOCABULARY, (length + 1,), generator=generator)
+        for step, lengths in enumerate(case.params["lengths"])
+        for number, length in enumerate(lengths)
+    }
+
+
+def _documents(case: Case, inputs: Inputs) -> list[list[Tensor]]:
+    return [
+        [inputs[f"{step} {number}"] for number in range(len(lengths))]
+        for step, lengths in enumerate(case.params["lengths"])
+    ]
+
+
+def _train(rank: Rank) -> None:
+    """Answers: trained.NAME. Facts: tokens, those of each step that this rank's model was given. Recording:
+    training.
+    """
+    group, model, tokens = enter_group(rank), TinyModel(rank.case.seed), []
+    with rank.recording("training"):
+        for documents in _documents(rank.case, rank.inputs):
+            model.seen = 0
+            rank.student.program_3(model, documents, group, rank.params["learning_rate"])
+            tokens.append(model.seen)
+    rank.fact("tokens", tokens)
+    for name, parameter in model.named_parameters():
+        rank.answer(f"trained.{name}", parameter)
+
+
+@dataclass(frozen=True)
+class OneProcess(Evidence):
+    """What one process makes of all documents."""
+
+    @cached_property
+    def trained(self) -> dict[str, Tensor]:
+        """Weights by name."""
+        model = TinyModel(self.case.seed)
+        for documents in _documents(self.case, self.inputs):
+            total = sum(len(ids) - 1 for ids in documents)
+            losses = [F.cross_entropy(model(ids[:-1]), ids[1:], reduction="sum") for ids in documents]
+            sgd_step(model, torch.stack(losses).sum() / total, self.case.params["learning_rate"])
+        return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _trained(evidence: OneProcess) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name, expected in evidence.trained.items():
+            yield same(f"{name} after training", expected, answer, f"trained.{name}")
+
+
+def _tokens(evidence: Evidence) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Of each step and group: the step, its documents' lengths, and each rank's tokens."""
+    for members in groups_of(evidence.case):
+        for step, lengths in enumerate(evidence.case.params["lengths"]):
+            yield step, lengths, [evidence.answers[rank].facts["tokens"][step] for rank in members]
+
+
+def _balanced(evidence: Evidence) -> Iterator[Finding]:
+    for step, lengths, tokens in _tokens(evidence):
+        most = MOST_OVER_MEAN * max(sum(lengths) / len(tokens), max(lengths))
+        told = f"at most {most:.0f} tokens on a rank in step {step} ({sum(lengths)} in all)"
+        yield Finding(max(tokens) <= most, told, f"{tokens}")
+
+
+def _nothing_twice(evidence: Evidence) -> Iterator[Finding]:
+    for step, lengths, tokens in _tokens(evidence):
+        told = f"the {sum(lengths)} tokens of step {step}, each on one rank"
+        yield Finding(sum(tokens) == sum(lengths), told, f"{tokens}, {sum(tokens)} together")
+
+
+TRAIN = Run(_train, _inputs, evidence=OneProcess)
+
+EXERCISE = Exercise(
+    "10.slow-program-3",
+    "Slow program 3",
+    ("program_3",),
+    {"balanced": TRAIN, "few": TRAIN, "subgroup": TRAIN},
+    _cases,
+    (
+        Property(
+            "numbers-kept",
+            "numbers",
+            2,
+            "The weights are those of one process with all documents.",
+            "each rank divided by its own tokens, or the mean over ranks was taken",
+            {"balanced": _trained},
+        ),
+        Property(
+            "balance",
+            "mechanism",
+            3,
+            "No rank has more than 15% more tokens than the mean, in any step.",
+            "documents were counted, not their tokens",
+            {"balanced": _balanced},
+        ),
+        Property(
+            "each-once",
+            "mechanism",
+            1,
+            "Every document is worked on by one rank alone.",
+            "every rank works on everything, which is balanced too",
+            {"balanced": _nothing_twice, "few": _nothing_twice},
+        ),
+        Property(
+            "few-documents",
+            "robustness",
+            1,
+            "A rank without documents takes part in the rest.",
+            "no gradients where there is no backward; the collectives must be called all the same",
+            {"few": _trained},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job.",
+            "the default group was used",
+            {"subgroup": every(_trained, stays_in_group)},
+        ),
+    ),
+)

@@ -1,0 +1,290 @@
+"""What `10.make-it-fast` must show: the plain program's numbers, faster on a machine of fixed speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.lesson_10.exposed import HIDES
+from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import nbytes, same
+from labkit.checks.shared.places import enter_group
+from labkit.model import Transformer, explicit_attention
+from labkit.record.live import bytes_of_process, settled_bytes_of_process
+from labkit.record.matching import everybody_came
+from labkit.record.replay import Act, replay
+from labkit.theory import breakdown  # as in `exposed`
+from labkit.theory.models import ModelConfig, gpt
+
+SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "vocabulary": 64, "sequence": 24}
+ODD = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5, "learning_rate": OTHER_RATE}
+PLAIN_SECONDS = 0.0167030296  # of a step of the plain program on the fixed machine; a test replays it
+FASTER, MUCH_FASTER = 0.6, 0.4  # of that
+MOST_EXPOSED = 0.12  # of a step
+MOST_IDLE = 0.05  # waiting and idle, of a step
+MOST_COPIES = 4  # of the weights, held by a rank between two steps
+SETTLING = 0.2  # seconds in which a backend lets go of what it held
+
+
+def fast_case(name: str, kind: str, ranks: int, seed: int, **more: object) -> Case:
+    """Steps of `micro_batches` x `rows` sequences, all of them for all ranks together."""
+    params = {"steps": 2, "micro_batches": 2, "rows": 16, "learning_rate": USUAL_RATE, **SHAPE, **more}
+    return Case(name, ranks, params, seed, kind=kind, timeout=60.0)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        fast_case("four ranks", "measured", 4, seed),
+        fast_case("two ranks, odd sizes", "values", 2, seed, micro_batches=3, rows=4, steps=3, **ODD),
+        fast_case("a pair and one", "subgroup", 3, seed, rows=2, layers=1, groups=[[2, 0], [1]]),
+    ]
+
+
+def config_of(case: Case) -> ModelConfig:
+    """Without dropout, so that every plan computes the same."""
+    layers, hidden, heads, vocabulary, sequence = (case.params[name] for name in SHAPE)
+    return gpt(layers, hidden, heads, vocabulary, sequence, dropout=0.0)
+
+
+def model_of(case: Case) -> Transformer:
+    """float64, the same weights everywhere."""
+    torch.manual_seed(case.seed + 11)
+    return Transformer(config_of(case), attend=explicit_attention).double()
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """ids: [steps, micro_batches, rows, sequence + 1]."""
+    steps, micro_batches, rows, vocabulary, sequence = (
+        case.params[name] for name in ("steps", "micro_batches", "rows", "vocabulary", "sequence")
+    )
+    shape = (steps, micro_batches, rows, sequence + 1)
+    return {"ids": torch.randint(vocabulary, shape, generator=generator)}
+
+
+def _train(rank: Rank) -> None:
+    """Answers: trained.NAME, losses. Recording: training, as any plan may send what it likes."""
+    model = model_of(rank.case)
+    group, ids = enter_group(rank), list(rank.inputs["ids"])
+    with rank.recording("training"):
+        losses = rank.student.train(model, ids, group, rank.params["learning_rate"])
+    _send(rank, model, losses)
+
+
+def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
+    for name, parameter in model.named_parameters():
+        rank.answer(f"trained.{name}", parameter)
+    rank.answer("losses", torch.tensor(losses, dtype=torch.float64))
+
+
+class WatchedBatches:
+    """Hands out one batch a step, and looks what this process holds when one is asked for after the first.
+
+    most: bytes of all tensors then, at most. early: whether one was asked for before anything was computed.
+    """
+
+    def __init__(self, batches: Sequence[Tensor], acts: Sequence[Act]) -> None:
+        self.batches, self.acts = batches, acts
+        self.most, self.early = 0, False
+
+    def __iter__(self) -> Iterator[Tensor]:
+        before = 0
+        for number, batch in enumerate(self.batches):
+            if number:
+                self.most = max(self.most, settled_bytes_of_process(SETTLING))
+                done = sum(act.flops for act in self.acts)
+                self.early, before = self.early or done == before, done
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _measure(rank: Rank) -> None:
+    """The same, written down. Facts: acts; held_bytes, weights and all, between two steps; early."""
+    model = model_of(rank.case)
+    others = bytes_of_process() - weight_bytes(model)
+    with rank.recording("training"), rank.journal("acts") as acts:
+        batches = WatchedBatches(list(rank.inputs["ids"]), acts)
+        losses = rank.student.train(model, batches, rank.group, rank.params["learning_rate"])
+    rank.fact("held_bytes", batches.most - others)
+    rank.fact("early", batches.early)
+    _send(rank, model, losses)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters, each once."""
+    return sum(nbytes(parameter) for parameter in model.parameters())
+
+
+@dataclass(frozen=True)
+class FastEvidence(Evidence):
+    """What one process trains on the same batches; and what the ranks' acts come to on the fixed machine."""
+
+    @cached_property
+    def trained(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Weights by name, and the loss of each step."""
+        model, losses = model_of(self.case), []
+        for ids in self.inputs["ids"]:
+            rows = ids.flatten(0, 1)
+            loss = model.loss(rows[:, :-1], rows[:, 1:])
+            sgd_step(model, loss, self.case.params["learning_rate"])
+            losses.append(loss.item())
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        return weights, torch.tensor(losses, dtype=torch.float64)
+
+    @cached_property
+    def shares(self) -> list[Any]:
+        """Each rank's seconds of a step, in four parts (`labkit.theory.breakdown.StepShare`)."""
+        record = replay([msgspec.convert(a.facts["acts"], list[Act]) for a in self.answers])
+        came = everybody_came(record.collectives)
+        end = max(event.end or 0.0 for event in record.timeline)
+        steps = self.case.params["steps"]
+        shares = []
+        for rank in range(record.ranks):
+            compute = [(s.start, s.end) for s in record.spans if s.rank == rank]
+            mine = [c for c in record.collectives if c.rank == rank]
+            calls = [(c.start, end if c.end is None else c.end, came[c]) for c in mine]
+            whole = breakdown.step_share(0.0, end, compute, calls)
+            shares.append(breakdown.StepShare(*(part / steps for part in whole.as_dict().values())))
+        return shares
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, on the fixed machine."""
+        return float(self.shares[0].total)
+
+    def part(self, *names: str) -> float:
+        """The mean over the ranks of these parts' share of a step."""
+        parts = [sum(share.as_dict()[name] for name in names) / share.total for share in self.shares]
+        return sum(parts) / len(parts)
+
+
+def _numbers(evidence: FastEvidence) -> Iterator[Finding]:
+    weights, losses = evidence.trained
+    for answer in evidence.answers:
+        yield same("the loss of each step, over the whole batch", losses, answer, "losses")
+        for name, expected in weights.items():
+            yield same(f"{name} after training", expected, answer, f"trained.{name}")
+
+
+def _takes_at_most(share: float) -> Judge:
+    def judge(evidence: FastEvidence) -> Iterator[Finding]:
+        told = f"at most {share:.0%} of the plain program's {PLAIN_SECONDS * 1e3:.2f} ms a step"
+        seen = f"{evidence.seconds * 1e3:.2f} ms, {evidence.seconds / PLAIN_SECONDS:.0%}"
+        yield Finding(evidence.seconds <= share * PLAIN_SECONDS, told, seen)
+
+    return judge
+
+
+def _part_is_small(most: float, told: str, *parts: str) -> Judge:
+    def judge(evidence: FastEvidence) -> Iterator[Finding]:
+        share = evidence.part(*parts)
+        yield Finding(share <= most, f"at most {most:.0%} of a step: {told}", f"{share:.1%}")
+
+    return judge
+
+
+def _holds_little(evidence: FastEvidence) -> Iterator[Finding]:
+    weights = weight_bytes(model_of(evidence.case))
+    for answer in evidence.answers:
+        early = "each batch taken when its step begins"
+        yield Finding(answer.facts["early"] is False, early, "several at once", answer.rank)
+        held = answer.facts["held_bytes"]
+        told = f"at most {MOST_COPIES} times the weights' {weights:,} bytes held between two steps"
+        yield Finding(weights <= held <= MOST_COPIES * weights, told, f"{held:,} bytes", answer.rank)
+
+
+def _measures(evidence: FastEvidence) -> Mapping[str, float]:
+    """What a ranking goes by."""
+    return {
+        "ms a step, replayed": round(evidence.seconds * 1e3, 4),
+        "% exposed": round(100 * evidence.part("exposed"), 2),
+        "% waiting or idle": round(100 * evidence.part("waiting", "idle"), 2),
+        "bytes held": max(float(answer.facts["held_bytes"]) for answer in evidence.answers),
+    }
+
+
+VALUES = Run(_train, _inputs, evidence=FastEvidence)
+MEASURED = Run(_measure, _inputs, evidence=FastEvidence)
+
+EXERCISE = Exercise(
+    "10.make-it-fast",
+    "Make it fast",
+    ("train",),
+    {"values": VALUES, "subgroup": VALUES, "measured": MEASURED},
+    _cases,
+    (
+        Property(
+            "numbers-kept",
+            "numbers",
+            4,
+            "Losses and weights are those of one process, on every rank.",
+            "gradients summed over micro-batches but not divided, or a loss of this rank's rows only",
+            {"values": _numbers, "measured": _numbers},
+        ),
+        Property(
+            "faster",
+            "mechanism",
+            2,
+            f"On the fixed machine a step takes at most {FASTER:.0%} of the plain program's time.",
+            "gradients are sent with every micro-batch",
+            {"measured": _takes_at_most(FASTER)},
+        ),
+        Property(
+            "much-faster",
+            "mechanism",
+            3,
+            f"It takes at most {MUCH_FASTER:.0%}.",
+            "a call for each parameter pays a latency each time",
+            {"measured": _takes_at_most(MUCH_FASTER)},
+        ),
+        Property(
+            "hidden",
+            "mechanism",
+            3,
+            f"At most {MOST_EXPOSED:.0%} of a step is communication that nothing hides.",
+            "calls are waited for before backward goes on",
+            {"measured": _part_is_small(MOST_EXPOSED, "communication with nothing behind it", "exposed")},
+        ),
+        Property(
+            "busy",
+            "mechanism",
+            1,
+            f"Ranks wait for others, or do nothing, for at most {MOST_IDLE:.0%} of a step.",
+            "one rank has more rows than the others",
+            {"measured": _part_is_small(MOST_IDLE, "waiting and idle", "waiting", "idle")},
+        ),
+        Property(
+            "memory",
+            "mechanism",
+            2,
+            f"Between two steps a rank holds at most {MOST_COPIES} times the weights.",
+            "gradients of every micro-batch are kept",
+            {"measured": _holds_little},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and alone.",
+            "the default group was used",
+            {"subgroup": _numbers},
+        ),
+    ),
+    forbids=(
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.distributed.fsdp.fully_shard",
+        "torch.distributed.fsdp.FullyShardedDataParallel",
+    ),
+    hides=HIDES,
+    measures={"measured": _measures},
+)

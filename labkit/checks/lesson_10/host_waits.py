@@ -1,0 +1,171 @@
+"""What `10.slow-program-2` must show: a loop in which the host never waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from labkit import devices
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import nbytes, same
+
+BYTES_EACH = 2**22
+KERNELS = 0.002  # seconds that the layers' kernels take forward
+
+
+def waits_case(
+    name: str,
+    kind: str,
+    seed: int,
+    steps: int,
+    rows: int = 8,
+    width: int = 6,
+    learning_rate: float = USUAL_RATE,
+) -> Case:
+    """A small net on one stand-in device, `steps` batches from the host."""
+    params = {"steps": steps, "rows": rows, "width": width, "learning_rate": learning_rate}
+    return Case(name, 1, params, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        waits_case("six steps", "steps", seed, 6),
+        waits_case("ten steps of odd sizes", "steps", seed, 10, rows=5, width=3, learning_rate=OTHER_RATE),
+        waits_case("one step", "few", seed, 1),
+        waits_case("no step", "few", seed, 0),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """x: [steps, rows, width]; y: [steps, rows, 1]."""
+    steps, rows, width = (case.params[name] for name in ("steps", "rows", "width"))
+    return {
+        "x": torch.randn(steps, rows, width, generator=generator, dtype=torch.float64),
+        "y": torch.randn(steps, rows, 1, generator=generator, dtype=torch.float64),
+    }
+
+
+def net_of(case: Case) -> nn.Sequential:
+    """The same weights everywhere."""
+    torch.manual_seed(case.seed + 3)
+    width = case.params["width"]
+    layers = [nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, 1)]
+    return nn.Sequential(*layers).double()
+
+
+def _train(rank: Rank) -> None:
+    """Answers: trained.NAME, losses. Facts: host_waits; blocking, how many copies to the device block;
+    copied_bytes, of those to the device; read, copies to the host.
+    """
+    net = net_of(rank.case)
+    with devices.stand_in(1, BYTES_EACH, host_link=1e9) as gpus:
+        model = nn.Sequential(net, devices.FixedTime(KERNELS)).to("cuda:0")
+        batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
+        gpus.transfers.clear()
+        before = gpus.host_waits
+        learning_rate = rank.params["learning_rate"]
+        losses = rank.student.program_2(model, batches, torch.device("cuda:0"), learning_rate)
+        rank.fact("host_waits", gpus.host_waits - before)
+        rank.fact("is_list", isinstance(losses, list) and all(isinstance(v, float) for v in losses))
+        copies = [t for t in gpus.transfers if t.destination.startswith("cuda")]
+        rank.fact("blocking", sum(not (t.non_blocking and t.pinned) for t in copies))
+        rank.fact("copied_bytes", sum(t.num_bytes for t in copies))
+        rank.fact("read", sum(not t.destination.startswith("cuda") for t in gpus.transfers))
+        gpus.synchronize()
+        for name, parameter in net.named_parameters():
+            rank.answer(f"trained.{name}", parameter.cpu())
+    rank.answer("losses", torch.tensor(losses, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class OnTheHost(Evidence):
+    """The same training without a device."""
+
+    @cached_property
+    def outcome(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Weights by name, and the losses [steps]."""
+        net, losses = net_of(self.case), []
+        for x, y in zip(self.inputs["x"], self.inputs["y"], strict=True):
+            loss = nn.functional.mse_loss(net(x), y)
+            sgd_step(net, loss, self.case.params["learning_rate"])
+            losses.append(loss.item())
+        weights = {name: parameter.detach() for name, parameter in net.named_parameters()}
+        return weights, torch.tensor(losses, dtype=torch.float64)
+
+
+def _numbers(evidence: OnTheHost) -> Iterator[Finding]:
+    weights, losses = evidence.outcome
+    (answer,) = evidence.answers
+    yield same("the loss of each step", losses, answer, "losses")
+    yield Finding(answer.facts["is_list"] is True, "a list of floats", "something else", 0)
+    for name, expected in weights.items():
+        yield same(f"{name} after training", expected, answer, f"trained.{name}")
+
+
+def _never_waits(evidence: Evidence) -> Iterator[Finding]:
+    facts = evidence.answers[0].facts
+    told = "the host waits once, at the end, for all losses together"
+    seen = f"it waits {facts['host_waits']} times in {evidence.case.params['steps']} steps"
+    yield Finding(facts["host_waits"] <= 1, told, seen)
+    yield Finding(facts["read"] <= 1, "one copy to the host at most", f"{facts['read']} copies to the host")
+
+
+def _copies_do_not_block(evidence: Evidence) -> Iterator[Finding]:
+    facts, inputs = evidence.answers[0].facts, evidence.inputs
+    told = "every batch copied with non_blocking=True, from pinned memory"
+    yield Finding(facts["blocking"] == 0, told, f"{facts['blocking']} copies that block")
+    whole = nbytes(inputs["x"]) + nbytes(inputs["y"])
+    seen = f"{facts['copied_bytes']:,} bytes"
+    yield Finding(facts["copied_bytes"] == whole, f"the batches' {whole:,} bytes copied once", seen)
+
+
+TRAIN = Run(_train, _inputs, evidence=OnTheHost)
+
+EXERCISE = Exercise(
+    "10.slow-program-2",
+    "Slow program 2",
+    ("program_2",),
+    {"steps": TRAIN, "few": TRAIN},
+    _cases,
+    (
+        Property(
+            "numbers-kept",
+            "numbers",
+            2,
+            "The losses and the weights are the slow program's.",
+            "a loss was read before its copy had arrived, or one tensor was kept and written over",
+            {"steps": _numbers},
+        ),
+        Property(
+            "no-waiting",
+            "mechanism",
+            3,
+            "The host does not wait for the device in the loop.",
+            ".item(), float(), print or .cpu() of a tensor on the device, or a copy that blocks",
+            {"steps": _never_waits},
+        ),
+        Property(
+            "copies",
+            "mechanism",
+            2,
+            "Batches are copied once, and no copy blocks.",
+            "non_blocking=True from memory that is not pinned blocks all the same",
+            {"steps": _copies_do_not_block},
+        ),
+        Property(
+            "few-steps",
+            "robustness",
+            1,
+            "One step, or none, works as well.",
+            "torch.stack of an empty list",
+            {"few": _numbers},
+        ),
+    ),
+)

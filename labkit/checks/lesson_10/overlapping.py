@@ -1,0 +1,199 @@
+"""What `10.slow-program-1` must show: gradients that are on their way while backward still computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.record.replay import Act
+
+SEVERAL = 3  # buckets at least, where the model has as many layers
+HIDDEN_SHARE = 0.5  # of the gradients' bytes that must have computation behind them
+
+
+def overlap_case(name: str, kind: str, ranks: int, seed: int, widths: Sequence[int], **more: object) -> Case:
+    """Layers of these widths; `steps` steps of `rows` rows a rank."""
+    params = {"widths": list(widths), "rows": 6, "steps": 2, "learning_rate": USUAL_RATE, **more}
+    return Case(name, ranks, params, seed, kind=kind, timeout=40.0)
+
+
+def _cases(seed: int) -> list[Case]:
+    even, uneven = [24] * 9, [8, 30, 30, 5, 40, 40, 12, 12, 4]
+    return [
+        overlap_case("two ranks", "values", 2, seed, uneven),
+        overlap_case("four ranks", "values", 4, seed, even, steps=3, rows=2, learning_rate=OTHER_RATE),
+        overlap_case("two groups of two", "subgroup", 4, seed, uneven, groups=[[0, 2], [1, 3]]),
+        overlap_case("one rank", "alone", 1, seed, uneven),
+        overlap_case("two ranks, watched", "watched", 2, seed, even, steps=1),
+        overlap_case("uneven layers, watched", "watched", 2, seed, uneven, steps=1),
+    ]
+
+
+def net_of(case: Case) -> nn.Sequential:
+    """Linear layers with tanh between them, float64, the same weights everywhere."""
+    torch.manual_seed(case.seed + 7)
+    widths = case.params["widths"]
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(widths):
+        layers += [nn.Linear(inner, outer, dtype=torch.float64), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """x, y: [ranks, steps, rows, features]."""
+    shape = (case.ranks, case.params["steps"], case.params["rows"])
+    ends = {"x": case.params["widths"][0], "y": case.params["widths"][-1]}
+    return {
+        name: torch.randn(*shape, width, generator=generator, dtype=torch.float64)
+        for name, width in ends.items()
+    }
+
+
+def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    return {name: tensor[rank] for name, tensor in inputs.items()}
+
+
+def _train(rank: Rank) -> None:
+    """Answers: trained.NAME. Recording: training. Fact: acts, where the case is watched."""
+    group, net = enter_group(rank), net_of(rank.case)
+    batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
+    with rank.recording("training"):
+        rank.student.program_1(net, batches, group, rank.params["learning_rate"])
+    for name, parameter in net.named_parameters():
+        rank.answer(f"trained.{name}", parameter)
+
+
+def _watch(rank: Rank) -> None:
+    """The same, and what was done in which order. Recording: training. Fact: acts."""
+    group, net = enter_group(rank), net_of(rank.case)
+    batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
+    with rank.recording("training"), rank.journal("acts"):
+        rank.student.program_1(net, batches, group, rank.params["learning_rate"])
+
+
+@dataclass(frozen=True)
+class OneProcess(Evidence):
+    """What one process with the rows of a whole group trains."""
+
+    @cached_property
+    def trained(self) -> dict[tuple[int, ...], dict[str, Tensor]]:
+        """Members of a group -> name -> weights."""
+        return {tuple(members): self._train(members) for members in groups_of(self.case)}
+
+    def _train(self, members: Sequence[int]) -> dict[str, Tensor]:
+        net = net_of(self.case)
+        for step in range(self.case.params["steps"]):
+            x, y = (self.inputs[name][list(members), step].flatten(0, 1) for name in ("x", "y"))
+            sgd_step(net, nn.functional.mse_loss(net(x), y), self.case.params["learning_rate"])
+        return {name: parameter.detach() for name, parameter in net.named_parameters()}
+
+
+def _trained(evidence: OneProcess) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        members = tuple(place_of(evidence.case, answer.rank).members)
+        for name, expected in evidence.trained[members].items():
+            yield same(f"{name} after training", expected, answer, f"trained.{name}")
+
+
+def acts_of(answer: RankAnswer) -> list[Act]:
+    """What a rank did, as `Journal` wrote it down."""
+    return msgspec.convert(answer.facts["acts"], list[Act])
+
+
+def _whole_gradients(evidence: Evidence, answer: RankAnswer) -> Finding:
+    starts = [act for act in acts_of(answer) if act.kind == "start"]
+    whole = sum(nbytes(p) for p in net_of(evidence.case).parameters())
+    moved = sum(act.num_bytes for act in starts)
+    ops = sorted({act.op for act in starts})
+    right = moved == whole and ops == ["all_reduce"]
+    told = f"all_reduces of the gradients' {whole:,} bytes, once"
+    return Finding(right, told, f"{moved:,} bytes by {' and '.join(ops) or 'nothing'}", answer.rank)
+
+
+def _not_one_a_parameter(evidence: Evidence, answer: RankAnswer) -> Finding:
+    parameters = len(list(net_of(evidence.case).parameters()))
+    count = sum(act.kind == "start" for act in acts_of(answer))
+    told = f"from {SEVERAL} to {parameters // 2} all_reduces for {parameters} parameters"
+    return Finding(SEVERAL <= count <= parameters // 2, told, f"{count}", answer.rank)
+
+
+def hidden_bytes(acts: Sequence[Act]) -> int:
+    """Bytes of the calls between whose start and wait something was multiplied."""
+    hidden = 0
+    for position, act in enumerate(acts):
+        if act.kind == "start":
+            until = next((i for i, a in enumerate(acts) if a.kind == "wait" and a.number == act.number), None)
+            hidden += act.num_bytes * any(a.flops for a in acts[position:until])
+    return hidden
+
+
+def _behind_backward(evidence: Evidence, answer: RankAnswer) -> Finding:
+    acts = acts_of(answer)
+    whole, hidden = sum(act.num_bytes for act in acts if act.kind == "start"), hidden_bytes(acts)
+    told = f"at least {HIDDEN_SHARE:.0%} of the bytes under way while a layer's backward computes"
+    return Finding(hidden >= HIDDEN_SHARE * whole > 0, told, f"{hidden:,} of {whole:,} bytes", answer.rank)
+
+
+def _all_waited_for(evidence: Evidence, answer: RankAnswer) -> Finding:
+    acts = acts_of(answer)
+    started, waited = ({a.number for a in acts if a.kind == kind} for kind in ("start", "wait"))
+    seen = f"{len(started - waited)} of {len(started)} were not"
+    return Finding(started == waited, "every all_reduce waited for", seen, answer.rank)
+
+
+TRAIN = Run(_train, _inputs, _hand, OneProcess)
+
+EXERCISE = Exercise(
+    "10.slow-program-1",
+    "Slow program 1",
+    ("program_1",),
+    {"values": TRAIN, "alone": TRAIN, "subgroup": TRAIN, "watched": Run(_watch, _inputs, _hand, OneProcess)},
+    _cases,
+    (
+        Property(
+            "numbers-kept",
+            "numbers",
+            2,
+            "The weights are those of one process with all rows.",
+            "a bucket was not waited for before the step, or the sum was not divided",
+            {"values": _trained, "alone": _trained},
+        ),
+        Property(
+            "bucket-count",
+            "mechanism",
+            2,
+            "Several buckets, and not one a parameter; the gradients' bytes once.",
+            "one bucket for all cannot start before backward is over; one a parameter pays a latency each",
+            {"watched": every(on_each(_not_one_a_parameter), on_each(_whole_gradients))},
+        ),
+        Property(
+            "overlap",
+            "mechanism",
+            3,
+            "Most of the bytes are under way while backward computes, and all are waited for.",
+            "a bucket with parameters of the last and of the first layer is complete at the end of backward",
+            {"watched": every(on_each(_behind_backward), on_each(_all_waited_for))},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job.",
+            "the default group was used",
+            {"subgroup": every(_trained, stays_in_group)},
+        ),
+    ),
+    forbids=("torch.nn.parallel.DistributedDataParallel",),
+)

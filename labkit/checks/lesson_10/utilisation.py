@@ -1,0 +1,203 @@
+"""What `10.measured-mfu` must show: steps as the device takes them, model FLOPs over the dense peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from labkit.checks.case import Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_10.asked import plain
+from labkit.checks.rank import Rank
+from labkit.checks.shared.plain_numbers import wrong_number
+from labkit.theory.flops import train_step_flops, utilization
+from labkit.theory.hardware import GPUS
+from labkit.theory.models import ModelConfig, gpt
+
+HOST_SECONDS = 0.001  # in which the host queues a step
+CLOCK_BEGINS = 5000.0
+
+
+class PretendedDevice:
+    """A device and a clock that a check moves: the host queues steps, and waits where it is told to."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds, self.steps, self.now, self.free_at = seconds, 0, CLOCK_BEGINS, CLOCK_BEGINS
+
+    def step(self) -> None:
+        """Queue the next step; it takes the next of `seconds`, and the last of them from then on."""
+        takes = self.seconds[min(self.steps, len(self.seconds) - 1)]
+        self.steps += 1
+        self.now += HOST_SECONDS
+        self.free_at = max(self.now, self.free_at) + takes
+
+    def synchronize(self) -> None:
+        """The host waits for the device."""
+        self.now = max(self.now, self.free_at)
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+def _time(rank: Rank) -> None:
+    """Facts: seconds; steps, how many were run."""
+    params = rank.params
+    device = PretendedDevice(params["seconds"])
+    for _ in range(params.get("queued_before", 0)):
+        device.step()
+    device.steps = 0
+    found = rank.student.seconds_per_step(
+        device.step, device.synchronize, device.clock, params["warm_up"], params["steps"]
+    )
+    rank.fact("seconds", plain(found))
+    rank.fact("steps", device.steps)
+
+
+def _true_seconds(evidence: Evidence) -> Iterator[Finding]:
+    """The mean of the steps after the warm-up, but for what the host needs to queue the first of them."""
+    params, facts = evidence.case.params, evidence.answers[0].facts
+    warm_up, steps = params["warm_up"], params["steps"]
+    durations = [*params["seconds"], *[params["seconds"][-1]] * (warm_up + steps)]
+    true = sum(durations[warm_up : warm_up + steps]) / steps
+    most = true + HOST_SECONDS / steps
+    told = f"{true:.6f} s a step: the {steps} after {warm_up} that do not count, on the device"
+    seen = facts["seconds"]
+    right = isinstance(seen, int | float) and true * 0.999999 <= seen <= most * 1.000001
+    yield Finding(right, told, f"{seen}")
+
+
+def _runs_as_many(evidence: Evidence) -> Iterator[Finding]:
+    wanted = evidence.case.params["warm_up"] + evidence.case.params["steps"]
+    seen = evidence.answers[0].facts["steps"]
+    yield Finding(seen == wanted, f"{wanted} steps run, warm-up and all", f"{seen}")
+
+
+def _config(fields: dict[str, int]) -> ModelConfig:
+    return gpt(**fields)
+
+
+def _rate(rank: Rank) -> None:
+    """Fact: answers, one a row."""
+    answers = []
+    for row in rank.params["rows"]:
+        given = row | {"config": _config(row["config"]), "gpu": GPUS[row["gpu"]]}
+        answers.append(plain(rank.student.measured_mfu(**given)))
+    rank.fact("answers", answers)
+
+
+def _rates(evidence: Evidence) -> Iterator[Finding]:
+    for row, seen in zip(evidence.case.params["rows"], evidence.answers[0].facts["answers"], strict=True):
+        gpu, batch, sequence = GPUS[row["gpu"]], row["batch"], row["sequence"]
+        flops = train_step_flops(_config(row["config"]), sequence, batch)
+        expected = utilization(flops, row["seconds"], row["num_gpus"], gpu.dense_bf16)
+        about = f"{row['num_gpus']} x {gpu.name}, {batch} x {sequence} tokens in {row['seconds']} s"
+        told = f"{expected:.4%} for {about}, recomputing: {row['recompute']}"
+        yield Finding(wrong_number(expected, seen) is None, told, _percent(seen))
+
+
+def _percent(seen: Any) -> str:
+    return f"{seen:.4%}" if isinstance(seen, float) else str(seen)
+
+
+TIME, RATE = Run(_time), Run(_rate)
+
+EXERCISE = Exercise(
+    "10.measured-mfu",
+    "The MFU of a measured step",
+    ("seconds_per_step", "measured_mfu"),
+    {"device": TIME, "warm-up": TIME, "queued": TIME, "plain-mfu": RATE, "recomputed": RATE},
+    lambda seed: mfu_cases(seed, ""),
+    (
+        Property(
+            "synchronised",
+            "mechanism",
+            2,
+            "The clock is read when the device has done what the host queued.",
+            "no synchronize before the last look at the clock",
+            {"device": _true_seconds},
+        ),
+        Property(
+            "warm-up",
+            "mechanism",
+            2,
+            "Warm-up steps are run, waited for, and not counted.",
+            "the clock starts before the warm-up is over on the device",
+            {"warm-up": _true_seconds, "queued": _true_seconds},
+        ),
+        Property(
+            "steps",
+            "mechanism",
+            1,
+            "As many steps are run as were asked for.",
+            "",
+            {"device": _runs_as_many, "warm-up": _runs_as_many},
+        ),
+        Property(
+            "mfu",
+            "numbers",
+            2,
+            "Model FLOPs of the whole batch, over seconds, GPUs and the dense peak.",
+            "the peak with sparsity, twice the dense one; or the GPUs left out",
+            {"plain-mfu": _rates},
+        ),
+        Property(
+            "model-not-hardware",
+            "numbers",
+            1,
+            "What is recomputed is no work for the model: it does not raise the MFU.",
+            "hardware FLOPs, which make an HFU",
+            {"recomputed": _rates},
+        ),
+    ),
+)
+
+
+def mfu_cases(seed: int, prefix: str) -> list[Case]:
+    """Durations and models, drawn from the seed."""
+    draw = Random(f"10/mfu/{prefix}{seed}")
+    takes = [round(draw.uniform(0.02, 0.3), 3) for _ in range(6)]
+    slow = [round(draw.uniform(2, 9), 2), round(draw.uniform(0.5, 2), 2)]
+    return [
+        _timing(f"{prefix}even steps", "device", seed, takes[:1], 0, 5),
+        _timing(f"{prefix}uneven steps", "device", seed, takes, 1, 5),
+        _timing(f"{prefix}two slow steps first", "warm-up", seed, [*slow, *takes], 2, 4),
+        _timing(f"{prefix}one step only", "warm-up", seed, [*slow, *takes], 3, 1),
+        _timing(f"{prefix}work queued before", "queued", seed, takes, 0, 3, queued_before=4),
+        Case(f"{prefix}nothing recomputed", 1, {"rows": _rows(draw, "none")}, seed, kind="plain-mfu"),
+        Case(f"{prefix}recomputed", 1, {"rows": _rows(draw, "full")}, seed, kind="recomputed"),
+    ]
+
+
+def _timing(
+    name: str, kind: str, seed: int, seconds: list[float], warm_up: int, steps: int, queued_before: int = 0
+) -> Case:
+    about = {"seconds": seconds, "warm_up": warm_up, "steps": steps, "queued_before": queued_before}
+    return Case(name, 1, about, seed, kind=kind)
+
+
+def _rows(draw: Random, recompute: str) -> list[dict[str, Any]]:
+    rows = []
+    for gpu in ("A100 80 GB", "H100 80 GB"):
+        heads = draw.choice([8, 16])
+        sequence = draw.choice([512, 1024, 2048])
+        config = {
+            "num_layers": draw.randint(4, 48),
+            "hidden": 64 * heads,
+            "num_heads": heads,
+            "vocabulary": draw.choice([32000, 50304]),
+            "max_sequence": 2 * sequence,
+        }
+        rows.append(
+            {
+                "config": config,
+                "batch": draw.choice([8, 64, 96]),
+                "sequence": sequence,
+                "seconds": round(draw.uniform(0.2, 9.0), 3),
+                "num_gpus": draw.choice([2, 8, 64]),
+                "gpu": gpu,
+                "recompute": recompute,
+            }
+        )
+    return rows

@@ -1,0 +1,149 @@
+"""What the gradients of one block must show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.lesson_11.partial import causal, queries_keys_values, whole_attention
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import same
+
+GRADIENTS = ("q", "k", "v")
+
+
+def pair_case(name: str, kind: str, shape: list[int], keys: int, seed: int, **params: object) -> Case:
+    """shape: [b, a, s, d] of the whole; the block's queries are the last `rows` of it, its keys begin at
+    `keys`, as many.
+    """
+    return Case(name, 1, {"shape": shape, "keys": keys, "rows": 4, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        pair_case("a block before", "past", [2, 2, 12, 3], 4, seed),
+        pair_case("the first block, float32", "past", [1, 3, 8, 5], 0, seed, dtype="float32"),
+        pair_case("the block on the diagonal", "diagonal", [2, 2, 12, 3], 8, seed),
+        pair_case("alone on the diagonal", "diagonal", [1, 2, 4, 6], 0, seed),
+    ]
+
+
+def _whole(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of the last rows, what they give over all keys, and the lse."""
+    rows = inputs["q"].shape[-2] - case.params["rows"]
+    q = inputs["q"][..., rows:, :]
+    positions = torch.arange(inputs["k"].shape[-2])
+    out, lse = whole_attention(q, inputs["k"], inputs["v"], causal(positions[rows:], positions))
+    return q, out, lse
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    inputs = queries_keys_values(case, generator)
+    inputs["grad"] = queries_keys_values(case, generator)["q"][..., -case.params["rows"] :, :].contiguous()
+    return inputs
+
+
+def _block(case: Case, inputs: Inputs) -> dict[str, Tensor]:
+    """What the student's function is given."""
+    q, out, lse = _whole(case, inputs)
+    keys = slice(case.params["keys"], case.params["keys"] + case.params["rows"])
+    return {
+        "q": q.contiguous(),
+        "k": inputs["k"][..., keys, :].contiguous(),
+        "v": inputs["v"][..., keys, :].contiguous(),
+        "grad_out": inputs["grad"],
+        "lse": lse,
+        "delta": (inputs["grad"] * out).sum(-1),
+    }
+
+
+def _handed(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    return _block(case, inputs)
+
+
+def _differentiate(rank: Rank) -> None:
+    """Answers grad.q, grad.k, grad.v."""
+    arguments = [rank.inputs[name].clone() for name in ("q", "k", "v", "grad_out", "lse", "delta")]
+    given = rank.student.block_backward(*arguments, rank.case.kind == "diagonal")
+    for name, gradient in zip(GRADIENTS, given, strict=True):
+        rank.answer(f"grad.{name}", gradient)
+
+
+def _expected(case: Case, inputs: Inputs) -> dict[str, Tensor]:
+    """Autograd's, through attention over all keys: the block's keys as leaves of their own, and the queries
+    once more for this block alone.
+    """
+    block = _block(case, inputs)
+    first = case.params["keys"]
+    leaves = {name: block[name].clone().requires_grad_() for name in GRADIENTS}
+    positions = torch.arange(inputs["k"].shape[-2])
+    rows = inputs["q"].shape[-2] - case.params["rows"]
+    seen = causal(positions[rows:], positions)
+    scale = leaves["q"].shape[-1] ** 0.5
+    scores = (block["q"] @ inputs["k"].transpose(-2, -1)) / scale
+    ours = slice(first, first + case.params["rows"])
+    scores[..., ours] = leaves["q"] @ leaves["k"].transpose(-2, -1) / scale
+    values = inputs["v"].clone()
+    values[..., ours, :] = leaves["v"]
+    out = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values
+    gradients = torch.autograd.grad(out, list(leaves.values()), block["grad_out"])
+    return dict(zip(GRADIENTS, gradients, strict=True))
+
+
+def gradient_is(name: str) -> Judge:
+    """A judge of one gradient."""
+
+    def judge(evidence: Evidence) -> Iterator[Finding]:
+        expected = _expected(evidence.case, evidence.inputs)[name]
+        for answer in evidence.answers:
+            yield same(f"d{name} of this block alone", expected, answer, f"grad.{name}")
+
+    return judge
+
+
+RUN = Run(_differentiate, _inputs, _handed)
+EXERCISE = Exercise(
+    "11.block-backward",
+    "The gradients of one block",
+    ("block_backward",),
+    {"past": RUN, "diagonal": RUN},
+    _cases,
+    (
+        Property(
+            "values-gradient",
+            "numbers",
+            1,
+            "dv is the block's probabilities, transposed, times grad_out.",
+            "the probabilities are those of the whole row: exp(scores - lse)",
+            {"past": gradient_is("v"), "diagonal": gradient_is("v")},
+        ),
+        Property(
+            "keys-gradient",
+            "numbers",
+            2,
+            "dk is that of the whole row's softmax.",
+            "delta, which other blocks have a part in, is subtracted before the probabilities multiply",
+            {"past": gradient_is("k")},
+        ),
+        Property(
+            "queries-gradient",
+            "numbers",
+            2,
+            "dq is this block's part of the queries' gradient.",
+            "scores were divided by sqrt(d), and so are their gradients",
+            {"past": gradient_is("q")},
+        ),
+        Property(
+            "diagonal",
+            "numbers",
+            2,
+            "On the diagonal what a query does not see gets no gradient, and gives none.",
+            "scores of the future are masked here too",
+            {"diagonal": gradient_is("k")},
+        ),
+    ),
+)

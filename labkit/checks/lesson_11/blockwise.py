@@ -1,0 +1,129 @@
+"""What attention block by block must show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_11.partial import (
+    Worked,
+    answer_partial,
+    causal,
+    queries_keys_values,
+    reported,
+    whole_attention,
+)
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import on_each, same
+
+
+def block_case(name: str, kind: str, shape: list[int], block: int, seed: int, **params: object) -> Case:
+    """shape: [b, a, s, d]."""
+    return Case(name, 1, {"shape": shape, "block": block, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        block_case("four blocks", "values", [2, 2, 32, 4], 8, seed),
+        block_case("float32", "values", [1, 3, 24, 6], 4, seed, dtype="float32"),
+        block_case("one block", "values", [1, 2, 8, 4], 8, seed),
+        block_case("a last block of three", "ragged", [1, 2, 19, 4], 8, seed),
+        block_case("a block longer than the sequence", "ragged", [1, 1, 5, 4], 8, seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    return queries_keys_values(case, generator)
+
+
+def _attend(rank: Rank) -> None:
+    """Answers attended.out, .lse, .empty; facts products and largest."""
+    q, k, v = (rank.inputs[name].clone() for name in ("q", "k", "v"))
+    with Worked() as worked:
+        partial = rank.student.blockwise_attention(q, k, v, rank.params["block"])
+    answer_partial(rank, "attended", partial)
+    rank.fact("products", worked.products)
+    rank.fact("largest", worked.largest)
+
+
+def _is_attention(evidence: Evidence) -> Iterator[Finding]:
+    q, k, v = (evidence.inputs[name] for name in ("q", "k", "v"))
+    positions = torch.arange(q.shape[-2])
+    whole = whole_attention(q, k, v, causal(positions, positions))
+    for answer in evidence.answers:
+        for name, tensor in reported("attended", whole).items():
+            yield same(f"{name.rpartition('.')[2]} of causal attention", tensor, answer, name)
+
+
+def block_sizes(case: Case) -> list[int]:
+    """Tokens of each block."""
+    s, block = case.params["shape"][2], case.params["block"]
+    return [min(block, s - start) for start in range(0, s, block)]
+
+
+def _never_larger(evidence: Evidence, answer: RankAnswer) -> Finding:
+    b, a, s, d = evidence.case.params["shape"]
+    block = evidence.case.params["block"]
+    most, largest = b * a * max(block * block, s * d), answer.facts["largest"]
+    told = f"no tensor of more than {most:,} numbers: the output, or {block} x {block} scores a head"
+    return Finding(largest <= most, told, f"one of {largest:,}", answer.rank)
+
+
+def _only_the_past(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Two products for each pair of a block of queries and one of keys that is not in its future."""
+    b, a, _, d = evidence.case.params["shape"]
+    sizes = block_sizes(evidence.case)
+    pairs = [(rows, keys) for i, rows in enumerate(sizes) for keys in sizes[: i + 1]]
+    expected = sum(2 * 2 * b * a * rows * keys * d for rows, keys in pairs)
+    seen = answer.facts["products"]
+    told = f"{expected:,} operations in products: {len(pairs)} pairs of blocks"
+    return Finding(seen == expected, told, f"{seen:,} operations", answer.rank)
+
+
+RUN = Run(_attend, _inputs)
+EXERCISE = Exercise(
+    "11.blockwise-attention",
+    "Attention block by block",
+    ("blockwise_attention",),
+    {"values": RUN, "ragged": RUN},
+    _cases,
+    (
+        Property(
+            "values",
+            "numbers",
+            3,
+            "Output and lse are those of causal attention.",
+            "the block on the diagonal needs a mask, and those before it none",
+            {"values": _is_attention},
+        ),
+        Property(
+            "memory",
+            "mechanism",
+            2,
+            "The scores of one pair of blocks at a time are made, never those of the whole sequence.",
+            "queries are cut into blocks too, not only keys",
+            {"values": on_each(_never_larger)},
+        ),
+        Property(
+            "work",
+            "mechanism",
+            2,
+            "Pairs of blocks in which every key is in the future are not computed.",
+            "they are computed and masked: twice the work",
+            {"values": on_each(_only_the_past)},
+        ),
+        Property(
+            "ragged",
+            "robustness",
+            1,
+            "The last block may be shorter.",
+            "the number of blocks was rounded down",
+            {"ragged": _is_attention},
+        ),
+    ),
+    builds_on=("11.merge-partials",),
+    forbids=("torch.nn.functional.scaled_dot_product_attention",),
+)

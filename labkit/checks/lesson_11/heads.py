@@ -1,0 +1,246 @@
+"""What Ulysses must show: attention over whole sequences, with heads given away for tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_11.partial import causal, drawn, whole_attention
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import calls_of, is_refused, on_each, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+
+PARTS = ("q", "k", "v")
+
+
+def heads_case(
+    name: str, kind: str, ranks: int, shape: list[int], kv_heads: int, seed: int, **params: Any
+) -> Case:
+    """shape: [b, a, s, d] of the whole sequence."""
+    return Case(name, ranks, {"shape": shape, "kv_heads": kv_heads, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        heads_case("three ranks", "values", 3, [2, 6, 12, 4], 3, seed),
+        heads_case("four ranks, float32", "values", 4, [1, 8, 16, 6], 8, seed, dtype="float32"),
+        heads_case("two ranks, two heads for each key", "values", 2, [1, 8, 6, 2], 4, seed),
+        heads_case("crossed groups", "subgroup", 4, [1, 4, 8, 4], 2, seed, groups=[[0, 3], [1, 2]]),
+        heads_case("alone", "alone", 1, [1, 2, 6, 4], 1, seed),
+        heads_case("too few key-value heads", "refused", 4, [1, 8, 8, 2], 2, seed),
+        heads_case("heads that do not divide", "refused", 3, [1, 4, 6, 2], 4, seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """One sequence for each group: [groups, b, heads, s, d]."""
+    b, a, s, d = case.params["shape"]
+    heads = {"q": a, "k": case.params["kv_heads"], "v": case.params["kv_heads"], "grad": a}
+    groups = len(groups_of(case))
+    return {name: drawn(case, generator, groups, b, n, s, d) for name, n in heads.items()}
+
+
+def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    place = place_of(case, rank)
+    return {name: place.block(t[place.index], -2).contiguous() for name, t in inputs.items()}
+
+
+def attend_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of [b, a, s, d] over [b, k, s, d], a / k neighbouring heads to each of keys."""
+    queries, keys = (torch.arange(t.shape[-2], device=t.device) for t in (q, k))
+    keys_of_heads, values = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+    return whole_attention(q, keys_of_heads, values, causal(queries, keys))[0]
+
+
+@dataclass(frozen=True)
+class WholeSequences(Evidence):
+    """With attention over each group's sequence, and its gradients."""
+
+    @cached_property
+    def references(self) -> list[dict[str, Tensor]]:
+        """For each group: out, q, k and v, the last three gradients."""
+        return [self._reference(index) for index in range(len(groups_of(self.case)))]
+
+    def _reference(self, index: int) -> dict[str, Tensor]:
+        leaves = [self.inputs[name][index].clone().requires_grad_() for name in PARTS]
+        out = attend_whole(*leaves)
+        gradients = torch.autograd.grad(out, leaves, self.inputs["grad"][index])
+        return {"out": out.detach(), **dict(zip(PARTS, gradients, strict=True))}
+
+    def own(self, rank: int, name: str) -> Tensor:
+        """The rank's tokens."""
+        place = place_of(self.case, rank)
+        return place.block(self.references[place.index][name], -2)
+
+
+# -- on a rank
+
+
+def _attend(rank: Rank) -> None:
+    """Answers out and grad.q, .k, .v; recordings forward and backward. Fact attended: the shapes of queries
+    and keys of each time that attention was asked for.
+    """
+    group, attended = enter_group(rank), list[JSON]()
+    leaves = [rank.inputs[name].clone().requires_grad_() for name in PARTS]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attended.append([list(q.shape), list(k.shape)])
+        return attend_whole(q, k, v)
+
+    with rank.recording("forward"):
+        out = rank.student.ulysses_attention(*leaves, group, attend)
+    rank.fact("attended", attended)
+    rank.answer("out", out)
+    with rank.attempt("gradients"), rank.recording("backward"):
+        (out * rank.inputs["grad"]).sum().backward()
+    for name, leaf in zip(PARTS, leaves, strict=True):
+        rank.answer(f"grad.{name}", leaf.grad)
+
+
+def _refuse(rank: Rank) -> None:
+    """Fact refusal; recording refused."""
+    with rank.recording("refused"), rank.expect_error("refusal"):
+        rank.student.ulysses_attention(*(rank.inputs[n].clone() for n in PARTS), rank.group, attend_whole)
+
+
+# -- judges
+
+
+def _is_output(evidence: WholeSequences, answer: RankAnswer) -> Finding:
+    told = "output of this rank's queries over the whole sequence"
+    return same(told, evidence.own(answer.rank, "out"), answer, "out")
+
+
+def _are_gradients(evidence: WholeSequences) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name in PARTS:
+            told = f"gradient of {name} from the whole sequence"
+            yield same(told, evidence.own(answer.rank, name), answer, f"grad.{name}")
+
+
+def left_rank(calls: Sequence[dict[str, JSON]], rank: int) -> int:
+    """Bytes that went to other ranks by all-to-alls and by sends."""
+    away = 0
+    for call in calls:
+        if call["op"] == "send":
+            away += call["num_bytes"]
+        elif call["op"] == "all_to_all":
+            away += sum(n for to, n in zip(call["group"], call["sent"], strict=True) if to != rank)
+    return away
+
+
+def _sends(phase: str) -> Judge:
+    """(n - 1)/n of the rank's queries, keys, values and output goes away, and nothing else is sent."""
+
+    def find(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+        b, a, s, d = evidence.case.params["shape"]
+        size = place_of(evidence.case, answer.rank).size
+        numbers = 2 * (a + evidence.case.params["kv_heads"]) * b * (s // size) * d
+        expected = numbers * evidence.inputs["q"].element_size() * (size - 1) // size
+        calls = [c for c in answer.collectives.get(phase, []) if c["source"] == "python"]
+        seen = left_rank(calls, answer.rank)
+        told = f"{phase}: {expected:,} bytes to other ranks, of queries, keys, values and output"
+        yield Finding(seen == expected, told, f"{seen:,} bytes", answer.rank)
+        other = sorted({op for op, _ in calls_of(answer, phase)} - {"all_to_all", "send", "recv"})
+        yield Finding(not other, f"{phase}: no other communication", ", ".join(other), answer.rank)
+
+    return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
+
+
+def _own_heads(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """However often attention is asked for: every time over all tokens, in all for an n-th of the heads."""
+    b, a, s, d = evidence.case.params["shape"]
+    heads = a // place_of(evidence.case, answer.rank).size
+    shapes = answer.facts["attended"]
+    whole = all(q[2:] == [s, d] and k[2] == s for q, k in shapes)
+    right = whole and sum(q[0] * q[1] for q, _ in shapes) == b * heads
+    told = f"attention over {s} tokens for {heads} of {a} heads"
+    return Finding(right, told, f"queries and keys of {shapes}", answer.rank)
+
+
+def _silent(evidence: Evidence, answer: RankAnswer) -> Finding:
+    sent = sorted({op for op, _ in calls_of(answer, "refused")})
+    return Finding(not sent, "refused before anything is sent", ", ".join(sent), answer.rank)
+
+
+def _what_does_not_divide(case: Case) -> tuple[int, int]:
+    heads = (case.params["shape"][1], case.params["kv_heads"])
+    return next(n for n in heads if n % case.ranks), case.ranks
+
+
+ATTENDED = Run(_attend, _inputs, _own, WholeSequences)
+EVERYTHING = every(on_each(_is_output), _are_gradients)
+EXERCISE = Exercise(
+    "11.ulysses",
+    "Heads for tokens",
+    ("ulysses_attention",),
+    {**dict.fromkeys(("values", "subgroup", "alone"), ATTENDED), "refused": Run(_refuse, _inputs, _own)},
+    _cases,
+    (
+        Property(
+            "output",
+            "numbers",
+            2,
+            "The output is that of the whole sequence, for this rank's tokens and all heads.",
+            "what came must be joined in the order of ranks: tokens on the way there, heads on the way back",
+            {"values": on_each(_is_output)},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "The gradients of q, k and v are those of the whole sequence.",
+            "the gradient of an exchange is the exchange the other way round",
+            {"values": _are_gradients},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "Forward sends (n-1)/n of the rank's queries, keys, values and output, backward as much.",
+            "keys and values were repeated for all heads before they were sent, or gathered",
+            {"values": every(_sends("forward"), _sends("backward"))},
+        ),
+        Property(
+            "own-heads",
+            "mechanism",
+            1,
+            "Each rank attends over all tokens, for its own n-th of the heads alone.",
+            "every rank computes all heads",
+            {"values": on_each(_own_heads)},
+        ),
+        Property(
+            "refused",
+            "robustness",
+            1,
+            "Heads or key-value heads that the ranks do not divide are a ValueError that names both numbers,"
+            " and nothing is sent.",
+            "only the query heads were looked at",
+            {
+                "refused": every(
+                    is_refused("refusal", "ValueError", names=_what_does_not_divide), on_each(_silent)
+                )
+            },
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and on one rank alone.",
+            "no group was handed on",
+            {"subgroup": every(EVERYTHING, stays_in_group), "alone": EVERYTHING},
+        ),
+    ),
+    forbids=(
+        "torch.distributed.nn.functional.all_to_all_single",
+        "torch.distributed.nn.functional.all_to_all",
+        "torch.distributed._functional_collectives.all_to_all_single_autograd",
+    ),
+)

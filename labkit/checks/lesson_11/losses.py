@@ -1,0 +1,184 @@
+"""What the loss over a divided sequence must show: a mean over all targets, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
+from labkit.checks.lesson_11.partial import drawn
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+
+IGNORED = -100
+WEIGHT = 1.7  # of the loss in what is differentiated: a gradient must reach the logits through it
+MOST_BYTES = 64  # for a sum and a number, in one call or two
+
+
+def loss_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
+    """shape: [b, c, V] of one rank's logits. without: ranks that have no targets. ignore: what stands for no
+    target.
+    """
+    return Case(name, ranks, {"shape": shape, "ignore": IGNORED, "without": [], **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        loss_case("three ranks", "values", 3, [2, 5, 7], seed),
+        loss_case("four ranks, float32", "values", 4, [1, 9, 5], seed, dtype="float32"),
+        loss_case("token 3 is ignored", "values", 2, [2, 6, 5], seed, ignore=3),
+        loss_case("a rank without targets", "without", 3, [1, 6, 5], seed, without=[1]),
+        loss_case("nobody has a target", "nobody", 2, [2, 3, 4], seed, without=[0, 1]),
+        loss_case("logits in bfloat16", "bfloat16", 2, [2, 150, 6], seed, dtype="bfloat16"),
+        loss_case("crossed groups", "subgroup", 4, [1, 5, 6], seed, groups=[[0, 3], [1, 2]]),
+        loss_case("alone", "alone", 1, [2, 4, 5], seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """logits [ranks, b, c, V] and targets [ranks, b, c], of which each rank ignores another number."""
+    b, c, vocabulary = case.params["shape"]
+    targets = torch.randint(vocabulary, (case.ranks, b * c), generator=generator)
+    for rank in range(case.ranks):
+        number = b * c if rank in case.params["without"] else (3 * rank + 1) % (b * c)
+        targets[rank, torch.randperm(b * c, generator=generator)[:number]] = case.params["ignore"]
+    return {
+        "logits": drawn(case, generator, case.ranks, b, c, vocabulary, scale=2.0),
+        "targets": targets.view(case.ranks, b, c),
+    }
+
+
+@dataclass(frozen=True)
+class WholeLoss(Evidence):
+    """With the loss of each group's tokens in one process, and its gradient."""
+
+    @cached_property
+    def references(self) -> list[tuple[Tensor, Tensor, int]]:
+        """For each group: the loss, the gradient of its logits [members, b, c, V], the number of targets."""
+        return [self._reference(members) for members in groups_of(self.case)]
+
+    def _reference(self, members: list[int]) -> tuple[Tensor, Tensor, int]:
+        targets, ignore = self.inputs["targets"][members], self.case.params["ignore"]
+        logits = self.inputs["logits"][members].clone().requires_grad_()
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        count = int((targets != ignore).sum())
+        total = F.cross_entropy(exact.flatten(0, -2), targets.flatten(), ignore_index=ignore, reduction="sum")
+        loss = total / max(1, count)
+        (gradient,) = torch.autograd.grad(WEIGHT * loss, logits)
+        return loss.detach(), gradient, count
+
+
+def _lose(rank: Rank) -> None:
+    """Answers loss and grad; recordings forward and backward."""
+    group, ignore = enter_group(rank), rank.params["ignore"]
+    logits = rank.inputs["logits"].clone().requires_grad_()
+    more = {} if ignore == IGNORED else {"ignore": ignore}
+    with rank.recording("forward"):
+        loss = rank.student.sharded_loss(logits, rank.inputs["targets"].clone(), group, **more)
+    rank.answer("loss", loss)
+    with rank.attempt("gradient"), rank.recording("backward"):
+        (WEIGHT * loss).backward()
+    rank.answer("grad", logits.grad)
+
+
+def _is_the_mean(evidence: WholeLoss, answer: RankAnswer) -> Finding:
+    loss, _, count = evidence.references[place_of(evidence.case, answer.rank).index]
+    told = f"the mean over the {count} targets of all ranks" if count else "0 where nobody has a target"
+    return same(told, loss, answer, "loss")
+
+
+def _is_the_gradient(evidence: WholeLoss, answer: RankAnswer) -> Finding:
+    place = place_of(evidence.case, answer.rank)
+    expected = evidence.references[place.index][1][place.position]
+    return same("this rank's part of the whole loss's gradient", expected, answer, "grad")
+
+
+def _sends_two_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    calls = calls_of(answer, "forward")
+    sent = sum(num_bytes for _, num_bytes in calls)
+    told = f"forward: at most {MOST_BYTES} bytes for a sum and a number of targets"
+    yield Finding(sent <= MOST_BYTES, told, calls_text(calls), answer.rank)
+    after = calls_of(answer, "backward")
+    yield Finding(not after, "backward: no communication", calls_text(after), answer.rank)
+
+
+def _two_numbers(evidence: Evidence) -> Iterator[Finding]:
+    return (f for answer in evidence.answers for f in _sends_two_numbers(evidence, answer))
+
+
+LOST = Run(_lose, _inputs, own_entry, WholeLoss)
+BOTH = every(on_each(_is_the_mean), on_each(_is_the_gradient))
+EXERCISE = Exercise(
+    "11.sharded-loss",
+    "One loss over a divided sequence",
+    ("sharded_loss",),
+    dict.fromkeys(("values", "without", "nobody", "bfloat16", "subgroup", "alone"), LOST),
+    _cases,
+    (
+        Property(
+            "loss",
+            "numbers",
+            2,
+            "Every rank has the mean over all targets of the group.",
+            "a mean of the ranks' means, or a division by tokens that have no target",
+            {"values": on_each(_is_the_mean)},
+        ),
+        Property(
+            "gradient",
+            "numbers",
+            2,
+            "A rank's gradient is its part of the whole's: the parts of all ranks add up.",
+            "divided by the rank's own targets, or n times too large",
+            {"values": on_each(_is_the_gradient)},
+        ),
+        Property(
+            "two-numbers",
+            "mechanism",
+            2,
+            "Only a sum and a number of targets are sent, and in backward nothing.",
+            "logits, or a loss for each token, were gathered",
+            {"values": _two_numbers},
+        ),
+        Property(
+            "without",
+            "robustness",
+            2,
+            "A rank without targets has the same loss, and a gradient of zeros.",
+            "the mean over nothing is not a number, and stays none when it is added",
+            {"without": BOTH},
+        ),
+        Property(
+            "nobody",
+            "robustness",
+            1,
+            "Where nobody has a target the loss is 0.",
+            "a division by no targets",
+            {"nobody": BOTH},
+        ),
+        Property(
+            "bfloat16",
+            "robustness",
+            1,
+            "Logits in bfloat16 give a loss that was summed in float32.",
+            "bfloat16 has 8 bits for a number: above 256 it cannot even count",
+            {"bfloat16": on_each(_is_the_mean)},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and on one rank alone.",
+            "no group was handed on",
+            {"subgroup": every(BOTH, stays_in_group), "alone": BOTH},
+        ),
+    ),
+    forbids=("torch.distributed.nn.functional.all_reduce",),
+)

@@ -1,0 +1,118 @@
+"""What merging two partial attentions must show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.lesson_11.partial import (
+    Partial,
+    answer_partial,
+    queries_keys_values,
+    reported,
+    whole_attention,
+)
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import same
+
+
+def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **params: object) -> Case:
+    """shape: [b, a, s, d]. first: keys of the first part; the second has the rest."""
+    return Case(name, 1, {"shape": shape, "first": first, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        merge_case("two halves", "values", [2, 3, 8, 4], 4, seed),
+        merge_case("one key and the rest", "values", [1, 2, 5, 3], 1, seed, dtype="float32"),
+        merge_case("scores of hundreds", "large", [1, 2, 6, 4], 3, seed, scale=400.0),
+        merge_case("rows that saw nothing", "empty", [1, 2, 6, 4], 3, seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """Two partials over different keys, and which keys each query sees in them."""
+    drawn = queries_keys_values(case, generator)
+    s = case.params["shape"][2]
+    visible = torch.ones(s, s, dtype=torch.bool)
+    if case.kind == "empty":  # of row 0 nothing at all, of row 1 one part, of row 2 the other
+        visible[0], visible[1, : case.params["first"]], visible[2, case.params["first"] :] = (
+            False,
+            False,
+            False,
+        )
+    q, k = drawn["q"] * case.params.get("scale", 1.0), drawn["k"]
+    parts: Inputs = {}
+    for name, keys in (("one", slice(0, case.params["first"])), ("other", slice(case.params["first"], None))):
+        partial = whole_attention(q, k[..., keys, :], drawn["v"][..., keys, :], visible[:, keys])
+        parts |= {f"{name}.out": partial[0], f"{name}.lse": partial[1]}
+    whole = whole_attention(q, k, drawn["v"], visible)
+    return {**parts, "whole.out": whole[0], "whole.lse": whole[1]}
+
+
+def _handed(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    return {name: tensor for name, tensor in inputs.items() if not name.startswith("whole")}
+
+
+def _merge(rank: Rank) -> None:
+    """Answers merged.out, .lse and .empty, and the same of the parts the other way round as swapped."""
+    one, other = (
+        (rank.inputs[f"{name}.out"].clone(), rank.inputs[f"{name}.lse"].clone()) for name in ("one", "other")
+    )
+    answer_partial(rank, "merged", rank.student.merge(*one, *other))
+    answer_partial(rank, "swapped", rank.student.merge(*other, *one))
+
+
+def _is_the_whole(evidence: Evidence) -> Iterator[Finding]:
+    whole: Partial = evidence.inputs["whole.out"], evidence.inputs["whole.lse"]
+    for answer in evidence.answers:
+        yield from _equal(whole, answer)
+
+
+def _equal(whole: Partial, answer: RankAnswer) -> Iterator[Finding]:
+    told = {"out": "out over all keys", "lse": "lse over all keys", "empty": "-inf where no key was seen"}
+    for name in ("merged", "swapped"):
+        for what, tensor in reported(name, whole).items():
+            part = what.rpartition(".")[2]
+            yield same(
+                f"{told[part]} (0 stands for -inf)" if part == "lse" else told[part], tensor, answer, what
+            )
+
+
+RUN = Run(_merge, _inputs, _handed)
+EXERCISE = Exercise(
+    "11.merge-partials",
+    "Two partial attentions made one",
+    ("merge",),
+    {"values": RUN, "large": RUN, "empty": RUN},
+    _cases,
+    (
+        Property(
+            "values",
+            "numbers",
+            3,
+            "Merged, two parts of the keys give what all keys give, whichever comes first.",
+            "outputs are weighted by exp(lse - merged lse), not by numbers of keys",
+            {"values": _is_the_whole},
+        ),
+        Property(
+            "large",
+            "robustness",
+            2,
+            "Scores of several hundreds neither overflow nor vanish.",
+            "exp(lse) is taken before the larger one is subtracted: exp(800) is inf",
+            {"large": _is_the_whole},
+        ),
+        Property(
+            "empty",
+            "robustness",
+            2,
+            "A part in which a query saw no key, with lse -inf, changes nothing; two such give 0 and -inf.",
+            "-inf minus -inf is nan",
+            {"empty": _is_the_whole},
+        ),
+    ),
+)

@@ -1,0 +1,76 @@
+"""What lesson 11 compares with: attention in one piece, and what a partial attention is reported as."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.rank import Rank
+from labkit.record.journal import flops_of
+from labkit.record.live import has_bytes
+from labkit.torch_private import WatchingMode, tree_iter
+
+Partial = tuple[Tensor, Tensor]  # out [..., s, d] and lse [..., s]
+
+
+def whole_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Partial:
+    """softmax(q k^T / sqrt(d)) v over the keys that each query sees; 0, and -inf, where it sees none.
+
+    q: [..., s, d]; k, v: [..., S, d]; visible: [s, S], whether the query of a row sees the key of a column.
+    """
+    scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~visible, float("-inf"))
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse.isneginf(), 0.0).unsqueeze(-1)).exp()
+    return weights @ v, lse
+
+
+def causal(queries: Tensor, keys: Tensor) -> Tensor:
+    """Which of the keys at these positions the queries at those see."""
+    return queries.unsqueeze(-1) >= keys
+
+
+def drawn(case: Case, generator: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
+    """Normal numbers of the case's dtype, float64 unless it says otherwise."""
+    dtype = getattr(torch, case.params.get("dtype", "float64"))
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def queries_keys_values(case: Case, generator: torch.Generator, *more: str) -> Inputs:
+    """q, k and v of the case's shape [b, a, s, d], and what else is named."""
+    return {name: drawn(case, generator, *case.params["shape"]) for name in ("q", "k", "v", *more)}
+
+
+def answer_partial(rank: Rank, name: str, partial: Partial) -> None:
+    """Answers NAME.out, NAME.lse with 0 in place of -inf, and NAME.empty, which is 1 there."""
+    out, lse = partial
+    for told, tensor in reported(name, (out, lse)).items():
+        rank.answer(told, tensor)
+
+
+def reported(name: str, partial: Partial) -> dict[str, Tensor]:
+    """A partial as it is answered: -inf is no number that could be compared."""
+    out, lse = partial
+    empty = lse.isneginf()
+    return {f"{name}.out": out, f"{name}.lse": lse.masked_fill(empty, 0.0), f"{name}.empty": empty.long()}
+
+
+class Worked(WatchingMode):
+    """Counts what is computed inside `with Worked() as worked:`; `products`: operations of matrix products;
+    `largest`: elements of the largest tensor that was made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            operands = [t for t in tree_iter((args, kwargs)) if has_bytes(t)]
+            self.products += flops_of(func._schema.name, operands)
+            made = (t.numel() for t in tree_iter(out) if has_bytes(t))
+            self.largest = max([self.largest, *made])
+        return out

@@ -1,0 +1,332 @@
+"""What attention over a ring must show, in forward and in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_11.partial import (
+    Partial,
+    answer_partial,
+    causal,
+    queries_keys_values,
+    reported,
+    whole_attention,
+)
+from labkit.checks.lesson_11.tokens import zigzag
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import (
+    all_awaited,
+    calls_of,
+    held_since,
+    on_each,
+    same,
+    stays_in_group,
+    storages,
+)
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.record.current import current_recorder
+
+PARTS = ("q", "k", "v")
+_PRIVATE = "torch.distributed.tensor.experimental._context_parallel._attention"
+TORCHS_OWN = (
+    "torch.nn.functional.scaled_dot_product_attention",
+    f"{_PRIVATE}._templated_ring_attention",
+    f"{_PRIVATE}._templated_ring_attention_backward",
+)
+
+
+def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
+    """shape: [b, a, s, d] of the whole sequence."""
+    return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        ring_case("three ranks", "values", 3, [2, 2, 24, 4], seed),
+        ring_case("four ranks, float32", "values", 4, [1, 3, 16, 6], seed, dtype="float32"),
+        ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
+        ring_case("alone", "alone", 1, [1, 2, 6, 4], seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """One sequence for each group: [groups, b, a, s, d]."""
+    each = [queries_keys_values(case, generator, "grad") for _ in groups_of(case)]
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    place = place_of(case, rank)
+    own = zigzag(case.params["shape"][2], place.position, place.size)
+    return {name: t[place.index][..., own, :].contiguous() for name, t in inputs.items()}
+
+
+@dataclass(frozen=True)
+class Whole(Evidence):
+    """With attention over each group's whole sequence, and its gradients."""
+
+    @cached_property
+    def partials(self) -> list[Partial]:
+        positions = torch.arange(self.case.params["shape"][2])
+        sees = causal(positions, positions)
+        return [
+            whole_attention(q, k, v, sees)
+            for q, k, v in zip(*(self.inputs[name] for name in PARTS), strict=True)
+        ]
+
+    @cached_property
+    def gradients(self) -> list[dict[str, Tensor]]:
+        positions = torch.arange(self.case.params["shape"][2])
+        sees = causal(positions, positions)
+        found = []
+        for group in range(len(groups_of(self.case))):
+            leaves = [self.inputs[name][group].clone().requires_grad_() for name in PARTS]
+            q, k, v = leaves
+            out, _ = whole_attention(q, k, v, sees)
+            gradients = torch.autograd.grad(out, leaves, self.inputs["grad"][group])
+            found.append(dict(zip(PARTS, gradients, strict=True)))
+        return found
+
+    def own(self, rank: int, of_groups: Sequence[Tensor], dim: int = -2) -> Tensor:
+        """The rank's tokens of its group's tensor."""
+        place = place_of(self.case, rank)
+        own = zigzag(self.case.params["shape"][2], place.position, place.size)
+        return of_groups[place.index].index_select(dim, torch.tensor(own))
+
+
+# -- forward
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
+    """One block, as the lesson's own function computes it."""
+    rows, columns = (torch.arange(t.shape[-2], device=t.device) for t in (q, k))
+    return whole_attention(q, k, v, causal(rows if diagonal else rows + len(columns), columns))
+
+
+def _go_round(rank: Rank) -> None:
+    """Answers ring.out, .lse, .empty. Fact open: for each block that was computed, the receives that had been
+    started by then and not been waited for.
+    """
+    group, recorder = enter_group(rank), current_recorder()
+    assert recorder is not None
+    q, k, v = (rank.inputs[name].clone() for name in PARTS)
+    opened: list[int] = []
+    first = len(recorder.entries)
+
+    def attend(*arguments: Any) -> Partial:
+        opened.append(sum(e.op == "recv" and e.end is None for e in recorder.entries[first:]))
+        return _block(*arguments)
+
+    with rank.recording("forward"):
+        partial = rank.student.ring_forward(q, k, v, group, attend)
+    answer_partial(rank, "ring", partial)
+    rank.fact("open", opened)
+
+
+def _is_attention(evidence: Whole) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        out = evidence.own(answer.rank, [out for out, _ in evidence.partials])
+        lse = evidence.own(answer.rank, [lse for _, lse in evidence.partials], dim=-1)
+        for name, tensor in reported("ring", (out, lse)).items():
+            told = f"{name.rpartition('.')[2]} of this rank's queries over the whole sequence"
+            yield same(told, tensor, answer, name)
+
+
+def _message_bytes(evidence: Evidence, rank: int) -> int:
+    b, a, s, d = evidence.case.params["shape"]
+    return b * a * (s // place_of(evidence.case, rank).size) * d * evidence.inputs["q"].element_size()
+
+
+def sends(phase: str, messages: Callable[[int], int]) -> Judge:
+    """This many messages' worth of bytes are sent to the next rank and received from the one before, and
+    nothing else is communicated. messages: (ranks) -> of one tensor of this rank's tokens each.
+    """
+
+    def find(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+        place = place_of(evidence.case, answer.rank)
+        expected = messages(place.size) * _message_bytes(evidence, answer.rank)
+        found = [c for c in answer.collectives.get(phase, []) if c["source"] == "python"]
+        after = place.members[(place.position + 1) % place.size]
+        for op, peer in (("send", after), ("recv", place.members[place.position - 1])):
+            seen = sum(c["num_bytes"] for c in found if c["op"] == op and c["peer"] == peer)
+            told = f"{phase}: {op} of {expected:,} bytes in all, rank {peer} at the other end"
+            yield Finding(seen == expected, told, f"{seen:,} bytes", answer.rank)
+        other = sorted({op for op, _ in calls_of(answer, phase)} - {"send", "recv"})
+        yield Finding(not other, f"{phase}: messages between neighbours alone", ", ".join(other), answer.rank)
+
+    return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
+
+
+def _work(evidence: Evidence, answer: RankAnswer) -> Finding:
+    expected, seen = 2 * place_of(evidence.case, answer.rank).size + 1, len(answer.facts["open"])
+    return Finding(seen == expected, f"{expected} blocks computed", f"{seen}", answer.rank)
+
+
+def _open_meanwhile(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """The keys of another rank make two blocks; nothing is to come any more while the last two are made."""
+    opened = answer.facts["open"]
+    idle = sum(not number for number in opened)
+    told = "a receive under way while blocks are computed, but for the two blocks of the last keys"
+    return Finding(idle <= 2, told, f"none in {idle} of {len(opened)} blocks", answer.rank)
+
+
+FORWARD = Run(_go_round, _inputs, _own, Whole)
+RING_FORWARD = Exercise(
+    "11.ring-forward",
+    "Keys and values go round",
+    ("ring_forward",),
+    dict.fromkeys(("values", "subgroup", "alone"), FORWARD),
+    _cases,
+    (
+        Property(
+            "values",
+            "numbers",
+            3,
+            "Each rank's output and lse are those over the whole sequence.",
+            "which keys have arrived: after step i those of the i-th rank before",
+            {"values": _is_attention},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "Keys and values go n - 1 steps to the next rank, and nothing else is sent.",
+            "the last step needs no message",
+            {"values": every(sends("forward", lambda n: 2 * (n - 1)), on_each(lambda _, a: all_awaited(a)))},
+        ),
+        Property(
+            "blocks",
+            "mechanism",
+            1,
+            "2n + 1 blocks are computed on every rank.",
+            "pairs of halves in the future are computed too",
+            {"values": on_each(_work)},
+        ),
+        Property(
+            "overlap",
+            "mechanism",
+            2,
+            "The next keys are on their way while blocks are computed.",
+            "messages are started before the blocks, and waited for after them",
+            {"values": on_each(_open_meanwhile)},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and on one rank alone.",
+            "a rank of the group was used as a global rank",
+            {"subgroup": every(_is_attention, stays_in_group), "alone": _is_attention},
+        ),
+    ),
+    builds_on=("11.merge-partials", "11.own-tokens"),
+    forbids=TORCHS_OWN,
+)
+
+
+# -- with a backward
+
+
+def _differentiate(rank: Rank) -> None:
+    """Answers out and grad.q, .k, .v; recordings forward and backward; fact kept_bytes, from the input's."""
+    group = enter_group(rank)
+    leaves = [rank.inputs[name].clone().requires_grad_() for name in PARTS]
+    before = storages()
+    with rank.recording("forward"):
+        out = rank.student.RingAttention.apply(*leaves, group)
+    rank.fact("kept_bytes", held_since(before))
+    rank.answer("out", out)
+    with rank.attempt("gradients"), rank.recording("backward"):
+        out.backward(rank.inputs["grad"])
+    for name, leaf in zip(PARTS, leaves, strict=True):
+        rank.answer(f"grad.{name}", leaf.grad)
+
+
+def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
+    out = evidence.own(answer.rank, [out for out, _ in evidence.partials])
+    return same("output of this rank's queries over the whole sequence", out, answer, "out")
+
+
+def _are_gradients(evidence: Whole) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name in PARTS:
+            expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
+            yield same(f"gradient of {name} from the whole sequence", expected, answer, f"grad.{name}")
+
+
+def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """The output and the lse beside q, k and v, which the caller has."""
+    b, a, s, _ = evidence.case.params["shape"]
+    own = _message_bytes(evidence, answer.rank)
+    lse = b * a * (s // place_of(evidence.case, answer.rank).size) * evidence.inputs["q"].element_size()
+    most, kept = own + lse + 256, answer.facts["kept_bytes"]
+    told = f"at most {most:,} bytes kept: the output and its lse"
+    return Finding(kept <= most, told, f"{kept:,} bytes", answer.rank)
+
+
+ATTENTION = Run(_differentiate, _inputs, _own, Whole)
+RING_ATTENTION = Exercise(
+    "11.ring-attention",
+    "The ring, with its backward",
+    ("RingAttention",),
+    dict.fromkeys(("values", "subgroup", "alone"), ATTENTION),
+    _cases,
+    (
+        Property(
+            "output",
+            "numbers",
+            1,
+            "The output is that of the whole sequence.",
+            "",
+            {"values": on_each(_is_output)},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            4,
+            "The gradients of q, k and v are those of the whole sequence.",
+            "sums of dk and dv must come home to the rank of their keys: one step more than the keys go",
+            {"values": _are_gradients},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "Backward sends 4n - 2 tensors: keys and values n - 1 steps, their gradients n.",
+            "the keys of the last step need not go on",
+            {
+                "values": every(
+                    sends("forward", lambda n: 2 * (n - 1)),
+                    sends("backward", lambda n: 4 * n - 2),
+                    on_each(lambda _, answer: all_awaited(answer)),
+                )
+            },
+        ),
+        Property(
+            "kept",
+            "mechanism",
+            2,
+            "Keys and values of other ranks are not kept for backward.",
+            "autograd keeps what every block was made from: write the backward yourself",
+            {"values": on_each(_keeps_its_own)},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and on one rank alone.",
+            "a rank of the group was used as a global rank",
+            {"subgroup": every(_are_gradients, stays_in_group), "alone": _are_gradients},
+        ),
+    ),
+    builds_on=("11.merge-partials", "11.block-backward", "11.own-tokens", "11.ring-forward"),
+    forbids=TORCHS_OWN,
+)

@@ -1,0 +1,337 @@
+"""What a GPT with divided sequences must show: one training on replicas, pieces of sequences and heads, equal
+to that of one process.
+
+Each rank is handed the whole model with noise in the blocks of other tensor-parallel ranks, and of its own
+replica's rows its own tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_11.losses import IGNORED, MOST_BYTES
+from labkit.checks.lesson_11.ring import TORCHS_OWN
+from labkit.checks.lesson_11.tokens import zigzag
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import STEPS, State, calls_text, descend, nbytes, same
+from labkit.checks.shared.cuts import cut_block, part_of
+from labkit.checks.shared.cuts import under as put_under
+from labkit.checks.shared.split import loaded, numbers_taken, under
+from labkit.model import Transformer, explicit_attention, gpt
+
+AXES = ("dp", "cp", "tp")
+USUAL: Mapping[str, Any] = {
+    "layers": 2,
+    "hidden": 8,
+    "heads": 4,
+    "vocabulary": 11,
+    "sequence": 12,
+    "longest": 16,
+    "rows": 2,
+    "tied": True,
+}
+
+
+def gpt_case(name: str, kind: str, dp: int, cp: int, tp: int, seed: int, **params: Any) -> Case:
+    """A job of dp x cp x tp ranks, neighbours along tp. rows: of each replica. longest: of the model's
+    sequences.
+    """
+    settings = {**USUAL, "sizes": {"dp": dp, "cp": cp, "tp": tp}, **params}
+    own = kind == "own-parts"
+    return Case(name, dp * cp * tp, settings, seed, kind=kind, own_parts=own, timeout=60.0)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        gpt_case("dp 2, cp 2", "values", 2, 2, 1, seed),
+        gpt_case("cp 3, untied", "values", 1, 3, 1, seed, tied=False, layers=1, rows=3),
+        gpt_case("cp 2, tp 2", "tensor", 1, 2, 2, seed),
+        gpt_case("a rank without targets", "without", 1, 2, 1, seed, sequence=8),
+        gpt_case("all parts your own", "own-parts", 1, 2, 1, seed, hidden=12, heads=2),
+    ]
+
+
+# -- who has what
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A rank's coordinates, and the members of its groups."""
+
+    replica: int
+    piece: int  # position in the context group
+    part: int  # position in the tensor group
+    context: list[int]
+    tensor: list[int]
+    batch: list[int]
+
+    def cut(self, full: Mapping[str, Tensor]) -> State:
+        """A whole state as this rank has it: blocks cut over the tensor group, all else whole."""
+        found = {name: t for name, t in full.items() if not name.startswith("blocks.")}
+        for layer in sorted({name.split(".")[1] for name in full if name.startswith("blocks.")}):
+            prefix = f"blocks.{layer}."
+            found |= put_under(prefix, cut_block(part_of(full, prefix), self.part, len(self.tensor)))
+        return found
+
+    def own(self, case: Case, rows: Tensor) -> Tensor:
+        """This rank's tokens of its replica's rows, of [..., B, s]."""
+        tokens = zigzag(case.params["sequence"], self.piece, len(self.context))
+        return rows.chunk(case.params["sizes"]["dp"], -2)[self.replica][..., tokens].contiguous()
+
+
+def grid_of(case: Case) -> Tensor:
+    """Ranks as [dp, cp, tp]."""
+    return torch.arange(case.ranks).view(*(case.params["sizes"][axis] for axis in AXES))
+
+
+def spot_of(case: Case, rank: int) -> Spot:
+    """Where a rank stands."""
+    grid = grid_of(case)
+    replica, piece, part = (grid == rank).nonzero()[0].tolist()
+    members = grid[replica, :, part], grid[replica, piece], grid[:, :, part].flatten()
+    return Spot(replica, piece, part, *(ranks.tolist() for ranks in members))
+
+
+def _groups(rank: Rank) -> list[dist.ProcessGroup]:
+    """This rank's context, tensor and batch group. Every rank makes all of them, as torch asks."""
+    grid = grid_of(rank.case)
+    kinds = grid.transpose(1, 2).flatten(0, 1), grid.flatten(0, 1), grid.flatten(0, 1).T
+    made = [[(ranks, dist.new_group(ranks)) for ranks in kind.tolist()] for kind in kinds]
+    return [next(group for ranks, group in kind if rank.rank in ranks) for kind in made]
+
+
+def plain_model(case: Case) -> Transformer:
+    """The whole model, in float64."""
+    p = case.params
+    shape = gpt(p["layers"], p["hidden"], p["heads"], p["vocabulary"], p["longest"], dropout=0.0)
+    return Transformer(shape.but(tied_embeddings=p["tied"]), explicit_attention).double()
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """Parameters, noise for each rank's copy of them, and rows for all steps: [steps, B, s]. A sixth of the
+    targets is ignored; of kind "without" all those of the first rank.
+    """
+    found: Inputs = {}
+    for name, tensor in plain_model(case).named_parameters():
+        scale = tensor.shape[-1] ** 0.5
+        found[f"full.{name}"] = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) / scale
+        noise = torch.randn(case.ranks, *tensor.shape, generator=generator, dtype=torch.float64)
+        found[f"noise.{name}"] = noise
+    shape = (STEPS, case.params["sizes"]["dp"] * case.params["rows"], case.params["sequence"])
+    for name in ("ids", "targets"):
+        found[name] = torch.randint(case.params["vocabulary"], shape, generator=generator)
+    found["targets"][torch.rand(shape, generator=generator) < 1 / 6] = IGNORED
+    if case.kind == "without":
+        first = spot_of(case, 0)
+        found["targets"][..., zigzag(case.params["sequence"], 0, len(first.context))] = IGNORED
+    return found
+
+
+def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    spot, full = spot_of(case, rank), under("full.", inputs)
+    found = {name: spot.own(case, inputs[name]) for name in ("ids", "targets")}
+    for name, own in numbers_taken(full, spot.cut).items():
+        found[f"full.{name}"] = torch.where(own, full[name], inputs[f"noise.{name}"][rank])
+    return found
+
+
+# -- on a rank
+
+
+def _train(rank: Rank) -> None:
+    """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward and backward of the last step, with
+    the sums of gradients in the second.
+    """
+    full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
+    model = rank.student.ContextParallelGPT(full, *_groups(rank))
+    for step in range(STEPS):
+        model.zero_grad()
+        with rank.recording("forward"):
+            loss = model.loss(rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone())
+        with rank.recording("backward"):
+            loss.backward()
+            model.sum_gradients()
+        rank.answer(f"loss.{step}", loss)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            rank.answer(f"grad.{step}.{name}", parameter.grad)
+        descend(model)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        rank.answer(f"trained.{name}", parameter)
+
+
+# -- in the judge
+
+
+@dataclass(frozen=True)
+class OneProcess(Evidence):
+    """With the same training in one process."""
+
+    @cached_property
+    def losses(self) -> list[Tensor]:
+        """One a step."""
+        return self._trained[0]
+
+    @cached_property
+    def states(self) -> dict[str, State]:
+        """ "grad.STEP", the gradients of each step, and "trained", the weights after the last one."""
+        return self._trained[1]
+
+    @cached_property
+    def _trained(self) -> tuple[list[Tensor], dict[str, State]]:
+        model = loaded(plain_model(self.case), under("full.", self.inputs))
+        losses, states = [], {}
+        for step in range(STEPS):
+            model.zero_grad()
+            logits, targets = model(self.inputs["ids"][step]), self.inputs["targets"][step]
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+            loss.backward()
+            losses.append(loss.detach())
+            states[f"grad.{step}"] = {
+                n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+            }
+            descend(model)
+        states["trained"] = {name: p.detach() for name, p in model.named_parameters()}
+        return losses, states
+
+
+def _losses(evidence: OneProcess) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for step, loss in enumerate(evidence.losses):
+            told = f"step {step}: the mean over all targets of the batch"
+            yield same(told, loss, answer, f"loss.{step}")
+
+
+def _states(*kinds: str) -> Judge:
+    """What ranks have of these states is their part of the one process's."""
+
+    def judge(evidence: OneProcess) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for kind in kinds:
+                what = "value after training of" if kind == "trained" else f"step {kind[-1]}: gradient of"
+                for name, expected in spot_of(evidence.case, answer.rank).cut(evidence.states[kind]).items():
+                    told = f"{what} {name} in one process"
+                    yield same(told, expected, answer, f"{kind}.{name}")
+
+    return judge
+
+
+def _keys_alone(phase: str, backward: bool) -> Judge:
+    """Between the pieces of a sequence go the ring's messages, beside a loss's two numbers and the sums of
+    gradients; what tensor-parallel ranks send each other does not count.
+    """
+
+    def find(evidence: OneProcess, answer: RankAnswer) -> Iterator[Finding]:
+        spot, p = spot_of(evidence.case, answer.rank), evidence.case.params
+        size = len(spot.context)
+        tensor = p["rows"] * p["sequence"] // size * p["hidden"] // len(spot.tensor) * 8
+        messages = p["layers"] * (4 * size - 2 if backward else 2 * (size - 1))
+        calls = [
+            c for c in answer.collectives[phase] if c["source"] == "python" and not _within(c, spot.tensor)
+        ]
+        sent = sum(c["num_bytes"] for c in calls if c["op"] == "send" and _within(c, spot.context))
+        told = f"{phase}: {messages * tensor:,} bytes sent to the next piece of the sequence"
+        yield Finding(sent == messages * tensor, told, f"{sent:,} bytes", answer.rank)
+        sums = [(c["op"], c["num_bytes"]) for c in calls if c["op"] not in ("send", "recv")]
+        state = spot.cut(evidence.states["trained"]) if backward else {}
+        most = sum(map(nbytes, state.values())) + (0 if backward else MOST_BYTES)
+        reduced = sum(n for op, n in sums if op == "all_reduce")
+        right = reduced <= most and all(op == "all_reduce" for op, _ in sums)
+        told = f"{phase}: beside that, all_reduces of at most {most:,} bytes"
+        yield Finding(right, told, calls_text(sums), answer.rank)
+
+    return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
+
+
+def _within(call: Mapping[str, Any], members: list[int]) -> bool:
+    return sorted(call["group"]) == sorted(members)
+
+
+TRAINED = Run(_train, _inputs, _hand, OneProcess)
+GRADIENTS = _states(*(f"grad.{step}" for step in range(STEPS)))
+ALL = every(_losses, GRADIENTS, _states("trained"))
+TRAFFIC = every(_keys_alone("forward", False), _keys_alone("backward", True))
+EXERCISE = Exercise(
+    "11.context-parallel-gpt",
+    "A whole model on divided sequences",
+    ("ContextParallelGPT",),
+    dict.fromkeys(("values", "tensor", "without", "own-parts"), TRAINED),
+    _cases,
+    (
+        Property(
+            "losses",
+            "numbers",
+            1,
+            "In each of two steps every rank has the mean over all targets of the batch.",
+            "positions were counted from 0 on every rank",
+            {"values": _losses},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            4,
+            "All gradients are those of the whole batch in one process.",
+            "averaged over the ranks of a sequence: each has a part of one sum",
+            {"values": GRADIENTS},
+        ),
+        Property(
+            "weights",
+            "numbers",
+            1,
+            "So are the weights after two steps.",
+            "a table and its tied head became two",
+            {"values": _states("trained")},
+        ),
+        Property(
+            "tensor",
+            "numbers",
+            3,
+            "The same with the heads of each block cut over a second axis.",
+            "gradients were summed over ranks that have other parts, or have the same tokens",
+            {"tensor": ALL},
+        ),
+        Property(
+            "traffic",
+            "mechanism",
+            3,
+            "Between pieces of a sequence go keys, values and their gradients; weights' gradients are summed"
+            " once.",
+            "hidden states or ids were gathered, or gradients summed over two groups one after the other",
+            {"values": TRAFFIC, "tensor": TRAFFIC},
+        ),
+        Property(
+            "without",
+            "robustness",
+            1,
+            "A rank without targets takes part like the others.",
+            "a mean over no targets is not a number",
+            {"without": ALL},
+        ),
+        Property(
+            "own-parts",
+            "numbers",
+            1,
+            "With your own ring, cut and loss it is the same.",
+            "an earlier exercise of yours does something else than it was asked for",
+            {"own-parts": ALL},
+        ),
+    ),
+    builds_on=(
+        "11.merge-partials",
+        "11.block-backward",
+        "11.own-tokens",
+        "11.ring-forward",
+        "11.ring-attention",
+        "11.sharded-loss",
+    ),
+    forbids=(*TORCHS_OWN, "torch.nn.parallel.DistributedDataParallel"),
+)

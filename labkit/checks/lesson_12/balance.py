@@ -1,0 +1,203 @@
+"""What a loss that keeps experts balanced must show, and the bias that does without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_12.exchange import CROSSED, own_names
+from labkit.checks.lesson_12.reference import drawn_experts
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.split import drawn
+
+BALANCE_ID = "12.balance"
+NUMBER_BYTES = 8
+
+
+def balance_case(
+    name: str, kind: str, tokens: list[int], experts: int, k: int, seed: int, **params: Any
+) -> Case:
+    """tokens: of each rank. rate: by how much the bias is nudged."""
+    settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 0.01, **params}
+    return Case(name, len(tokens), settings, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        balance_case("three ranks, uneven tokens", "values", [5, 12, 8], 4, 2, seed),
+        balance_case("four ranks, float32", "values", [3, 9, 6, 14], 6, 1, seed, dtype="float32"),
+        balance_case("a rank without tokens", "idle", [7, 0, 5], 5, 2, seed, rate=0.5),
+        balance_case("everybody visited equally often", "even", [4, 2, 6], 3, 3, seed, rate=0.125),
+        balance_case("crossed groups", "subgroup", [4, 9, 6, 7], 4, 2, seed, groups=CROSSED, rate=0.25),
+        balance_case("alone", "subgroup", [8], 5, 3, seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each rank probabilities.R [n, E] and experts.R [n, k]; for each its group's bias.R [E]."""
+    num_experts, inputs = case.params["experts"], {}
+    for members in groups_of(case):
+        bias = drawn(case, generator, num_experts)
+        for rank in members:
+            n = case.params["tokens"][rank]
+            scores = drawn(case, generator, n, num_experts) + torch.linspace(1, -1, num_experts)
+            inputs[f"probabilities.{rank}"] = scores.to(bias.dtype).softmax(-1)
+            among = list(range(num_experts))
+            inputs[f"experts.{rank}"] = drawn_experts(generator, n, case.params["k"], among)
+            inputs[f"bias.{rank}"] = bias.clone()
+    return inputs
+
+
+def _balance(rank: Rank) -> None:
+    """Answers loss, grad, bias and, as it was handed over, kept; recordings loss, backward, nudge."""
+    group, num_experts = enter_group(rank), rank.params["experts"]
+    probabilities = rank.inputs["probabilities"].clone().requires_grad_()
+    experts, bias = rank.inputs["experts"].clone(), rank.inputs["bias"].clone()
+    with rank.recording("loss"):
+        loss = rank.student.balance_loss(probabilities, experts, group)
+    rank.answer("loss", loss.reshape(()))
+    with rank.attempt("gradients"), rank.recording("backward"):
+        loss.backward()
+    rank.answer("grad", probabilities.grad)
+    visits = torch.bincount(experts.flatten(), minlength=num_experts)
+    with rank.recording("nudge"):
+        nudged = rank.student.nudge(bias, visits, rank.params["rate"], group)
+    rank.answer("bias", nudged)
+    rank.answer("kept", bias)
+
+
+# -- judges
+
+
+def _of_group(evidence: Evidence, rank: int, name: str) -> list[Tensor]:
+    return [evidence.inputs[f"{name}.{member}"] for member in place_of(evidence.case, rank).members]
+
+
+def _visits(evidence: Evidence, rank: int) -> Tensor:
+    """[E]: of all ranks of the group."""
+    experts = torch.cat(_of_group(evidence, rank, "experts"))
+    return torch.bincount(experts.flatten(), minlength=evidence.case.params["experts"])
+
+
+def _whole(evidence: Evidence, rank: int) -> tuple[Tensor, Tensor]:
+    """The loss of the group's tokens in one process, and its gradient at this rank's probabilities."""
+    parts = [p.clone().requires_grad_() for p in _of_group(evidence, rank, "probabilities")]
+    together, visits = torch.cat(parts), _visits(evidence, rank)
+    shares = visits.to(together.dtype) / visits.sum()
+    loss = len(visits) * (shares * together.mean(0)).sum()
+    (gradient,) = torch.autograd.grad(loss, parts[place_of(evidence.case, rank).position])
+    return loss.detach(), gradient
+
+
+def _loss(evidence: Evidence, answer: RankAnswer) -> Finding:
+    return same("the loss of the tokens of all ranks", _whole(evidence, answer.rank)[0], answer, "loss")
+
+
+def _gradient(evidence: Evidence, answer: RankAnswer) -> Finding:
+    told = "gradient of this rank's probabilities in the loss of all tokens"
+    return same(told, _whole(evidence, answer.rank)[1], answer, "grad")
+
+
+def _nudged(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    visits, bias = _visits(evidence, answer.rank).double(), evidence.inputs[f"bias.{answer.rank}"]
+    step = evidence.case.params["rate"] * (visits.mean() - visits).sign()
+    told = f"bias up by the rate where there are less than {visits.mean():g} visits, down where more"
+    yield same(told, bias + step.to(bias.dtype), answer, "bias")
+    yield same("the bias that was handed over, as it was", bias, answer, "kept")
+
+
+def _judge_nudged(evidence: Evidence) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _nudged(evidence, answer))
+
+
+def _few_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    """Sums over experts travel, of whatever dtype, and no token's probabilities."""
+    num_experts = evidence.case.params["experts"]
+    for phase, most in (("loss", 2 * num_experts + 2), ("backward", 0), ("nudge", num_experts + 1)):
+        calls = calls_of(answer, phase)
+        sums = all(op == "all_reduce" for op, _ in calls)
+        told = (
+            f"{phase}: all_reduces of at most {most} numbers together" if most else f"{phase}: nothing sent"
+        )
+        few = sums and sum(num_bytes for _, num_bytes in calls) <= most * NUMBER_BYTES
+        yield Finding(few, told, f"{phase}: {calls_text(calls)}", answer.rank)
+
+
+def _judge_few(evidence: Evidence) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _few_numbers(evidence, answer))
+
+
+EVERYTHING = every(on_each(_loss), on_each(_gradient), _judge_nudged)
+RUN = Run(_balance, _inputs, own_names)
+EXERCISE = Exercise(
+    BALANCE_ID,
+    "Experts that are visited evenly",
+    ("balance_loss", "nudge"),
+    dict.fromkeys(("values", "idle", "even", "subgroup"), RUN),
+    _cases,
+    (
+        Property(
+            "loss",
+            "numbers",
+            3,
+            "The loss is that of all tokens of all ranks, the same number on each.",
+            "the mean of the ranks' losses: a product of means is not the mean of products",
+            {"values": on_each(_loss)},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Each rank's probabilities get their gradient in that loss, once.",
+            "the sum over ranks was differentiated too: n times too much; or a rank counted its own tokens",
+            {"values": on_each(_gradient)},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            1,
+            "Sums over experts are reduced, and backward sends nothing.",
+            "probabilities gathered from everybody",
+            {"values": _judge_few},
+        ),
+        Property(
+            "nudge",
+            "numbers",
+            2,
+            "The bias moves by the rate towards the experts that all ranks together visit too little.",
+            "each rank nudged by its own visits, and biases drift apart",
+            {"values": _judge_nudged},
+        ),
+        Property(
+            "even",
+            "robustness",
+            1,
+            "Where every expert has its share the loss is 1 and the bias stays.",
+            "the factor E, or a division by the k of each token, left out",
+            {"even": EVERYTHING},
+        ),
+        Property(
+            "idle",
+            "robustness",
+            1,
+            "A rank may have no tokens.",
+            "a mean over nothing is nan",
+            {"idle": EVERYTHING},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and on one rank alone.",
+            "an all_reduce without group=",
+            {"subgroup": every(EVERYTHING, stays_in_group)},
+        ),
+    ),
+)

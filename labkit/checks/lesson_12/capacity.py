@@ -1,0 +1,222 @@
+"""What a capacity must show: how many rows an expert takes, and which visits are dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_12.reference import drawn_experts
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import is_refused, same
+from labkit.checks.shared.split import drawn
+from labkit.torch_private import WatchingMode
+
+CAPACITY_ID = "12.capacity"
+
+
+def size_case(name: str, kind: str, settings: Sequence[tuple[int, int, int, float]], seed: int) -> Case:
+    """settings: (tokens, k, experts, factor)."""
+    return Case(name, 1, {"settings": [list(s) for s in settings]}, seed, kind=kind)
+
+
+def drop_case(
+    name: str, kind: str, tokens: int, experts: int, k: int, capacity: int, seed: int, **params: Any
+) -> Case:
+    """tokens of k experts each, of which each takes `capacity` rows."""
+    settings = {"tokens": tokens, "experts": experts, "k": k, "capacity": capacity, **params}
+    return Case(name, 1, settings, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    published = [(1024, 2, 128, 1.0), (4096, 2, 2048, 1.0), (512, 1, 8, 1.25), (512, 1, 8, 2.0)]
+    ragged = [(10, 2, 8, 1.0), (7, 1, 3, 1.5), (9, 3, 4, 0.5), (3, 1, 64, 1.0), (0, 2, 8, 1.0)]
+    return [
+        size_case("published settings", "sizes", published, seed),
+        size_case("that do not divide", "ragged", ragged, seed),
+        drop_case("twelve tokens", "drops", 12, 4, 2, 4, seed),
+        drop_case("one expert each, float32", "drops", 15, 5, 1, 2, seed, dtype="float32"),
+        drop_case("three experts each", "drops", 10, 5, 3, 4, seed),
+        drop_case("room for all", "roomy", 9, 4, 2, 9, seed),
+        drop_case("room for none", "roomy", 6, 3, 2, 0, seed),
+        drop_case("many tokens", "work", 600, 8, 2, 100, seed),
+        size_case("a factor below 0", "refused", [(8, 2, 4, -1.0)], seed),
+    ]
+
+
+def kept_visits(experts: Tensor, num_experts: int, capacity: int) -> Tensor:
+    """[n, k]: whether a visit is kept, one after the other: first choices first (GShard, algorithm 1)."""
+    taken = [0] * num_experts
+    kept = torch.zeros_like(experts, dtype=torch.bool)
+    for choice in range(experts.shape[1]):
+        for token in range(experts.shape[0]):
+            expert = int(experts[token, choice])
+            kept[token, choice] = taken[expert] < capacity
+            taken[expert] += 1
+    return kept
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    n, num_experts, k = (case.params[name] for name in ("tokens", "experts", "k"))
+    return {
+        "gates": drawn(case, generator, n, k).softmax(-1) + 0.1,
+        "experts": drawn_experts(generator, n, k, list(range(num_experts))),
+        "grad": drawn(case, generator, n, k),
+    }
+
+
+class Counted(WatchingMode):
+    """Counts torch's operations inside `with Counted() as counted:`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _sizes(rank: Rank) -> None:
+    """Fact sizes: of each setting."""
+    found = [rank.student.expert_capacity(*setting) for setting in rank.params["settings"]]
+    rank.fact("sizes", [size if type(size) is int else repr(size)[:80] for size in found])
+
+
+def _refuse(rank: Rank) -> None:
+    with rank.expect_error("refusal"):
+        rank.student.expert_capacity(*rank.params["settings"][0])
+
+
+def _drop(rank: Rank) -> None:
+    """Answers gates, grad, and as they were handed over, kept. Fact operations."""
+    gates = rank.inputs["gates"].clone().requires_grad_()
+    experts, num_experts, capacity = (
+        rank.inputs["experts"].clone(),
+        rank.params["experts"],
+        rank.params["capacity"],
+    )
+    with Counted() as counted:
+        found = rank.student.drop(gates, experts, num_experts, capacity)
+    rank.fact("operations", counted.operations)
+    rank.answer("gates", found)
+    rank.answer("kept", gates)
+    with rank.attempt("gradients"):
+        (found * rank.inputs["grad"]).sum().backward()
+    rank.answer("grad", gates.grad)
+
+
+def _sizes_are(evidence: Evidence) -> Iterator[Finding]:
+    for setting, seen in zip(
+        evidence.case.params["settings"], evidence.answers[0].facts["sizes"], strict=True
+    ):
+        tokens, k, num_experts, factor = setting
+        expected = math.ceil(factor * k * tokens / num_experts)
+        told = f"{expected} rows for {tokens} tokens, k = {k}, {num_experts} experts, factor {factor:g}"
+        yield Finding(seen == expected, told, str(seen))
+
+
+def _kept(evidence: Evidence) -> Tensor:
+    experts, capacity = evidence.inputs["experts"], evidence.case.params["capacity"]
+    return kept_visits(experts, evidence.case.params["experts"], capacity)
+
+
+def _dropped(evidence: Evidence) -> Iterator[Finding]:
+    expected = evidence.inputs["gates"] * _kept(evidence)
+    for answer in evidence.answers:
+        yield same("gates, with 0 for the visits that found no room", expected, answer, "gates")
+        yield same("the gates that were handed over, as they were", evidence.inputs["gates"], answer, "kept")
+
+
+def _gradients(evidence: Evidence) -> Iterator[Finding]:
+    expected = evidence.inputs["grad"] * _kept(evidence)
+    for answer in evidence.answers:
+        yield same("gradients of the gates that are kept, 0 for the others", expected, answer, "grad")
+
+
+def _few_operations(evidence: Evidence) -> Iterator[Finding]:
+    most = evidence.case.params["tokens"] // 2
+    for answer in evidence.answers:
+        seen = answer.facts["operations"]
+        told = f"fewer than {most} operations of torch for {evidence.case.params['tokens']} tokens"
+        yield Finding(seen < most, told, f"{seen}", answer.rank)
+
+
+DROP = Run(_drop, _inputs)
+EXERCISE = Exercise(
+    CAPACITY_ID,
+    "A capacity, and what it drops",
+    ("expert_capacity", "drop"),
+    {
+        "sizes": Run(_sizes),
+        "ragged": Run(_sizes),
+        "refused": Run(_refuse),
+        "drops": DROP,
+        "roomy": DROP,
+        "work": DROP,
+    },
+    _cases,
+    (
+        Property(
+            "sizes",
+            "numbers",
+            1,
+            "An expert takes factor x k x tokens / E rows: GShard's 2N/E, Switch's 1.25 N/E.",
+            "k left out: a token visits k experts",
+            {"sizes": _sizes_are},
+        ),
+        Property(
+            "rounded-up",
+            "robustness",
+            1,
+            "Where that is no whole number it is rounded up.",
+            "rounded down there is room for fewer rows than there are",
+            {"ragged": _sizes_are},
+        ),
+        Property(
+            "drops",
+            "numbers",
+            3,
+            "All first choices come before all second ones, and earlier tokens before later ones.",
+            "token after token, so that the second choice of an early one takes the place of a first choice",
+            {"drops": _dropped},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            1,
+            "A gate that is kept gets its gradient, a dropped one gets 0.",
+            "gates built anew, outside the graph",
+            {"drops": _gradients},
+        ),
+        Property(
+            "work",
+            "mechanism",
+            1,
+            "The number of operations does not grow with the tokens.",
+            "a Python loop over tokens: a GPU waits for each of its steps",
+            {"work": every(_dropped, _few_operations)},
+        ),
+        Property(
+            "roomy",
+            "robustness",
+            1,
+            "With room for all nothing is dropped, without any all is.",
+            "gates divided by their sum again, which is 0",
+            {"roomy": every(_dropped, _gradients)},
+        ),
+        Property(
+            "refused",
+            "robustness",
+            1,
+            "A negative factor is a ValueError.",
+            "",
+            {"refused": is_refused("refusal", "ValueError")},
+        ),
+    ),
+)

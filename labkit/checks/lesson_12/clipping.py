@@ -1,0 +1,177 @@
+"""What one norm over two kinds of parameters must show: every number of the model once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_12.exchange import own_names
+from labkit.checks.lesson_12.grid import enter_grid, grid_case, seats_of, stays_in_job
+from labkit.checks.lesson_12.reducing import parameters_of
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import on_each
+from labkit.checks.shared.clipping import clipped_difference, sends_one_number
+from labkit.checks.shared.split import drawn
+
+SHAPES = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
+
+
+def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
+    """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None."""
+    return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
+
+
+def _cases(seed: int) -> list[Case]:
+    some = {"shared.1": [0, 1], "experts.0": [0, 1]}
+    one_side = {"experts.0": [0], "experts.1": [0]}
+    return [
+        clip_case("two copies over two", "values", 2, 2, seed),
+        clip_case("three copies, float32", "values", 3, 1, seed, max_norm=0.5, dtype="float32"),
+        clip_case("one copy over three", "values", 1, 3, seed, max_norm=2.5),
+        clip_case("a small norm", "small", 2, 2, seed, scale=0.01),
+        clip_case("without gradient", "missing", 2, 2, seed, missing=some),
+        clip_case("a rank's experts without gradient", "missing", 1, 2, seed, missing=one_side),
+        clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
+        clip_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
+        clip_case("alone", "subgroup", 1, 1, seed),
+    ]
+
+
+def _names(case: Case, rank: int) -> list[str]:
+    """The parameters that have a gradient on a rank."""
+    place, missing = seats_of(case, rank).spread.index(rank), case.params.get("missing", {})
+    every_name = [f"{kind}.{number}" for kind, shapes in SHAPES.items() for number in range(len(shapes))]
+    return [name for name in every_name if place not in missing.get(name, [])]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each rank KIND.NUMBER.R: equal where ranks have the same parameter."""
+    scale, inputs = case.params.get("scale", 1.0), dict[str, Tensor]()
+    for rank in range(case.ranks):
+        seats = seats_of(case, rank)
+        for name in _names(case, rank):
+            kind, _, number = name.partition(".")
+            first = seats.everyone[0] if kind == "shared" else seats.replicas[0]
+            known = inputs.get(f"{name}.{first}")
+            fresh = scale * drawn(case, generator, *SHAPES[kind][int(number)])
+            inputs[f"{name}.{rank}"] = fresh if known is None else known.clone()
+    return inputs
+
+
+def _clip(rank: Rank) -> None:
+    """Answers norm and KIND.NUMBER, the gradients afterwards. Recording all."""
+    sides = enter_grid(rank)
+    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in SHAPES.items()}
+    with rank.recording("all"):
+        norm = rank.student.clip_grad_norm(
+            owned["shared"], owned["experts"], rank.params["max_norm"], sides.everyone, sides.replicas
+        )
+    rank.answer("norm", torch.as_tensor(norm).double().reshape(()))
+    for kind, parameters in owned.items():
+        for number, parameter in enumerate(parameters):
+            rank.answer(f"{kind}.{number}", parameter.grad)
+
+
+# -- judges
+
+
+def _norm(evidence: Evidence, rank: int) -> Tensor:
+    """Of the whole model's gradient: what every rank has once, and each expert of one copy once."""
+    spread = seats_of(evidence.case, rank).spread
+    owned = [(name, rank) for name in _names(evidence.case, rank) if name.startswith("shared")]
+    owned += [(n, r) for r in spread for n in _names(evidence.case, r) if n.startswith("experts")]
+    squares = [evidence.inputs[f"{name}.{owner}"].double().square().sum() for name, owner in owned]
+    return torch.stack(squares).sum().sqrt()
+
+
+def _right_norm(evidence: Evidence, answer: RankAnswer) -> Finding:
+    expected, seen = _norm(evidence, answer.rank), answer.tensors.get("norm", torch.tensor(torch.nan))
+    close = torch.allclose(expected, seen.double(), rtol=1e-4 if evidence.case.params.get("dtype") else 1e-5)
+    told = f"norm {expected.item():.6g}: every number of the model once"
+    return Finding(close, told, f"{seen.item():.6g}", answer.rank)
+
+
+def _scaled(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        factor = min(1.0, evidence.case.params["max_norm"] / _norm(evidence, answer.rank).item())
+        for name in _names(evidence.case, answer.rank):
+            gradient = evidence.inputs[f"{name}.{answer.rank}"]
+            wrong = clipped_difference(
+                (gradient.double() * factor).to(gradient.dtype), answer.tensors.get(name)
+            )
+            yield Finding(wrong is None, f"gradient {name} times {factor:.4g}", wrong or "", answer.rank)
+
+
+BOTH = every(on_each(_right_norm), _scaled)
+RUN = Run(_clip, _inputs, own_names)
+EXERCISE = Exercise(
+    "12.clip-grad-norm",
+    "One norm, each expert once",
+    ("clip_grad_norm",),
+    dict.fromkeys(("values", "small", "missing", "low", "subgroup"), RUN),
+    _cases,
+    (
+        Property(
+            "norm",
+            "numbers",
+            3,
+            "The norm is that of the whole model's gradient, the same on every rank.",
+            "experts counted once for each copy, or what every rank has once for each rank",
+            {"values": on_each(_right_norm)},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            2,
+            "All gradients are scaled by max_norm / norm.",
+            "experts scaled by the norm of their own rank: then copies and ranks drift apart",
+            {"values": _scaled},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            1,
+            "One all-reduce of one number.",
+            "one for each parameter, or one for each kind",
+            {"values": on_each(sends_one_number)},
+        ),
+        Property(
+            "small",
+            "robustness",
+            1,
+            "A norm below max_norm leaves the gradients as they are.",
+            "scaled up to max_norm",
+            {"small": BOTH},
+        ),
+        Property(
+            "missing",
+            "robustness",
+            1,
+            "Parameters without gradient are left out; a rank whose experts have none takes part.",
+            "a rank without gradients of experts leaves out the call that the others wait in",
+            {"missing": BOTH},
+        ),
+        Property(
+            "low-precision",
+            "robustness",
+            1,
+            "Squares of 16-bit gradients are summed in 32 bits or more.",
+            "float() before square()",
+            {"low": BOTH},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works where not all ranks of the job belong together, and on one rank alone.",
+            "a call without group=",
+            {"subgroup": every(BOTH, on_each(stays_in_job))},
+        ),
+    ),
+    forbids=("torch.nn.utils.clip_grad_norm_",),
+)

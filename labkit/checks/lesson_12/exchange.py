@@ -1,0 +1,279 @@
+"""What sending rows to the ranks of their experts must show: uneven splits, there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import calls_are, nbytes, on_each, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.split import drawn
+
+EXCHANGE_ID = "12.all-to-all"
+CROSSED = [[0, 3], [1, 2]]
+
+
+def exchange_case(
+    name: str, kind: str, ranks: int, local: int, hidden: int, most: int, seed: int, **params: Any
+) -> Case:
+    """local: experts of a rank. most: rows of a rank for an expert. silent, deaf: the ranks that send
+    nothing, and that get nothing.
+    """
+    return Case(name, ranks, {"local": local, "hidden": hidden, "most": most, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        exchange_case("counts of three", "counts", 3, 2, 3, 5, seed),
+        exchange_case("counts of four", "counts", 4, 3, 4, 3, seed),
+        exchange_case("three ranks", "values", 3, 2, 4, 3, seed),
+        exchange_case("four ranks, float32", "values", 4, 1, 5, 4, seed, dtype="float32"),
+        exchange_case("one is silent, one gets nothing", "idle", 3, 2, 4, 3, seed, silent=[2], deaf=[0]),
+        exchange_case("rows that do not lie together", "strided", 3, 1, 6, 4, seed),
+        exchange_case("crossed groups", "subgroup", 4, 2, 3, 4, seed, groups=CROSSED),
+        exchange_case("alone", "alone", 1, 3, 3, 4, seed),
+    ]
+
+
+def drawn_counts(case: Case, generator: torch.Generator, members: int) -> Tensor:
+    """[members, members, local]: rows of each rank for each expert of each rank; no two ways are alike."""
+    local, most = case.params["local"], case.params["most"]
+    counts = torch.randint(1, most + 1, (members, members, local), generator=generator)
+    ranks = torch.arange(members)
+    counts += ((ranks.unsqueeze(0) - ranks.unsqueeze(1)) % max(members, 1)).unsqueeze(-1)
+    counts[case.params.get("silent", [])] = 0
+    counts[:, case.params.get("deaf", [])] = 0
+    return counts
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each rank NAME.RANK: counts [E] of its rows for each expert, sent and received [members], its rows,
+    and the gradient of what it receives.
+    """
+    inputs: Inputs = {}
+    for members in groups_of(case):
+        counts = drawn_counts(case, generator, len(members))
+        between = counts.sum(-1)
+        for position, rank in enumerate(members):
+            own = {
+                "counts": counts[position].flatten(),
+                "sent": between[position],
+                "received": between[:, position],
+                "rows": drawn(case, generator, int(between[position].sum()), case.params["hidden"]),
+                "grad": drawn(case, generator, int(between[:, position].sum()), case.params["hidden"]),
+            }
+            inputs |= {f"{name}.{rank}": tensor.clone() for name, tensor in own.items()}
+    return inputs
+
+
+def own_names(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """A rank is handed what ends in its number."""
+    return {name.rpartition(".")[0]: tensor for name, tensor in inputs.items() if name.endswith(f".{rank}")}
+
+
+def _counts_alone(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    return {"counts": inputs[f"counts.{rank}"]}
+
+
+def _exchange_counts(rank: Rank) -> None:
+    """Answers table. Recording counts."""
+    _tell(rank, enter_group(rank))
+
+
+def _tell(rank: Rank, group: Any) -> None:
+    with rank.recording("counts"):
+        table = rank.student.exchange_counts(rank.inputs["counts"].clone(), group)
+    rank.answer("table", table)
+
+
+def _exchange(rank: Rank) -> None:
+    """Answers out, grad; recordings forward and backward."""
+    _send(rank, enter_group(rank))
+
+
+def _send(rank: Rank, group: Any) -> None:
+    leaf = rank.inputs["rows"].clone().requires_grad_()
+    sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
+    with rank.recording("forward"):
+        out = rank.student.AllToAll.apply(leaf, sent, received, group)
+    rank.answer("out", out)
+    with rank.attempt("gradients"), rank.recording("backward"):
+        (out * rank.inputs["grad"]).sum().backward()
+    rank.answer("grad", leaf.grad)
+
+
+def _strided(rank: Rank) -> None:
+    """Rows and gradients as views of other tensors. Answers out, grad."""
+    group = enter_group(rank)
+    leaf = rank.inputs["rows"].clone().t().contiguous().t().requires_grad_()
+    sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
+    out = rank.student.AllToAll.apply(leaf, sent, received, group)
+    rank.answer("out", out)
+    (out.t() * rank.inputs["grad"].t().contiguous()).sum().backward()
+    rank.answer("grad", leaf.grad)
+
+
+def _both(rank: Rank) -> None:
+    """What `_exchange_counts` and `_exchange` do."""
+    group = enter_group(rank)
+    _tell(rank, group)
+    _send(rank, group)
+
+
+# -- judges
+
+
+def _table(evidence: Evidence, answer: RankAnswer) -> Finding:
+    place = place_of(evidence.case, answer.rank)
+    local = evidence.case.params["local"]
+    own = slice(place.position * local, (place.position + 1) * local)
+    table = torch.stack([evidence.inputs[f"counts.{rank}"][own] for rank in place.members])
+    return same(
+        "from each rank (row) the number of rows for each own expert (column)", table, answer, "table"
+    )
+
+
+def _exchanged(evidence: Evidence, answer: RankAnswer, what: str, splits: str) -> Tensor:
+    """What comes to a rank when every rank cuts its own `what` by its own `splits`."""
+    place = place_of(evidence.case, answer.rank)
+    parts = [
+        evidence.inputs[f"{what}.{rank}"].split(evidence.inputs[f"{splits}.{rank}"].tolist())[place.position]
+        for rank in place.members
+    ]
+    return torch.cat(parts)
+
+
+def _rows(evidence: Evidence, answer: RankAnswer) -> Finding:
+    expected = _exchanged(evidence, answer, "rows", "sent")
+    return same("rows of all ranks for this one, in the order of the ranks", expected, answer, "out")
+
+
+def _gradients(evidence: Evidence, answer: RankAnswer) -> Finding:
+    expected = _exchanged(evidence, answer, "grad", "received")
+    return same("gradients of this rank's rows, back from where they went", expected, answer, "grad")
+
+
+def _one_of_counts(evidence: Evidence, answer: RankAnswer) -> Finding:
+    return calls_are("counts", [("all_to_all", nbytes(evidence.inputs[f"counts.{answer.rank}"]))], answer)
+
+
+def _one(phase: str, what: str) -> Judge:
+    """One all_to_all of the rank's own rows, and of no more than these."""
+
+    def find(evidence: Evidence, answer: RankAnswer) -> Finding:
+        return calls_are(phase, [("all_to_all", nbytes(evidence.inputs[f"{what}.{answer.rank}"]))], answer)
+
+    return on_each(find)
+
+
+def _to_each(phase: str, splits: str) -> Judge:
+    """Bytes for each rank are those of its rows."""
+
+    def find(evidence: Evidence) -> Iterator[Finding]:
+        size = evidence.case.params["hidden"] * evidence.inputs["rows.0"].element_size()
+        for answer in evidence.answers:
+            expected = [int(rows) * size for rows in evidence.inputs[f"{splits}.{answer.rank}"]]
+            seen = [list(c["sent"]) for c in answer.collectives.get(phase, []) if c["source"] == "python"]
+            told = f"{phase}: for each rank {expected} bytes"
+            yield Finding(seen == [expected], told, f"{seen}", answer.rank)
+
+    return find
+
+
+COUNTS = Run(_exchange_counts, _inputs, _counts_alone)
+ROWS = Run(_exchange, _inputs, own_names)
+BOTH = Run(_both, _inputs, own_names)
+NUMBERS = every(on_each(_table), on_each(_rows), on_each(_gradients))
+EXERCISE = Exercise(
+    EXCHANGE_ID,
+    "Rows to the ranks of their experts",
+    ("exchange_counts", "AllToAll"),
+    {
+        "counts": COUNTS,
+        "values": ROWS,
+        "idle": BOTH,
+        "strided": Run(_strided, _inputs, own_names),
+        "subgroup": BOTH,
+        "alone": BOTH,
+    },
+    _cases,
+    (
+        Property(
+            "counts",
+            "numbers",
+            2,
+            "Each rank learns how many rows every rank has for each of its experts.",
+            "rows and columns exchanged: the first dimension is the rank they come from",
+            {"counts": on_each(_table)},
+        ),
+        Property(
+            "counts-message",
+            "mechanism",
+            1,
+            "Counts are told in one all-to-all of one number for each expert.",
+            "an all-gather tells everybody everything",
+            {"counts": on_each(_one_of_counts)},
+        ),
+        Property(
+            "rows",
+            "numbers",
+            2,
+            "Each rank has the rows that are for it, in the order of the ranks.",
+            "",
+            {"values": on_each(_rows)},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            2,
+            "Each row's gradient comes back to it.",
+            "what was received is sent now: the splits change places",
+            {"values": on_each(_gradients)},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "One all-to-all each way, of the rows there are and no padding.",
+            "rows padded to the same number for everybody",
+            {
+                "values": every(
+                    _one("forward", "rows"),
+                    _to_each("forward", "sent"),
+                    _one("backward", "grad"),
+                    _to_each("backward", "received"),
+                )
+            },
+        ),
+        Property(
+            "idle",
+            "robustness",
+            1,
+            "A rank may have nothing to send, and another may get nothing.",
+            "a rank without rows leaves out the call that the others wait in",
+            {"idle": NUMBERS},
+        ),
+        Property(
+            "strided",
+            "robustness",
+            1,
+            "Rows and gradients may be views that do not lie together in memory.",
+            ".contiguous() before the call, in backward as well",
+            {"strided": every(on_each(_rows), on_each(_gradients))},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and on one rank alone.",
+            "the call was made without group=",
+            {"subgroup": every(NUMBERS, stays_in_group), "alone": NUMBERS},
+        ),
+    ),
+)

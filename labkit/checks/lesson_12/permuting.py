@@ -1,0 +1,235 @@
+"""What bringing rows in the order of experts must show, and bringing them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_11.partial import Worked
+from labkit.checks.lesson_12.reference import drawn_experts
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import on_each, same
+from labkit.checks.shared.split import drawn, dtype_of
+
+PERMUTE_ID = "12.permute"
+ROUNDING = 2.0**-8  # of a bfloat16, once
+
+
+class Permuted(NamedTuple):
+    """rows: [n k, h], by expert; places: [n k], which copy each row is; counts: [E]."""
+
+    rows: Tensor
+    places: Tensor
+    counts: Tensor
+
+
+def permuted(tokens: Tensor, experts: Tensor, num_experts: int) -> Permuted:
+    """A copy of each token for each of its experts, ordered by expert and then by token."""
+    n, k = experts.shape
+    order = sorted(range(n * k), key=lambda copy: (int(experts[copy // k, copy % k]), copy))
+    places = torch.tensor(order, dtype=torch.long)
+    counts = torch.tensor([int((experts == e).sum()) for e in range(num_experts)])
+    return Permuted(tokens[places // k], places, counts)
+
+
+def unpermuted(rows: Tensor, places: Tensor, gates: Tensor) -> Tensor:
+    """[n, h]: what comes back for each token, added up by its gates."""
+    wide = torch.promote_types(rows.dtype, gates.dtype)
+    copies = torch.zeros_like(rows, dtype=wide).index_copy(0, places, rows.to(wide))
+    return (copies.view(*gates.shape, rows.shape[1]) * gates.unsqueeze(-1)).sum(1).to(rows.dtype)
+
+
+def permute_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
+    """shape: [n, h, E]. used: the experts that are visited, default all."""
+    return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        permute_case("two of six", "order", [10, 7, 6], 2, seed),
+        permute_case("one of four, float32", "order", [9, 5, 4], 1, seed, dtype="float32"),
+        permute_case("experts without tokens", "idle", [6, 8, 7], 2, seed, used=[1, 2, 5]),
+        permute_case("no tokens", "idle", [0, 5, 4], 2, seed),
+        permute_case("three of six", "back", [8, 5, 6], 3, seed),
+        permute_case("one, float32", "back", [9, 6, 4], 1, seed, dtype="float32"),
+        permute_case("back to no tokens", "back-idle", [0, 5, 4], 2, seed),
+        permute_case("rows in bfloat16", "low", [24, 5, 6], 4, seed, dtype="bfloat16"),
+    ]
+
+
+def _ordered_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    n, hidden, num_experts = case.params["shape"]
+    k = case.params["k"]
+    among = case.params.get("used", list(range(num_experts)))
+    return {
+        "tokens": drawn(case, generator, n, hidden),
+        "experts": drawn_experts(generator, n, k, among),
+        "grad": drawn(case, generator, n * k, hidden),
+    }
+
+
+def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """Rows in any order: it need not be that of experts."""
+    n, hidden, _ = case.params["shape"]
+    k = case.params["k"]
+    gates = torch.randn(n, k, generator=generator, dtype=torch.float64)
+    return {
+        "rows": drawn(case, generator, n * k, hidden),
+        "places": torch.randperm(n * k, generator=generator),
+        "gates": gates.to(torch.promote_types(dtype_of(case), torch.float32)),
+        "grad": drawn(case, generator, n, hidden),
+    }
+
+
+def _permute(rank: Rank) -> None:
+    """Answers rows, places, counts, grad.tokens. Fact products."""
+    tokens = rank.inputs["tokens"].clone().requires_grad_()
+    with Worked() as worked:
+        found = Permuted(
+            *rank.student.permute(tokens, rank.inputs["experts"].clone(), rank.params["shape"][2])
+        )
+    rank.fact("products", worked.products)
+    for name, tensor in found._asdict().items():
+        rank.answer(name, tensor)
+    with rank.attempt("gradients"):
+        (found.rows * rank.inputs["grad"]).sum().backward()
+    rank.answer("grad.tokens", tokens.grad)
+
+
+def _unpermute(rank: Rank) -> None:
+    """Answers out, grad.rows, grad.gates. Fact products."""
+    rows, gates = (rank.inputs[name].clone().requires_grad_() for name in ("rows", "gates"))
+    with Worked() as worked:
+        out = rank.student.unpermute(rows, rank.inputs["places"].clone(), gates)
+    rank.fact("products", worked.products)
+    rank.answer("out", out)
+    with rank.attempt("gradients"):
+        (out * rank.inputs["grad"]).sum().backward()
+    rank.answer("grad.rows", rows.grad)
+    rank.answer("grad.gates", gates.grad)
+
+
+TOLD = {
+    "rows": "rows ordered by expert, those of one expert as their tokens stand",
+    "places": "for each row which copy it is: token x k + place among the token's experts",
+    "counts": "rows for each expert",
+}
+
+
+def _is_ordered(evidence: Evidence) -> Iterator[Finding]:
+    tokens, experts = evidence.inputs["tokens"], evidence.inputs["experts"]
+    expected = permuted(tokens, experts, evidence.case.params["shape"][2])
+    for answer in evidence.answers:
+        for name, tensor in expected._asdict().items():
+            yield same(TOLD[name], tensor, answer, name)
+
+
+def _tokens_gradient(evidence: Evidence) -> Iterator[Finding]:
+    tokens = evidence.inputs["tokens"].clone().requires_grad_()
+    rows = permuted(tokens, evidence.inputs["experts"], evidence.case.params["shape"][2]).rows
+    (expected,) = torch.autograd.grad((rows * evidence.inputs["grad"]).sum(), tokens)
+    for answer in evidence.answers:
+        yield same("gradient of a token: the sum of its rows' gradients", expected, answer, "grad.tokens")
+
+
+def _is_back(evidence: Evidence) -> Iterator[Finding]:
+    expected = unpermuted(*(evidence.inputs[name] for name in ("rows", "places", "gates")))
+    for answer in evidence.answers:
+        yield same("for each token the sum of its rows, each times its gate", expected, answer, "out")
+
+
+def _back_gradients(evidence: Evidence) -> Iterator[Finding]:
+    rows, gates = (evidence.inputs[name].clone().requires_grad_() for name in ("rows", "gates"))
+    out = unpermuted(rows, evidence.inputs["places"], gates)
+    found = torch.autograd.grad((out * evidence.inputs["grad"]).sum(), (rows, gates))
+    for answer in evidence.answers:
+        for name, gradient in zip(("rows", "gates"), found, strict=True):
+            yield same(f"gradient of the {name}", gradient, answer, f"grad.{name}")
+
+
+def _rounded_once(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Terms that nearly cancel leave little, and of that no more may be lost than one rounding."""
+    rows, places, gates = (evidence.inputs[name] for name in ("rows", "places", "gates"))
+    exact = unpermuted(rows.double(), places, gates.double())
+    seen = answer.tensors.get("out")
+    told = "sums in float32, rounded to the rows' dtype once"
+    if seen is None or seen.dtype != rows.dtype or seen.shape != exact.shape:
+        return Finding(
+            False, told, "nothing" if seen is None else f"{seen.dtype}, {tuple(seen.shape)}", answer.rank
+        )
+    off = (seen.double() - exact).abs() > ROUNDING * exact.abs() + 1e-5
+    return Finding(
+        not off.any(), told, f"{int(off.sum())} of {off.numel()} rounded more than once", answer.rank
+    )
+
+
+def _no_products(evidence: Evidence, answer: RankAnswer) -> Finding:
+    products = answer.facts["products"]
+    return Finding(products == 0, "no matrix product", f"{products:,} operations in products", answer.rank)
+
+
+ORDERED = Run(_permute, _ordered_inputs)
+BACK = Run(_unpermute, _back_inputs)
+EXERCISE = Exercise(
+    PERMUTE_ID,
+    "Rows in the order of experts, and back",
+    ("permute", "unpermute"),
+    {"order": ORDERED, "idle": ORDERED, "back": BACK, "back-idle": BACK, "low": BACK},
+    _cases,
+    (
+        Property(
+            "order",
+            "numbers",
+            2,
+            "Each token has a row for each of its experts, in the order of experts; places say whose.",
+            "a sort that is not stable leaves the rows of one expert in any order",
+            {"order": _is_ordered},
+        ),
+        Property(
+            "back",
+            "numbers",
+            2,
+            "Each token gets the sum of its rows, each times its gate.",
+            "gates multiply rows that are still in the other order; or the permutation was applied again"
+            " where its inverse is meant",
+            {"back": _is_back},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            2,
+            "Gradients reach tokens, rows and gates.",
+            "a result written into a tensor that autograd does not follow",
+            {"order": _tokens_gradient, "back": _back_gradients},
+        ),
+        Property(
+            "moved",
+            "mechanism",
+            1,
+            "Rows are moved, not multiplied.",
+            "a product with a matrix of zeros and ones costs as much as an expert does",
+            {"order": on_each(_no_products), "back": on_each(_no_products)},
+        ),
+        Property(
+            "idle",
+            "robustness",
+            2,
+            "Experts may be without tokens, the last ones too, and there may be no tokens at all.",
+            "counts end at the last expert that is visited: minlength",
+            {"idle": every(_is_ordered, _tokens_gradient), "back-idle": every(_is_back, _back_gradients)},
+        ),
+        Property(
+            "low-precision",
+            "robustness",
+            2,
+            "Rows of 16 bits are added up in the gates' 32, and rounded once.",
+            "gates rounded to the rows' dtype before they multiply",
+            {"low": on_each(_rounded_once)},
+        ),
+    ),
+)

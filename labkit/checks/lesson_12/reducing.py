@@ -1,0 +1,258 @@
+"""What the gradients of two kinds of parameters must be: those every rank has, and those of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_12.exchange import EXCHANGE_ID, own_names
+from labkit.checks.lesson_12.grid import enter_grid, grid_case, seats_of, stays_in_job
+from labkit.checks.lesson_12.permuting import PERMUTE_ID
+from labkit.checks.lesson_12.reference import decided_tokens
+from labkit.checks.lesson_12.routing import ROUTE_ID
+from labkit.checks.lesson_12.spread import PARTS, SPREAD_ID, Whole, make_experts
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, on_each, same
+from labkit.checks.shared.split import drawn
+
+REDUCE_ID = "12.reduce-gradients"
+SHAPES = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (3, 3))}
+
+
+def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
+    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient."""
+    return grid_case(name, kind, copies, spread, seed, **params)
+
+
+def trained_case(name: str, copies: int, spread: int, tokens: list[int], shape: list[int], seed: int) -> Case:
+    """tokens: of each rank. shape: [h, f, experts of a rank]."""
+    return grid_case(name, "trained", copies, spread, seed, tokens=tokens, shape=shape)
+
+
+def _cases(seed: int) -> list[Case]:
+    gone = {"shared.1": [0, 3], "experts.0": [1], "experts.2": [2]}
+    return [
+        reduce_case("two copies over two", "values", 2, 2, seed),
+        reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
+        reduce_case("one copy over three", "single", 1, 3, seed),
+        reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone),
+        reduce_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
+        reduce_case("alone", "subgroup", 1, 1, seed),
+        trained_case("two steps", 2, 2, [5, 4, 6, 3], [4, 3, 2], seed),
+    ]
+
+
+# -- gradients that are handed over
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each rank KIND.NUMBER.R, the gradients it comes with; none where they are missing."""
+    missing = case.params.get("missing", {})
+    return {
+        f"{kind}.{number}.{rank}": gradient
+        for rank in range(case.ranks)
+        for kind, shapes in SHAPES.items()
+        for number, gradient in enumerate(drawn(case, generator, *shape) for shape in shapes)
+        if rank not in missing.get(f"{kind}.{number}", [])
+    }
+
+
+def parameters_of(rank: Rank, kind: str, shapes: tuple[tuple[int, ...], ...]) -> list[nn.Parameter]:
+    """Parameters with the gradients that were handed over."""
+    dtype = getattr(torch, rank.params.get("dtype", "float64"))
+    found = [nn.Parameter(torch.zeros(shape, dtype=dtype, device=rank.device)) for shape in shapes]
+    for number, parameter in enumerate(found):
+        gradient = rank.inputs.get(f"{kind}.{number}")
+        parameter.grad = None if gradient is None else gradient.clone()
+    return found
+
+
+def _reduce(rank: Rank) -> None:
+    """Answers KIND.NUMBER, the gradients afterwards. Recording all."""
+    sides = enter_grid(rank)
+    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in SHAPES.items()}
+    with rank.recording("all"):
+        rank.student.reduce_gradients(owned["shared"], owned["experts"], sides.everyone, sides.replicas)
+    for kind, parameters in owned.items():
+        for number, parameter in enumerate(parameters):
+            rank.answer(f"{kind}.{number}", parameter.grad)
+
+
+def _means(evidence: Evidence) -> Iterator[Finding]:
+    told = {
+        "shared": "the mean over all ranks",
+        "experts": "the sum over the ranks with that expert, divided by the number of all ranks",
+    }
+    for answer in evidence.answers:
+        seats = seats_of(evidence.case, answer.rank)
+        for kind, ranks in (("shared", seats.everyone), ("experts", seats.replicas)):
+            for number, shape in enumerate(SHAPES[kind]):
+                total = _total(evidence, f"{kind}.{number}", ranks, shape) / len(seats.everyone)
+                yield same(f"gradient {number} of {kind}: {told[kind]}", total, answer, f"{kind}.{number}")
+
+
+def _total(evidence: Evidence, name: str, ranks: list[int], shape: tuple[int, ...]) -> Tensor:
+    dtype = evidence.inputs["shared.0.0"].dtype
+    found = (evidence.inputs.get(f"{name}.{rank}", torch.zeros(shape, dtype=dtype)) for rank in ranks)
+    return torch.stack(list(found)).sum(0)
+
+
+def _bytes_once(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    """Every gradient is reduced once, among the ranks that have it."""
+    seats = seats_of(evidence.case, answer.rank)
+    size = evidence.inputs["shared.0.0"].element_size()
+    calls = [c for c in answer.collectives.get("all", []) if c["source"] == "python"]
+    for kind, ranks in (("shared", seats.everyone), ("experts", seats.replicas)):
+        among = [c for c in calls if sorted(c["group"]) == sorted(ranks)]
+        if sorted(seats.everyone) == sorted(seats.replicas):  # which call was for which cannot be told
+            expected = size * sum(torch.Size(s).numel() for shapes in SHAPES.values() for s in shapes)
+        else:
+            expected = size * sum(torch.Size(shape).numel() for shape in SHAPES[kind])
+        seen = sum(c["num_bytes"] for c in among)
+        told = f"all_reduces of {expected:,} bytes in all among ranks {ranks}"
+        right = seen == expected and {c["op"] for c in among} == {"all_reduce"}
+        yield Finding(right, told, f"{seen:,} bytes in {len(among)} calls", answer.rank)
+    others = [c for c in calls if sorted(c["group"]) not in (sorted(seats.everyone), sorted(seats.replicas))]
+    yield Finding(not others, "no other group is used", f"{calls_of(answer, 'all')}", answer.rank)
+
+
+def _judge_bytes(evidence: Evidence) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _bytes_once(evidence, answer))
+
+
+# -- with a layer of experts
+
+
+def _layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """router and PART [E, ...] of the whole; for each rank R and step I tokens.I.R."""
+    hidden, ffn, local = case.params["shape"]
+    num_experts = local * case.params["spread"]
+    shapes = {"up": (ffn, hidden), "up_bias": (ffn,), "down": (hidden, ffn), "down_bias": (hidden,)}
+    inputs = {part: drawn(case, generator, num_experts, *shape) for part, shape in shapes.items()}
+    router = drawn(case, generator, num_experts, hidden)
+    for rank, count in enumerate(case.params["tokens"]):
+        for step in range(STEPS):
+            inputs[f"tokens.{step}.{rank}"] = decided_tokens(case, generator, count, router, 2).clone()
+    return {"router": router, **inputs}
+
+
+def _own_layer(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    local = case.params["shape"][2]
+    first = rank % case.params["spread"] * local
+    handed = {part: inputs[part][first : first + local].clone() for part in PARTS}
+    tokens = {f"tokens.{step}": inputs[f"tokens.{step}.{rank}"] for step in range(STEPS)}
+    return {"router": inputs["router"], **handed, **tokens}
+
+
+def _train(rank: Rank) -> None:
+    """Steps of SGD on the mean of the ranks' losses. Answers router and expert.NUMBER."""
+    sides = enter_grid(rank)
+    router, experts = nn.Parameter(rank.inputs["router"].clone()), make_experts(rank.inputs)
+    layer = rank.student.ExpertParallel(router, experts, 2, sides.spread)
+    of_experts = [parameter for expert in experts for parameter in expert.parameters()]
+    for step in range(STEPS):
+        layer.zero_grad()
+        (SCALE * layer(rank.inputs[f"tokens.{step}"].clone()).square().sum()).backward()
+        rank.student.reduce_gradients([router], of_experts, sides.everyone, sides.replicas)
+        descend(layer)
+    rank.answer("router", router)
+    for number, parameter in enumerate(of_experts):
+        rank.answer(f"expert.{number}", parameter)
+
+
+@dataclass(frozen=True)
+class Layer(Evidence):
+    """Answers, to be held against one layer of all experts and all tokens in one process."""
+
+    @cached_property
+    def trained(self) -> Whole:
+        """After the steps."""
+        whole = Whole(self.inputs["router"], make_experts(self.inputs), 2)
+        for step in range(STEPS):
+            whole.zero_grad()
+            tokens = torch.cat([self.inputs[f"tokens.{step}.{rank}"] for rank in range(self.case.ranks)])
+            (SCALE * whole(tokens).square().sum() / self.case.ranks).backward()
+            descend(whole)
+        return whole
+
+
+def _trained(evidence: Layer) -> Iterator[Finding]:
+    local = evidence.case.params["shape"][2]
+    for answer in evidence.answers:
+        yield same(f"the router after {STEPS} steps", evidence.trained.router.detach(), answer, "router")
+        first = answer.rank % evidence.case.params["spread"] * local
+        own = evidence.trained.experts[first : first + local]
+        for number, parameter in enumerate(p for expert in own for p in expert.parameters()):
+            told = f"parameter {number} of this rank's experts after {STEPS} steps"
+            yield same(told, parameter.detach(), answer, f"expert.{number}")
+
+
+RUN = Run(_reduce, _inputs, own_names)
+EXERCISE = Exercise(
+    REDUCE_ID,
+    "Gradients of two kinds",
+    ("reduce_gradients",),
+    {
+        **dict.fromkeys(("values", "single", "missing", "subgroup"), RUN),
+        "trained": Run(_train, _layer_inputs, _own_layer, Layer),
+    },
+    _cases,
+    (
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "All gradients are those of the mean of the ranks' losses.",
+            "experts divided by the number of their copies: they have seen the tokens of every rank",
+            {"values": _means},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "Every gradient is reduced once, among the ranks that have its parameter.",
+            "experts reduced among all: other ranks have other experts in that place",
+            {"values": _judge_bytes},
+        ),
+        Property(
+            "trained",
+            "numbers",
+            2,
+            f"A layer of experts is after {STEPS} steps what one process makes of it.",
+            "",
+            {"trained": _trained},
+        ),
+        Property(
+            "single",
+            "robustness",
+            1,
+            "Experts of which there is one copy are divided, and not sent.",
+            "skipped altogether: then they learn n times as fast as the rest",
+            {"single": _means},
+        ),
+        Property(
+            "missing",
+            "robustness",
+            2,
+            "A parameter without gradient on some rank counts as zeros there, and has one afterwards.",
+            "left out where it is None: others wait for it, or add it to the next one",
+            {"missing": _means},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works where not all ranks of the job belong together, and on one rank alone.",
+            "a division by the ranks of the job",
+            {"subgroup": every(_means, on_each(stays_in_job))},
+        ),
+    ),
+    builds_on=(ROUTE_ID, PERMUTE_ID, EXCHANGE_ID, SPREAD_ID),
+)

@@ -1,0 +1,207 @@
+"""What choosing experts must show: who is visited, how much each counts, and where gradients go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_12.reference import Routed, decided_tokens, routed
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import is_refused, same
+from labkit.checks.shared.split import drawn
+
+ROUTE_ID = "12.route"
+LEAVES = ("tokens", "router")
+
+
+def route_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
+    """shape: [n, h, E]."""
+    return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        route_case("two of eight", "values", [12, 6, 8], 2, seed),
+        route_case("three of five, float32", "values", [9, 4, 5], 3, seed, dtype="float32"),
+        route_case("tokens in bfloat16", "low", [16, 8, 6], 2, seed, dtype="bfloat16"),
+        route_case("a bias for each expert", "biased", [14, 5, 6], 2, seed),
+        route_case("one expert", "extremes", [7, 5, 4], 1, seed),
+        route_case("every expert", "extremes", [6, 5, 3], 3, seed),
+        route_case("more than there are", "refused", [3, 4, 4], 5, seed),
+        route_case("none", "refused", [3, 4, 6], 0, seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inputs:
+    """Tokens of the case's dtype, a router in float32 or better, and weights for what is differentiated."""
+    n, hidden, num_experts = case.params["shape"]
+    router = drawn(case, generator, num_experts, hidden)
+    router = router.to(torch.promote_types(router.dtype, torch.float32)) / hidden**0.5
+    inputs = {"router": router}
+    if biased:
+        inputs["bias"] = 0.2 * torch.randn(num_experts, generator=generator, dtype=router.dtype)
+    tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"))
+    weights = {
+        f"weight.{name}": torch.randn(n, num_experts, generator=generator, dtype=router.dtype)
+        for name in ("gates", "probabilities")
+    }
+    return {"tokens": tokens, **inputs, **weights}
+
+
+def _plain_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    n, hidden, num_experts = case.params["shape"]
+    return {
+        "tokens": drawn(case, generator, n, hidden),
+        "router": drawn(case, generator, num_experts, hidden),
+    }
+
+
+def _route(rank: Rank) -> None:
+    """Answers gates, experts, probabilities; gates.NAME and probabilities.NAME, the gradients of each."""
+    leaves = [rank.inputs[name].clone().requires_grad_() for name in LEAVES]
+    more = [rank.inputs["bias"].clone()] if "bias" in rank.inputs else []
+    found = Routed(*rank.student.route(*leaves, rank.params["k"], *more))
+    for name, tensor in found._asdict().items():
+        rank.answer(name, tensor)
+    for name in ("gates", "probabilities"):
+        with rank.attempt("gradients"):
+            for leaf, gradient in _gradients(found, name, rank.inputs, leaves).items():
+                rank.answer(f"{name}.{leaf}", gradient)
+
+
+def _gradients(found: Routed, name: str, inputs: Inputs, leaves: list[Tensor]) -> dict[str, Tensor | None]:
+    """Of a weighted sum of the gates, each in the place of its expert, or of the probabilities."""
+    weights = inputs[f"weight.{name}"]
+    if name == "gates":
+        weights = weights.gather(1, found.experts)
+    loss = (getattr(found, name) * weights).sum()
+    return dict(
+        zip(LEAVES, torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True), strict=True)
+    )
+
+
+def _refuse(rank: Rank) -> None:
+    with rank.expect_error("refusal"):
+        rank.student.route(rank.inputs["tokens"], rank.inputs["router"], rank.params["k"])
+
+
+@dataclass(frozen=True)
+class Chosen(Evidence):
+    """Answers, to be held against the same routing in plain torch."""
+
+    @cached_property
+    def leaves(self) -> list[Tensor]:
+        return [self.inputs[name].clone().requires_grad_() for name in LEAVES]
+
+    @cached_property
+    def expected(self) -> Routed:
+        """Gates, experts and probabilities."""
+        tokens, router = self.leaves
+        return routed(tokens, router, self.case.params["k"], self.inputs.get("bias"))
+
+
+def _is(name: str, told: str) -> Judge:
+    def judge(evidence: Chosen) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            yield same(told, getattr(evidence.expected, name).detach(), answer, name)
+
+    return judge
+
+
+def _gradients_are(name: str) -> Judge:
+    def judge(evidence: Chosen) -> Iterator[Finding]:
+        expected = _gradients(evidence.expected, name, evidence.inputs, evidence.leaves)
+        for answer in evidence.answers:
+            for leaf, gradient in expected.items():
+                assert gradient is not None
+                yield same(f"gradient of {leaf} through the {name}", gradient, answer, f"{name}.{leaf}")
+
+    return judge
+
+
+CHOSEN = _is("experts", "the k experts of each token, the preferred one first")
+GATES = _is("gates", "gates: the chosen ones' probabilities, divided by their sum")
+PROBABILITIES = _is("probabilities", "probabilities of all experts")
+EVERYTHING = every(CHOSEN, GATES, PROBABILITIES, _gradients_are("gates"), _gradients_are("probabilities"))
+RUN = Run(_route, _inputs, evidence=Chosen)
+EXERCISE = Exercise(
+    ROUTE_ID,
+    "Which experts a token visits",
+    ("route",),
+    {
+        "values": RUN,
+        "low": RUN,
+        "biased": Run(_route, partial(_inputs, biased=True), evidence=Chosen),
+        "extremes": RUN,
+        "refused": Run(_refuse, _plain_inputs),
+    },
+    _cases,
+    (
+        Property(
+            "gates",
+            "numbers",
+            2,
+            "Each token has its k most probable experts, with gates that add up to 1.",
+            "probabilities of all experts as gates, which do not add up to 1; or a softmax over the tokens",
+            {"values": every(CHOSEN, GATES)},
+        ),
+        Property(
+            "probabilities",
+            "numbers",
+            1,
+            "The probabilities are a softmax over all experts.",
+            "a softmax over the chosen ones alone",
+            {"values": PROBABILITIES},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            2,
+            "The gradients of gates and probabilities reach the tokens and the router.",
+            "gates taken out of the graph: then no router ever learns",
+            {"values": every(_gradients_are("gates"), _gradients_are("probabilities"))},
+        ),
+        Property(
+            "float32",
+            "robustness",
+            3,
+            "Tokens of 16 bits are routed in 32, and gates and probabilities stay there.",
+            "the product with the router is made in bfloat16, and rounded before the softmax",
+            {"low": every(CHOSEN, GATES, PROBABILITIES)},
+        ),
+        Property(
+            "bias",
+            "numbers",
+            3,
+            "A bias changes who is chosen, and neither gates nor probabilities.",
+            "the bias was added before the softmax, or is in the gates",
+            {"biased": EVERYTHING},
+        ),
+        Property(
+            "extremes",
+            "robustness",
+            1,
+            "It works with one expert a token, and with all of them.",
+            "squeezed dimensions where k is 1",
+            {"extremes": EVERYTHING},
+        ),
+        Property(
+            "refused",
+            "robustness",
+            1,
+            "A k below 1 or above the number of experts is a ValueError that names both.",
+            "",
+            {
+                "refused": is_refused(
+                    "refusal", "ValueError", names=lambda c: (c.params["k"], c.params["shape"][2])
+                )
+            },
+        ),
+    ),
+)

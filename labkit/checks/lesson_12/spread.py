@@ -1,0 +1,407 @@
+"""What experts that are spread over ranks must show beside the same experts in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_12.exchange import CROSSED, EXCHANGE_ID
+from labkit.checks.lesson_12.permuting import PERMUTE_ID
+from labkit.checks.lesson_12.reference import decided_tokens, routed
+from labkit.checks.lesson_12.routing import ROUTE_ID
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import (
+    SCALE,
+    STEPS,
+    calls_of,
+    calls_text,
+    descend,
+    on_each,
+    same,
+    stays_in_group,
+)
+from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.split import drawn, dtype_of
+
+SPREAD_ID = "12.expert-parallel"
+PARTS = ("up", "up_bias", "down", "down_bias")
+COUNT_BYTES = 8
+
+
+def spread_case(
+    name: str, kind: str, ranks: int, tokens: list[int], shape: list[int], k: int, seed: int, **params: Any
+) -> Case:
+    """tokens: of each rank. shape: [h, f, experts of a rank]. idle: experts that nobody visits."""
+    own_parts = kind == "own-parts"
+    settings = {"tokens": tokens, "shape": shape, "k": k, **params}
+    return Case(name, ranks, settings, seed, kind=kind, own_parts=own_parts)
+
+
+def _cases(seed: int) -> list[Case]:
+    return [
+        spread_case("three ranks", "values", 3, [7, 5, 6], [4, 5, 2], 2, seed),
+        spread_case("four ranks, float32", "values", 4, [6, 3, 5, 4], [5, 3, 1], 2, seed, dtype="float32"),
+        spread_case("experts without tokens", "idle", 3, [6, 5, 4], [4, 3, 3], 2, seed, idle=[1, 6]),
+        spread_case("a rank that nobody visits", "idle", 3, [5, 6, 4], [4, 3, 2], 2, seed, idle=[2, 3]),
+        spread_case("a rank without tokens", "empty", 3, [5, 0, 6], [5, 3, 2], 2, seed),
+        spread_case("tokens in bfloat16", "low", 3, [6, 4, 5], [8, 4, 2], 2, seed, dtype="bfloat16"),
+        spread_case("crossed groups", "subgroup", 4, [4, 6, 5, 3], [4, 3, 2], 2, seed, groups=CROSSED),
+        spread_case("alone", "alone", 1, [7], [4, 3, 4], 2, seed),
+        spread_case("all parts your own", "own-parts", 3, [4, 6, 5], [4, 3, 2], 2, seed),
+    ]
+
+
+def _inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each group G router.G and PART.G [E, ...]; for each rank R and step I tokens.R.I; grad.R."""
+    hidden, ffn, local = case.params["shape"]
+    shapes = {"up": (ffn, hidden), "up_bias": (ffn,), "down": (hidden, ffn), "down_bias": (hidden,)}
+    inputs: Inputs = {}
+    for index, members in enumerate(groups_of(case)):
+        num_experts = local * len(members)
+        wide = torch.promote_types(dtype_of(case), torch.float32)
+        router = drawn(case, generator, num_experts, hidden).to(wide) / hidden**0.5
+        inputs[f"router.{index}"] = router
+        for part, shape in shapes.items():
+            inputs[f"{part}.{index}"] = drawn(case, generator, num_experts, *shape)
+        for rank in members:
+            count, idle = case.params["tokens"][rank], tuple(case.params.get("idle", []))
+            for step in range(STEPS):
+                tokens = decided_tokens(case, generator, count, router, case.params["k"], idle=idle)
+                inputs[f"tokens.{rank}.{step}"] = tokens.clone()
+            inputs[f"grad.{rank}"] = drawn(case, generator, count, hidden)
+    return inputs
+
+
+def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """The router, the rank's own experts, its own tokens."""
+    place, local = place_of(case, rank), case.params["shape"][2]
+    experts = slice(place.position * local, (place.position + 1) * local)
+    handed = {part: inputs[f"{part}.{place.index}"][experts].clone() for part in PARTS}
+    tokens = {f"tokens.{step}": inputs[f"tokens.{rank}.{step}"] for step in range(STEPS)}
+    return {"router": inputs[f"router.{place.index}"], "grad": inputs[f"grad.{rank}"], **handed, **tokens}
+
+
+def make_experts(state: Mapping[str, Tensor]) -> list[nn.Module]:
+    """As many experts as the tensors have first entries: up, tanh, down."""
+    experts: list[nn.Module] = []
+    for up, up_bias, down, down_bias in zip(*(state[part] for part in PARTS), strict=True):
+        first, second = nn.Linear(up.shape[1], up.shape[0]), nn.Linear(down.shape[1], down.shape[0])
+        for linear, weight, bias in ((first, up, up_bias), (second, down, down_bias)):
+            linear.weight, linear.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        experts.append(nn.Sequential(first, nn.Tanh(), second))
+    return experts
+
+
+class Whole(nn.Module):
+    """All experts in one process: what is computed, without anything being sent."""
+
+    def __init__(self, router: Tensor, experts: Sequence[nn.Module], active: int):
+        super().__init__()
+        self.router, self.experts, self.active = nn.Parameter(router.clone()), nn.ModuleList(experts), active
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[n, h] -> [n, h]: every expert on every token, times its gate or 0."""
+        found = routed(tokens, self.router, self.active)
+        gates = torch.zeros_like(found.probabilities).scatter(1, found.experts, found.gates)
+        outs = torch.stack([expert(tokens) for expert in self.experts], dim=1)
+        return (outs.to(gates.dtype) * gates.unsqueeze(-1)).sum(1).to(tokens.dtype)
+
+
+# -- on a rank
+
+
+def _build(rank: Rank, group: dist.ProcessGroup) -> tuple[nn.Module, nn.Parameter, list[nn.Module]]:
+    """The student's module, and the parameter and modules that it was handed."""
+    router, experts = nn.Parameter(rank.inputs["router"].clone()), make_experts(rank.inputs)
+    module = rank.student.ExpertParallel(router, experts, rank.params["k"], group)
+    return module, router, experts
+
+
+def _answer_experts(
+    rank: Rank, name: str, experts: Sequence[nn.Module], what: Callable[[Tensor], Any]
+) -> None:
+    for number, expert in enumerate(experts):
+        for parameter_name, parameter in expert.named_parameters():
+            rank.answer(f"{name}.{number}.{parameter_name}", what(parameter))
+
+
+def _once(rank: Rank) -> None:
+    """Forward and backward. Answers output, grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward
+    and backward; fact seen: the rows of each call of each expert.
+    """
+    group = enter_group(rank)
+    module, router, experts = _build(rank, group)
+    seen: list[list[int]] = [[] for _ in experts]
+    for calls, expert in zip(seen, experts, strict=True):
+        expert.register_forward_pre_hook(lambda _, rows, calls=calls: calls.append(int(rows[0].shape[0])))
+    tokens = rank.inputs["tokens.0"].clone().requires_grad_()
+    with rank.recording("forward"):
+        out = module(tokens)
+    rank.answer("output", out)
+    with rank.attempt("gradients"), rank.recording("backward"):
+        (out * rank.inputs["grad"]).sum().backward()
+    rank.fact("seen", seen)
+    rank.answer("grad.tokens", tokens.grad)
+    rank.answer("grad.router", router.grad)
+    _answer_experts(rank, "grad", experts, lambda p: p.grad)
+
+
+def _train(rank: Rank, group: dist.ProcessGroup) -> None:
+    """Steps of SGD on the sum of squares of all ranks' outputs; the router's gradients are added up here."""
+    module, router, experts = _build(rank, group)
+    for step in range(STEPS):
+        module.zero_grad()
+        (SCALE * module(rank.inputs[f"tokens.{step}"].clone()).square().sum()).backward()
+        if router.grad is not None:
+            dist.all_reduce(router.grad, group=group)
+        descend(module)
+    rank.answer("trained.router", router)
+    _answer_experts(rank, "trained", experts, lambda p: p)
+
+
+def _once_and_train(rank: Rank) -> None:
+    """What `_once` and `_train` do."""
+    _once(rank)
+    with rank.attempt("trained"):
+        _train(rank, enter_group(rank))
+
+
+# -- in the judge
+
+
+@dataclass(frozen=True)
+class Gathered(Evidence):
+    """Answers, to be held against all tokens of a group through all its experts in one process."""
+
+    def _whole(self, index: int) -> Whole:
+        state = {part: self.inputs[f"{part}.{index}"] for part in PARTS}
+        return Whole(self.inputs[f"router.{index}"], make_experts(state), self.case.params["k"])
+
+    @cached_property
+    def once(self) -> dict[int, dict[str, Tensor]]:
+        """Rank -> output, grad.tokens, grad.router, grad.EXPERT.NAME."""
+        expected: dict[int, dict[str, Tensor]] = {}
+        for index, members in enumerate(groups_of(self.case)):
+            whole = self._whole(index)
+            for rank in members:
+                whole.router.grad = None
+                tokens = self.inputs[f"tokens.{rank}.0"].clone().requires_grad_()
+                out = whole(tokens)
+                (out * self.inputs[f"grad.{rank}"]).sum().backward()
+                assert tokens.grad is not None
+                assert whole.router.grad is not None
+                own = {"output": out.detach(), "grad.tokens": tokens.grad, "grad.router": whole.router.grad}
+                expected[rank] = own
+            for position, rank in enumerate(members):
+                expected[rank] |= self._of_rank(whole, position, "grad")
+        return expected
+
+    @cached_property
+    def trained(self) -> dict[int, dict[str, Tensor]]:
+        """Rank -> trained.router, trained.EXPERT.NAME."""
+        expected: dict[int, dict[str, Tensor]] = {}
+        for index, members in enumerate(groups_of(self.case)):
+            whole = self._whole(index)
+            for step in range(STEPS):
+                whole.zero_grad()
+                tokens = torch.cat([self.inputs[f"tokens.{rank}.{step}"] for rank in members])
+                (SCALE * whole(tokens).square().sum()).backward()
+                descend(whole)
+            for position, rank in enumerate(members):
+                own = self._of_rank(whole, position, "trained")
+                expected[rank] = {"trained.router": whole.router.detach(), **own}
+        return expected
+
+    def _of_rank(self, whole: Whole, position: int, what: str) -> dict[str, Tensor]:
+        local = self.case.params["shape"][2]
+        found: dict[str, Tensor] = {}
+        for number in range(local):
+            for name, parameter in whole.experts[position * local + number].named_parameters():
+                tensor = parameter.grad if what == "grad" else parameter.detach()
+                found[f"{what}.{number}.{name}"] = torch.zeros_like(parameter) if tensor is None else tensor
+        return found
+
+    def visits(self, rank: int) -> Tensor:
+        """[E]: how many of a rank's tokens visit each expert of its group."""
+        router = self.inputs[f"router.{place_of(self.case, rank).index}"]
+        found = routed(self.inputs[f"tokens.{rank}.0"], router, self.case.params["k"])
+        return torch.bincount(found.experts.flatten(), minlength=len(router))
+
+
+TOLD = {
+    "output": "output: this rank's tokens through all experts, in their order",
+    "grad.tokens": "gradient of this rank's tokens",
+    "grad.router": "gradient of the router, from this rank's tokens",
+    "trained.router": f"the router after {STEPS} steps",
+}
+
+
+def _is(*names: str) -> Judge:
+    """A judge of what one forward and backward gave under these names; "experts": all of the experts'."""
+
+    def judge(evidence: Gathered) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for name, tensor in evidence.once[answer.rank].items():
+                group = name if name in TOLD else "experts"
+                if group in names:
+                    told = TOLD.get(name, f"{name}, from the tokens of all ranks, added up")
+                    yield same(told, tensor, answer, name)
+
+    return judge
+
+
+def _trained(evidence: Gathered) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name, tensor in evidence.trained[answer.rank].items():
+            yield same(TOLD.get(name, f"{name} after {STEPS} steps"), tensor, answer, name)
+
+
+def _messages(evidence: Gathered, answer: RankAnswer) -> Iterator[Finding]:
+    """Forward: counts, rows there, rows back. Backward: twice rows."""
+    place, local = place_of(evidence.case, answer.rank), evidence.case.params["shape"][2]
+    row = evidence.case.params["shape"][0] * evidence.inputs[f"tokens.{answer.rank}.0"].element_size()
+    own = evidence.visits(answer.rank).view(place.size, local).sum(1)
+    mine = slice(place.position * local, (place.position + 1) * local)
+    theirs = torch.stack([evidence.visits(rank)[mine].sum() for rank in place.members])
+    out, back = (int(rows.sum()) * row for rows in (own, theirs))
+    calls = {
+        "forward": [("all_to_all", COUNT_BYTES * local * place.size)],
+        "backward": [],
+    }
+    for phase, expected in calls.items():
+        expected += [("all_to_all", out), ("all_to_all", back)]
+        seen = calls_of(answer, phase)
+        told = f"{phase}: {calls_text(expected)}"
+        yield Finding(sorted(seen) == sorted(expected), told, f"{phase}: {calls_text(seen)}", answer.rank)
+
+
+def _one_call_each(evidence: Gathered, answer: RankAnswer) -> Finding:
+    place, local = place_of(evidence.case, answer.rank), evidence.case.params["shape"][2]
+    visits = torch.stack([evidence.visits(rank) for rank in place.members]).sum(0)
+    expected = [[int(rows)] for rows in visits[place.position * local : (place.position + 1) * local]]
+    seen = answer.facts["seen"]
+    told = f"one call of each expert, with the rows of all ranks: {expected} rows"
+    return Finding(seen == expected, told, f"{seen}", answer.rank)
+
+
+def _judge_messages(evidence: Gathered) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _messages(evidence, answer))
+
+
+EVERYTHING = _is("output", "grad.tokens", "grad.router", "experts")
+ONCE = Run(_once, _inputs, _own, Gathered)
+TRAINED = Run(_once_and_train, _inputs, _own, Gathered)
+EXERCISE = Exercise(
+    SPREAD_ID,
+    "Experts spread over ranks",
+    ("ExpertParallel",),
+    {
+        "values": TRAINED,
+        "idle": TRAINED,
+        "empty": ONCE,
+        "low": ONCE,
+        "subgroup": ONCE,
+        "alone": ONCE,
+        "own-parts": ONCE,
+    },
+    _cases,
+    (
+        Property(
+            "output",
+            "numbers",
+            3,
+            "Each token gets the gated sum of its experts, wherever they are.",
+            "gates of one order multiply rows of another; or the sum was divided by the number of ranks",
+            {"values": _is("output")},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            3,
+            "Tokens and router get the gradients of one process.",
+            "gates taken out of the graph, or rows that come back to others' places in backward",
+            {"values": _is("grad.tokens", "grad.router")},
+        ),
+        Property(
+            "expert-gradients",
+            "numbers",
+            2,
+            "An expert's gradients are the sum over the tokens of all ranks.",
+            "already complete: whoever reduces or averages them counts them twice",
+            {"values": _is("experts")},
+        ),
+        Property(
+            "trained",
+            "numbers",
+            1,
+            f"After {STEPS} steps router and experts are those of one process.",
+            "copies of the modules and the router that were handed over",
+            {"values": _trained},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "One all-to-all of counts and two of rows forward, two of rows backward, and nothing else.",
+            "tokens gathered from everybody, or rows padded to a capacity",
+            {"values": _judge_messages},
+        ),
+        Property(
+            "one-call",
+            "mechanism",
+            2,
+            "Each expert is called once, with the rows of all ranks together.",
+            "a call for each rank that rows came from: rows of an expert have to lie together first",
+            {"values": on_each(_one_call_each)},
+        ),
+        Property(
+            "idle",
+            "robustness",
+            2,
+            "An expert that nobody visits gets gradients of zero, not None; a rank may get no rows at all.",
+            "experts without rows are left out: who reduces gradients later waits for theirs",
+            {"idle": every(EVERYTHING, _trained)},
+        ),
+        Property(
+            "empty",
+            "robustness",
+            1,
+            "A rank without tokens takes part.",
+            "the other ranks wait for it in forward, or in backward",
+            {"empty": EVERYTHING},
+        ),
+        Property(
+            "low-precision",
+            "robustness",
+            1,
+            "Tokens and experts in bfloat16, the router in float32: the output is bfloat16.",
+            "rows in float32 do not fit experts in bfloat16, and are twice the bytes",
+            {"low": every(_is("output"), _judge_messages)},
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, and on one rank alone.",
+            "a rank of the job taken for a rank of the group",
+            {"subgroup": every(EVERYTHING, stays_in_group), "alone": EVERYTHING},
+        ),
+        Property(
+            "own-parts",
+            "numbers",
+            1,
+            "It also works with your own earlier parts.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+            {"own-parts": EVERYTHING},
+        ),
+    ),
+    builds_on=(ROUTE_ID, PERMUTE_ID, EXCHANGE_ID),
+)

@@ -1,0 +1,74 @@
+"""What a process holds from one moment to another, in whatever it is hidden."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from labkit.record.live import bytes_of_process
+
+REPEATS = 3  # the median of so many: what a backend or the allocator does meanwhile is no student's doing
+SETTLES = 0.2  # seconds in which a backend's own threads let go of a collective's tensors
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class _Allocated(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS.split()]
+
+
+def bytes_kept(prepare: Callable[[], Callable[[], object]]) -> int:
+    """Bytes that a call leaves behind as long as its result lives, with the result, whoever holds them.
+    Autograd's hooks see what is saved in its own way; this sees attributes, closures and arrays as well.
+
+    prepare: makes all that is new for a call, and returns the call. It is asked several times, as what runs
+    for the first time imports and caches, and what an object keeps from one call hides what it keeps of the
+    next.
+    """
+    found = [_kept(prepare()) for _ in range(1 + REPEATS)][1:]
+    return sorted(found)[REPEATS // 2]
+
+
+def _kept(call: Callable[[], object]) -> int:
+    before = _settled()
+    result = call()
+    after = _settled()
+    del result
+    return after - before
+
+
+def _settled() -> int:
+    """The least that is allocated in a fifth of a second."""
+    over, least = time.monotonic() + SETTLES, allocated()
+    while time.monotonic() < over:
+        time.sleep(SETTLES / 10)
+        least = min(least, allocated())
+    return least
+
+
+def allocated() -> int:
+    """Bytes that this process has of its C library and on its GPU now. Where the library does not tell: those
+    of its tensors.
+    """
+    gc.collect()
+    library = _library()
+    if library is None:
+        return bytes_of_process()
+    found = library.mallinfo2()
+    on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    return int(found.uordblks + found.hblkhd) + on_gpu
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return None
+    library.mallinfo2.restype = _Allocated
+    return library
