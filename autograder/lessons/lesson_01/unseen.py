@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,7 +20,7 @@ from labkit.checks.case import Case
 from labkit.checks.lesson_01.recorded_calls import arguments_of, digest
 from labkit.checks.shared.plain_numbers import EXACT
 from labkit.theory.hardware import GPU, GPUS
-from labkit.theory.models import ModelConfig, gpt, llama, preset
+from labkit.theory.models import PRESETS, ModelConfig, gpt, llama, preset
 
 VISIBLE_SEED = 1
 UNSEEN = ", unseen"  # ends the names of these cases, so that they differ from the visible ones
@@ -49,9 +49,20 @@ class Call:
 
 
 def _told(value: Any) -> str:
-    if isinstance(value, ModelConfig | GPU):
+    if isinstance(value, GPU):
         return value.name
+    if isinstance(value, ModelConfig):
+        return value.name if value in PRESETS.values() else _written(value)
     return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def _written(config: ModelConfig) -> str:
+    """A shape as the code that makes it, with every field that is not what it would be if left out."""
+    needed = {field.name: getattr(config, field.name) for field in fields(config)[:5]}
+    plain = ModelConfig(**needed, name=config.name)
+    others = {field.name: getattr(config, field.name) for field in fields(config)[5:]}
+    more = {name: value for name, value in others.items() if value != getattr(plain, name)}
+    return f"ModelConfig({', '.join(f'{k}={v!r}' for k, v in {**needed, **more}.items())})"
 
 
 def _case(calls: list[Call], seed: int, own_parts: bool = False) -> Case:
@@ -79,28 +90,26 @@ def _cases(calls: Iterable[Call], seed: int) -> list[Case]:
 
 def _gpt(random: Random, **fields: Any) -> ModelConfig:
     heads, size = random.choice([6, 8, 12, 20]), random.choice([32, 64, 80])
-    shape = gpt(
+    return gpt(
         random.randint(3, 60),
         heads * size,
         heads,
         vocabulary=random.randint(900, 60_000),
         max_sequence=random.choice([500, 1024, 2048]),
-    )
-    return shape.but(name=f"a GPT, L={shape.num_layers}, h={shape.hidden}", **fields)
+    ).but(**fields)
 
 
 def _llama(random: Random, **fields: Any) -> ModelConfig:
     kv_heads, groups, size = random.choice([2, 4, 8]), random.choice([2, 3, 4]), random.choice([48, 64, 128])
     hidden = kv_heads * groups * size
-    shape = llama(
+    return llama(
         random.randint(3, 60),
         hidden,
         kv_heads * groups,
         kv_heads,
         ffn=random.randint(2 * hidden, 4 * hidden),
         vocabulary=random.randint(900, 140_000),
-    )
-    return shape.but(name=f"a Llama, L={shape.num_layers}, h={hidden}", **fields)
+    ).but(**fields)
 
 
 def _in_between(random: Random) -> list[ModelConfig]:
@@ -135,9 +144,9 @@ def _inference_calls(random: Random) -> Iterable[Call]:
         overhead = random.choice([1.2, 1.0])
         arguments = {"num_params": num_params, "bits": bits, "overhead": overhead}
         yield Call("weights", "inference_bytes", arguments)
-    for shape in (preset("Llama 3 70B"), _llama(random), _gpt(random), _gpt(random, head_size=40)):
+    shapes = (preset("Llama 3 70B"), _llama(random), _gpt(random), _gpt(random, head_size=40))
+    for shape, bits in zip(shapes, (16, 8, 4, random.choice([16, 8])), strict=True):
         sizes = {"sequence": random.randint(100, 9000), "batch": random.randint(2, 9)}
-        bits = random.choice([16, 8])
         yield Call("kv-cache", "kv_cache_bytes", {"config": shape, **sizes, "bits": bits})
 
 
@@ -206,7 +215,7 @@ def _flops_calls(random: Random) -> Iterable[Call]:
         return Call(name, "train_step_flops", {"config": config, **sizes, "recompute": recompute})
 
     yield call("gpt", _gpt(random))
-    yield call("gpt", gpt(96, 12_288, 96).but(name="a GPT, L=96, h=12288"))
+    yield call("gpt", gpt(96, 12_288, 96))
     yield call("llama", preset("Llama 3 8B"))
     yield call("llama", _llama(random))
     yield call("llama", _gpt(random, head_size=24))
@@ -216,34 +225,49 @@ def _flops_calls(random: Random) -> Iterable[Call]:
 
 
 def _utilization_calls(random: Random) -> Iterable[Call]:
-    def call(name: str, config: ModelConfig, batch: int, seconds: float, gpus: int, gpu: str) -> Call:
-        arguments = {"config": config, "sequence": 2048, "batch": batch, "seconds": seconds, "num_gpus": gpus}
+    def call(
+        name: str, config: ModelConfig, batch: int, seconds: float, gpus: int, gpu: str, sequence: int = 2048
+    ) -> Call:
+        arguments = {
+            "config": config,
+            "sequence": sequence,
+            "batch": batch,
+            "seconds": seconds,
+            "num_gpus": gpus,
+        }
         return Call(name, "model_flops_utilization", {**arguments, "gpu": GPUS[gpu]})
 
     paper = gpt(96, 12_288, 96).but(name="Korthikanti 175B")
     yield call("published", paper, 64, 13.75, 64, "A100 80 GB")
     yield call("published", preset("Llama 3 8B"), 128, random.uniform(10, 20), 1, "H100 80 GB")
-    yield call("all-gpus", _gpt(random), 512, random.uniform(2, 9), random.choice([24, 256]), "H100 80 GB")
+    yield call(
+        "all-gpus", _gpt(random), 512, random.uniform(2, 9), random.choice([24, 256]), "H100 80 GB", 4096
+    )
     yield call("own-parts", _llama(random), 256, random.uniform(2, 9), 16, "H200 141 GB")
 
 
 def _fits_calls(random: Random) -> Iterable[Call]:
-    def call(name: str, shape: ModelConfig, gpu: str, sequence: int, recompute: str = "none") -> Call:
+    def call(
+        name: str,
+        shape: ModelConfig,
+        gpu: str,
+        sequence: int,
+        recompute: str = "none",
+        recipe: str = "adamw-mixed",
+    ) -> Call:
         arguments: dict[str, Any] = {"config": shape, "sequence": sequence, "gpu_bytes": GPUS[gpu].memory}
-        return Call(
-            name, "largest_micro_batch", {**arguments, "recipe": "adamw-mixed", "recompute": recompute}
-        )
+        return Call(name, "largest_micro_batch", {**arguments, "recipe": recipe, "recompute": recompute})
 
     def small(vocabulary: int) -> ModelConfig:
-        layers = random.randint(10, 30)
-        return gpt(layers, 1024, 16, vocabulary).but(name=f"a GPT, L={layers}, h=1024, V={vocabulary:_}")
+        return gpt(random.randint(10, 30), 1024, 16, vocabulary)
 
     yield call("fits", small(8000), "A100 40 GB", random.randint(800, 2048))
     yield call("fits", small(8000), "A100 80 GB", random.randint(800, 2048), "full")
     yield call("fits", small(8000), "H200 141 GB", random.randint(800, 2048), "selective")
+    yield call("fits", small(8000), "A100 40 GB", random.randint(800, 2048), recipe="adamw-no-master")
     yield call("logits", small(256_000), "A100 80 GB", random.randint(800, 2048))
     yield call("logits", small(128_000), "H100 80 GB", random.randint(800, 2048), "full")
-    yield call("nothing-fits", gpt(32, 4096, 32).but(name="a GPT, L=32, h=4096"), "A100 80 GB", 2048)
+    yield call("nothing-fits", gpt(32, 4096, 32), "A100 80 GB", 2048)
     yield call("own-parts", small(50_000), "A100 64 GB (Leonardo)", random.randint(800, 2048), "selective")
 
 
@@ -269,7 +293,6 @@ def _step_calls(random: Random) -> Iterable[Call]:
     def call(name: str, tolerance: float, fused: bool) -> Call:
         heads, layers, vocabulary = random.choice([4, 8]), random.randint(2, 6), random.randint(1500, 4000)
         shape = gpt(layers, heads * 32, heads, vocabulary, 1024, dropout=0.0)
-        shape = shape.but(name=f"a GPT, L={layers}, h={shape.hidden}, V={vocabulary}, no dropout")
         sizes = {"sequence": random.randint(200, 600), "micro_batch": random.randint(2, 5)}
         options = {"element_bytes": random.choice([2, 4]), "fused_attention": fused}
         return Call(name, "predict_step", {"config": shape, **sizes, **options}, tolerance)

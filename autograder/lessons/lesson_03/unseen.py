@@ -39,6 +39,7 @@ def _broadcast_cases(seed: int) -> list[Case]:
         net_case("unseen: three ranks", "values", 3, seed, **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
+        net_case("unseen: the first has views", "layout", 3, seed, views_on=[0], **sizes),
     ]
 
 
@@ -49,6 +50,7 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
         net_case("unseen: last unused", "unused", 4, seed, aside=[0], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
+        net_case("unseen: two have views", "layout", 3, seed, views_on=[0, 2], aside=[1], **sizes),
     ]
 
 
@@ -80,6 +82,7 @@ def _overlap_cases(seed: int) -> list[Case]:
         net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
+        net_case("unseen: the first has views", "layout", 3, seed, views_on=[0], **sizes),
     ]
 
 

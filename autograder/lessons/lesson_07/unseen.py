@@ -131,8 +131,8 @@ def _block_cases(seed: int) -> list[Case]:
         block_case(
             "unseen: three ranks, divided", "sequence", 3, seed, **shape, sequence=9, sequence_parallel=True
         ),
-        block_case("unseen: kept", "kept", 4, seed, batch=3, hidden=48, sequence=16),
-        block_case("unseen: kept, divided", "kept", 2, seed, hidden=48, sequence=16, sequence_parallel=True),
+        block_case("unseen: kept", "kept", 4, seed, batch=3, hidden=96, sequence=64),
+        block_case("unseen: kept, divided", "kept", 2, seed, hidden=144, sequence=64, sequence_parallel=True),
         block_case("unseen: dropout", "dropout", 4, seed, heads=8, hidden=24, dropout=0.5, sequence=16),
         block_case("unseen: own parts", "own-parts", 3, seed, **shape, sequence=7),
         block_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE),

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from random import Random
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_08.checkpoint import checkpoint_case, full_disk_case, own_parts_case
+from labkit.checks.lesson_08.checkpoint import checkpoint_case, full_disk_case, killed_case
 from labkit.checks.lesson_08.formulas import flat_layout_cases, rank_bytes_cases, step_traffic_cases
 from labkit.checks.lesson_08.gradients import bucket_case
 from labkit.checks.lesson_08.gradients import watched_case as watched_buckets
+from labkit.checks.lesson_08.masters import bf16_case
 from labkit.checks.lesson_08.module import unit_case
-from labkit.checks.lesson_08.module import watched_case as watched_units
 from labkit.checks.lesson_08.net import shard_case
 from labkit.checks.lesson_08.norm import norm_case
-from labkit.checks.lesson_08.optimizer import bf16_case
+from labkit.checks.lesson_08.optimizer import held_case
+from labkit.checks.lesson_08.resumed import own_parts_case
+from labkit.checks.lesson_08.watched import watched_case as watched_units
 
 PAIR_AND_ONE = [[0, 2], [1]]
 NEIGHBOURS = [[2, 3], [0, 1]]
@@ -65,9 +67,11 @@ def _optimizer(seed: int) -> list[Case]:
         shard_case(
             "unseen: a schedule", "schedule", 3, seed, schedule=True, option_groups=True, **_net(draw)
         ),
-        bf16_case("unseen: bf16", 4, seed, size=draw.randint(5, 30), lr=1e-4),
-        Case("unseen: Adam's state", 2, {"width": 36}, seed, kind="held", timeout=40.0),
-        shard_case("unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[0, 3]),
+        bf16_case("unseen: bf16", 4, seed, size=draw.randint(190, 260)),
+        held_case("unseen: Adam's state", 3, seed, draw.randint(30, 44), "float32"),
+        shard_case(
+            "unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[[0, 3], [1]]
+        ),
         shard_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
     ]
 
@@ -85,7 +89,7 @@ def _gradients(seed: int) -> list[Case]:
             4,
             seed,
             parts=["side", "unused"],
-            both=[2],
+            both=[[2], [], [0, 1, 3]],
             **_net(draw),
         ),
         bucket_case(
@@ -94,7 +98,7 @@ def _gradients(seed: int) -> list[Case]:
             3,
             seed,
             parts=["side"],
-            both=[0, 2],
+            both=[[0, 2]],
             bucket_bytes=1,
             **_net(draw),
         ),
@@ -107,6 +111,7 @@ def _gradients(seed: int) -> list[Case]:
 
 def _module(seed: int) -> list[Case]:
     draw = Random(f"08/module/{seed}")
+    frozen = ["early", "half", "frozen"]
     every_part = ["two", "side", "tied", "twice", "frozen"]
     return [
         unit_case("unseen: three ranks", "values", 3, seed, micro_batches=2, **_net(draw)),
@@ -114,12 +119,17 @@ def _module(seed: int) -> list[Case]:
         unit_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
         watched_units("unseen: twenty layers", 2, seed, 48, 20, 1),
         watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0),
+        watched_units("unseen: three ahead", 2, seed, 64, 14, 3),
+        unit_case("unseen: three at once", "together", 3, seed, micro_batches=3, prefetch=2, **_net(draw)),
         unit_case("unseen: tied", "tied", 3, seed, parts=["tied", "twice"], prefetch=0, **_net(draw)),
         unit_case("unseen: called twice", "twice", 2, seed, parts=["twice", "frozen"], **_net(draw)),
-        unit_case("unseen: frozen", "frozen", 4, seed, parts=["frozen", "unused"], prefetch=2, **_net(draw)),
         unit_case(
-            "unseen: everything at once", "aside", 4, seed, parts=every_part, both=[0, 2], **_net(draw)
+            "unseen: frozen", "frozen", 4, seed, parts=frozen, prefetch=2, micro_batches=2, **_net(draw)
         ),
+        unit_case(
+            "unseen: everything at once", "aside", 4, seed, parts=every_part, both=[[0, 2]], **_net(draw)
+        ),
+        bf16_case("unseen: bf16", 2, seed, size=draw.randint(190, 260), micro_batches=3),
         unit_case("unseen: evaluation", "evaluated", 3, seed, micro_batches=2, **_net(draw)),
         unit_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
     ]
@@ -153,7 +163,17 @@ def _checkpoint(seed: int) -> list[Case]:
         checkpoint_case("unseen: 3 to 2", "other-ranks", 3, seed, tensors=tensors, load_on=[2]),
         checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large),
         checkpoint_case("unseen: many steps", "several", 2, seed, steps=[1000, 2, 99, 10]),
+        checkpoint_case(
+            "unseen: again on fewer",
+            "several",
+            4,
+            seed,
+            steps=[5, 8, 8],
+            saved_by=[[0, 4], [0, 4], [0, 1]],
+            load_on=[1, 3],
+        ),
         full_disk_case("unseen: a full disk", 3, 1, seed),
+        killed_case("unseen: killed", 3, draw.randrange(3), seed, tensors=tensors),
         own_parts_case("unseen: saved on 4, resumed on 2", 4, 2, seed),
     ]
 

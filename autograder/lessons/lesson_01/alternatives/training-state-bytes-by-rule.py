@@ -3,9 +3,14 @@
 
 def training_state_bytes(num_params: int, recipe: str) -> dict[str, int]:
     known = (
-        "adamw-fp32", "adamw-mixed", "adamw-mixed-fp32-gradients", "adamw-mixed-both-gradients",
-        "adamw-no-master", "sgd-momentum-mixed", "sgd-mixed",
-    )  # fmt: skip
+        "adamw-fp32",
+        "adamw-mixed",
+        "adamw-mixed-fp32-gradients",
+        "adamw-mixed-both-gradients",
+        "adamw-no-master",
+        "sgd-momentum-mixed",
+        "sgd-mixed",
+    )
     if recipe not in known:
         raise ValueError("expected one of " + ", ".join(known) + f", got {recipe}")
     weights = 4 if recipe.endswith("-fp32") else 2

@@ -11,4 +11,6 @@ from torch import nn
 def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
     first = dist.get_global_rank(group, 0)
     for tensor in itertools.chain(module.buffers(), module.parameters()):
-        dist.broadcast(tensor, src=first, group=group)
+        buffer = tensor.contiguous()
+        dist.broadcast(buffer, src=first, group=group)
+        tensor.copy_(buffer)

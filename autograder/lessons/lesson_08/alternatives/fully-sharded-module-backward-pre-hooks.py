@@ -49,8 +49,6 @@ class FullyShardedModule(nn.Module):
         window = [flat for n in ahead if 0 <= n < len(self.units) for flat in self.needs[n]]
         keep = set(window)
         for flat in self.flats:
-            flat.start_gather() if flat in keep and flat in self.needs[number] else None
-        for flat in self.flats:
             flat.free() if flat not in keep else None
         for flat in window:
             flat.start_gather()

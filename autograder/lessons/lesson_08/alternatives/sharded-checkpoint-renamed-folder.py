@@ -1,6 +1,10 @@
 def save_shards(directory, step, shards, totals, extra, group):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     folder = Path(directory) / f"writing-{step}"
+    for turn in range(size):  # what was saved of this step before is not whole from here on
+        if rank == turn and (Path(directory) / f"done-{step}").exists():
+            (Path(directory) / f"done-{step}").rename(folder)
+        dist.barrier(group)
     folder.mkdir(parents=True, exist_ok=True)
     mine = {}
     for name, shard in shards.items():

@@ -1,0 +1,53 @@
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Each rank owns a range of one long vector; a group's numbers are picked from it by their places."""
+
+    def __init__(self, parameters, optimizer_class, group, **options):
+        told = list(parameters)
+        if not isinstance(told[0], dict):
+            told = [{"params": told}]
+        super().__init__([{**one, "params": list(one["params"])} for one in told], dict(options))
+        self.group, self.ranks, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
+        self.trained = [p for one in self.param_groups for p in one["params"] if p.requires_grad]
+        kinds = [n for n, one in enumerate(self.param_groups) for p in one["params"] if p.requires_grad]
+        self.length = -(-sum(p.numel() for p in self.trained) // self.ranks)
+        own = self.range_of([p.detach() for p in self.trained])
+        kind_of = self.range_of(
+            [torch.full((p.numel(),), kind) for kind, p in zip(kinds, self.trained, strict=True)]
+        )
+        self.places = [(kind_of == kind).nonzero().flatten().tolist() for kind in range(len(told))]
+        precise = torch.promote_types(own.dtype, torch.float32)
+        self.masters = [nn.Parameter(own[places].to(precise)) for places in self.places]
+        inner = [{**one, "params": [m]} for one, m in zip(told, self.masters, strict=True)]
+        self.optimizer = optimizer_class(inner, **options)
+
+    def range_of(self, tensors):
+        """This rank's range of the vector that these tensors are, end to end."""
+        vector = torch.cat([t.flatten() for t in tensors])
+        vector = nn.functional.pad(vector, (0, self.length * self.ranks - vector.numel()))
+        return vector[self.rank * self.length :][: self.length].clone()
+
+    @torch.no_grad()
+    def step(self):
+        precise, dtype = self.masters[0].dtype, self.trained[0].dtype
+        rows = torch.cat(
+            [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.trained]
+        )
+        rows = nn.functional.pad(rows.to(precise), (0, self.length * self.ranks - rows.numel()))
+        mean = torch.zeros(self.length, dtype=precise)
+        reduce_scatter(mean, rows / self.ranks, self.group, async_op=True).wait()
+        del rows
+        for places, master in zip(self.places, self.masters, strict=True):
+            master.grad = mean[places]
+        self.optimizer.step()
+        own = torch.zeros(self.length, dtype=dtype)
+        for places, master in zip(self.places, self.masters, strict=True):
+            own[places] = master.detach().to(dtype)
+            master.grad = None
+        everyones = own.new_zeros(self.ranks, self.length)
+        all_gather(everyones.view(-1), own, self.group)
+        numels = [p.numel() for p in self.trained]
+        for p, new in zip(self.trained, everyones.view(-1)[: sum(numels)].split(numels), strict=True):
+            p.copy_(new.view(p.shape))
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none)

@@ -1,0 +1,185 @@
+"""Unseen cases of lesson 09: other grids and orders, other models, other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from labkit.checks.case import Case
+from labkit.checks.lesson_09.choice import SECONDS
+from labkit.checks.lesson_09.crossing import crossing_setting, sent_setting
+from labkit.checks.lesson_09.crossing import settings_case as bytes_case
+from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, SMALL_GPT, machines
+from labkit.checks.lesson_09.rank_grid import groups_case, places_case, refused_case
+from labkit.checks.lesson_09.reasons import filled, plans
+from labkit.checks.lesson_09.seconds import priced
+from labkit.checks.lesson_09.settings import case_of, setting
+from labkit.checks.lesson_09.training import grid_case
+
+AXES = ("dp", "pp", "tp")
+
+
+def _order(draw: Random, axes: tuple[str, ...] = AXES) -> tuple[str, ...]:
+    return tuple(draw.sample(axes, len(axes)))
+
+
+def _grid(seed: int) -> list[Case]:
+    draw = Random(f"09/grid/{seed}")
+    sizes = {axis: draw.randint(2, 5) for axis in ("cp", *AXES)}
+    one = {"dp": 1, "pp": draw.randint(2, 4), "tp": 1, "ep": 2}
+    cube = {"dp": 2, "pp": 2, "tp": 2}
+    return [
+        places_case(
+            "unseen: four axes", [(sizes, _order(draw, tuple(sizes))) for _ in range(3)], seed, "places"
+        ),
+        places_case("unseen: axes of size 1", [(one, _order(draw, tuple(one)))], seed, "places-of-one"),
+        groups_case("unseen: six ranks", {"pp": 3, "tp": 2}, _order(draw, ("pp", "tp")), seed),
+        groups_case("unseen: eight ranks", cube, _order(draw), seed),
+        groups_case("unseen: 4 x 1", {"dp": 4, "tp": 1}, ("tp", "dp"), seed, "groups-of-one"),
+        refused_case("unseen: a grid of 1", "build_groups", [{"dp": 1}, ["dp"]], [1, 2], seed),
+        refused_case(
+            "unseen: rank 6 of 6", "rank_to_coordinates", [6, {"a": 2, "b": 3}, ["b", "a"]], [6], seed
+        ),
+        refused_case(
+            "unseen: a coordinate of -1",
+            "coordinates_to_rank",
+            [{"a": 0, "b": -1}, {"a": 2, "b": 3}, ["b", "a"]],
+            ["b"],
+            seed,
+        ),
+        refused_case("unseen: an axis twice", "rank_to_coordinates", [0, cube, ["pp", "dp", "dp"]], [], seed),
+    ]
+
+
+def _bytes(seed: int) -> list[Case]:
+    draw = Random(f"09/bytes/{seed}")
+    model = {**SMALL_GPT, "num_layers": draw.choice([12, 20, 28]), "vocabulary": draw.randint(1000, 60_000)}
+    boxes = [
+        crossing_setting([draw.choice([2, 3, 4]) for _ in AXES], _order(draw), draw.choice([2, 4, 8]))
+        for _ in range(6)
+    ]
+    uneven = [
+        crossing_setting([draw.choice([1, 2, 3]), 5, 2], _order(draw), draw.choice([3, 4, 7]))
+        for _ in range(6)
+    ]
+    sent = [{axis: float(draw.randint(1, 10 ** draw.randint(1, 7))) for axis in AXES} for _ in range(6)]
+    orders = [
+        crossing_setting([draw.choice([1, 2, 4]) for _ in AXES], AXES, draw.choice([2, 4]), s) for s in sent
+    ]
+    return [
+        bytes_case(
+            "unseen: a model",
+            [sent_setting(model, 3, 4, 2, 36, 3), sent_setting(LLAMA_8B, 4, 2, 4, 24, 2)],
+            seed,
+            "sent",
+        ),
+        bytes_case(
+            "unseen: axes of size 1",
+            [sent_setting(model, 1, 1, 4, 5, 5), sent_setting(model, 5, 1, 1, 10, 2)],
+            seed,
+            "sent-of-one",
+        ),
+        bytes_case("unseen: boxes", boxes, seed, "crossing"),
+        bytes_case("unseen: nodes that axes do not divide", uneven, seed, "uneven"),
+        bytes_case("unseen: which order", orders, seed, "order"),
+    ]
+
+
+def _training(seed: int) -> list[Case]:
+    draw = Random(f"09/training/{seed}")
+    size: dict[str, Any] = {"hidden": draw.choice([8, 12]), "heads": 4, "sequence": draw.randint(3, 6)}
+    return [
+        grid_case("unseen: dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, seed, **size, micro_batches=2),
+        grid_case(
+            "unseen: dp 1, pp 4, tp 1", "other-grids", 1, 4, 1, seed, **size, layers=4, micro_batches=2
+        ),
+        grid_case("unseen: uneven", "uneven", 1, 2, 2, seed, **size, layers=3, vocabulary=17, rows=5),
+        grid_case("unseen: untied", "untied", 2, 2, 1, seed, **size, tied=False, vocabulary=11),
+        grid_case("unseen: dp 2, pp 2, tp 2", "values", 2, 2, 2, seed, **size, layers=3, vocabulary=15),
+        grid_case("unseen: another order", "other-orders", 2, 2, 2, seed, **size, order=_order(draw)),
+        grid_case("unseen: dropout", "dropout", 2, 2, 2, seed, **size, dropout=0.2),
+    ]
+
+
+def _seconds(seed: int) -> list[Case]:
+    draw = Random(f"09/seconds/{seed}")
+    given = machines(4, 4, {**A100_40, "falloff": 0.4, "layer_floor": 0.0, "links": draw.uniform(5e10, 3e11)})
+    slow = {**given, "network": draw.uniform(1e9, 4e9)}
+    grids = [(4, 2, 2, 1), (2, 4, 2, 2), (16, 1, 1, 1), (1, 4, 4, 6), (8, 2, 1, 3)]
+    return [
+        case_of("unseen: terms", "terms", priced(LLAMA_8B, given, 96, grids), seed),
+        case_of(
+            "unseen: uneven", "uneven", priced(SMALL_GPT, given, 80, [(1, 1, 16, 4), (1, 2, 7, 1)]), seed
+        ),
+        case_of(
+            "unseen: recomputed", "recompute", priced(LLAMA_8B, slow, 96, grids, zero=1, recompute=True), seed
+        ),
+        case_of("unseen: slow", "exposed", priced(LLAMA_8B, slow, 96, grids), seed),
+        case_of("unseen: gathered", "zero", priced(LLAMA_8B, slow, 96, grids, zero=1), seed),
+        case_of("unseen: small layers", "floor", priced(SMALL_GPT, machines(4, 4, H100), 96, grids), seed),
+        case_of(
+            "unseen: one GPU", "one", priced(SMALL_GPT, machines(1, 1, A100_40), 9, [(1, 1, 1, 3)]), seed
+        ),
+    ]
+
+
+def _reasons(seed: int) -> list[Case]:
+    draw = Random(f"09/feasible/{seed}")
+    two, pairs = machines(2, 8, H100), machines(4, 2, A100_40)
+    model = {**SMALL_GPT, "hidden": 2560, "num_heads": 20, "num_kv_heads": 10, "ffn": 10_240}
+    plan = {"data": 1, "tensor": 2, "pipeline": 4, "micro_batch": draw.choice([1, 2, 4]), "zero": 0}
+    return [
+        case_of("unseen: run", "runs", plans(model, two, 48, (8, 2, 1, 1), (4, 1, 4, 3), (1, 2, 8, 1)), seed),
+        case_of("unseen: GPUs", "gpus", plans(model, two, 48, (4, 2, 1, 1), (12, 2, 1, 1)), seed),
+        case_of(
+            "unseen: nodes of two", "node", plans(SMALL_GPT, pairs, 48, (2, 4, 1, 1), (1, 8, 1, 3)), seed
+        ),
+        case_of("unseen: heads", "heads", plans(model, two, 48, (4, 4, 1, 1), (2, 8, 1, 1)), seed),
+        case_of("unseen: layers", "layers", plans(model, machines(5, 5, H100), 48, (1, 1, 25, 1)), seed),
+        case_of("unseen: batch", "batch", plans(model, two, 44, (8, 2, 1, 1), (4, 2, 2, 3)), seed),
+        case_of("unseen: several", "several", plans(model, pairs, 46, (5, 8, 30, 1), (3, 3, 1, 4)), seed),
+        case_of("unseen: memory", "memory", plans(LLAMA_8B, pairs, 48, (8, 1, 1, 1), (1, 2, 4, 8)), seed),
+        case_of(
+            "unseen: just", "close", [filled(SMALL_GPT, 48, s, **plan) for s in (0.97, 0.995, 1.01)], seed
+        ),
+    ]
+
+
+def _choice(seed: int) -> list[Case]:
+    draw = Random(f"09/choice/{seed}")
+    model = {**SMALL_GPT, "num_layers": 40, "hidden": 5120, "num_heads": 40}
+    three = {**LLAMA_8B, "num_layers": 28, "hidden": 3072, "num_heads": 24, "ffn": 8192}
+    odd = {
+        "memory": 30e9,
+        "flops": 90e12,
+        "links": 60e9,
+        "network": draw.uniform(2e9, 6e9),
+        "layer_floor": 1e-3,
+    }
+    usual = [
+        setting(model, machines(draw.choice([2, 4, 8]), 8, H100), 384, 2048),
+        setting(three, machines(6, 4, A100_40), 144, 4096),
+    ]
+    slow = setting(three, machines(8, 4, {**H100, "network": draw.uniform(8e8, 3e9)}), 192, 2048)
+    small = setting(model, machines(8, 8, odd), 192, 2048)
+    pairs = setting(three, machines(12, 2, {**odd, "memory": 48e9}), 96, 4096)
+    return [
+        case_of("unseen: clusters", "usual", usual, seed, SECONDS),
+        case_of("unseen: slow", "slow", [slow], seed, SECONDS),
+        case_of("unseen: small", "small", [small], seed, SECONDS),
+        case_of("unseen: pairs", "pairs", [pairs], seed, SECONDS),
+        case_of(
+            "unseen: too large", "refused", [setting(model, machines(1, 2, odd), 8, 2048)], seed, SECONDS
+        ),
+    ]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "09.rank-grid": _grid,
+    "09.bytes-between-nodes": _bytes,
+    "09.train-3d": _training,
+    "09.step-seconds": _seconds,
+    "09.feasible": _reasons,
+    "09.choose-plan": _choice,
+}

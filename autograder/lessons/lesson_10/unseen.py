@@ -1,0 +1,67 @@
+"""Unseen cases of lesson 10: other stretches, models, layers, documents and numbers of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from labkit.checks.case import Case
+from labkit.checks.lesson_10.breaking_down import breakdown_cases
+from labkit.checks.lesson_10.even_work import documents_case, drawn_lengths
+from labkit.checks.lesson_10.exposed import exposed_cases
+from labkit.checks.lesson_10.fast import fast_case
+from labkit.checks.lesson_10.host_waits import waits_case
+from labkit.checks.lesson_10.lateness import straggler_cases
+from labkit.checks.lesson_10.overlapping import overlap_case
+from labkit.checks.lesson_10.utilisation import mfu_cases
+
+PREFIX = "unseen: "
+
+
+def _overlap(seed: int) -> list[Case]:
+    draw = Random(f"10/overlap/{seed}")
+    widths = [draw.randint(8, 30) for _ in range(draw.randint(8, 10))]
+    return [
+        overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths),
+        overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]]),
+        overlap_case(f"{PREFIX}one rank", "alone", 1, seed, widths, steps=3),
+        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [20] * draw.randint(9, 12), steps=1),
+    ]
+
+
+def _waits(seed: int) -> list[Case]:
+    draw = Random(f"10/waits/{seed}")
+    return [
+        waits_case(f"{PREFIX}steps", "steps", seed, draw.randint(5, 12), draw.randint(3, 9), 5),
+        waits_case(f"{PREFIX}two steps", "few", seed, 2),
+    ]
+
+
+def _documents(seed: int) -> list[Case]:
+    draw = Random(f"10/unseen-documents/{seed}")
+    return [
+        documents_case(f"{PREFIX}three ranks", "balanced", 3, seed, drawn_lengths(draw, 3, 26)),
+        documents_case(f"{PREFIX}four ranks", "balanced", 4, seed, drawn_lengths(draw, 2, 41, False)),
+        documents_case(f"{PREFIX}two documents", "few", 3, seed, [[12, 3], [5, 5]]),
+        documents_case(
+            f"{PREFIX}a pair and one", "subgroup", 3, seed, drawn_lengths(draw, 2, 9), groups=[[0, 2], [1]]
+        ),
+    ]
+
+
+def _fast(seed: int) -> list[Case]:
+    draw = Random(f"10/fast/{seed}")
+    about = {"micro_batches": draw.randint(2, 4), "layers": draw.randint(1, 2), "steps": 3}
+    return [fast_case(f"{PREFIX}four ranks", "values", 4, seed, **about)]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "10.exposed-communication": lambda seed: exposed_cases(seed, PREFIX),
+    "10.straggler": lambda seed: straggler_cases(seed, PREFIX),
+    "10.step-breakdown": lambda seed: breakdown_cases(seed, PREFIX),
+    "10.measured-mfu": lambda seed: mfu_cases(seed, PREFIX),
+    "10.slow-program-1": _overlap,
+    "10.slow-program-2": _waits,
+    "10.slow-program-3": _documents,
+    "10.make-it-fast": _fast,
+}

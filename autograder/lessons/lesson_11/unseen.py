@@ -1,0 +1,169 @@
+"""Unseen cases of lesson 11: other sizes and dtypes, two to five ranks, other groups, a lone rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from labkit.checks.case import Case
+from labkit.checks.lesson_11.backward import pair_case
+from labkit.checks.lesson_11.blockwise import block_case
+from labkit.checks.lesson_11.heads import heads_case
+from labkit.checks.lesson_11.losses import loss_case
+from labkit.checks.lesson_11.merging import merge_case
+from labkit.checks.lesson_11.ring import ring_case
+from labkit.checks.lesson_11.sent import asked
+from labkit.checks.lesson_11.tokens import cut_case
+from labkit.checks.lesson_11.whole_model import gpt_case
+from labkit.checks.shared.formula import Row, refusal_case, values_case
+from labkit.theory.context import ring_sent, ulysses_sent
+from labkit.theory.models import llama
+
+PAIR_AND_ONE = [[0, 2], [1]]
+
+
+def _merge_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/merge/{seed}")
+    s, d, first = draw.randint(4, 9), draw.randint(2, 5), draw.randint(1, 3)
+    return [
+        merge_case("unseen: parts of other sizes", "values", [1, 3, s, d], first, seed),
+        merge_case("unseen: float32", "values", [2, 1, s, d], first, seed, dtype="float32"),
+        merge_case("unseen: large", "large", [1, 2, s, d], first, seed, scale=float(draw.randint(500, 900))),
+        merge_case("unseen: nothing seen", "empty", [2, 1, s, d], first, seed, dtype="float32"),
+    ]
+
+
+def _block_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/blocks/{seed}")
+    block, blocks = draw.randint(4, 6), draw.randint(2, 5)
+    heads = draw.randint(1, 3)
+    return [
+        block_case("unseen: blocks", "values", [2, heads, block * blocks, 2], block, seed),
+        block_case("unseen: float32", "values", [1, 2, 4 * block, 3], block, seed, dtype="float32"),
+        block_case("unseen: ragged", "ragged", [1, heads, block * blocks + 1, 3], block, seed),
+        block_case("unseen: blocks of one", "ragged", [2, 1, 5, 3], 1, seed),
+    ]
+
+
+def _pair_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/pairs/{seed}")
+    rows, d = draw.randint(2, 5), draw.randint(2, 6)
+    return [
+        pair_case("unseen: before", "past", [1, 2, 4 * rows, d], 2 * rows, seed, rows=rows),
+        pair_case("unseen: first, float32", "past", [2, 1, 2 * rows, d], 0, seed, rows=rows, dtype="float32"),
+        pair_case("unseen: diagonal", "diagonal", [1, 3, 3 * rows, d], 2 * rows, seed, rows=rows),
+    ]
+
+
+def _cut_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/cut/{seed}")
+    ranks, size = draw.randint(3, 7), draw.randint(1, 4)
+    settings = [(2 * ranks * size, ranks), (4 * size, 2), (2 * size, 1), (16 * size, 8)]
+    return [
+        cut_case("unseen: positions", "cut", settings, seed),
+        cut_case("unseen: blocks", "blocks", settings, seed),
+        cut_case("unseen: refused", "refused", [(2 * ranks * size + ranks, ranks)], seed),
+    ]
+
+
+def _ring_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/ring/{seed}")
+    size, d, heads = draw.randint(1, 3), draw.randint(2, 5), draw.randint(1, 3)
+    return [
+        ring_case("unseen: five ranks", "values", 5, [1, heads, 10 * size, d], seed),
+        ring_case("unseen: two ranks, float32", "values", 2, [2, heads, 4 * size, d], seed, dtype="float32"),
+        ring_case(
+            "unseen: a pair and one", "subgroup", 3, [1, heads, 4 * size, d], seed, groups=PAIR_AND_ONE
+        ),
+        ring_case("unseen: alone", "alone", 1, [2, heads, 2 * size, d], seed),
+    ]
+
+
+def _heads_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/heads/{seed}")
+    size, d, groups = draw.randint(1, 4), draw.randint(2, 5), draw.randint(1, 2)
+    more = {"dtype": "float32"}
+    return [
+        heads_case("unseen: three ranks", "values", 3, [1, 6 * groups, 3 * size, d], 6, seed),
+        heads_case("unseen: two ranks, float32", "values", 2, [2, 4, 2 * size, d], 2, seed, **more),
+        heads_case(
+            "unseen: a pair and one", "subgroup", 3, [1, 4, 4 * size, d], 2, seed, groups=PAIR_AND_ONE
+        ),
+        heads_case("unseen: alone", "alone", 1, [2, 3, size, d], 3, seed),
+        heads_case("unseen: one head of keys", "refused", 2, [1, 4, 2 * size, d], 1, seed),
+        heads_case("unseen: five heads", "refused", 3, [1, 5, 3 * size, d], 5, seed),
+    ]
+
+
+def _loss_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/loss/{seed}")
+    c, vocabulary, without = draw.randint(3, 9), draw.randint(3, 9), draw.randrange(4)
+    shape, ignore = [2, c, vocabulary], draw.randrange(vocabulary)
+    crossed = [[0, 2], [1, 3]]
+    return [
+        loss_case("unseen: four ranks", "values", 4, shape, seed),
+        loss_case("unseen: another number", "values", 2, shape, seed, ignore=ignore, dtype="float32"),
+        loss_case("unseen: without targets", "without", 4, shape, seed, without=[without]),
+        loss_case("unseen: nobody", "nobody", 3, shape, seed, without=[0, 1, 2], dtype="float32"),
+        loss_case("unseen: bfloat16", "bfloat16", 3, [1, 200 + c, vocabulary], seed, dtype="bfloat16"),
+        loss_case("unseen: other groups", "subgroup", 4, shape, seed, groups=crossed),
+        loss_case("unseen: alone", "alone", 1, shape, seed, dtype="float32"),
+    ]
+
+
+def _bytes_row(draw: Random, way: str, ranks: int, backward: bool) -> Row:
+    kv_heads = ranks * draw.randint(1, 4)
+    heads, size, element = kv_heads * draw.randint(1, 6), 2 * draw.randint(8, 64), draw.choice([1, 2, 4])
+    sequence = ranks * draw.randint(100, 10_000)
+    config = llama(1, heads * size, heads, kv_heads, size)
+    sent = (ring_sent if way == "ring" else ulysses_sent)(config, sequence, 1, ranks, element)
+    shape = (sequence, heads, kv_heads, size)
+    asking = asked(way, shape, ranks, backward=backward, element=element)
+    return asking, sent.backward if backward else sent.forward
+
+
+def _bytes_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/bytes/{seed}")
+    kinds = {"ring": ("ring", False), "ring-backward": ("ring", True), "ulysses": ("ulysses", False)}
+    cases = [
+        values_case(kind, [_bytes_row(draw, way, draw.randint(2, 16), backward)], seed, ", unseen")
+        for kind, (way, backward) in kinds.items()
+    ]
+    back = _bytes_row(draw, "ulysses", draw.randint(2, 16), True)
+    alone = [_bytes_row(draw, way, 1, back) for way in ("ring", "ulysses") for back in (False, True)]
+    few = (720, 24, draw.choice([2, 3, 4]), 16)
+    refused = [asked("ulysses", few, 6), asked("ring", (700, 8, 8, 4), 8), asked("Ring Attention", few, 2)]
+    return [
+        *cases,
+        values_case("ulysses", [back], seed, ", unseen backward"),
+        values_case("alone", alone, seed, ", unseen"),
+        refusal_case("refused", refused, seed, ", unseen"),
+    ]
+
+
+def _gpt_cases(seed: int) -> list[Case]:
+    draw = Random(f"11/gpt/{seed}")
+    size, vocabulary, rows = draw.randint(1, 3), draw.randint(9, 14), draw.randint(1, 3)
+    more = {"vocabulary": vocabulary, "rows": rows, "tied": draw.random() < 0.5}
+    return [
+        gpt_case("unseen: cp 4", "values", 1, 4, 1, seed, sequence=8 * size, longest=8 * size + 3, **more),
+        gpt_case("unseen: dp 3, cp 2", "values", 3, 2, 1, seed, sequence=4 * size, layers=1, **more),
+        gpt_case("unseen: cp 3, tp 2", "tensor", 1, 3, 2, seed, sequence=6 * size, longest=18, **more),
+        gpt_case("unseen: dp 2, cp 2, tp 2", "tensor", 2, 2, 2, seed, sequence=4 * size, layers=1, **more),
+        gpt_case("unseen: without targets", "without", 1, 3, 1, seed, sequence=6 * size, longest=18, **more),
+        gpt_case("unseen: all your own", "own-parts", 1, 2, 1, seed, sequence=4 * size, **more),
+    ]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "11.merge-partials": _merge_cases,
+    "11.blockwise-attention": _block_cases,
+    "11.block-backward": _pair_cases,
+    "11.own-tokens": _cut_cases,
+    "11.ring-forward": _ring_cases,
+    "11.ring-attention": _ring_cases,
+    "11.ulysses": _heads_cases,
+    "11.context-bytes": _bytes_cases,
+    "11.sharded-loss": _loss_cases,
+    "11.context-parallel-gpt": _gpt_cases,
+}

@@ -1,0 +1,176 @@
+"""Unseen cases of lesson 12: other sizes and dtypes, two to five ranks, other groups, other models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from labkit.checks.case import Case
+from labkit.checks.lesson_12.arithmetic import settings_case as model_case
+from labkit.checks.lesson_12.arithmetic import shapes, with_attention
+from labkit.checks.lesson_12.balance import balance_case
+from labkit.checks.lesson_12.capacity import drop_case, size_case
+from labkit.checks.lesson_12.clipping import clip_case
+from labkit.checks.lesson_12.exchange import exchange_case
+from labkit.checks.lesson_12.permuting import permute_case
+from labkit.checks.lesson_12.reducing import reduce_case, trained_case
+from labkit.checks.lesson_12.routing import route_case
+from labkit.checks.lesson_12.spread import spread_case
+
+PAIR_AND_ONE = [[0, 2], [1]]
+
+
+def _route_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/route/{seed}")
+    h, e = draw.randint(4, 9), draw.randint(5, 9)
+    return [
+        route_case("unseen: three", "values", [11, h, e], 3, seed),
+        route_case("unseen: two, float32", "values", [8, h, e], 2, seed, dtype="float32"),
+        route_case("unseen: float16", "low", [14, h, 5], 2, seed, dtype="float16"),
+        route_case("unseen: a bias", "biased", [13, h, e], draw.randint(1, 3), seed, dtype="float32"),
+        route_case("unseen: one", "extremes", [5, h, e], 1, seed, dtype="float32"),
+        route_case("unseen: all", "extremes", [5, h, 4], 4, seed),
+        route_case("unseen: too many", "refused", [2, h, e], e + 2, seed),
+        route_case("unseen: below 0", "refused", [2, h, e], -1, seed),
+    ]
+
+
+def _permute_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/permute/{seed}")
+    n, h, e = draw.randint(7, 14), draw.randint(6, 9), draw.randint(4, 7)
+    return [
+        permute_case("unseen: three", "order", [n, h, e], 3, seed, dtype="float32"),
+        permute_case("unseen: four", "order", [n, h, e], 4, seed),
+        permute_case("unseen: one busy expert", "idle", [n, h, e], 1, seed, used=[e - 3]),
+        permute_case(
+            "unseen: the first and the last two idle", "idle", [n, h, e + 3], 2, seed, used=[1, 2, e]
+        ),
+        permute_case("unseen: back", "back", [n, h, e], draw.randint(2, 4), seed),
+        permute_case("unseen: back, float32", "back", [n, h, e], 2, seed, dtype="float32"),
+        permute_case("unseen: low", "low", [2 * n, h, e], 3, seed, dtype="bfloat16"),
+    ]
+
+
+def _exchange_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/exchange/{seed}")
+    local, h, most = draw.randint(1, 3), draw.randint(2, 6), draw.randint(2, 5)
+    return [
+        exchange_case("unseen: counts", "counts", 3, local + 1, h, most, seed),
+        exchange_case("unseen: five ranks", "values", 5, local, h, most, seed),
+        exchange_case("unseen: two ranks, float32", "values", 2, local, h, most, seed, dtype="float32"),
+        exchange_case("unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3]),
+        exchange_case("unseen: strided", "strided", 3, 2, h, most, seed, dtype="float32"),
+        exchange_case("unseen: a pair and one", "subgroup", 3, local, h, most, seed, groups=PAIR_AND_ONE),
+        exchange_case("unseen: alone", "alone", 1, local, h, most, seed),
+    ]
+
+
+def _spread_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/spread/{seed}")
+    shape = [draw.randint(3, 6), draw.randint(2, 5), 2]
+    tokens = [draw.randint(3, 8) for _ in range(5)]
+    return [
+        spread_case("unseen: five ranks, three experts a token", "values", 5, tokens, [4, 3, 1], 3, seed),
+        spread_case("unseen: two ranks", "values", 2, tokens[:2], shape, 1, seed, dtype="float32"),
+        spread_case("unseen: idle", "idle", 3, tokens[:3], [4, 3, 2], 2, seed, idle=[0, 4, 5]),
+        spread_case("unseen: nothing to send", "empty", 3, [0, tokens[0], 0], shape, 2, seed),
+        spread_case("unseen: bfloat16", "low", 2, tokens[:2], [8, 4, 3], 2, seed, dtype="bfloat16"),
+        spread_case("unseen: a pair and one", "subgroup", 3, tokens[:3], shape, 2, seed, groups=PAIR_AND_ONE),
+        spread_case("unseen: alone", "alone", 1, tokens[:1], [3, 4, 5], 3, seed),
+        spread_case("unseen: all parts your own", "own-parts", 4, tokens[:4], [4, 3, 1], 2, seed),
+    ]
+
+
+def _balance_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/balance/{seed}")
+    tokens = [draw.randint(3, 15) for _ in range(5)]
+    return [
+        balance_case("unseen: five ranks", "values", tokens, draw.randint(4, 8), 3, seed, rate=0.2),
+        balance_case("unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32"),
+        balance_case("unseen: only one has tokens", "idle", [0, tokens[0], 0], 6, 2, seed),
+        balance_case("unseen: even", "even", tokens[:3], 2, 2, seed),
+        balance_case("unseen: a pair and one", "subgroup", tokens[:3], 4, 2, seed, groups=PAIR_AND_ONE),
+    ]
+
+
+def _capacity_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/capacity/{seed}")
+    n, e = draw.randint(9, 20), draw.randint(3, 6)
+    settings = [(8 * draw.randint(1, 90), draw.randint(1, 4), 8, factor) for factor in (0.5, 1.0, 1.5, 2.0)]
+    ragged = [(draw.randint(1, 60), draw.randint(1, 3), draw.randint(3, 11), 1.25) for _ in range(6)]
+    return [
+        size_case("unseen: sizes", "sizes", settings, seed),
+        size_case("unseen: ragged", "ragged", ragged, seed),
+        drop_case("unseen: two", "drops", n, e, 2, draw.randint(2, 5), seed),
+        drop_case("unseen: three, float32", "drops", n, e, 3, draw.randint(3, 6), seed, dtype="float32"),
+        drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
+        drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
+        drop_case("unseen: none", "roomy", n, e, 1, 0, seed),
+        drop_case("unseen: many tokens", "work", 500 + n, e, 3, 60, seed),
+        size_case("unseen: refused", "refused", [(n, 2, e, -0.25)], seed),
+    ]
+
+
+def _arithmetic_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/arithmetic/{seed}")
+    models = [
+        shapes(
+            layers=draw.randint(4, 9),
+            hidden=2 * draw.randint(5, 20),
+            vocabulary=draw.randint(60, 99),
+            num_experts=4 * draw.randint(2, 5),
+            active_experts=draw.randint(1, 4),
+            expert_ffn=draw.randint(5, 30),
+            shared_experts=shared,
+            dense_layers=dense,
+        )
+        for shared, dense in ((0, 0), (1, 2), (2, 1))
+    ]
+    return [
+        model_case("unseen: plain", "parameters", [with_attention(models[0])], seed),
+        model_case("unseen: shared and dense", "fields", [with_attention(m) for m in models[1:]], seed),
+        model_case("unseen: operations", "flops", [(m, draw.randint(1, 900)) for m in models], seed),
+        model_case("unseen: bytes", "bytes", [(m, draw.randint(1, 90), 4, 2) for m in models], seed),
+        model_case("unseen: refused", "refused", [(models[0], 64, 7, 2)], seed),
+        model_case("unseen: no rank", "refused", [(models[0], 64, 0, 2)], seed),
+    ]
+
+
+def _reduce_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/reduce/{seed}")
+    tokens = [draw.randint(2, 7) for _ in range(6)]
+    gone = {"shared.0": [1], "experts.1": [0, 3]}
+    return [
+        reduce_case("unseen: two over three", "values", 2, 3, seed),
+        reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32"),
+        reduce_case("unseen: one copy", "single", 1, 2, seed),
+        reduce_case("unseen: missing", "missing", 2, 2, seed, missing=gone),
+        reduce_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
+        trained_case("unseen: two steps", 3, 1, tokens[:3], [5, 3, 4], seed),
+    ]
+
+
+def _clip_cases(seed: int) -> list[Case]:
+    draw = Random(f"12/clip/{seed}")
+    most = draw.uniform(0.5, 2.0)
+    return [
+        clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most),
+        clip_case("unseen: float32", "values", 2, 2, seed, max_norm=most, dtype="float32"),
+        clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
+        clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
+        clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
+        clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
+    ]
+
+
+CASES: dict[str, Callable[[int], list[Case]]] = {
+    "12.route": _route_cases,
+    "12.permute": _permute_cases,
+    "12.all-to-all": _exchange_cases,
+    "12.expert-parallel": _spread_cases,
+    "12.balance": _balance_cases,
+    "12.capacity": _capacity_cases,
+    "12.expert-arithmetic": _arithmetic_cases,
+    "12.reduce-gradients": _reduce_cases,
+    "12.clip-grad-norm": _clip_cases,
+}
