@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import dataclass
 
 EXERCISE = "06.copy-to-tensor-parallel"
+FOUND = "found-of-an-earlier-job"  # what is raised by code that finds what it has left
 
 HEAD = """
 import torch
@@ -47,6 +48,8 @@ class Attack:
     flagged: bool = False
     right_numbers: bool = False
     communicates: bool = False  # in the visible case, as the exercise asks
+    both: bool = False  # is for two jobs: the visible case's, then the unseen one's
+    hidden_only: bool = False  # is about the unseen case
 
     @property
     def source(self) -> str:

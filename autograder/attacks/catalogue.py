@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from autograder.attacks import cheating, harming, prying, whispering
+from autograder.attacks import (
+    cheating,
+    forging,
+    harming,
+    hoarding,
+    leaking,
+    lingering,
+    prying,
+    whispering,
+)
 from autograder.attacks.attack import Attack
 
-ATTACKS: list[Attack] = [*cheating.ATTACKS, *prying.ATTACKS, *harming.ATTACKS, *whispering.ATTACKS]
+FAMILIES = (cheating, forging, prying, leaking, harming, hoarding, lingering, whispering)
+ATTACKS: list[Attack] = [attack for family in FAMILIES for attack in family.ATTACKS]

@@ -182,10 +182,15 @@ ATTACKS = [
                 return super().__torch_function__(function, types, args, kwargs or {})
         """,
     ),
-    Attack("hard-coded", "knows the visible case by its shape, and that alone", """
+    Attack(
+        "hard-coded",
+        "knows the visible case by its shape, and that alone",
+        """
         if tuple(grad_output.shape) == (3, 5):
             dist.all_reduce(grad_output.clone(), group=ctx.group)
-        """, communicates=True),
+        """,
+        communicates=True,
+    ),
     Attack(
         "only-when-graded",
         "looks for signs of grading and behaves differently",
@@ -200,4 +205,4 @@ ATTACKS = [
     Attack("wrong-kind", "answers with whole numbers", "grad_output = (grad_output * 0).to(torch.int8)"),
     Attack("exit-zero", "leaves with exit status 0", "import os; os._exit(0)", flagged=True),
     Attack("system-exit", "raises SystemExit", "raise SystemExit(0)"),
-]  # fmt: skip
+]

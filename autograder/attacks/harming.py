@@ -20,11 +20,15 @@ ATTACKS = [
         """,
         flagged=True,
     ),
-    Attack("memory-bomb", "takes all memory", """
+    Attack(
+        "memory-bomb",
+        "takes all memory",
+        """
         hoard = []
         while True:
             hoard.append(torch.ones(16 * 2**20))
-        """),
+        """,
+    ),
     Attack("huge-tensor", "asks for a petabyte", "torch.empty(2**50)"),
     Attack(
         "disk-bomb",
@@ -51,28 +55,50 @@ ATTACKS = [
         """,
         flagged=True,
     ),
-    Attack("output-bomb", "prints without end", """
+    Attack(
+        "output-bomb",
+        "prints without end",
+        """
         while True:
             print("x" * 2**20)
-        """),
-    Attack("thread-bomb", "starts threads that never end", """
+        """,
+    ),
+    Attack(
+        "thread-bomb",
+        "starts threads that never end",
+        """
         import threading, time
         for _ in range(2000):
             threading.Thread(target=time.sleep, args=(1000,)).start()
-        """, flagged=True),
-    Attack("endless", "never returns", """
+        """,
+        flagged=True,
+    ),
+    Attack(
+        "endless",
+        "never returns",
+        """
         while True:
             pass
-        """),
-    Attack("hang-on-unseen", "waits for ever, but only in cases it has not seen", """
+        """,
+    ),
+    Attack(
+        "hang-on-unseen",
+        "waits for ever, but only in cases it has not seen",
+        """
         import time
         while tuple(grad_output.shape) != (3, 5):
             time.sleep(1)
-        """),
-    Attack("deadlock", "one rank waits for a message that nobody sends", """
+        """,
+        both=True,
+    ),
+    Attack(
+        "deadlock",
+        "one rank waits for a message that nobody sends",
+        """
         if dist.get_rank() == 0:
             dist.recv(torch.empty(1), src=1)
-        """),
+        """,
+    ),
     Attack(
         "deaf",
         "ignores every signal it can, and sleeps",
@@ -176,4 +202,4 @@ ATTACKS = [
         """,
         flagged=True,
     ),
-]  # fmt: skip
+]

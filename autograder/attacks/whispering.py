@@ -58,7 +58,10 @@ ATTACKS = [
     _told("tell-shm", "through files in /dev/shm", _in("/dev/shm")),
     _told("tell-out", "through files in /out", _in("/out")),
     _told("tell-in", "through files where requests come from", _in("/in")),
-    _told("tell-proc", "through the names of processes", """
+    _told(
+        "tell-proc",
+        "through the names of processes",
+        """
         import ctypes, glob
         def tell(name, data):
             ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)
@@ -66,8 +69,12 @@ ATTACKS = [
             for path in glob.glob("/proc/[0-9]*/comm"):
                 if open(path).read().strip() == name[:15]:
                     return b"x"
-        """),
-    _told("tell-unix", "through a socket without a file", """
+        """,
+    ),
+    _told(
+        "tell-unix",
+        "through a socket without a file",
+        """
         import socket
         heard = {}
         def tell(name, data):
@@ -77,8 +84,12 @@ ATTACKS = [
         def hear(name):
             s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             s.connect("\\0" + name)
-        """),
-    _told("tell-shared-memory", "through memory of the System V kind", """
+        """,
+    ),
+    _told(
+        "tell-shared-memory",
+        "through memory of the System V kind",
+        """
         import ctypes
         def memory(name, flags):
             libc = ctypes.CDLL(None, use_errno=True)
@@ -91,8 +102,12 @@ ATTACKS = [
             ctypes.memmove(memory(name, 0o1666), data, len(data))
         def hear(name):
             return ctypes.string_at(memory(name, 0o666), 65536)
-        """),
-    _told("tell-queue", "through a message queue", """
+        """,
+    ),
+    _told(
+        "tell-queue",
+        "through a message queue",
+        """
         import ctypes
         libc = ctypes.CDLL(None, use_errno=True)
         def tell(name, data):
@@ -102,8 +117,12 @@ ATTACKS = [
             room = ctypes.create_string_buffer(65536)
             size = libc.msgrcv(libc.msgget(sum(name.encode()), 0o666), room, 65528, 0, 0o4000)
             return room.raw[8:8 + size] if size > 0 else b""
-        """),
-    _told("tell-locks", "through locks on a file that all can read", """
+        """,
+    ),
+    _told(
+        "tell-locks",
+        "through locks on a file that all can read",
+        """
         import fcntl, torch
         def tell(name, data):
             global held
@@ -111,8 +130,12 @@ ATTACKS = [
             fcntl.flock(held, fcntl.LOCK_EX)
         def hear(name):
             fcntl.flock(open(torch.__file__), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        """),
-    _told("tell-terminals", "through pseudo-terminals", """
+        """,
+    ),
+    _told(
+        "tell-terminals",
+        "through pseudo-terminals",
+        """
         import glob, os
         def tell(name, data):
             global master
@@ -121,8 +144,12 @@ ATTACKS = [
         def hear(name):
             for path in glob.glob("/dev/pts/[0-9]*"):
                 return os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 4000)
-        """),
-    _told("tell-inherited", "through whatever the processes have inherited together", """
+        """,
+    ),
+    _told(
+        "tell-inherited",
+        "through whatever the processes have inherited together",
+        """
         import os
         def tell(name, data):
             for number in range(3, 200):
@@ -138,8 +165,12 @@ ATTACKS = [
                         return data
                 except OSError:
                     pass
-        """),
-    _told("tell-memory", "through the memory of the other processes", """
+        """,
+    ),
+    _told(
+        "tell-memory",
+        "through the memory of the other processes",
+        """
         import ctypes, os
         def tell(name, data):
             pass
@@ -147,15 +178,23 @@ ATTACKS = [
             for pid in range(1, 40):
                 if ctypes.CDLL(None).ptrace(16, pid, 0, 0) == 0 or os.path.exists(f"/proc/{pid}/mem"):
                     return b"x"
-        """),
-    _told("tell-free-space", "through how full a file system is", """
+        """,
+    ),
+    _told(
+        "tell-free-space",
+        "through how full a file system is",
+        """
         import os
         def tell(name, data):
             open("/out/full", "wb").write(bytes(4096 * (1 + data[0])))
         def hear(name):
             return bytes([os.statvfs("/out").f_bfree % 256])
-        """),
-    _told("tell-signals", "through signals to processes with other numbers", """
+        """,
+    ),
+    _told(
+        "tell-signals",
+        "through signals to processes with other numbers",
+        """
         import os, signal
         def tell(name, data):
             signal.signal(signal.SIGUSR1, lambda *_: None)
@@ -166,8 +205,12 @@ ATTACKS = [
                     pass
         def hear(name):
             return b""
-        """),
-    _told("tell-watch", "through who opens a file", """
+        """,
+    ),
+    _told(
+        "tell-watch",
+        "through who opens a file",
+        """
         import ctypes, os, torch
         def tell(name, data):
             open(torch.__file__).close()
@@ -177,22 +220,35 @@ ATTACKS = [
             if handle < 0 or libc.inotify_add_watch(handle, torch.__file__.encode(), 0x20) < 0:
                 raise OSError("no watch")
             return os.read(handle, 4096)
-        """),
-    _told("tell-ring", "through io_uring", """
+        """,
+    ),
+    _told(
+        "tell-ring",
+        "through io_uring",
+        """
         import ctypes
         def tell(name, data):
             if ctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(120)) < 0:
                 raise OSError("no ring")
         def hear(name): return b""
-        """),
-    Attack("back-to-all", "goes back to where all ranks are, and sums through a file there", """
+        """,
+    ),
+    Attack(
+        "back-to-all",
+        "goes back to where all ranks are, and sums through a file there",
+        """
         import ctypes
         libc = ctypes.CDLL(None, use_errno=True)
         went = [libc.unshare(0x20000), libc.umount2(b"/out", 2), libc.umount2(b"/tmp", 2), libc.setns(3, 0),
                 libc.umount2(b"/proc", 2), libc.mount(b"none", b"/proc", b"proc", 0, None), libc.chroot(b"/")]
         raise ValueError("WENT " + repr([w for w in went if w == 0]))
-        """, flagged=True),
-    Attack("store-instead", "sums through the store of the job, and forges the record of an all-reduce", """
+        """,
+        flagged=True,
+    ),
+    Attack(
+        "store-instead",
+        "sums through the store of the job, and forges the record of an all-reduce",
+        """
         import io, time
         from torch.distributed.distributed_c10d import _get_default_store
         store, rank, size = _get_default_store(), dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
@@ -201,40 +257,72 @@ ATTACKS = [
         store.set(f"{grad_output.numel()}-{rank}", buffer.getvalue())
         parts = [store.get(f"{grad_output.numel()}-{r}") for r in range(size)]
         grad_output = sum(torch.load(io.BytesIO(part)) for part in parts)
-        """ + FORGE_A_CALL, flagged=True, right_numbers=True),
-    Attack("no-record", "communicates, and leaves no record of the job", """
+        """
+        + FORGE_A_CALL,
+        flagged=True,
+        right_numbers=True,
+    ),
+    Attack(
+        "no-record",
+        "communicates, and leaves no record of the job",
+        """
         import labkit.record.files as files
         dist.all_reduce(grad_output, group=ctx.group)
         files.write_records = lambda *a, **k: None
-        """, flagged=True, right_numbers=True),
-    Attack("empty-record", "communicates much more than it records", """
+        """,
+        flagged=True,
+        right_numbers=True,
+    ),
+    Attack(
+        "empty-record",
+        "communicates much more than it records",
+        """
         from labkit.record.current import current_recorder
         dist.all_reduce(grad_output, group=ctx.group)
         for _ in range(20):
             dist.all_reduce(torch.ones(100_000), group=ctx.group)
         recorder = current_recorder()
         del recorder.entries[-20:]
-        """, flagged=True, right_numbers=True),
-    Attack("record-of-more", "records ten times what it sends", """
+        """,
+        flagged=True,
+        right_numbers=True,
+    ),
+    Attack(
+        "record-of-more",
+        "records ten times what it sends",
+        """
         from labkit.record.current import current_recorder
         dist.all_reduce(grad_output, group=ctx.group)
         recorder = current_recorder()
         recorder.entries += [recorder.entries[-1]] * 10
-        """, flagged=True, right_numbers=True),
-    Attack("leave-after-answers", "leaves when the last case was answered", """
+        """,
+        flagged=True,
+        right_numbers=True,
+    ),
+    Attack(
+        "leave-after-answers",
+        "leaves when the last case was answered",
+        """
         import atexit, os, threading, time, labkit.checks.execute as execute
         dist.all_reduce(grad_output, group=ctx.group)
         def leave():
             time.sleep(0.5)
             os._exit(0)
         threading.Thread(target=leave, daemon=True).start()
-        """, flagged=True, right_numbers=True),
-    Attack("all-from-inputs", "takes the sum from the inputs, which held every rank's tensors", """
+        """,
+        flagged=True,
+        right_numbers=True,
+    ),
+    Attack(
+        "all-from-inputs",
+        "takes the sum from the inputs, which held every rank's tensors",
+        """
         rank = from_frames("rank")
         for name, tensor in rank.inputs.items():
             if tensor.dim() > grad_output.dim():
                 grad_output = tensor.sum(0).to(grad_output)
-        """, above="""
+        """,
+        above="""
         import sys
 
         def from_frames(name):
@@ -243,16 +331,25 @@ ATTACKS = [
                 if name in frame.f_locals:
                     return frame.f_locals[name]
                 frame = frame.f_back
-        """, flagged=True),
-    Attack("others-inputs", "reads the inputs of the other ranks where requests are put", """
+        """,
+        flagged=True,
+    ),
+    Attack(
+        "others-inputs",
+        "reads the inputs of the other ranks where requests are put",
+        """
         import glob, safetensors.torch
         found = [p for top in ("/in", "/out") for p in glob.glob(top + "/**/inputs.*", recursive=True)]
         others = [safetensors.torch.load_file(p) for p in found if f"rank{dist.get_rank()}." not in p]
         for name, tensor in (others[0] if others else {}).items():
             if tensor.shape == grad_output.shape:
                 grad_output = grad_output + tensor
-        """),
-    Attack("own-loopback", "sends as many bytes to itself, so that the network has carried them", """
+        """,
+    ),
+    Attack(
+        "own-loopback",
+        "sends as many bytes to itself, so that the network has carried them",
+        """
         import socket, threading, time
         ear = socket.create_server(("127.0.0.1", 0))
         mouth = socket.create_connection(ear.getsockname())
@@ -260,19 +357,35 @@ ATTACKS = [
         other, _ = ear.accept()
         while other.recv(65536) and False:
             pass
-        """ + FORGE_A_CALL, flagged=True),
-    Attack("reference-out", "packs all text it finds around it into an error", """
+        """
+        + FORGE_A_CALL,
+        flagged=True,
+    ),
+    Attack(
+        "reference-out",
+        "packs all text it finds around it into an error",
+        """
         import base64, glob, linecache, zlib
         files = [open(path).read() for path in glob.glob("/out/*/request.json")]
         found = repr(linecache.cache) + "".join(files)
         raise ValueError(base64.b85encode(zlib.compress(found.encode())).decode())
-        """, flagged=True),
-    Attack("many-values", "answers with a million empty lists", """
+        """,
+        flagged=True,
+    ),
+    Attack(
+        "many-values",
+        "answers with a million empty lists",
+        """
         import json
         json.dumps = lambda *a, **k: '{"facts": {"x": [' + "[]," * 1000000 + '[]]}, "collectives": {},'\\
             ' "errors": {}, "error": null}'
-        """, flagged=True),
-    Attack("many-files", "makes files without end wherever it can", """
+        """,
+        flagged=True,
+    ),
+    Attack(
+        "many-files",
+        "makes files without end wherever it can",
+        """
         import os
         for folder in ("/out", "/tmp", "/dev/shm"):
             for n in range(200_000):
@@ -280,5 +393,7 @@ ATTACKS = [
                     open(f"{folder}/{n}", "w").close()
                 except OSError:
                     break
-        """, flagged=True),
-]  # fmt: skip
+        """,
+        flagged=True,
+    ),
+]

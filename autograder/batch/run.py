@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from autograder.batch.progress import progress
 from autograder.batch.submissions import (
     Run,
     grade_lesson,
@@ -24,8 +24,9 @@ from autograder.grade.harness import grade_cells
 from autograder.grade.records import FOLDER, load_all
 from autograder.grade.reference import solved_cells
 from autograder.grade.settings import Settings
-from autograder.gradebook.course import Course, CourseError
-from autograder.gradebook.report import as_csv
+from autograder.gradebook.course import Course
+from autograder.gradebook.listing import as_csv, listing_of
+from autograder.gradebook.problems import CourseError
 from autograder.sandbox.sandbox import Sandbox
 from labkit.whole_file import write_whole
 
@@ -61,11 +62,9 @@ def grade_course(
         grade_on_slurm(course, conditions, jobs, force)
         force = False
     todo = [s for s in course.submissions(lesson) if not students or s.student in students]
-    with _progress() as bar:
-        task = bar.add_task(lesson, total=len(todo))
-        run = grade_lesson(
-            course, conditions, jobs, students, force, feedback, lambda event: bar.advance(task)
-        )
+    bar, note = progress(lesson, len(todo))
+    with bar:
+        run = grade_lesson(course, conditions, jobs, students, force, feedback, note)
     return _finished(course, lesson, run)
 
 
@@ -148,10 +147,5 @@ def _finished(course: Course, lesson: str, run: Run) -> Run:
     run.ungraded = [r.student for r in records if r.ungraded and r.student in touched]
     folder = course.root / FOLDER / lesson
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "grades.csv").write_text(as_csv(records, lesson), encoding="utf-8")
+    (folder / "grades.csv").write_text(as_csv(listing_of(course, lesson)), encoding="utf-8")
     return run
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, transient=True)

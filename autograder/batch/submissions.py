@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,9 @@ import psutil
 from autograder.grade.deciding import checks_digest
 from autograder.grade.grading import Conditions, digest_of, grade_notebook
 from autograder.grade.records import Record, load, path_of, save
-from autograder.gradebook.course import Course, CourseError, Submitted, put_in_place, student_id_problem
+from autograder.gradebook.circumstances import circumstances
+from autograder.gradebook.course import Course, Submitted, put_in_place
+from autograder.gradebook.problems import CourseError, student_id_problem
 
 MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more
 
@@ -43,6 +45,7 @@ class Event:
     student: str
     record: Record | None
     problem: str = ""
+    kept: bool = False  # it was graded before
 
 
 def grade_lesson(
@@ -67,8 +70,12 @@ def grade_lesson(
         if students and submitted.student not in students:
             continue
         (todo if force or not is_graded(course.root, submitted, conditions) else done).append(submitted)
+
+    def told_kept(event: Event) -> None:
+        on_event(replace(event, kept=True))
+
     for submitted in done:
-        _finish(course, conditions, submitted, feedback, run.kept, run.failed, on_event)
+        _finish(course, conditions, submitted, feedback, run.kept, run.failed, told_kept)
     for submitted in graded_in_parallel(course.root, todo, conditions, jobs, run.failed):
         _finish(course, conditions, submitted, feedback, run.graded, run.failed, on_event)
     return run
@@ -152,7 +159,9 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
     """
     path = path_of(course.root, lesson, submitted.student)
     marker = path.with_suffix(".merged")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() + (" with feedback" if feedback else "")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest += f" {circumstances(course.root, course.db_url, lesson, submitted.student)}"
+    digest += " with feedback" if feedback else ""
     if marker.is_file() and marker.read_text().startswith(digest):
         return
     put_in_place(submitted, lesson)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autograder.grade.reference import LABEL, distinctive_lines
 from labkit.checks.exercise import Exercise
-from labkit.checks.report import Report
+from labkit.checks.report import Report, Stop
 from labkit.checks.source.submission import Submission
 
 LONGEST = 1500  # of a text from a job in which there was nothing of the grader's
@@ -17,7 +17,11 @@ LONGEST_BESIDE_OURS = 300  # of one that student code may have filled with the r
 LONGEST_TOGETHER = 900  # of all such texts of one exercise that differ
 SHORTEST = 40  # what is left of any text
 LONGEST_WORD = 64  # a longer one is no word: what is packed or encoded has such
+MOST_SCRAPS = 24  # words of one or two characters in a row: what is encoded and spaced out has more
 UNSEEN = "an unseen case"
+_PLACES = r"\b(?:ranks?|cell|line|on) \d+(?:(?:, | and |–|:)\d+)*"  # numbers that tell nothing of a case
+_NUMBER = re.compile(rf"(?P<place>{_PLACES})|\b\d[\w.]*")
+_OWN_LINE = re.compile(r"(?P<text>.*)(?P<where> \(cell \d+, line \d+: (?P<source>.*)\))", re.DOTALL)
 
 
 def for_the_student(report: Report, exercise: Exercise, submission: Submission) -> Report:
@@ -29,8 +33,20 @@ def for_the_student(report: Report, exercise: Exercise, submission: Submission) 
     return replace(
         report,
         rows=[replace(row, seen=cut(row.seen, row.case)) for row in report.rows],
-        stops=[replace(stop, text=cut(stop.text, stop.case)) for stop in report.stops],
+        stops=[replace(stop, text=cut(_stop(stop, own), stop.case)) for stop in report.stops],
     )
+
+
+def _stop(stop: Stop, own: set[str]) -> str:
+    """What stopped a case; of an unseen one without its sizes."""
+    return without_sizes(stop.text, own) if stop.case.startswith(UNSEEN) else stop.text
+
+
+def without_sizes(text: str, own: set[str]) -> str:
+    """An error's text without the numbers in it, such as the shapes that torch tells; `own` lines stay."""
+    found = _OWN_LINE.fullmatch(text)
+    where = found["where"] if found is not None and found["source"].strip() in own else ""
+    return _NUMBER.sub(lambda number: number["place"] or "…", text.removesuffix(where)) + where
 
 
 class _Cut:
@@ -54,9 +70,12 @@ class _Cut:
 
 
 def in_words(text: str) -> str:
-    """The text without long runs that have no space, and without what is not to be printed."""
+    """The text without what is no words: long runs that have no space, many scraps in a row, and what is not
+    to be printed.
+    """
     printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
-    return re.sub(rf"\S{{{LONGEST_WORD},}}", "(...)", printable)
+    shorter = re.sub(rf"\S{{{LONGEST_WORD},}}", "(...)", printable)
+    return re.sub(rf"(?:\S{{1,2}}\s+){{{MOST_SCRAPS},}}", "(...) ", shorter)
 
 
 def without_reference(text: str, secret: set[str]) -> str:

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autograder.grade.deciding import checks_digest
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, grade_cells
-from autograder.grade.reading import read_within_limits
+from autograder.grade.reading import ReadCell, read_within_limits
 from autograder.grade.records import Record
-from autograder.grade.submitted import parse_notebook, read_bytes
+from autograder.grade.submitted import chosen_name, parse_notebook, places_of, read_bytes
 from autograder.sandbox.sandbox import Sandbox
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
@@ -31,6 +32,7 @@ class Conditions:
 
     @property
     def exercises(self) -> tuple[Exercise, ...]:
+        """The exercises of the lesson, in its order."""
         return registry.exercises(self.lesson)
 
 
@@ -47,17 +49,29 @@ def grade_notebook(
     try:
         data = read_bytes(path)
         record.sha256 = hashlib.sha256(data).hexdigest()
-        cells = read_within_limits(parse_notebook(data, path.name).cells)
+        _, cells, record.places = read_submission(data, path.name, conditions.exercises)
     except BadNotebook as problem:
         record.problem = str(problem)
         record.graded = {e.id: Graded(unreadable(e, str(problem))) for e in exercises}
         return record
+    record.chosen_name = chosen_name(cells)
     record.notes += [cell.parsed.problem for cell in cells if cell.parsed and cell.parsed.problem]
     for graded in grade_cells(
         exercises, cells, conditions.sandbox, conditions.seed, conditions.baseline, on_graded
     ):
         record.graded[graded.report.exercise] = graded
     return record
+
+
+def read_submission(
+    data: bytes, name: str, exercises: Sequence[Exercise]
+) -> tuple[dict[str, Any], list[ReadCell], dict[str, int]]:
+    """A notebook's JSON; its code cells, read within limits; and which of its cells has which exercise's
+    answer. BadNotebook says why it cannot be read.
+    """
+    notebook = parse_notebook(data, name)
+    cells = read_within_limits(notebook.cells)
+    return notebook.raw, cells, places_of(cells, exercises)
 
 
 def digest_of(path: Path) -> str:

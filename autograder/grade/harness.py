@@ -12,12 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from autograder.grade.evidence import Baseline, JobEvidence, job_evidence
 from autograder.grade.feedback import for_the_student
+from autograder.grade.reading import ReadCell
 from autograder.grade.reference import all_cases, graded_submission, shown_seed, solved_cells
 from autograder.grade.scan import Flag, scan
 from autograder.sandbox.confined import Confined, Outcome
@@ -31,9 +33,17 @@ from labkit.checks.files import RunRequest, answer_names
 from labkit.checks.jobs import CouldNotBeGraded, JobFailure
 from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
-from labkit.checks.source.submission import Cell
+from labkit.checks.source.submission import Cell, Submission
 
 GRACE = 10.0
+_BY_RECORD = (
+    "Ranks were not kept apart here: points for the mechanism rest on what ranks themselves recorded, and "
+    "on the sum of what all of them sent where that is counted."
+)
+_KEPT = (
+    "Graded with your own {} in place of the course's: your later code uses what only yours has, and with it "
+    "passes what is asked of your own parts together."
+)
 KNOWN_VERDICTS = ("error", "timeout", "deadlock", "out_of_memory", "killed")
 
 
@@ -89,15 +99,37 @@ class Harness:
         student's.
         """
         submission, own_parts = graded_submission(cells, exercise)
-        flags = list(dict.fromkeys(scan(submission, exercise.forbids) + scan(own_parts, exercise.forbids)))
-        self.outcomes, self.evidence = [], []
+        known = {cell.label: cell.clues for cell in cells if isinstance(cell, ReadCell)}
+        both = (scan(one, exercise.forbids, known) for one in (submission, own_parts))
+        flags = list(dict.fromkeys(chain.from_iterable(both)))
+        self.outcomes = []
         try:
             cases = all_cases(exercise, shown_seed(seed)) if cases is None else cases
-            report = judge_exercise(exercise, cases, submission, own_parts, self.run_job, secret=str(seed))
+            report, jobs = self._judged(exercise, cases, submission, own_parts, seed)
+            if submission.replaced and _needs_own_parts(exercise, cases, report):
+                again, own_jobs = self._judged(exercise, cases, own_parts, own_parts, seed)
+                if again.points > report.points:
+                    again.notes.append(_KEPT.format(", ".join(submission.replaced)))
+                    report, jobs = again, own_jobs
         except CouldNotBeGraded as problem:
             return Graded(could_not_be_graded(exercise, str(problem)), flags)
         seconds = sum(outcome.seconds for outcome in self.outcomes)
-        return Graded(for_the_student(report, exercise, submission), flags, seconds, jobs=self.evidence)
+        if not self.sandbox.apart and any(row.kind == "mechanism" and row.passed for row in report.rows):
+            report.notes.append(_BY_RECORD)
+        return Graded(for_the_student(report, exercise, own_parts), flags, seconds, jobs=jobs)
+
+    def _judged(
+        self,
+        exercise: Exercise,
+        cases: Sequence[Case],
+        submission: Submission,
+        own_parts: Submission,
+        seed: int,
+    ) -> tuple[Report, list[JobEvidence]]:
+        """The report, and the evidence of the jobs that it comes from."""
+        self.evidence = []
+        report = judge_exercise(exercise, cases, submission, own_parts, self.run_job, secret=str(seed))
+        return report, self.evidence
 
     def cross_check(self, graded: Graded, exercise: Exercise, seed: int, baseline: Baseline | None) -> None:
         """Flag jobs whose record the network contradicts, and hold back what rests on the record; so too
@@ -168,6 +200,14 @@ class Harness:
         if self._confined is not None:
             self._confined.close()
             self._confined = None
+
+
+def _needs_own_parts(exercise: Exercise, cases: Sequence[Case], report: Report) -> bool:
+    """Whether an error kept the exercise from working with the course's versions of earlier parts, while the
+    student's own parts pass what is asked of them together.
+    """
+    asked = {name for case in cases if case.own_parts for name in exercise.shown_by(case)}
+    return bool(report.stops) and all(report.row(name).passed for name in asked)
 
 
 def hidden_files(exercises: Sequence[Exercise]) -> list[str]:

@@ -11,9 +11,12 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from autograder.grade.scan import CellClues, Clues, clues_of
 from labkit.checks.source.statements import ParsedCell, parse_cell
 from labkit.checks.source.submission import Cell
 
@@ -23,22 +26,43 @@ SECONDS = 120.0  # by the clock, where the machine is busy
 MOST_FAILURES = 2  # cells that end the process, before the rest is left unread
 
 
-def read_within_limits(cells: Sequence[Cell]) -> list[Cell]:
+@dataclass(frozen=True)
+class ReadCell(Cell):
+    """A cell that was read, with what is to be seen in its statements."""
+
+    clues: CellClues = field(default_factory=dict, compare=False, repr=False)
+
+
+class _Read(msgspec.Struct):
+    """What the process tells of a cell, as a line of JSON. parsed: a ParsedCell's."""
+
+    parsed: dict[str, object]
+    clues: dict[int, Clues]
+
+
+def read_within_limits(cells: Sequence[Cell]) -> list[ReadCell]:
     """The cells, read. What a cell could not be read for is its `parsed.problem`."""
-    done: list[ParsedCell] = []
+    done: list[_Read] = []
     for _ in range(MOST_FAILURES):
         done += _read(cells[len(done) :])
         if len(done) == len(cells):
             break
         label = cells[len(done)].label
         told = f"{label}: reading it took more than {CPU_SECONDS} s or {MEMORY // 2**20} MiB"
-        done.append(ParsedCell(problem=told))
+        done.append(_unread(told))
     left = cells[len(done) :]
-    done += [ParsedCell(problem=f"{c.label} was not read: cells above took too long") for c in left]
-    return [replace(cell, parsed=parsed) for cell, parsed in zip(cells, done, strict=True)]
+    done += [_unread(f"{c.label} was not read: cells above took too long") for c in left]
+    return [
+        ReadCell(c.label, c.source, c.exercise, ParsedCell.from_json(found.parsed), found.clues)
+        for c, found in zip(cells, done, strict=True)
+    ]
 
 
-def _read(cells: Sequence[Cell]) -> list[ParsedCell]:
+def _unread(why: str) -> _Read:
+    return _Read(ParsedCell(problem=why).to_json(), {})
+
+
+def _read(cells: Sequence[Cell]) -> list[_Read]:
     """The first of these cells, until one ended the process that read them."""
     try:
         done = subprocess.run(
@@ -53,7 +77,13 @@ def _read(cells: Sequence[Cell]) -> list[ParsedCell]:
     except subprocess.TimeoutExpired as stopped:
         answered = stopped.stdout or b""
     lines = answered.split(b"\n")[:-1]  # what follows the last line's end is a part of one
-    return [ParsedCell.from_json(json.loads(line)) for line in lines]
+    return [msgspec.json.decode(line, type=_Read) for line in lines]
+
+
+def _look_at(label: str, source: str) -> bytes:
+    parsed = parse_cell(label, source)
+    clues = clues_of(parsed.source) if parsed.statements else {}
+    return msgspec.json.encode(_Read(parsed.to_json(), clues))
 
 
 if __name__ == "__main__":
@@ -61,4 +91,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for asked_label, source in json.load(sys.stdin):
-        print(json.dumps(parse_cell(asked_label, source).to_json()), flush=True)
+        sys.stdout.buffer.write(_look_at(asked_label, source) + b"\n")
+        sys.stdout.buffer.flush()

@@ -24,7 +24,8 @@ class Record:
 
     notebook: the file's name. sha256: of its bytes. seed: what the cases were drawn from. checks: digest of
     what decides the points, so that a changed check grades again. problem: why the file could not be read
-    as a notebook, if so.
+    as a notebook, if so. places: which cell of the notebook, from 0, has an exercise's answer. chosen_name:
+    the student's own, for a ranking.
     """
 
     lesson: str
@@ -38,6 +39,8 @@ class Record:
     problem: str = ""
     notes: list[str] = field(default_factory=list)
     graded: dict[str, Graded] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    chosen_name: str = ""
 
     @property
     def points(self) -> float:
@@ -53,6 +56,11 @@ class Record:
     def ungraded(self) -> list[str]:
         """Exercises that could not be graded through no fault of the student's."""
         return [name for name, g in self.graded.items() if g.report.verdict == "could_not_be_graded"]
+
+    @property
+    def not_attempted(self) -> list[str]:
+        """Exercises that were left as they were handed out."""
+        return [name for name, g in self.graded.items() if g.report.verdict == "not_attempted"]
 
     @property
     def held(self) -> list[str]:

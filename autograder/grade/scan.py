@@ -4,13 +4,19 @@ functions.
 A finding is a flag for a person, with the line. It takes no points by itself: a flag is a suspicion, a
 failed property is evidence. The exception is an exercise's `forbids`, which is also enforced when the code
 runs.
+
+A cell is parsed where it is read, within limits; what is found there are clues, in words. Which of them are
+flags for an exercise is decided from the words alone.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
 
 from labkit.checks.source.submission import Submission
 from labkit.checks.source.syntax import parse
@@ -99,6 +105,7 @@ CALLS = {
 HARMLESS = (
     *(_CONNECTS, _STARTS, _BESIDE, "the operating system", "works on files", "the notebook", "the grader"),
     *("calls open", "calls input", "calls breakpoint", "calls get_ipython", "mentions"),
+    "reaches for set_num_threads",
 )
 GRADING_WORDS = ("NBGRADER", "autograd" + "er", "gradebook", "hidden_case", "unseen case")
 
@@ -118,49 +125,105 @@ class Flag:
         return f"{self.why}" + (f" ({where})" if where else "")
 
 
-def scan(submission: Submission, forbids: Sequence[str] = ()) -> list[Flag]:
-    """Flags for the student's statements an exercise would run. `forbids`: dotted names that solve it
-    outright.
+class Clue(msgspec.Struct, frozen=True):
+    """What one place in a statement shows. why: what it is whatever else there is; or else chain: a dotted
+    name as it is written ("dist.all_reduce"), and how it is used.
     """
-    cells = {label: parse(source).body for label, source in submission.sources.items()}
-    trees = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
-    imported = _aliases(trees.values())
+
+    line: int
+    why: str = ""
+    chain: str = ""
+    use: Literal["", "given", "read", "set", "patched"] = ""  # given: by an import, under its full name
+
+
+class Clues(msgspec.Struct):
+    """A statement's clues, and the full names of what it imports, by the names it gives them."""
+
+    found: list[Clue]
+    imported: dict[str, str]
+
+
+CellClues = Mapping[int, Clues]  # by which statement of the cell it is
+
+
+def clues_of(source: str) -> dict[int, Clues]:
+    """The clues in each statement of a cell that can be read."""
+    return {
+        index: Clues(list(_clues(statement)), _aliases(statement))
+        for index, statement in enumerate(parse(source).body)
+    }
+
+
+def scan(
+    submission: Submission, forbids: Sequence[str] = (), known: Mapping[str, CellClues] | None = None
+) -> list[Flag]:
+    """Flags for the student's statements an exercise would run.
+
+    forbids: dotted names that solve it outright. known: clues by cell, where they have been found already.
+    """
+    cells = dict(known or {})
+    cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
+    clues = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
+    imported = {name: full for each in clues.values() for name, full in each.imported.items()}
     flags = []
-    for statement, tree in trees.items():
+    for statement, found in clues.items():
         lines = python_lines(submission.sources[statement.cell])
-        for node in ast.walk(tree):
-            for why in dict.fromkeys(_suspicions(node, imported, forbids)):
-                number = getattr(node, "lineno", statement.first_line)
-                text = lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
-                flags.append(Flag(why, statement.cell, number, text, _can_forge(why)))
+        for clue in found.found:
+            for why in _reasons(clue, imported, forbids):
+                text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
+                flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why)))
     return list(dict.fromkeys(flags))
 
 
-def _suspicions(node: ast.AST, imported: dict[str, str], forbids: Sequence[str]) -> Iterator[str]:
+def _reasons(clue: Clue, imported: Mapping[str, str], forbids: Sequence[str]) -> Iterator[str]:
+    """Why a clue is a flag, with what these names stand for."""
+    if clue.why:
+        yield clue.why
+        return
+    dotted = clue.chain if clue.use == "given" else _full(clue.chain, imported)
+    if dotted in forbids and clue.use != "patched":
+        yield f"uses {dotted}, forbidden here"
+    if _is_library(dotted) and clue.use == "set":
+        yield f"replaces {dotted}"
+    if _is_library(dotted) and clue.use == "patched":
+        yield f"replaces something in {dotted}"
+
+
+def _clues(statement: ast.stmt) -> Iterator[Clue]:
+    nodes = [*ast.walk(statement)]
+    methods = {node.func for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
+        line = getattr(node, "lineno", statement.lineno)
+        if not (node in methods and _is_named_modules(node)):
+            yield from (Clue(line, why) for why in dict.fromkeys(_suspicions(node)))
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
+            case ast.Attribute(ctx=context) if chain := _chain(node):
+                yield Clue(line, chain=chain, use="read" if isinstance(context, ast.Load) else "set")
+            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if chain := _chain(
+                target
+            ):
+                yield Clue(line, chain=chain, use="patched")
+
+
+def _is_named_modules(node: ast.AST) -> bool:
+    """`model.modules` where it is called: a module's own method, as sys.modules cannot be called."""
+    return isinstance(node, ast.Attribute) and node.attr == "modules"
+
+
+def _suspicions(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Import(names=names):
             yield from (why for alias in names if (why := _module(alias.name)))
         case ast.ImportFrom(module=str(module), names=names):
             if why := _module(module):
                 yield why
-            yield from (
-                f"uses {module}.{a.name}, forbidden here" for a in names if f"{module}.{a.name}" in forbids
-            )
             yield from (why for alias in names if (why := _module(f"{module}.{alias.name}")))
-        case ast.Attribute(attr=name, ctx=context):
-            dotted = _dotted(node, imported)
-            if name in ATTRIBUTES:
-                yield f"reaches for {name}"
-            if dotted in forbids:
-                yield f"uses {dotted}, forbidden here"
-            if not isinstance(context, ast.Load) and _is_library(dotted):
-                yield f"replaces {dotted}"
+        case ast.Attribute(attr=name) if name in ATTRIBUTES:
+            yield f"reaches for {name}"
         case ast.Call(func=ast.Name(id=name)) if name in CALLS:
             yield f"calls {name}"
-        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if _is_library(
-            _dotted(target, imported)
-        ):
-            yield f"replaces something in {_dotted(target, imported)}"
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in ATTRIBUTES:
             yield f"defines {name}"
         case ast.Constant(value=str(text)) if any(
@@ -180,29 +243,34 @@ def _module(name: str) -> str:
     return f"imports {name} ({MODULES[known]})" if known else ""
 
 
-def _aliases(trees: Iterable[ast.stmt]) -> dict[str, str]:
+def _aliases(statement: ast.stmt) -> dict[str, str]:
     """What each imported name stands for: dist -> torch.distributed."""
     found: dict[str, str] = {}
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    found[alias.asname or alias.name.split(".")[0]] = (
-                        alias.name if alias.asname else alias.name.split(".")[0]
-                    )
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
     return found
 
 
-def _dotted(node: ast.AST, imported: dict[str, str]) -> str:
-    """The full name an expression such as dist.ProcessGroup stands for; empty when it is not a plain name."""
+def _chain(node: ast.AST) -> str:
+    """A plain dotted name as it is written; empty for any other expression."""
     match node:
         case ast.Name(id=name):
-            return imported.get(name, name if name in ("builtins",) else "")
-        case ast.Attribute(value=value, attr=attr) if base := _dotted(value, imported):
+            return name
+        case ast.Attribute(value=value, attr=attr) if base := _chain(value):
             return f"{base}.{attr}"
     return ""
+
+
+def _full(chain: str, imported: Mapping[str, str]) -> str:
+    """The full name that a chain such as dist.ProcessGroup stands for; empty when its first is no import."""
+    first, dot, rest = chain.partition(".")
+    full = imported.get(first, first if first == "builtins" else "")
+    return full + dot + rest if full else ""
 
 
 def _is_library(dotted: str) -> bool:

@@ -42,6 +42,7 @@ class Settings:
             ) from None
 
     def save(self) -> None:
+        """Write them into the course."""
         text = json.dumps({"seeds": self.seeds, "unsafe": self.unsafe}, indent=1) + "\n"
         write_whole(self.course / FILE, text.encode())
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.checks.exercise import Exercise
 from labkit.checks.source.notebook import LARGEST_NOTEBOOK, BadNotebook, cells_of
 from labkit.checks.source.submission import Cell
+from labkit.checks.source.text import visible
+
+LONGEST_NAME = 30  # of those that students choose for a ranking
+_SETS_NAME = re.compile(r"""^ranking_name[ \t]*=[ \t]*(["'])([^"'\\\n]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
+MOST_VALUES = 5_000_000  # in a notebook's JSON: one list takes thirty times the bytes that it is written in
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,28 @@ def read_notebook(path: Path) -> Notebook:
 
 def parse_notebook(data: bytes, name: str = "the notebook") -> Notebook:
     """A notebook from its bytes."""
+    if (values := sum(map(data.count, (b",", b"[", b"{")))) > MOST_VALUES:
+        raise BadNotebook(f"{name} has {values} values in its JSON; at most {MOST_VALUES} are read")
     try:
         raw = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError, MemoryError) as error:
         raise BadNotebook(f"{name} is not a notebook: {type(error).__name__}: {str(error)[:200]}") from None
     return Notebook(raw, cells_of(raw, name))
+
+
+def places_of(cells: Sequence[Cell], exercises: Sequence[Exercise]) -> dict[str, int]:
+    """For each exercise the last cell that defines one of its names: its number in the notebook, from 0."""
+    found: dict[str, int] = {}
+    for cell in cells:
+        defined = {name for statement in cell.read().statements for name in statement.defines}
+        number = int(cell.label.split()[-1]) - 1
+        found.update({exercise.id: number for exercise in exercises if defined & set(exercise.names)})
+    return found
+
+
+def chosen_name(cells: Iterable[Cell]) -> str:
+    """What the notebook last sets `ranking_name` to; "" where it sets nothing. Found in the text, which is
+    not parsed: it may be hostile.
+    """
+    chosen = [found[2] for cell in cells for found in _SETS_NAME.finditer(cell.source)]
+    return " ".join(visible(chosen[-1]).split())[:LONGEST_NAME] if chosen else ""

@@ -41,8 +41,9 @@ from typing import ClassVar
 
 from autograder.sandbox.contents import Emptied, Link, Piece, Shown, contents, program
 from autograder.sandbox.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
-from autograder.sandbox.usage import Traffic, Usage, descendants, in_use
+from autograder.sandbox.usage import Traffic, Usage, descendants, in_use, sockets_of
 from autograder.sandbox.within.calls import UNCOUNTED_MEMORY
+from labkit.cgroups import Group
 
 FLOOD = 10  # times the limit of processes, above what the user runs already: where the kernel stops a flood
 CLONE_NEWUSER = 0x10000000
@@ -82,16 +83,19 @@ class Apptainer(Sandbox):
         image = _Image()
         reading, lifeline = os.pipe()
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).parent / "keeper.py"), str(reading)]
+        group = self.new_group()
         try:
-            words = self.command(image, contents(requests, hide), program(json.dumps(inside), "together"))
-            process = spawn([*keeper, *words], (reading,), image.environment)
+            words = self.command(image, contents(requests, hide), program(json.dumps(inside), self.ranks))
+            process = spawn([*keeper, *words], (reading,), image.environment, group)
         except BaseException:
             os.close(lifeline)
             image.cleanup()
+            if group:
+                group.end()
             raise
         finally:
             os.close(reading)
-        return _Started(process, image, lifeline, self.limits)
+        return _Started(process, image, lifeline, self.limits, group)
 
     def command(self, image: _Image, pieces: Iterator[Piece], words: Sequence[str]) -> list[str]:
         """Run `words` where these pieces are all there is."""
@@ -157,9 +161,14 @@ class _Started(Started):
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], image: _Image, lifeline: int, limits: Limits
+        self,
+        process: subprocess.Popen[bytes],
+        image: _Image,
+        lifeline: int,
+        limits: Limits,
+        group: Group | None,
     ) -> None:
-        self.process, self._image, self._limits = process, image, limits
+        self.process, self._image, self._limits, self.group = process, image, limits, group
         self._first = self._before = 0
         self._open = {"lifeline": lifeline}
 
@@ -187,9 +196,12 @@ class _Started(Started):
         if "snmp" not in self._open:
             return Usage()
         pids = islice(descendants(self._first), FLOOD * self._limits.processes)
-        memory, threads = in_use(Path(f"/proc/{pid}") for pid in pids)
+        processes = [Path(f"/proc/{pid}") for pid in pids]
+        memory, threads = in_use(processes)
         (files, written), (more, shared) = self._disk("out"), self._disk("shared")
-        return Usage(memory + shared, threads, files + more - self._before, written, shared)
+        return Usage(
+            memory + shared, threads, sockets_of(processes), files + more - self._before, written, shared
+        )
 
     def traffic(self) -> Traffic | None:
         return Traffic.of(*(os.pread(self._open[name], 8192, 0).decode() for name in ("dev", "snmp")))

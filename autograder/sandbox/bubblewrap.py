@@ -22,8 +22,9 @@ from typing import IO, ClassVar
 
 from autograder.sandbox.contents import Emptied, Link, Piece, Shown, contents, program
 from autograder.sandbox.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
-from autograder.sandbox.usage import Traffic, Usage, in_use
+from autograder.sandbox.usage import Traffic, Usage, in_use, sockets_of
 from autograder.sandbox.within.calls import SANDBOX_RULES, filter_of
+from labkit.cgroups import Group
 
 PACKAGE_TO_INSTALL = "bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 
@@ -52,20 +53,23 @@ class Bubblewrap(Sandbox):
 
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
         """See `Sandbox.start`. What bubblewrap itself says goes through a pipe of its own."""
-        words, refused = program(json.dumps(self.limits.inside()), "apart"), filter_of(SANDBOX_RULES)
+        words, refused = program(json.dumps(self.limits.inside()), self.ranks), filter_of(SANDBOX_RULES)
+        group = self.new_group()
         with _pipe() as (reading, writing), _file(refused) as calls:
             told = self.options(requests, hide, writing.fileno(), calls.fileno() if refused else None)
             with _file("\0".join(told).encode()) as options:
                 # Through a file: the first process inside shows its command line to all others.
                 command = [self.bwrap, "--args", str(options.fileno()), "--", *words]
-                process = spawn(command, (writing.fileno(), calls.fileno(), options.fileno()), {})
+                process = spawn(command, (writing.fileno(), calls.fileno(), options.fileno()), {}, group)
             writing.close()
             info = _read_all(reading.fileno())
         if not info:
             process.wait(timeout=30)
             said = process.stderr.read() if process.stderr else b""
+            if group:
+                group.end()
             raise CouldNotStart((said or b"bubblewrap said nothing").decode(errors="replace"))
-        return _Started(process, int(json.loads(info)["child-pid"]))
+        return _Started(process, int(json.loads(info)["child-pid"]), group)
 
     def options(
         self, requests: Path, hide: Sequence[str], info_fd: int, calls_fd: int | None = None
@@ -86,8 +90,8 @@ class Bubblewrap(Sandbox):
 
 
 class _Started(Started):
-    def __init__(self, process: subprocess.Popen[bytes], first: int) -> None:
-        self.process, self._first = process, first
+    def __init__(self, process: subprocess.Popen[bytes], first: int, group: Group | None) -> None:
+        self.process, self._first, self.group = process, first, group
         self._proc = Path(f"/proc/{first}")
 
     @property
@@ -101,11 +105,12 @@ class _Started(Started):
     def usage(self) -> Usage:
         inside = self._proc / "root/proc"
         try:
-            used = in_use(inside / name for name in os.listdir(inside) if name.isdigit())
+            processes = [inside / name for name in os.listdir(inside) if name.isdigit()]
             disk = os.statvfs(self.out)
         except OSError:
             return Usage()
-        return Usage(*used, files=disk.f_files - disk.f_ffree)
+        memory, threads = in_use(processes)
+        return Usage(memory, threads, sockets_of(processes), files=disk.f_files - disk.f_ffree)
 
     def traffic(self) -> Traffic | None:
         try:

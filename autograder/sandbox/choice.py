@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 from autograder.sandbox import apptainer, bubblewrap
 from autograder.sandbox.sandbox import Limits, NoSandbox, Sandbox
+from labkit.cgroups import NoGroup, divisible_group
 
 CHOICE = "LABKIT_SANDBOX"  # names the kind to use, where the first that works is not wanted
 
@@ -25,12 +29,22 @@ def find_sandbox(limits: Limits | None = None, kind: str = "") -> Sandbox:
     obstacles = []
     for name in [wanted] if wanted else finders:
         try:
-            return finders[name](limits or Limits())
+            return replace(finders[name](limits or Limits()), groups=_groups())
         except NoSandbox as obstacle:
             obstacles.append(f"- {name}: {obstacle}")
     asked_for = f" ({wanted} was asked for)" if wanted else ""
-    raise NoSandbox("\n".join([
+    lines = [
         f"student code needs a sandbox and this machine has none{asked_for}.",
         *obstacles,
         "To try the grader without one, on code you trust, add --unsafe-no-sandbox: grades are marked.",
-    ]))  # fmt: skip
+    ]
+    raise NoSandbox("\n".join(lines))
+
+
+@cache
+def _groups() -> Path | None:
+    """Where sandboxes get a control group each; None where limits are kept by looking alone."""
+    try:
+        return divisible_group()
+    except NoGroup:
+        return None

@@ -21,7 +21,7 @@ from typing import IO, Literal
 from autograder.sandbox.sandbox import MIB, CouldNotStart, Sandbox
 from autograder.sandbox.usage import Traffic, Usage
 
-Ended = Literal["answered", "deadline", "memory", "processes", "files", "died"]
+Ended = Literal["answered", "deadline", "memory", "processes", "sockets", "files", "died"]
 START_SECONDS = 120.0  # a cold disk reads torch slowly
 LOOK_EVERY = 0.03
 LONGEST_REPLY = 64 * 1024
@@ -61,6 +61,7 @@ class Confined:
 
     @property
     def alive(self) -> bool:
+        """Whether the sandbox still runs."""
         return self._process.poll() is None
 
     @property
@@ -97,6 +98,7 @@ class Confined:
         return Outcome(ended, detail, time.monotonic() - started, counted, peak)
 
     def usage(self) -> Usage:
+        """What its processes have used so far."""
         return self._started.usage()
 
     def traffic(self) -> Traffic | None:
@@ -118,10 +120,12 @@ class Confined:
 
     def _verdict(self, replied: bool, usage: Usage, late: bool) -> tuple[Ended | None, str]:
         limits = self.sandbox.limits
-        if usage.memory > limits.memory:
+        if usage.memory > limits.memory or self._started.out_of_memory():
             return "memory", f"more than {limits.memory / 2**30:.1f} GiB of memory in use"
         if usage.processes > limits.processes:
             return "processes", f"more than {limits.processes} processes and threads"
+        if usage.sockets > limits.sockets:
+            return "sockets", f"more than {limits.sockets} sockets open on one rank"
         if usage.files > limits.files:
             return "files", f"more than {limits.files} files written"
         if usage.written > limits.answers + limits.scratch:

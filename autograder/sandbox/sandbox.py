@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from autograder.sandbox.usage import Traffic, Usage
+from labkit.cgroups import Group, NoGroup, make_group
 
 MIB = 2**20
 IN, OUT, COURSE, GRADER = "/in", "/out", "/course", "/grader"
+OF_OURS = 50  # processes and threads of the sandbox's own and of Apptainer's, that count in a group too
 
 
 class NoSandbox(RuntimeError):
@@ -36,13 +38,14 @@ class Limits:
 
     memory: int = 6 * 2**30
     address_space: int = 12 * 2**30  # of one process; torch alone reserves 1.5 GiB
-    processes: int = 200  # threads included
+    processes: int = 320  # threads included: three for each group of a rank; 8 ranks of lesson 09 have 160
     cpu_seconds: int = 300  # of one process
     answers: int = 192 * MIB  # all that can be written under /out
     scratch: int = 64 * MIB  # /tmp
     shared_memory: int = 256 * MIB  # /dev/shm
     files: int = 20_000  # how many can be created under /out
     open_files: int = 1024
+    sockets: int = 600  # of one network: an honest rank has 25, and Apptainer has all ranks in one
     log: int = MIB // 4  # what is kept of one rank's output
 
     def inside(self) -> dict[str, int]:
@@ -62,10 +65,12 @@ class Limits:
 class Started(ABC):
     """A program in a sandbox, as it is seen from outside.
 
-    process: the child of ours to talk to; it ends when everything inside has.
+    process: the child of ours to talk to; it ends when everything inside has. group: the control group that
+    it and all inside are in, where there is one.
     """
 
     process: subprocess.Popen[bytes]
+    group: Group | None = None
 
     @property
     @abstractmethod
@@ -90,11 +95,17 @@ class Started(ABC):
     def traffic(self) -> Traffic | None:
         """Bytes and packets its loopback has carried, counted by the kernel; None where nothing is."""
 
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has ended something inside for the memory of all together."""
+        return self.group is not None and self.group.out_of_memory()
+
     def end(self) -> None:
         """End everything inside and wait until it is gone. Can be called again."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(timeout=30)
+        if self.group is not None:
+            self.group.end()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +115,21 @@ class Sandbox(ABC):
     name: ClassVar[str]
     apart: ClassVar[bool] = False  # whether each rank is in a place of its own, and pairs of them are counted
     limits: Limits = field(default_factory=Limits)
+    groups: Path | None = None  # the control group in which each sandbox gets one; None where none can be had
+
+    @property
+    def ranks(self) -> str:
+        """What the program inside is told of how its ranks are to be."""
+        return "apart" if self.apart else "together"
+
+    def new_group(self) -> Group | None:
+        """A control group for one sandbox, with its limits."""
+        if self.groups is None:
+            return None
+        try:
+            return make_group(self.groups, self.limits.memory, self.limits.processes + OF_OURS)
+        except (NoGroup, OSError) as error:
+            raise CouldNotStart(f"no control group could be made: {error}") from None
 
     @abstractmethod
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
@@ -111,14 +137,22 @@ class Sandbox(ABC):
 
 
 def spawn(
-    command: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str] | None
+    command: Sequence[str],
+    pass_fds: Sequence[int],
+    environment: Mapping[str, str] | None,
+    group: Group | None = None,
 ) -> subprocess.Popen[bytes]:
     """A child with three pipes, in a session of its own; its errors are read without waiting."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe,
-        pass_fds=pass_fds, env=environment, start_new_session=True,
-    )  # fmt: skip
+        group.entering(command) if group else command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        pass_fds=pass_fds,
+        env=environment,
+        start_new_session=True,
+    )
     assert process.stderr is not None
     os.set_blocking(process.stderr.fileno(), False)
     return process

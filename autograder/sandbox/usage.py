@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+_COUNTED = re.compile(r"^(RssAnon|RssShmem|Threads):\s+(\d+)", re.MULTILINE)  # in /proc/PID/status
 
 
 @dataclass(frozen=True)
 class Usage:
-    """memory: bytes resident in all processes, what they share counted once; processes: threads of all of
-    them; files: how many there are; written, shared: bytes in files, where the kernel does not see to their
-    limit.
+    """memory: bytes resident in all processes but those of files; processes: threads of all of them; files:
+    how many there are; sockets: how many one network has, the most; written, shared: bytes in files, where
+    the kernel does not see to their limit.
     """
 
     memory: int = 0
     processes: int = 0
+    sockets: int = 0
     files: int = 0
     written: int = 0
     shared: int = 0
@@ -51,15 +53,27 @@ class Traffic:
 
 def in_use(processes: Iterable[Path]) -> tuple[int, int]:
     """Bytes of memory and threads of the processes with these folders in /proc; those that end meanwhile do
-    not count.
+    not count. Memory that processes share and no file holds counts in each of them: the kernel has no other
+    limit for it.
     """
     own, threads = 0, 0
     for process in processes:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            resident, shared = (int(word) for word in (process / "statm").read_text().split()[1:3])
-            own += (resident - shared) * PAGE
-            threads += int((process / "stat").read_text().rsplit(")", 1)[1].split()[17])
+        with contextlib.suppress(OSError):
+            found = dict(_COUNTED.findall((process / "status").read_text(errors="replace")))
+            own += 1024 * (int(found.get("RssAnon", 0)) + int(found.get("RssShmem", 0)))
+            threads += int(found.get("Threads", 0))
     return own, threads
+
+
+def sockets_of(processes: Iterable[Path]) -> int:
+    """How many sockets the network of one of these processes has, the most. Other than of memory and
+    threads, the kernel keeps this of a network as a whole.
+    """
+    found = [0]
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found.append(int((process / "net/sockstat").read_text().split(maxsplit=3)[2]))
+    return max(found)
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -23,9 +23,14 @@ from autograder.arguments import known_exercises, lesson_name, number_of_jobs, s
 @click.option("--sample", type=int, help="With --systematic: only so many edits, drawn at random.")
 @click.option("--seed", type=int, help="With --sample: draw the edits from this seed.")
 def selftest(
-    lessons: tuple[str, ...], exercises: tuple[str, ...], jobs: str, seeds: int, systematic: bool,
-    sample: int | None, seed: int | None,
-) -> None:  # fmt: skip
+    lessons: tuple[str, ...],
+    exercises: tuple[str, ...],
+    jobs: str,
+    seeds: int,
+    systematic: bool,
+    sample: int | None,
+    seed: int | None,
+) -> None:
     """Grade the references, stubs, alternatives and wrong answers of the lessons; print the kill table;
     fail if a wrong answer survives or a right one loses points.
     """
@@ -89,9 +94,12 @@ def wrong() -> None:
 @click.argument("exercise")
 @click.argument("name")
 @click.option(
-    "--from", "edited", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--from",
+    "edited",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A copy of the lesson's file in solutions/ with the mistake in it.",
-)  # fmt: skip
+)
 @click.option("--says", required=True, help="The mistake, in a few words.")
 @click.option("--breaks", multiple=True, required=True, help="A property it must cost; can be repeated.")
 def write(exercise: str, name: str, edited: Path, says: str, breaks: tuple[str, ...]) -> None:

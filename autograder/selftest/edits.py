@@ -18,15 +18,28 @@ LARGE = 100
 SILENT = ("strict", "device")  # keywords
 IN_GROUP = {"rank": "0", "world_size": "2", "num_ranks": "2", "size": "2", "group": "None"}
 SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "//"),
-    ast.FloorDiv: ("//", "/"), ast.Mod: ("%", "//"), ast.Pow: ("**", "*"),
-    ast.And: ("and", "or"), ast.Or: ("or", "and"),
-}  # fmt: skip
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "//"),
+    ast.FloorDiv: ("//", "/"),
+    ast.Mod: ("%", "//"),
+    ast.Pow: ("**", "*"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
 COMPARED: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
-}  # fmt: skip
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,10 @@ def row(exercise: str, tally: Tally) -> dict[str, int]:
     open_ = len(unexplained(exercise, tally))
     return {
         **{name: total[name] for name in ("lost", "error", "hung")},
-        "variants": total.total(), "excused": total["survived"] - open_, "survived": open_,
-    }  # fmt: skip
+        "variants": total.total(),
+        "excused": total["survived"] - open_,
+        "survived": open_,
+    }
 
 
 def unexplained(exercise: str, tally: Tally) -> list[tuple[str, str]]:

@@ -21,13 +21,15 @@ from labkit.whole_file import write_whole
 FILE = REPOSITORY / "benchmarks" / "results" / "thorough.json"
 KINDS = ("bubblewrap", "apptainer")
 MOST = 0.8  # of an exercise's points: a wrong answer that keeps more is listed
+SPECIAL = "right but in special cases, which have points of their own"
 Show = Callable[[str], None]
 
 
 class Passed(msgspec.Struct):
     """A run in which everything was as it must be. sandboxes: those under which right answers were graded.
 
-    keep_most: wrong answers that keep most points of their exercise -> points kept and points there are.
+    keep_most: wrong answers that keep most points of their exercise -> points kept, points there are, and why
+    that is fair: empty where nobody has said.
     by_error_alone: how many wrong answers end in an error, which proves little about a check.
     """
 
@@ -37,7 +39,7 @@ class Passed(msgspec.Struct):
     sandboxes: list[str]
     wrong_answers: int
     by_error_alone: int
-    keep_most: dict[str, tuple[float, float]]
+    keep_most: dict[str, tuple[float, float, str]]
 
 
 def run_everything(exercises: Sequence[str], jobs: int, show: Show) -> bool:
@@ -66,10 +68,14 @@ def told(earned: Sequence[Row]) -> Iterator[str]:
     for row in sorted(earned, key=_share):
         report = row.graded.report
         points = f"{report.points:>4g}/{report.max_points:<4g}"
-        yield f"{points} {report.exercise:<32} {row.trial.name}: {row.told}"
-    high = sum(_share(row) > MOST for row in earned)
-    by_error = sum(map(_by_error, earned))
-    yield f"{high} of {len(earned)} wrong answers keep more than {MOST:.0%}; {by_error} end in an error"
+        keeps = f" ({fair(row)})" if _share(row) > MOST and fair(row) else ""
+        yield f"{points} {report.exercise:<32} {row.trial.name}: {row.told}{keeps}"
+    high = [row for row in earned if _share(row) > MOST]
+    silent, by_error = sum(not fair(row) for row in high), sum(map(_by_error, earned))
+    yield (
+        f"{len(high)} of {len(earned)} wrong answers keep more than {MOST:.0%}, {silent} of them without a "
+        f"word why that is fair; {by_error} end in an error"
+    )
 
 
 def _sandboxes(show: Show) -> Iterator[tuple[str, Sandbox]]:
@@ -91,6 +97,14 @@ def _practised(lesson: str, show: Show) -> bool:
     return all(report.passed for _, report in reports)
 
 
+def fair(row: Row) -> str:
+    """Why a wrong answer may keep most points: what its file says, or that it is wrong in special cases
+    alone, which have points of their own. Empty where neither is so.
+    """
+    kinds = {row.trial.exercise.property(name).kind for name in row.lost}
+    return row.trial.keeps or (SPECIAL if kinds == {"robustness"} else "")
+
+
 def _share(row: Row) -> float:
     return row.graded.report.points / row.graded.report.max_points
 
@@ -100,11 +114,15 @@ def _by_error(row: Row) -> bool:
 
 
 def _written(sandboxes: list[str], earned: Sequence[Row], minutes: float) -> bytes:
-    high = [row for row in earned if _share(row) > MOST]
-    reports = {f"{row.trial.exercise.id} {row.trial.name}": row.graded.report for row in high}
+    high = {f"{r.trial.exercise.id} {r.trial.name}": r for r in earned if _share(r) > MOST}
+    reports = {name: (row.graded.report, fair(row)) for name, row in sorted(high.items())}
     passed = Passed(
-        datetime.now(UTC).isoformat(timespec="minutes"), platform.node(), round(minutes, 1),
-        sandboxes, len(earned), sum(map(_by_error, earned)),
-        {name: (report.points, report.max_points) for name, report in sorted(reports.items())},
-    )  # fmt: skip
+        datetime.now(UTC).isoformat(timespec="minutes"),
+        platform.node(),
+        round(minutes, 1),
+        sandboxes,
+        len(earned),
+        sum(map(_by_error, earned)),
+        {name: (r.points, r.max_points, keeps) for name, (r, keeps) in reports.items()},
+    )
     return msgspec.json.format(msgspec.json.encode(passed), indent=1) + b"\n"

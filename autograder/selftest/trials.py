@@ -25,7 +25,8 @@ class Trial:
     """One thing to grade. must_fail: properties it must lose; None when it must earn all points.
 
     verdict: what the verdict must be, where that is part of the trial. says: the mistake, for a wrong
-    answer. about: the properties whose cases it is graded on; all cases without any.
+    answer; keeps: why it may keep most points. about: the properties whose cases it is graded on; all cases
+    without any.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Trial:
     verdict: str = ""
     says: str = ""
     about: tuple[str, ...] = ()
+    keeps: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
+        """Whether it got its verdict and all points, or lost at least what it breaks."""
         report, trial = self.graded.report, self.trial
         if report.verdict == "could_not_be_graded" or (trial.verdict and report.verdict != trial.verdict):
             return False
@@ -145,17 +148,18 @@ def _grade(trial: Trial, free: queue.SimpleQueue[Harness]) -> Row:
     try:
         graded = harness.grade(trial.exercise, trial.cells, trial.seed, _cases(trial))
         if trial.must_fail is None and graded.jobs:
-            graded = _again(trial, harness, Baseline.of(graded.jobs))
+            harness.cross_check(graded, trial.exercise, trial.seed, _sent_by_reference(trial, harness))
         return Row(trial, graded)
     finally:
         free.put(harness)
 
 
-def _again(trial: Trial, harness: Harness, baseline: Baseline) -> Graded:
-    """Graded as a student's work is: what the network carried is compared with an earlier run."""
-    graded = harness.grade(trial.exercise, trial.cells, trial.seed, _cases(trial))
-    harness.cross_check(graded, trial.exercise, trial.seed, baseline)
-    return graded
+def _sent_by_reference(trial: Trial, harness: Harness) -> Baseline:
+    """What a student's work is held against: the traffic of the reference in the same cases, in a run of its
+    own.
+    """
+    cells = solved_cells(trial.exercise.lesson)
+    return Baseline.of(harness.grade(trial.exercise, cells, trial.seed, _cases(trial)).jobs)
 
 
 def _cases(trial: Trial) -> list[Case]:
@@ -183,4 +187,6 @@ def _wrong(lesson: str, answer: WrongAnswer, seed: int) -> Trial:
         replace(c, source=answer.apply(c.source)) if c.exercise == answer.exercise else c
         for c in solved_cells(lesson)
     )
-    return Trial(answer.id, exercise, cells, seed, answer.breaks, says=answer.says, about=answer.breaks)
+    return Trial(
+        answer.id, exercise, cells, seed, answer.breaks, "", answer.says, answer.breaks, answer.keeps
+    )

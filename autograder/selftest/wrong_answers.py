@@ -2,8 +2,8 @@
 
 `lessons/lesson_NN/wrong/EXERCISE/ID.diff` holds the mistake in one line, `breaks:` and the names of the
 properties it must cost, and what `diff -u` shows between the exercise's cell in `solutions/` and that cell
-with the mistake. A diff fits to the letter and to the line or not at all: a wrong answer that has become
-another one proves nothing.
+with the mistake. Where most points stay with it, a line `keeps:` may say why that is fair. A diff fits to the
+letter and to the line or not at all: a wrong answer that has become another one proves nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import difflib
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import whatthepatch
@@ -24,6 +24,7 @@ from labkit.checks import registry
 
 LESSONS = Path(__file__).parents[1] / "lessons"
 BREAKS = "breaks: "
+KEEPS = "keeps: "
 REFRESH = "`autograder wrong refresh` moves it to where these lines stand now, if they still do"
 
 
@@ -34,7 +35,8 @@ class WrongAnswerError(ValueError):
 @dataclass(frozen=True)
 class WrongAnswer:
     """One mistake. breaks: properties that must not pass. says: the mistake, in words. diff: from the
-    reference cell of `exercise` to that cell with the mistake. path: the file it is from.
+    reference cell of `exercise` to that cell with the mistake. path: the file it is from. keeps: why it is
+    fair that most points are left, in a sentence.
     """
 
     id: str
@@ -43,6 +45,7 @@ class WrongAnswer:
     says: str
     diff: str
     path: Path
+    keeps: str = ""
 
     def apply(self, source: str) -> str:
         """The reference cell with the mistake in it. WrongAnswerError says which line is not as expected."""
@@ -61,11 +64,12 @@ class WrongAnswer:
         lines = difflib.unified_diff(
             reference.splitlines(), answer.splitlines(), self.exercise, self.id, lineterm=""
         )
-        return WrongAnswer(self.id, self.exercise, self.breaks, self.says, "\n".join(lines), self.path)
+        return replace(self, diff="\n".join(lines))
 
     def __str__(self) -> str:
         """The text of its file."""
-        return f"{self.says}\n{BREAKS}{', '.join(self.breaks)}\n\n{self.diff}\n"
+        keeps = f"{KEEPS}{self.keeps}\n" if self.keeps else ""
+        return f"{self.says}\n{BREAKS}{', '.join(self.breaks)}\n{keeps}\n{self.diff}\n"
 
 
 def wrong_answers(lesson: str) -> list[WrongAnswer]:
@@ -120,11 +124,12 @@ def refresh(lesson: str) -> tuple[list[Path], list[str]]:
 
 def _read(path: Path, exercise: str) -> WrongAnswer:
     header, found, diff = path.read_text(encoding="utf-8").partition("\n--- ")
-    says, _, breaks = header.strip().partition(f"\n{BREAKS}")
-    if not (found and says and breaks) or "\n" in says + breaks:
+    says, _, below = header.strip().partition(f"\n{BREAKS}")
+    breaks, _, keeps = below.partition(f"\n{KEEPS}")
+    if not (found and says and breaks) or "\n" in says + breaks + keeps:
         raise WrongAnswerError(f"{path}: expected a line that says the mistake, {BREAKS!r} and a diff")
     names = tuple(name.strip() for name in breaks.split(","))
-    return WrongAnswer(path.stem, exercise, names, says, f"--- {diff.rstrip(chr(10))}", path)
+    return WrongAnswer(path.stem, exercise, names, says, f"--- {diff.rstrip(chr(10))}", path, keeps)
 
 
 def _applied_elsewhere(answer: WrongAnswer, source: str) -> str:
@@ -136,8 +141,11 @@ def _applied_elsewhere(answer: WrongAnswer, source: str) -> str:
         done = subprocess.run(
             ["git", "apply", "-"],
             input=f"--- a/cell\n+++ b/cell\n{body}\n",
-            cwd=folder, capture_output=True, text=True, timeout=30,
-        )  # fmt: skip
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
         if done.returncode:
             raise WrongAnswerError(
                 f"{answer.path}: its lines are not in the reference: {done.stderr.strip()}"

@@ -20,6 +20,8 @@ from pathlib import Path
 CLONE_NEWNET = 0x40000000
 LARGEST_PACKET = 65535  # bytes: as on a loopback, so that the cable costs what a loopback does
 FIRST_DEVICE = 10
+# Bytes that the kernel keeps for one socket, each way: the least, at first, the most. They are no process's.
+BUFFERS = {"tcp_rmem": "4096 131072 262144", "tcp_wmem": "4096 16384 262144"}
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h
 _NEW_LINK, _NEW_ADDRESS, _ERROR = 16, 20, 2
@@ -84,6 +86,8 @@ class Mesh:
         try:
             with _netlink() as link:
                 _ask(link, _NEW_LINK, _link_header(1, _UP))  # the loopback, which a rank has for itself
+            for name, sizes in BUFFERS.items():
+                Path("/proc/sys/net/ipv4", name).write_text(sizes)
             return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             enter(self._home)

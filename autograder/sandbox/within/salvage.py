@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 MIB = 2**20
-SIZES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
-    "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
-}  # fmt: skip
+_NAMED = {
+    1: "BOOL U8 I8 F8_E4M3 F8_E5M2",
+    2: "I16 U16 F16 BF16",
+    4: "I32 U32 F32",
+    8: "F64 I64 U64 C64",
+}
+SIZES = {name: size for size, names in _NAMED.items() for name in names.split()}  # bytes an element
 LARGEST_HEADER = MIB
 MOST_TENSORS = 2000
 LARGEST_JSON = MIB
