@@ -17,6 +17,7 @@ from labkit.checks.source.text import visible
 
 if TYPE_CHECKING:
     from autograder.batch.submissions import Run
+    from autograder.grade.records import Record
     from autograder.gradebook.course import Course
 
 unsafe_option = click.option(
@@ -31,7 +32,7 @@ class _Commands(click.Group):
     """Says what is wrong with a course's folder without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from autograder.gradebook.course import CourseError
+        from autograder.gradebook.problems import CourseError
 
         try:
             return super().invoke(ctx)
@@ -115,44 +116,84 @@ def add(lesson: str, course: Path) -> None:
 )
 @unsafe_option
 def grade(
-    lesson: str, course: Path, jobs: str, seed: int | None, students: tuple[str, ...], force: bool,
-    no_feedback: bool, executor: str, unsafe: bool,
-) -> None:  # fmt: skip
+    lesson: str,
+    course: Path,
+    jobs: str,
+    seed: int | None,
+    students: tuple[str, ...],
+    force: bool,
+    no_feedback: bool,
+    executor: str,
+    unsafe: bool,
+) -> None:
     """Grade everything under submitted/ for LESSON: gradebook, feedback pages and
     records/LESSON/grades.csv.
     """
     from autograder.batch.run import grade_course
 
     run = grade_course(
-        _course(course), lesson_name(lesson), number_of_jobs(jobs), seed, unsafe, sandbox_here,
-        students=students, force=force, feedback=not no_feedback, executor=executor,
-    )  # fmt: skip
+        _course(course),
+        lesson_name(lesson),
+        number_of_jobs(jobs),
+        seed,
+        unsafe,
+        sandbox_here,
+        students=students,
+        force=force,
+        feedback=not no_feedback,
+        executor=executor,
+    )
     _tell(run)
 
 
 @main.command()
 @click.argument("lesson")
 @course_option
-@click.option("--explain", metavar="STUDENT", help="Everything about one submission, flags included.")
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the table as CSV.")
+@click.option("--explain", metavar="STUDENT", help="Everything about one submission, by id or name.")
+@click.option(
+    "--csv",
+    "csv_file",
+    is_flag=False,
+    flag_value="LESSON.csv",
+    help="Write the table as CSV; to LESSON.csv where no name is given.",
+)
 @click.option("--figure", type=click.Path(path_type=Path), help="Draw where points are lost (png, pdf, svg).")
+@click.option("--similar", is_flag=True, help="Only pairs whose code is much alike. It takes no points.")
+@click.option(
+    "--ranking", is_flag=True, help="Only the table of measured scores, by the names students chose."
+)
 def report(
-    lesson: str, course: Path, explain: str | None, csv_file: Path | None, figure: Path | None
+    lesson: str,
+    course: Path,
+    explain: str | None,
+    csv_file: str | None,
+    figure: Path | None,
+    similar: bool,
+    ranking: bool,
 ) -> None:
-    """What was graded: one line a student, and where points are lost."""
-    from autograder.grade.records import load, load_all
+    """What was graded: one line a student, and where points are lost. Names come from roster.csv."""
+    from autograder.grade.records import load_all
+    from autograder.gradebook import listing, similar_page
+    from autograder.gradebook import ranking as rankings
     from autograder.gradebook import report as reports
 
-    name = lesson_name(lesson)
-    about = load(course.resolve(), name, explain) if explain is not None else None
-    if explain is not None and about is None:
-        raise click.ClickException(f"no record of {explain!r} for {name}")
-    records = load_all(course.resolve(), name)
-    if csv_file:
-        csv_file.write_text(reports.as_csv(records, name), encoding="utf-8")
+    name, known = lesson_name(lesson), _course(course)
+    if similar:
+        _say(similar_page.similar(known, name))
+        return
+    records = load_all(known.root, name)
+    if ranking:
+        click.echo(rankings.ranking(records, name))
+        return
+    of_one = reports.explain(_record_of(explain, known, name)) if explain is not None else ""
     if figure:
         reports.histogram(records, figure)
-    _say(reports.explain(about) if about else reports.table(records))
+    of_class = listing.listing_of(known, name)
+    if csv_file:
+        path = Path(f"{name}.csv" if csv_file == "LESSON.csv" else csv_file)
+        path.write_text(listing.as_csv(of_class), encoding="utf-8")
+        _say(f"wrote {path}", err=True)
+    _say(of_one or listing.table(of_class))
 
 
 @main.command()
@@ -177,17 +218,44 @@ def regrade(
 @click.argument("lesson")
 @course_option
 @click.option("--to", "form", type=click.Choice(["moodle", "canvas"]), required=True)
+@click.option(
+    "--into",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The platform's own file, to be filled in: Moodle's grading worksheet, Canvas's exported gradebook.",
+)
+@click.option("--column", default="", help="The assignment's column in Canvas's file.")
 @click.option("--canvas-ids", is_flag=True, help="Students' ids are Canvas's own numbers, as in its zips.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here, instead of to the screen.")
-def export(lesson: str, course: Path, form: str, canvas_ids: bool, output: Path | None) -> None:
+def export(
+    lesson: str,
+    course: Path,
+    form: str,
+    into: Path | None,
+    column: str,
+    canvas_ids: bool,
+    output: Path | None,
+) -> None:
     """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
-    from autograder.gradebook import report as reports
+    from autograder.gradebook import platforms
+    from autograder.gradebook.roster import read_roster
 
     name = lesson_name(lesson)
-    scores = _course(course).scores(name)
-    text = reports.moodle_csv(scores, name)
-    if form == "canvas":
-        text = reports.canvas_csv(scores, name, canvas_ids)
+    scores, roster = _course(course).scores(name), read_roster(course)
+    if into is not None:
+        given = into.read_text(encoding="utf-8-sig")
+        canvas = form == "canvas"
+        filled = (
+            platforms.fill_canvas(given, scores, name, column)
+            if canvas
+            else platforms.fill_moodle(given, scores)
+        )
+        for problem in [*filled.problems, *(f"not in {into.name}: {student}" for student in filled.unknown)]:
+            _say(problem, err=True)
+        text = filled.text
+    elif form == "canvas":
+        text = platforms.canvas_csv(scores, name, roster, canvas_ids)
+    else:
+        text = platforms.moodle_csv(scores, name, roster)
     if output:
         output.write_text(text, encoding="utf-8")
     else:
@@ -244,6 +312,18 @@ def _course(folder: Path) -> Course:
             f"{folder.resolve()} is not a course: no {CONFIG_FILE}; `autograder init {folder}`"
         )
     return Course(folder)
+
+
+def _record_of(called: str, course: Course, lesson: str) -> Record:
+    """The record of a student given by id or name."""
+    from autograder.grade.records import load
+    from autograder.gradebook.roster import read_roster
+
+    found = (load(course.root, lesson, one) for one in read_roster(course.root).ids(called))
+    record = next((record for record in found if record is not None), None)
+    if record is None:
+        raise click.ClickException(f"no record of {called!r} for {lesson}")
+    return record
 
 
 def _lesson_of(notebook: Path) -> str:

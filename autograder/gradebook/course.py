@@ -23,16 +23,14 @@ from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.grade.reference import lesson_source
+from autograder.gradebook.lateness import BadExtensions, read_extensions
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
+from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.gradebook.report import Score
 from labkit.build.course import instructor_notebook
 
 CONFIG_FILE = "nbgrader_config.py"
-
-
-class CourseError(RuntimeError):
-    """Something about the course's folder has to be put right first; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,7 @@ class Course:
 
     @property
     def db_url(self) -> str:
+        """What SQLAlchemy calls the gradebook: the one configured, or a file in the course."""
         return str(self.directory.db_url)
 
     def try_configuration(self) -> None:
@@ -77,6 +76,9 @@ class Course:
             autograde, feedback = Autograde(**options), GenerateFeedback(**options)
             _make_steps(autograde, [*autograde.sanitize_preprocessors, *autograde.autograde_preprocessors])
             _make_steps(feedback, feedback.preprocessors)
+            read_extensions(self.root)
+        except BadExtensions as problem:
+            raise CourseError(str(problem)) from None
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
             raise CourseError(f"{self.root / CONFIG_FILE} cannot be used: {told}") from error
@@ -131,8 +133,9 @@ class Course:
                 late = sum(notebook.late_submission_penalty or 0.0 for notebook in submission.notebooks)
                 grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
                 complete = all(g.auto_score is not None or g.manual_score is not None for g in grades)
-                score = max(0.0, submission.score - late)
-                found.append(Score(submission.student.id, score, submission.max_score, complete))
+                late = min(late, submission.score)
+                score = submission.score - late
+                found.append(Score(submission.student.id, score, submission.max_score, complete, late))
         return sorted(found, key=lambda score: score.student)
 
     @contextmanager
@@ -218,15 +221,6 @@ def remove_links(folder: Path) -> list[str]:
                 path.unlink()
                 removed.append(str(path.relative_to(folder)))
     return removed
-
-
-def student_id_problem(student: str) -> str:
-    """Why a folder's name cannot be a student's id; empty when it can."""
-    if not student.isprintable() or student != student.strip() or len(student) > 128:
-        return f"{student!r}: expected up to 128 printable characters"
-    if any(c in student for c in "/\\{}*?[]") or student.startswith("."):
-        return f"{student!r}: / \\ {{ }} * ? [ ] and a leading dot cannot be used in a student's id"
-    return ""
 
 
 def put_in_place(submitted: Submitted, lesson: str) -> str:

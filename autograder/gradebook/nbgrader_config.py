@@ -18,26 +18,25 @@ c = get_config()  # noqa: F821
 configure(c)
 '''
 
-# Where autograder.gradebook.uploads puts what it takes out of a learning platform's archives.
-EXTRACTED = r".*/(?P<student_id>[^/]+)/(?P<file_id>[^/]+)\.ipynb$"
-
 
 def configure(c: Config) -> None:
     """Replace the steps of nbgrader that would execute a submission, or trust what is in it."""
-    from nbgrader.preprocessors import AssignLatePenalties
-
+    from autograder.gradebook.feedback_page import FeedbackPage, GetGradesAndChanges
+    from autograder.gradebook.lateness import LatePenalties
     from autograder.gradebook.nbgrader_private import show_submissions_with
     from autograder.gradebook.pages import SubmissionPage
     from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades
-    from autograder.gradebook.uploads import UploadExtractor
+    from autograder.gradebook.uploads import EXTRACTED, UploadExtractor
     from labkit.build.release import release_preprocessors
 
     c.Autograde.exporter_class = SafeExporter
     c.Autograde.sanitize_preprocessors = [GradeInSandbox]
-    c.Autograde.autograde_preprocessors = [SaveGrades, AssignLatePenalties]
+    c.Autograde.autograde_preprocessors = [SaveGrades, LatePenalties]
     c.Autograde.pre_convert_hook = "autograder.gradebook.course.without_links"
     c.ZipCollectApp.extractor_plugin = UploadExtractor
     c.FileNameCollectorPlugin.named_regexp = EXTRACTED
+    c.FileNameCollectorPlugin.valid_ext = [".ipynb", ".txt"]
     c.GenerateAssignment.preprocessors = release_preprocessors()
-    c.GenerateFeedback.exporter_class = SubmissionPage
+    c.GenerateFeedback.exporter_class = FeedbackPage
+    c.GenerateFeedback.preprocessors = [GetGradesAndChanges]
     show_submissions_with(SubmissionPage)

@@ -12,6 +12,7 @@ import copy
 import hashlib
 import re
 import secrets
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,18 @@ from bs4 import BeautifulSoup
 from jinja2 import PackageLoader, pass_context
 from nbconvert.exporters import HTMLExporter
 from nbformat import NotebookNode
-from nbformat.v4 import new_notebook
+from nbformat.v4 import new_markdown_cell, new_notebook
 from traitlets.config import Config
 
 from autograder.gradebook.sanitise import clean_html, images_of, is_base64
 from labkit.show import html as labkit_html
 
+LATE = "labkit_late"  # in a notebook's metadata: what lateness costs, in a sentence
+VERDICT = "labkit_verdict"  # in a graded cell's metadata: how its exercise ended
+VERDICTS = {
+    *("passed", "failed", "error", "timeout", "deadlock", "out_of_memory", "killed"),
+    *("not_attempted", "could_not_be_graded"),
+}
 LONGEST_TEXT = 20_000  # characters of a text cell that are set as Markdown; a longer one is shown as it is
 _GRADE_ID = re.compile(r"[\w-]+")
 _LINKED_IMAGE = re.compile(r"attachment:([^\s)>\"']+)")
@@ -57,7 +64,9 @@ class SubmissionPage(HTMLExporter):
 
     def shown(self, nb: NotebookNode) -> NotebookNode:
         """The notebook cut down to what may be shown."""
-        cells = [cut_down(cell, number) for number, cell in enumerate(nb.cells)]
+        late = nb.metadata.get(LATE)
+        told = [new_markdown_cell(late, id="late")] if isinstance(late, str) else []
+        cells = [*told, *(cut_down(cell, number) for number, cell in enumerate(nb.cells))]
         for output in (output for cell in cells for output in cell.get("outputs", [])):
             if "text/html" in output.get("data", {}):
                 output.data["text/html"] = self.clean(output.data["text/html"])
@@ -81,9 +90,7 @@ def cut_down(cell: NotebookNode, number: int) -> NotebookNode:
     """A copy of a cell that holds its text, its marks for grading, and outputs that are data."""
     kind = cell.cell_type if cell.cell_type in ("code", "markdown") else "markdown"
     source = cell.source if kind == cell.cell_type else f"```\n{cell.source}\n```"
-    made = NotebookNode(
-        id=f"cell-{number}", cell_type=kind, source=source, metadata=_marks(cell.metadata.get("nbgrader"))
-    )
+    made = NotebookNode(id=f"cell-{number}", cell_type=kind, source=source, metadata=_marks(cell.metadata))
     if kind == "markdown":
         made.attachments = NotebookNode(images_of(cell.get("attachments")))
         return made
@@ -109,7 +116,8 @@ def with_policy(page: str, empty: str) -> str:
 
 
 def _style_of_reports() -> str:
-    return Path(labkit_html.__file__).with_name("templates").joinpath("report.css").read_text("utf-8")
+    templates = Path(labkit_html.__file__).with_name("templates")
+    return "".join((templates / name).read_text("utf-8") for name in ("theme.css", "report.css"))
 
 
 def _policy(nonce: str, digests: list[str]) -> str:
@@ -137,15 +145,18 @@ def _digests_of_scripts(html: str) -> list[str]:
     return [base64.b64encode(digest).decode() for digest in digests]
 
 
-def _marks(nbgrader: Any) -> NotebookNode:
+def _marks(metadata: Mapping[str, Any]) -> NotebookNode:
     """nbgrader's metadata of a cell, if it is of the form that grading writes."""
+    nbgrader = metadata.get("nbgrader")
     if not isinstance(nbgrader, dict) or not _GRADE_ID.fullmatch(str(nbgrader.get("grade_id"))):
         return NotebookNode()
-    flags = {name: bool(nbgrader.get(name)) for name in ("grade", "solution", "task", "locked")}
+    flags = {name: bool(nbgrader.get(name)) for name in ("grade", "solution", "task", "locked", "waiting")}
     found = {name: nbgrader.get(name) for name in ("points", "score")}
     numbers = {name: value if isinstance(value, int | float) else 0 for name, value in found.items()}
-    comment = {"comment": str(nbgrader["comment"])} if nbgrader.get("comment") else {}
-    return NotebookNode(nbgrader=NotebookNode(grade_id=nbgrader["grade_id"], **flags, **numbers, **comment))
+    more = {"comment": str(nbgrader["comment"])} if nbgrader.get("comment") else {}
+    more |= {"auto": nbgrader["auto"]} if isinstance(nbgrader.get("auto"), int | float) else {}
+    more |= {"verdict": verdict} if (verdict := metadata.get(VERDICT)) in VERDICTS else {}
+    return NotebookNode(nbgrader=NotebookNode(grade_id=nbgrader["grade_id"], **flags, **numbers, **more))
 
 
 def _output(output: NotebookNode) -> NotebookNode | None:

@@ -1,13 +1,12 @@
 """Puts a submitted notebook back into the shape nbgrader needs, whatever was done to its cells.
 
-Nothing in a submission's metadata is kept. Exercise cells are found by what they define; graded cells are
+Nothing in a submission's metadata is kept. Exercise cells were found by what they define; graded cells are
 laid down anew from the gradebook, so their points are right even when a student deleted, copied or edited
 them.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.utils import compute_checksum
 
 from autograder.gradebook.sanitise import images_of
-from labkit.checks.exercise import Exercise
 from labkit.checks.source.notebook import grade_id
-from labkit.checks.source.syntax import parse
 
 MOST_CELLS = 2000
 LONGEST_SOURCE = 200_000
@@ -27,17 +24,18 @@ MOST_IMAGES = 32 * 2**20  # characters of base64 in all cells together
 
 
 def rebuilt(
-    raw: Mapping[str, Any], exercises: Sequence[Exercise], graded_cells: Sequence[NotebookNode]
+    raw: Mapping[str, Any], places: Mapping[str, int], graded_cells: Sequence[NotebookNode]
 ) -> NotebookNode:
     """The student's cells without outputs or metadata, exercise cells marked, then the gradebook's graded
     cells.
+
+    places: exercise id -> which of the submission's cells has the answer, as it was found when it was read.
     """
-    cells = [cell for cell in map(_plain, _listed(raw)) if cell is not None and not is_score(cell.source)]
-    cells = _within_limits(cells)
-    for exercise in exercises:
-        place = exercise_cell(cells, exercise)
-        if place is not None and "nbgrader" not in cells[place].metadata:
-            mark_solution(cells[place], grade_id(exercise.id))
+    plain = {number: cell for number, one in enumerate(_listed(raw)) if (cell := _plain(one)) is not None}
+    for exercise_id, number in places.items():
+        if number in plain and "nbgrader" not in plain[number].metadata:
+            mark_solution(plain[number], grade_id(exercise_id))
+    cells = _within_limits([cell for cell in plain.values() if not is_score(cell.source)])
     cells += graded_cells
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
@@ -48,45 +46,38 @@ def placeholder(why: str, graded_cells: Sequence[NotebookNode]) -> NotebookNode:
     """What stands for a submission that is not a notebook: one sentence, and the graded cells."""
     return rebuilt(
         {"cells": [{"cell_type": "markdown", "source": f"**This submission could not be read.** {why}"}]},
-        (),
+        {},
         graded_cells,
     )
-
-
-def exercise_cell(cells: Sequence[NotebookNode], exercise: Exercise) -> int | None:
-    """The place of the last code cell that defines one of the exercise's names at top level."""
-    for place in range(len(cells) - 1, -1, -1):
-        if cells[place].cell_type == "code" and set(exercise.names) & top_level_names(cells[place].source):
-            return place
-    return None
 
 
 def mark_solution(cell: NotebookNode, name: str) -> None:
     """nbgrader's metadata of a cell the student writes in."""
     cell.metadata["nbgrader"] = {
-        "grade": False, "grade_id": name, "locked": False, "schema_version": 3,
-        "solution": True, "task": False,
-    }  # fmt: skip
+        "grade": False,
+        "grade_id": name,
+        "locked": False,
+        "schema_version": 3,
+        "solution": True,
+        "task": False,
+    }
 
 
 def graded_cell(name: str, points: float, source: str) -> NotebookNode:
     """A graded cell as the gradebook knows it."""
     cell = new_code_cell(source)
     cell.metadata["nbgrader"] = {
-        "grade": True, "grade_id": name, "locked": True, "schema_version": 3,
-        "solution": False, "task": False, "points": points, "cell_type": "code",
-    }  # fmt: skip
+        "grade": True,
+        "grade_id": name,
+        "locked": True,
+        "schema_version": 3,
+        "solution": False,
+        "task": False,
+        "points": points,
+        "cell_type": "code",
+    }
     cell.metadata["nbgrader"]["checksum"] = compute_checksum(cell)
     return cell
-
-
-def top_level_names(source: str) -> set[str]:
-    """Functions and classes a cell defines; none when it is not Python."""
-    try:
-        tree = parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    return {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
 
 
 def is_score(source: str) -> bool:

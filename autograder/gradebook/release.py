@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from labkit.build.rules import stub
 # What a student needs besides notebooks/, as it stands in the repository.
 PARTS = (
     *("labkit", "cluster/slurm", "cluster/sites"),
-    *("pyproject.toml", "constraints.txt", "LICENSE", "Makefile"),
+    *("constraints.txt", "LICENSE"),
 )
+OWN = (
+    Path(__file__).parent / "bundle"
+)  # what is written for students: a README, and how labkit alone is installed
+EXTRAS = ("lab", "tensorboard")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
 DISTINCTIVE = 25  # characters a line needs to say whose it is
 
@@ -35,6 +40,7 @@ def write_bundle(folder: Path) -> list[Path]:
             shutil.copytree(source, folder / name, ignore=LEFT_OUT)
         elif source.is_file():
             shutil.copy2(source, folder / name)
+    _write_own_files(folder)
     for lesson in find_lessons([], solutions_folder()):
         build(lesson, folder / "notebooks")
     leaks = list(leaked_lines(folder))
@@ -42,6 +48,21 @@ def write_bundle(folder: Path) -> list[Path]:
         shutil.rmtree(folder)
         raise Leak("\n".join(leaks))
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _write_own_files(folder: Path) -> None:
+    """The README, a Makefile that opens the lessons, and a pyproject without the grader."""
+    from jinja2 import StrictUndefined, Template
+
+    shutil.copy2(OWN / "README.md", folder)
+    shutil.copy2(REPOSITORY / "lab.mk", folder / "Makefile")
+    (folder / "notebooks").mkdir()
+    shutil.copy2(REPOSITORY / "notebooks" / "README.md", folder / "notebooks")
+    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    template = Template((OWN / "pyproject.toml.j2").read_text(encoding="utf-8"), undefined=StrictUndefined)
+    data = ours["tool"]["setuptools"]["package-data"]["labkit"]
+    text = template.render(project=ours["project"], extras=EXTRAS, data=data)
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
 
 
 def solution_lines() -> dict[str, str]:

@@ -1,53 +1,70 @@
-"""What an instructor reads after grading: a table, a CSV, where points are lost, and one student's story."""
+"""What an instructor reads after grading: where points are lost, and one student's story."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autograder.grade.records import Record
-from labkit.checks import registry
-from labkit.checks.source.notebook import grade_id
+from labkit.show.style import GREY, PALE, VERMILION
 
 
 @dataclass(frozen=True)
 class PropertyCount:
-    """How many of the graded submissions lost one property's points."""
+    """How many of the graded submissions tried and lost one property's points, and how many did not try.
+
+    graded: submissions with a grade for it, whatever it is.
+    """
 
     exercise: str
     name: str
     points: float
     lost: int
+    open: int
     graded: int
 
     @property
     def share(self) -> float:
+        """The share of the graded that tried and lost it, 0 to 1."""
         return self.lost / self.graded if self.graded else 0.0
+
+    @property
+    def open_share(self) -> float:
+        """The share of the graded that did not attempt the exercise, 0 to 1."""
+        return self.open / self.graded if self.graded else 0.0
 
 
 @dataclass(frozen=True)
 class Score:
     """A student's points for a lesson as the gradebook has them: a person's changes and late penalties
     included.
+
+    score: with the penalty taken off, as in nbgrader's export. complete: nothing is waiting to be graded.
     """
 
     student: str
     score: float
     max_score: float
-    complete: bool  # nothing is waiting to be graded
+    complete: bool
+    late_penalty: float = 0.0
+
+    @property
+    def before_penalty(self) -> float:
+        """The points that lateness had no part in."""
+        return self.score + self.late_penalty
 
     @property
     def text(self) -> str:
+        """The points; nothing while some wait to be graded."""
         return f"{self.score:g}" if self.complete else ""
 
 
 def lost_points(records: Iterable[Record]) -> list[PropertyCount]:
     """For every property, in the lesson's order, how often its points were lost."""
     lost: Counter[tuple[str, str]] = Counter()
+    open_: Counter[tuple[str, str]] = Counter()
     graded: Counter[tuple[str, str]] = Counter()
     points: dict[tuple[str, str], float] = {}
     for record in records:
@@ -56,65 +73,15 @@ def lost_points(records: Iterable[Record]) -> list[PropertyCount]:
                 key = (name, row.name)
                 points[key] = row.max_points
                 graded[key] += 1
-                lost[key] += not row.passed
-    return [PropertyCount(e, p, points[e, p], lost[e, p], graded[e, p]) for e, p in points]
-
-
-def table(records: Sequence[Record]) -> str:
-    """One line a student, then one line a property."""
-    lines = [f"{'student':<24} {'points':>10}  verdicts"]
-    for record in records:
-        verdicts = ", ".join(f"{name.split('.')[1]}: {g.report.verdict}" for name, g in record.graded.items())
-        marks = " FLAGGED" if record.flags else ""
-        marks += " HELD BACK" if record.held else ""
-        marks += " UNSAFE" if record.sandbox == "none" else ""
-        lines.append(f"{record.student:<24} {record.points:>4g}/{record.max_points:<5g}  {verdicts}{marks}")
-    lines += ["", f"{'exercise':<34} {'property':<24} {'lost by':>14}"]
-    for count in lost_points(records):
-        bar = "#" * round(20 * count.share)
-        who = f"{count.lost} of {count.graded}"
-        lines.append(f"{count.exercise:<34} {count.name:<24} {who:>14}  {bar}")
-    return "\n".join(lines)
-
-
-def as_csv(records: Sequence[Record], lesson: str) -> str:
-    """One line a student: points of every property, sums, and what a person should know.
-
-    A property without a value has no grade yet: its exercise is named under "ungraded", or itself under
-    "held_back", which waits for a person.
-    """
-    exercises = registry.exercises(lesson)
-    columns = [(e.id, p.name) for e in exercises for p in e.properties]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    waiting = ["ungraded", "held_back", "flags"]
-    made = ["sandbox", "seed", "notebook", "graded_at"]
-    writer.writerow(["student", "points", "max_points", *waiting, *made, *(grade_id(*c) for c in columns)])
-    for r in records:
-        open_questions = [" ".join(r.ungraded), " ".join(r.held), len(r.flags)]
-        about = [
-            f"{r.points:g}",
-            f"{r.max_points:g}",
-            *open_questions,
-            r.sandbox,
-            r.seed,
-            plain(r.notebook),
-            r.graded_at,
-        ]
-        writer.writerow([plain(r.student), *about, *(_points(r, e, p) for e, p in columns)])
-    return out.getvalue()
+                tried = found.report.verdict != "not_attempted"
+                lost[key] += tried and not row.passed
+                open_[key] += not tried
+    return [PropertyCount(*key, points[key], lost[key], open_[key], graded[key]) for key in points]
 
 
 def plain(text: str) -> str:
     """A text no spreadsheet takes for a formula."""
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
-
-
-def _points(record: Record, exercise: str, name: str) -> float | str:
-    found = record.graded.get(exercise)
-    if found is None or exercise in record.ungraded or name in found.held:
-        return ""
-    return next((row.points for row in found.report.rows if row.name == name), "")
 
 
 def explain(record: Record) -> str:
@@ -131,45 +98,23 @@ def explain(record: Record) -> str:
 
 
 def histogram(records: Sequence[Record], path: Path) -> None:
-    """Draw where students lose points: one bar a property, how many lost it."""
+    """Draw where students lose points: one bar a property, how many lost it, and how many did not try."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     counts = lost_points(records)
-    figure = Figure(figsize=(8, 0.8 + 0.26 * len(counts)), layout="constrained")
+    figure = Figure(figsize=(8, 1.1 + 0.26 * len(counts)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     labels = [f"{c.exercise.split('.')[1]} · {c.name} ({c.points:g})" for c in counts]
-    axes.barh(range(len(counts)), [100 * c.share for c in counts], color="#d55e00")
-    axes.set_yticks(range(len(counts)), labels, fontsize=8)
+    places, wrong = range(len(counts)), [100 * c.share for c in counts]
+    axes.barh(places, wrong, color=VERMILION, label="tried, and lost the points")
+    left_open = [100 * c.open_share for c in counts]
+    axes.barh(places, left_open, left=wrong, color=PALE, hatch="//", edgecolor=GREY, label="not attempted")
+    axes.set_yticks(places, labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
-    axes.set_xlabel(f"students who lost the property's points, % of {len(records)}")
+    axes.set_xlabel(f"students, % of {len(records)}")
     axes.set_title("Where points are lost", loc="left")
+    axes.legend(loc="upper right", bbox_to_anchor=(1, 1.0), fontsize=8)
     figure.savefig(path, dpi=120)
-
-
-def moodle_csv(scores: Sequence[Score], lesson: str) -> str:
-    """For Moodle's grade import: match on ID number, one column with the sum. Ungraded work has no value."""
-    return _written(["ID number", lesson], [[plain(s.student), s.text] for s in scores])
-
-
-def canvas_csv(scores: Sequence[Score], lesson: str, canvas_ids: bool = False) -> str:
-    """For Canvas's gradebook import: Student, ID, SIS ids, Section, the assignment; points possible first.
-
-    canvas_ids: the students' ids are Canvas's own numbers, as in its zips, rather than the school's.
-    """
-    most = max((s.max_score for s in scores), default=0)
-    head = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", lesson]
-    rows = [["Points Possible", "", "", "", "", f"{most:g}"]]
-    for score in scores:
-        name = plain(score.student)
-        ids = [name, "", ""] if canvas_ids else ["", name, name]
-        rows.append([name, *ids, "", score.text])
-    return _written(head, rows)
-
-
-def _written(head: list[str], rows: Sequence[Sequence[str]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([head, *rows])
-    return out.getvalue()

@@ -7,6 +7,7 @@ They are configured in `nbgrader_config.py`, so `nbgrader autograde`, the formgr
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from autograder.grade.settings import Settings
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.gradebook import rebuild
 from autograder.gradebook.nbgrader_private import reads_the_students_file, resources_of
-from labkit.checks import registry
+from autograder.gradebook.pages import VERDICT
+from autograder.gradebook.requests import requests_in
 from labkit.checks.report import Report
 from labkit.checks.source.notebook import BadNotebook, grade_id
 
@@ -56,7 +58,7 @@ class GradeInSandbox(NbGraderPreprocessor):
         cells = graded_cells(nbgrader["db_url"], nbgrader["notebook"], lesson)
         if record.problem:
             return rebuild.placeholder(record.problem, cells), resources
-        return rebuild.rebuilt(about["raw"], registry.exercises(lesson), cells), resources
+        return rebuild.rebuilt(about["raw"], record.places, cells), resources
 
 
 class SaveGrades(NbGraderPreprocessor):
@@ -69,9 +71,10 @@ class SaveGrades(NbGraderPreprocessor):
         record = load(Path.cwd(), about["assignment"], about["student"])
         if record is None:
             raise RuntimeError(f"no record of {about['student']}: the sandbox step comes first")
+        asked = requests_in(Path("submitted", about["student"], about["assignment"]), about["assignment"])
         with Gradebook(about["db_url"]) as gradebook:
-            save_grades(gradebook, about["notebook"], about["student"], record)
-        show_results(nb, record)
+            save_grades(gradebook, about["notebook"], about["student"], record, dict(asked))
+        show_results(nb, record, asked)
         return nb, resources
 
 
@@ -98,9 +101,11 @@ def graded_cells(db_url: str, notebook: str, assignment: str) -> list[NotebookNo
         ]
 
 
-def save_grades(gradebook: Gradebook, notebook: str, student: str, record: Record) -> None:
-    """One score for each graded cell. No score, and a mark for a person, where the harness could not
-    grade.
+def save_grades(
+    gradebook: Gradebook, notebook: str, student: str, record: Record, asked: Container[str] = ()
+) -> None:
+    """One score for each graded cell. No score, and a mark for a person, where the harness could not grade;
+    the mark alone where a student asked for another look.
     """
     points = scores(record)
     submission = gradebook.find_submission_notebook(notebook, record.lesson, student)
@@ -108,7 +113,7 @@ def save_grades(gradebook: Gradebook, notebook: str, student: str, record: Recor
         score = points.get(grade.name)
         grade.auto_score = score
         grade.needs_manual_grade = (
-            score is None or grade.manual_score is not None or grade.name in _to_look_at(record)
+            score is None or grade.manual_score is not None or grade.name in _to_look_at(record, asked)
         )
     gradebook.db.commit()
 
@@ -123,9 +128,9 @@ def scores(record: Record) -> dict[str, float | None]:
     return found
 
 
-def show_results(nb: NotebookNode, record: Record) -> None:
+def show_results(nb: NotebookNode, record: Record, asked: Sequence[tuple[str, str]] = ()) -> None:
     """Put each exercise's table under the student's cell, or under its first graded cell, and a line
-    under each of those.
+    under each of those. asked: exercises and why the student wants another look.
     """
     places = {c.metadata["nbgrader"]["grade_id"]: c for c in nb.cells if "nbgrader" in c.metadata}
     for name, graded in record.graded.items():
@@ -133,14 +138,18 @@ def show_results(nb: NotebookNode, record: Record) -> None:
         first = places.get(grade_id(name, report.rows[0].name))
         for row in report.rows:
             if cell := places.get(grade_id(name, row.name)):
+                cell.metadata[VERDICT] = report.verdict
                 cell.outputs = [_text(f"{row.points:g} of {row.max_points:g}: {row.message}")]
         if cell := places.get(grade_id(name)) or first:
-            cell.outputs = [_table(report, record), *cell.outputs]
+            reasons = [_text(f"Asked for another look: {reason}") for one, reason in asked if one == name]
+            cell.outputs = [*reasons, _table(report, record), *cell.outputs]
 
 
-def _to_look_at(record: Record) -> set[str]:
-    """The first graded cell of each exercise with flags: where formgrader will ask a person to look."""
-    flagged = {name for name, _ in record.flags}
+def _to_look_at(record: Record, asked: Container[str]) -> set[str]:
+    """The first graded cell of each exercise with flags, or that a student asked about: where formgrader will
+    ask a person to look.
+    """
+    flagged = {name for name, _ in record.flags} | {name for name in record.graded if name in asked}
     return {grade_id(name, record.graded[name].report.rows[0].name) for name in flagged}
 
 

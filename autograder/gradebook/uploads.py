@@ -11,12 +11,18 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from nbgrader.plugins import ExtractorPlugin
 from traitlets import List, Unicode
 
+from autograder.gradebook.lateness import due_date
+from autograder.gradebook.problems import student_id_problem
+from autograder.gradebook.requests import FILE as REQUEST
+from autograder.gradebook.worksheet import Participant, read_worksheets
 from labkit.checks.source.notebook import LARGEST_NOTEBOOK
 from labkit.checks.source.text import visible
 
@@ -26,8 +32,14 @@ FOLDERS = [r".*_(?P<student>\d+)_assignsubmission_file_?"]
 FILES = [
     r".*?_(?P<student>\d+)_assignsubmission_file_(?P<file>.+)",
     r".*_(?P<student>\d+)_assignsubmission_file_(?P<file>.+)",
-    r"[^_]+_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>.+?)(?:-\d+)?(?P<end>\.ipynb)",
+    r"[^_]+_(?P<late>LATE_)?(?P<student>\d+)_\d+_(?P<file>.+?)(?:-\d+)?(?P<end>\.ipynb|\.txt)",
 ]
+AT = "at "  # before the time of handing in, in the name of a folder of what was extracted
+# How nbgrader's collector reads the paths of what was extracted.
+EXTRACTED = (
+    rf".*/(?P<student_id>(?!{AT})[^/]+)/(?:{AT}(?P<timestamp>[^/]+)/)?"
+    rf"(?P<file_id>[^/]+\.ipynb|{re.escape(REQUEST)})$"
+)
 ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar")
 MOST_FILES = 100_000  # in one archive
 
@@ -38,16 +50,29 @@ class UploadProblem(Exception):
 
 @dataclass(frozen=True)
 class Upload:
-    """One notebook: whose it is, what it is called, and where it was found."""
+    """One notebook, or what a student asks beside it: whose it is, what it is called, where it was found."""
 
     student: str
     name: str
     source: str  # the archive, and the name in it up to the student's number
     data: bytes
+    late: bool = False
+
+
+class Whose(NamedTuple):
+    """What a path in an archive says. source: the name up to and with the student's number. name: of the
+    notebook, or of the request for another look; empty for other files. late: marked so by the platform.
+    """
+
+    student: str
+    source: str
+    name: str
+    late: bool
 
 
 class UploadExtractor(ExtractorPlugin):
-    """nbgrader's extractor for `zip_collect`: every notebook goes to `extracted/STUDENT/NOTEBOOK`.
+    """nbgrader's extractor for `zip_collect`: every notebook goes to `extracted/STUDENT/NOTEBOOK`,
+    and `regrade.txt` beside it.
 
     What cannot be collected is logged as an error with its reason, and everybody else is collected.
     """
@@ -58,7 +83,12 @@ class UploadExtractor(ExtractorPlugin):
     files.tag(config=True)
 
     def extract(self, archive_path: str, extracted_path: str) -> None:
-        """Write the notebooks under `archive_path` to `extracted_path`, a folder for each student."""
+        """Write the notebooks under `archive_path` to `extracted_path`, a folder for each student.
+
+        A Moodle worksheet beside the archives gives students the addresses as ids, and tells when they
+        handed in.
+        """
+        participants = read_worksheets(Path(archive_path))
         found: dict[str, list[Upload]] = {}
         for upload in self._uploads(Path(archive_path)):
             found.setdefault(upload.student, []).append(upload)
@@ -68,15 +98,32 @@ class UploadExtractor(ExtractorPlugin):
             except UploadProblem as problem:
                 self._tell(f"nothing was collected for {student}: {problem}")
                 continue
+            known = participants.get(student, Participant("", None))
+            at = known.at or (self._just_late(student) if chosen[0].late else None)
+            folder = Path(extracted_path) / _usable(known.address, student) / (f"{AT}{at}" if at else "")
             for upload in chosen:
-                path = Path(extracted_path) / student / upload.name
+                path = folder / upload.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(upload.data)
+
+    def _just_late(self, student: str) -> datetime | None:
+        """A second after the due date, for what is known to be late and not by how much."""
+        directory = self.parent.coursedir
+        due = due_date(directory.db_url, directory.assignment_id)
+        if due is None:
+            self._tell(
+                f"{student} handed in late, and that costs nothing: {directory.assignment_id} has no due date"
+            )
+            return None
+        self.log.warning("%s handed in late, by how much is not told: taken for a second", student)
+        return due.replace(tzinfo=UTC) + timedelta(seconds=1)
 
     def _uploads(self, folder: Path) -> Iterator[Upload]:
         for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path)):
             if not path.is_file() or path.is_symlink():
                 continue
+            if path.suffix == ".csv" and path.parent == folder:
+                continue  # the platform's worksheet
             if path.suffix == ".zip" and path.parent == folder:
                 yield from self._zipped(path)
             else:
@@ -97,17 +144,15 @@ class UploadExtractor(ExtractorPlugin):
     def _upload(self, path: str, archive: str, read: Callable[[], bytes]) -> Iterator[Upload]:
         """The upload of this path, or none with a word about why."""
         try:
-            student, source, name = self.whose(path)
-            if name:
-                yield Upload(student, name, f"{archive}: {source}", read())
+            whose = self.whose(path)
+            if whose.name:
+                yield Upload(whose.student, whose.name, f"{archive}: {whose.source}", read(), whose.late)
         except (UploadProblem, zipfile.BadZipFile, RuntimeError, OSError, NotImplementedError) as problem:
             self._tell(f"{archive}: {path[:300]} was not collected: {problem}")
 
-    def whose(self, path: str) -> tuple[str, str, str]:
-        """Of a path in an archive: the student's number, the name up to and with it, and the notebook's name.
-
-        The notebook's name is empty for other files. Raises UploadProblem where the path has no student's
-        number, or could have two, or is an archive.
+    def whose(self, path: str) -> Whose:
+        """What a path in an archive says. UploadProblem where it has no student's number, or could have two,
+        or is an archive.
         """
         parts = PurePosixPath(path).parts
         if not parts or ".." in parts or path.startswith("/"):
@@ -121,7 +166,8 @@ class UploadExtractor(ExtractorPlugin):
         if PurePosixPath(path).suffix.lower() in ARCHIVES:
             raise UploadProblem("an archive within an upload is not opened; ask for the notebook itself")
         source = parts[0][: matches[0].end("student")]
-        return students.pop(), source, _notebook_name(parts, matches[0].groupdict())
+        groups = matches[0].groupdict()
+        return Whose(students.pop(), source, _own_name(parts, groups), bool(groups.get("late")))
 
     def _tell(self, problem: str) -> None:
         self.log.error("%s", visible(problem))
@@ -142,9 +188,16 @@ def one_upload(uploads: Iterable[Upload]) -> list[Upload]:
     return list(first.values())
 
 
-def _notebook_name(parts: tuple[str, ...], groups: dict[str, str | None]) -> str:
-    """The notebook's own name; empty where the file is no notebook."""
+def _usable(address: str, number: str) -> str:
+    """A student's id: the address where there is one that can be an id, else the number."""
+    return address if address and student_id_problem(address) == "" else number
+
+
+def _own_name(parts: tuple[str, ...], groups: dict[str, str | None]) -> str:
+    """The name that the student gave a notebook, or the request's; empty where the file is neither."""
     own = parts[-1] if len(parts) > 1 else f"{groups.get('file') or ''}{groups.get('end') or ''}"
+    if own.casefold() == REQUEST:
+        return REQUEST
     usable = own.endswith(".ipynb") and not own.startswith(".") and own.isprintable() and len(own) <= 200
     return own if usable else ""
 

@@ -1,0 +1,136 @@
+"""Scores for a learning platform: filled into the platform's own file, or in a new one of its form.
+
+The columns are those that the platforms' importers look for. Moodle's offline grading takes its grading
+worksheet back: "Identifier" with the participant's number, "Grade", "Last modified (grade)". The number is
+the assignment's own and no user's id, so Moodle's gradebook import cannot find it: that goes by the columns
+one maps, for example "ID number" or "Email address". Canvas takes "Student", "ID", "SIS User ID", "SIS Login
+ID", "Section" and then assignments, finds a student by ID, SIS ids or name, and reads "Points Possible".
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autograder.gradebook.problems import CourseError
+from autograder.gradebook.report import Score, plain
+from autograder.gradebook.roster import Roster, ids_of
+
+_CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Integration ID", "Root Account", "Section")
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A platform's file with scores in it. unknown: students whom it does not have. problems: what the
+    platform would not take.
+    """
+
+    text: str
+    unknown: list[str]
+    problems: list[str]
+
+
+def moodle_csv(scores: Sequence[Score], lesson: str, roster: Roster) -> str:
+    """For Moodle's gradebook import: columns to map from, and the sum. Ungraded work has no value."""
+    rows = [[plain(s.student), plain(roster.email(s.student)), s.text] for s in scores]
+    return _written(["ID number", "Email address", lesson], rows)
+
+
+def canvas_csv(scores: Sequence[Score], lesson: str, roster: Roster, canvas_ids: bool = False) -> str:
+    """For Canvas's gradebook import: Student, ID, SIS ids, Section, the assignment; points possible first.
+
+    canvas_ids: the students' ids are Canvas's own numbers, as in its zips, rather than the school's.
+    """
+    most = max((s.max_score for s in scores), default=0)
+    rows = [["Points Possible", "", "", "", "", f"{most:g}"]]
+    for score in scores:
+        student = plain(score.student)
+        ids = [student, "", ""] if canvas_ids else ["", student, student]
+        rows.append([plain(roster.name(score.student)) or student, *ids, "", score.text])
+    return _written(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", lesson], rows)
+
+
+def fill_moodle(worksheet: str, scores: Sequence[Score]) -> Filled:
+    """Moodle's grading worksheet with its column "Grade" filled in, and everything else as it was.
+
+    Rows of students without a score stay as they are, and Moodle leaves these alone.
+    """
+    head, rows = _read(worksheet, ("Identifier", "Grade"))
+    found = _matched(rows, scores)
+    problems = []
+    for row, score in found:
+        row["Grade"] = score.text
+        most = row.get("Maximum Grade") or row.get("Maximum grade") or ""
+        if re.fullmatch(r"[\d.]+", most) and float(most) != score.max_score:
+            problems.append(
+                f"the assignment's maximum is {most}, the lesson has {score.max_score:g} points: Moodle "
+                "leaves a higher grade out, so set the assignment's maximum to that"
+            )
+    return _filled(head, rows, found, scores, problems)
+
+
+def fill_canvas(gradebook: str, scores: Sequence[Score], lesson: str, column: str = "") -> Filled:
+    """Canvas's exported gradebook, cut to its students and one assignment with the scores filled in.
+
+    column: the assignment's, as it stands there; the one that has the lesson's name without it.
+    """
+    head, rows = _read(gradebook, ("Student", "ID", "Section"))
+    chosen = column or _column_of(head, lesson)
+    if chosen not in head:
+        raise CourseError(
+            f"expected a column {chosen!r}; there are {[name for name in head if name not in _CANVAS]}"
+        )
+    found = _matched(rows, scores)
+    for row, score in found:
+        row[chosen] = score.text
+    kept = [name for name in head if name in _CANVAS] + [chosen]
+    return _filled(kept, rows, found, scores, [])
+
+
+def _column_of(head: Sequence[str], lesson: str) -> str:
+    titles = {name: re.sub(r" \(\d+\)$", "", name).strip() for name in head if name not in _CANVAS}
+    found = [name for name, title in titles.items() if lesson in title.lower() or lesson[:2] == title[:2]]
+    if len(found) != 1:
+        raise CourseError(f"which column is {lesson}? --column NAME, one of {list(titles)}")
+    return found[0]
+
+
+def _matched(rows: Sequence[dict[str, str]], scores: Sequence[Score]) -> list[tuple[dict[str, str], Score]]:
+    by_student = {score.student: score for score in scores}
+    found = []
+    for row in rows:
+        score = next((by_student[one] for one in ids_of(row) if one in by_student), None)
+        if score is not None and score.complete:
+            found.append((row, score))
+    return found
+
+
+def _filled(
+    head: Sequence[str],
+    rows: Sequence[Mapping[str, str]],
+    found: Sequence[tuple[Mapping[str, str], Score]],
+    scores: Sequence[Score],
+    problems: Sequence[str],
+) -> Filled:
+    there = {score.student for _, score in found}
+    unknown = [score.student for score in scores if score.complete and score.student not in there]
+    text = _written(head, [[row.get(name) or "" for name in head] for row in rows])
+    return Filled(text, unknown, list(dict.fromkeys(problems)))
+
+
+def _read(text: str, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
+    reader = csv.DictReader(text.removeprefix("\ufeff").splitlines())
+    rows, head = list(reader), list(reader.fieldnames or [])
+    missing = [name for name in needed if name not in head]
+    if missing:
+        raise CourseError(f"expected the columns {', '.join(needed)}; found {', '.join(head)[:300]}")
+    return head, rows
+
+
+def _written(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([head, *rows])
+    return out.getvalue()
