@@ -20,7 +20,21 @@
 # Symbols used throughout: $n$ is the number of ranks, $S$ the bytes of a tensor on one rank, $\alpha$ the
 # seconds a message takes however small it is, and $\beta$ the seconds per byte.
 
+# %% [markdown]
+# **The machine you are on** is enough, whichever it is; the cells are the same.
+#
+# | it has | what ranks are there |
+# |---|---|
+# | no GPU | processes on its cores, which talk over gloo: four run fine on two cores |
+# | one GPU | `ranks=1` has it to itself; more ranks share it over gloo, and the job says so |
+# | several | with a GPU for each rank, NCCL; with more ranks than GPUs, gloo again |
+#
+# In a hosted notebook, where labkit is not installed, give a cell of its own to
+# `%pip install "many_gpu_workbook-0.1.0-py3-none-any.whl"` (the file that your instructor handed out), then
+# `!labkit lessons .` writes the lessons beside it. `!labkit doctor` says what a machine has, and lacks.
+
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import os
 
 import torch
@@ -33,6 +47,7 @@ from labkit.show.collectives import draw_collectives
 from labkit.show.cost import bytes_sent, draw_bytes, draw_bytes_sent, draw_times
 from labkit.show.ring import draw_steps
 from labkit.show.table import Table, prediction
+from labkit.show.target import target
 from labkit.show.timeline import draw_timeline
 from labkit.theory.communication import bus_factor, fit_alpha_beta
 
@@ -279,11 +294,21 @@ your_guess_kib = ...
 # %% [markdown]
 # ### Exercise: ring all-reduce
 # Only point-to-point calls: `send`, `recv`, `isend`, `irecv`, `batch_isend_irecv`. The tensor can have any
-# shape and dtype, need not be contiguous, need not have a size that $n$ divides (or any elements at all),
-# and $n$ can be any number from 1.
+# shape and dtype, need not be contiguous (it may be a transposed view on one rank and not on the next), need
+# not have a size that $n$ divides (or any elements at all), and $n$ can be any number from 1.
 #
 # Mind the first step: if every rank calls `send` and only then `recv`, who receives?
 #
+# <details><summary>What a check compares, here and in all lessons</summary>Your code runs on real ranks, with
+# numbers drawn for it; grading adds cases of the same kinds with other sizes. Every rank's answer is
+# compared: shape, dtype, and values. Values may be off by 10<sup>-9</sup> in float64, 10<sup>-4</sup> in
+# float32, 4&middot;10<sup>-3</sup> in float16 and 2&middot;10<sup>-2</sup> in bfloat16, times the largest
+# number expected (or 1, if that is more); integers not at all. Where an exercise says less, its text says so.
+# Gradients count for every parameter on every rank, and weights are compared after two steps of plain SGD.
+# What is sent is counted in calls and bytes of a rank's own tensor. Ranks need not be equally fast: one may
+# come a moment later, and what your function has sent may be overwritten once it has returned. What it needs
+# beside its signature is yours: helpers, attributes, further classes. Other ways to the same result are as
+# good, as long as nothing that a property names is broken.</details>
 # <details><summary>Hint 1: cutting</summary><code>x.contiguous().view(-1).tensor_split(n)</code> gives n
 # views, some one element longer, some perhaps empty. Is what you cut x's own memory? For which tensors is
 # it not, and what do you then have to do at the end?</details>
@@ -298,7 +323,8 @@ your_guess_kib = ...
 def ring_all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Overwrite `x` on every rank of `group` with the sum of all ranks' `x`, by messages around a ring.
 
-    x: any shape, dtype and layout, the same on every rank. Changed in place; nothing is returned.
+    x: any shape and dtype, the same on every rank; any layout, which may be another one on each. Changed in
+        place; nothing is returned.
     Each rank sends 2(n-1) messages of about 1/n of the tensor, all to its right neighbour.
     """
     ### BEGIN SOLUTION
@@ -327,6 +353,9 @@ def ring_all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> None:
 # tells which part a message carried, and coloured squares whose numbers were in it.
 
 # %%
+target("00-ring-steps")
+
+# %%
 marked = labkit.launch(carried_messages, ring_all_reduce, ranks=4)
 draw_steps(marked, row_titles=["reduce-scatter", "all-gather"], contents=marked.results)
 
@@ -342,6 +371,9 @@ prediction("KiB that each rank sends", your_guess_kib, bytes_sent(ring)[0] / 102
 
 # %% [markdown]
 # The same sum by both ways. The star makes one rank do all the sending; the ring shares it out.
+
+# %%
+target("00-bytes-sent")
 
 # %%
 draw_bytes_sent({"star": star, "ring": ring})
@@ -714,6 +746,57 @@ draw_times({"your ring": (sizes, ours), "dist.all_reduce": (sizes, theirs)})
 # The differences are roundings: sums were taken in another order. Both times have a flat part and a slope,
 # because both are rings. Theirs has the lower floor: its steps are driven in C++, yours in Python. NCCL
 # switches to trees where latency counts, since the latency of a tree grows with $\log n$ instead of $n$.
+#
+# ## All of them on one page
+#
+# To look up later. The six from above, with a message and the two that only one rank begins or ends: what
+# each of four ranks holds before and after.
+
+
+# %%
+def nine_collectives(group):
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    mine = 10.0 * (rank + 1) + torch.arange(float(n))
+    nothing = [0.0] * n
+
+    x = mine.clone() if rank == 0 else torch.zeros(n)
+    before = x.tolist()
+    if rank == 0:
+        dist.send(x, group_dst=2, group=group)
+    elif rank == 2:
+        dist.recv(x, group_src=0, group=group)
+
+    part, parts = torch.zeros(1), list(torch.zeros(n, 1))
+    dist.scatter(part, list(mine.split(1)) if rank == 0 else None, group_src=0, group=group)
+    dist.gather(mine[rank : rank + 1], parts if rank == 0 else None, group_dst=0, group=group)
+    only = [[(number if i == rank else 0.0) for i in range(n)] for number in (part.item(), mine[rank].item())]
+
+    return {
+        "send, recv": (before, x.tolist()),
+        "scatter": (mine.tolist() if rank == 0 else nothing, only[0]),
+        "gather": (only[1], torch.cat(parts).tolist() if rank == 0 else nothing),
+    } | six_collectives(group)
+
+
+draw_collectives(labkit.launch(nine_collectives, ranks=4, backend="gloo").results)
+
+# %% [markdown]
+# | call | each rank has, and gets | a rank sends at most | its backward | in lesson |
+# |---|---|---|---|---|
+# | `send`, `recv` | one has $S$, one other gets it | $S$ | the message back | 02, 04 |
+# | `broadcast` | one has $S$, all get it | $S$ | `reduce` | 03 |
+# | `reduce` | all have $S$, one gets the sum | $S$ | `broadcast` | |
+# | `scatter` | one has $S$, each gets its part | $\frac{n-1}{n}S$ | `gather` | |
+# | `gather` | each has a part, one gets $S$ | $\frac1n S$ | `scatter` | |
+# | `all_reduce` | all have $S$, all get the sum | $2\frac{n-1}{n}S$ | `all_reduce` | 03, 06 |
+# | `reduce_scatter` | all have $S$, each gets a part of the sum | $\frac{n-1}{n}S$ | `all_gather` | 07, 08 |
+# | `all_gather` | each has a part, all get $S$ | $\frac{n-1}{n}S$ | `reduce_scatter` | 07, 08 |
+# | `all_to_all` | each has $n$ parts, gets one of each rank | $\frac{n-1}{n}S$ | `all_to_all` | 11 |
+#
+# $S$ is the whole tensor's size on $n$ ranks, and the third column is that of a ring (direct messages for
+# scatter, gather and all-to-all). The fourth: what has to be done to gradients if the call was a step of the
+# forward pass, and each rank's loss uses what that rank got. All of them are called by every rank of the
+# group, in one order, but for `send` and `recv`, and move memory as it lies: hand them contiguous tensors.
 #
 # ## Where this leaves you
 #

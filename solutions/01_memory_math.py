@@ -18,6 +18,7 @@
 # really ran. About 110 minutes.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import torch
 
 import labkit

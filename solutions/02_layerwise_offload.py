@@ -18,6 +18,7 @@
 # with prefetch, and a stage that talks to the next one by messages. About 110 minutes.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import copy
 import logging
 import tempfile
@@ -42,6 +43,7 @@ from labkit.model import Block, fused_attention, gpt
 from labkit.show import Table, draw_timeline, prediction
 from labkit.show.offload import draw_resident_peaks
 from labkit.show.placement import draw_placement
+from labkit.show.target import target
 from labkit.show.utilisation import draw_utilisation
 from labkit.theory.models import preset
 from labkit.theory.parameters import count_parameters, embedding_weights, head_weights
@@ -172,7 +174,7 @@ your_guess_fits = ...
 evenly = [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
 largest = max(sum(costs[index] for index in part) for part in evenly)
 print(f"the largest part: {binary_text(largest)}")
-prediction("three layers each fit into 5 MiB", your_guess_fits, largest <= 5 * MIB)
+prediction("three layers each fit into 5 MiB", your_guess_fits, largest <= 5 * MIB, "computed")
 
 # %% [markdown]
 # Equal *counts* are not equal *memory*. It is no peculiarity of small models. Llama 3 8B over 8 GPUs, 4
@@ -244,6 +246,9 @@ def partition_layers(costs: Sequence[float], num_devices: int) -> list[range]:
 
 # %% [markdown]
 # What your cut does to the patient. The dashed line is a device's memory:
+
+# %%
+target("02-your-cut")
 
 # %%
 fair = partition_layers(costs, num_devices=4)
@@ -545,8 +550,12 @@ class OnDevice(torch.autograd.Function):
 # ### Exercise: weights that come just in time
 # The first `resident_layers` layers live on the device. The others live in pinned host memory; their
 # parameters are the same `nn.Parameter` objects, so that any optimizer finds weight and gradient on the host.
-# Buffers are constants here. The device never holds more than the resident layers, the layer at work, and the
-# one on its way.
+# Buffers are constants here; those of offloaded layers may wait on the host or stay on the device, where they
+# must be when their layer works. While a layer works, the next offloaded one is on its way, and the first of
+# them while the last resident layer works. The device never holds more than the resident layers, the layer at
+# work, and the one on its way.
+#
+# `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside.
 #
 # <details><summary>Hint 1: the parts</summary>fetch(i): on the side stream, copy every tensor of layer i, and
 # record an event. run(x, i): fetch(i) unless that was done before; wait for the event; fetch the next;
@@ -566,8 +575,8 @@ class OffloadedModel(nn.Module):
     """Layers in a row that all compute on one device, with most of their weights waiting on the host.
 
     layers: the first `resident_layers` are moved to `compute_device`, the others to pinned host memory; every
-    parameter stays the object it is. Raises ValueError, naming the number, for resident_layers below 0 or
-    above the number of layers.
+    parameter stays the object it is. Several forward passes may come before their backward.
+    Raises ValueError, naming the number, for resident_layers below 0 or above the number of layers.
     """
 
     def __init__(self, layers: Sequence[nn.Module], compute_device: torch.device, resident_layers: int):
@@ -602,9 +611,9 @@ class OffloadedModel(nn.Module):
         return x
         ### END SOLUTION
 
-    ### BEGIN SOLUTION
     def _fetch(self, index: int) -> None:
         """Start copying a layer's tensors to the device, unless it is there, under way, or no layer."""
+        ### BEGIN SOLUTION
         if not self.resident_layers <= index < len(self.layers) or index in self.on_the_way:
             return
         layer = self.layers[index]
@@ -613,9 +622,11 @@ class OffloadedModel(nn.Module):
         with torch.cuda.stream(self.side):
             copies = {name: t.detach().to(self.device, non_blocking=True) for name, t in tensors}
             self.on_the_way[index] = (copies, self.side.record_event())
+        ### END SOLUTION
 
     def _run(self, x: Tensor, index: int) -> Tensor:
         """One offloaded layer; the copies of its tensors live as long as something uses them."""
+        ### BEGIN SOLUTION
         self._fetch(index)
         copies, arrived = self.on_the_way.pop(index)
         torch.cuda.current_stream(self.device).wait_event(arrived)
@@ -624,9 +635,55 @@ class OffloadedModel(nn.Module):
         for name, parameter in layer.named_parameters():
             copies[name] = OnDevice.apply(parameter, copies[name])
         return functional_call(layer, copies, (x,))
+        ### END SOLUTION
 
-    ### END SOLUTION
 
+# %% [markdown]
+# ### On the way
+# Four layers of which two are resident, in three steps. Each cell needs what is named above it and no more,
+# so run it as soon as that is written. **`__init__`:** two weights on the device, two in pinned memory.
+
+
+# %%
+def four_layers() -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Linear(4, 4, bias=False) for _ in range(4)]
+
+
+def two_resident() -> OffloadedModel:
+    return OffloadedModel(four_layers(), torch.device("cuda:0"), resident_layers=2)
+
+
+with labkit.devices.use(1, bytes_each=MIB):
+    places_of_weights = [(str(weight.device), weight.is_pinned()) for weight in two_resident().parameters()]
+Table(["weight on", "pinned"], places_of_weights)
+
+# %% [markdown]
+# **`forward` without gradients:** the plain model's numbers. NaN means that a layer did not wait.
+
+# %%
+with labkit.devices.use(1, bytes_each=MIB) as gpus, torch.no_grad():
+    streamed = two_resident()
+    with gpus.recording() as copies:
+        out = streamed(torch.ones(1, 4)).cpu()
+    off_by = (out - nn.Sequential(*four_layers())(torch.ones(1, 4))).abs().max().item()
+    del streamed
+print(f"off by {off_by:.1e}; fetched: {[c.num_bytes for c in copies if c.destination == 'cuda:0']} bytes")
+
+# %% [markdown]
+# The input has 16 bytes and a weight 64: the input, and two weights once each. **`backward`:** gradients
+# where their weights are, and right.
+
+# %%
+plain = nn.Sequential(*four_layers())
+plain(torch.ones(1, 4)).sum().backward()
+with labkit.devices.use(1, bytes_each=MIB):
+    streamed = two_resident()
+    streamed(torch.ones(1, 4)).sum().backward()
+    pairs = list(zip(streamed.parameters(), plain.parameters(), strict=True))
+    found = [[str(s.grad.device), f"{(s.grad.cpu() - p.grad).abs().max().item():.1e}"] for s, p in pairs]
+    del streamed, pairs
+Table(["gradient on", "off by"], found)
 
 # %% check="02.offloaded-model"
 # Numbers: output, gradients, weights after two steps, on the host and on the device, against the plain model.
@@ -666,6 +723,9 @@ measured = {
     "inference": {count: peak_bytes(count, train=False) for count in range(0, 13, 3)},
 }
 prediction("peak with 4 of 12 resident (MiB)", your_guess_mib, measured["training step"][4] / MIB)
+
+# %%
+target("02-resident-peaks")
 
 # %%
 guess = None if your_guess_mib is ... else (4, your_guess_mib * MIB)
@@ -814,7 +874,9 @@ class ReceiveActivation(torch.autograd.Function):
 class RemoteStage(nn.Module):
     """This rank's stage of a model whose layers are split over the ranks of `group`, in order of rank.
 
-    module: this rank's layers. A group of one rank sends nothing.
+    module: this rank's layers, some of which are trained. A group of one rank sends nothing. Under
+    torch.no_grad() activations are sent and no gradient is waited for. Messages of integers, which announce a
+    shape, are not counted. When forward or backward returns, what went in or came out may be overwritten.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup):

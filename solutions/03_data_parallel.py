@@ -17,7 +17,9 @@
 # parameters, and weighs tokens right; and compared it with PyTorch's on the same job. About 110 minutes.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -132,6 +134,7 @@ draw_timeline(job_of_torch, start_at="forward")
 def shard_indices(num_samples: int, rank: int, world_size: int, epoch: int, seed: int) -> list[int]:
     """The samples (from 0) that `rank` reads in `epoch`, in order: ceil(num_samples / world_size) of them.
 
+    Plain ints, the same on every machine, without communication, and torch's own generator is left alone.
     Together the ranks read every sample; where sizes do not divide, the shuffled order starts over.
     Raises ValueError unless 0 <= rank < world_size.
     """
@@ -199,6 +202,11 @@ prediction("distance of rank 0 and rank 3, after / before", your_ratio, round(ap
 # tensors that are there: an optimizer may already hold them. A parameter that appears under two names is
 # sent once.
 #
+# A tensor is numbers and an order in which they lie in memory. A rank may hold a weight transposed (or in
+# `channels_last`), while the others hold it row by row: equal shapes, another order. gloo sends memory from
+# the first byte on and asks nothing, so the weights would arrive in the wrong places. (PyTorch's own class
+# compares the strides of all replicas first, and refuses.) Send what `contiguous()` gives, and copy back.
+#
 # <details><summary>Hint</summary>In a group, "the first rank" is not rank 0 of the job:
 # <code>dist.broadcast(tensor, group_src=0, group=group)</code>. <code>module.parameters()</code> and
 # <code>module.buffers()</code> name shared tensors once.</details>
@@ -206,10 +214,16 @@ prediction("distance of rank 0 and rank 3, after / before", your_ratio, round(ap
 
 # %% exercise="03.broadcast-module" difficulty=2 minutes=10
 def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Overwrite parameters and buffers of `module`, in place, with those of the first rank of `group`."""
+    """Overwrite parameters and buffers of `module`, in place, with those of the first rank of `group`.
+
+    A tensor that has two names is sent once, by broadcast. On some ranks tensors may be views that are not
+    contiguous; `requires_grad` stays as it is.
+    """
     ### BEGIN SOLUTION
     for tensor in [*module.parameters(), *module.buffers()]:
-        dist.broadcast(tensor.detach(), group_src=0, group=group)
+        sent = tensor.detach().contiguous()
+        dist.broadcast(sent, group_src=0, group=group)
+        tensor.detach().copy_(sent)
     ### END SOLUTION
 
 
@@ -230,7 +244,8 @@ labkit.check("03.broadcast-module", broadcast_module)
 #
 # Replace every gradient by its mean over the group, one
 # all-reduce each. Careful with parameters that a rank did not use in this step: their `grad` is `None` here
-# and may not be elsewhere.
+# and may not be elsewhere. And a gradient lies in memory as its parameter does, so perhaps in another order
+# than on the other ranks.
 #
 # <details><summary>Hint</summary>A rank that skips an all-reduce leaves the others waiting, or, worse,
 # pairs its next gradient with their current one. What would this rank contribute to the sum?</details>
@@ -240,7 +255,9 @@ labkit.check("03.broadcast-module", broadcast_module)
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Replace the gradient of every parameter that requires one by its mean over `group`.
 
-    A parameter without a gradient on this rank counts as zeros. Called by all ranks, after backward.
+    One all_reduce for each; frozen parameters stay without a gradient. A parameter that has none on this rank
+    counts as zeros. Gradients may be views that are not contiguous, on some ranks alone. Called by all ranks,
+    after backward.
     """
     ### BEGIN SOLUTION
     for parameter in module.parameters():
@@ -248,6 +265,7 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = parameter.grad.contiguous()
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= dist.get_world_size(group)
     ### END SOLUTION
@@ -410,7 +428,9 @@ class OverlappedDataParallel(nn.Module):
     """Replicas of `module` in `group`, whose gradients are averaged bucket by bucket during backward.
 
     After `loss.backward()`, outside `no_sync()`, each gradient is the mean over the group; a parameter that
-    this rank did not use counts as zeros.
+    this rank did not use counts as zeros, and a frozen one is left alone. Forward sends nothing. Backward
+    sends each gradient once, one all_reduce a bucket, most of them before the last gradient is ready, and
+    waits for none before that. On some ranks parameters may be views that are not contiguous.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, bucket_bytes: int = 25 * 2**20):
@@ -438,7 +458,9 @@ class OverlappedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes inside add up on this rank, and nothing is sent."""
+        """Gradients of backward passes inside add up on this rank, and nothing is sent. The next backward
+        outside sends the sums, of parameters that it does not use itself too.
+        """
         ### BEGIN SOLUTION
         before, self.sync = self.sync, False
         try:
@@ -488,6 +510,63 @@ class OverlappedDataParallel(nn.Module):
         self._reset()
         ### END SOLUTION
 
+
+# %% [markdown]
+# ### On the way
+# Three steps, each with a cell that needs no more than what is named above it. **Equal replicas:** two ranks
+# begin with weights of their own, and end `__init__` with the same.
+
+
+# %%
+def first_weights(group: dist.ProcessGroup) -> str:
+    torch.manual_seed(dist.get_rank(group))
+    stack = Stack(layers=2, width=3, milliseconds=0)
+    OverlappedDataParallel(stack, group)
+    return ", ".join(f"{number:.3f}" for number in stack.layers[0].weight[0].tolist())
+
+
+print("\n".join(labkit.launch(first_weights, ranks=2, backend="gloo").results))
+
+# %% [markdown]
+# **Hooks and buckets:** the gradients of your `average_gradients`, in one bucket and in many, twice in a row.
+
+
+# %%
+def off_by_from_average(bucket_bytes: int, group: dist.ProcessGroup) -> str:
+    torch.manual_seed(0)
+    model = OverlappedDataParallel(Stack(3, 4, milliseconds=0), group, bucket_bytes)
+    torch.manual_seed(0)
+    plain, off_by = Stack(3, 4, milliseconds=0), []
+    for step in range(2):
+        for module in (model, plain):
+            module.zero_grad()
+            module(torch.full((1, 4), 1.0 + dist.get_rank(group) + step)).sum().backward()
+        average_gradients(plain, group)
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        off_by.append(f"{max((a.grad - b.grad).abs().max().item() for a, b in pairs):.1e}")
+    return f"{bucket_bytes} bytes a bucket: off by {off_by[0]}, then {off_by[1]}"
+
+
+for size in (10**6, 64):
+    print(labkit.launch(off_by_from_average, size, ranks=2, backend="gloo").results[0])
+
+# %% [markdown]
+# **`no_sync`:** nothing inside, all buckets in the backward after it.
+
+
+# %%
+def one_inside_one_after(group: dist.ProcessGroup) -> None:
+    model = OverlappedDataParallel(Stack(2, 3, milliseconds=0), group, bucket_bytes=64)
+    with model.no_sync():
+        model(torch.ones(1, 3)).sum().backward()
+    dist.barrier(group)
+    model(torch.ones(1, 3)).sum().backward()
+
+
+calls = [
+    c.op for c in labkit.launch(one_inside_one_after, ranks=2, backend="gloo").collectives if c.rank == 0
+]
+print(" ".join(op for op in calls if op != "broadcast"))
 
 # %% [markdown]
 # Your step, with the same stack and the same bucket size as PyTorch's in the first picture. Compare: how
@@ -548,17 +627,22 @@ for name, job in both.items():
     difference = max(
         (job.results[r]["grads"] - both["PyTorch's"].results[r]["grads"]).abs().max().item() for r in (0, 1)
     )
-    rows.append([name, len(reduced), binary_text(sum(c.num_bytes for c in reduced)), f"{difference:.1e}"])
+    counts = Counter(binary_text(c.num_bytes) for c in reduced)
+    sizes = ", ".join(f"{count} of {size}" for size, count in counts.items())
+    in_all = binary_text(sum(c.num_bytes for c in reduced))
+    rows.append([name, len(reduced), sizes, in_all, f"{difference:.1e}"])
 Table(
-    ["", "all-reduces of rank 0", "bytes", "largest difference of a gradient to PyTorch's"],
+    ["", "all-reduces of rank 0", "which are", "in all", "gradients differ from PyTorch's by"],
     rows,
     caption="Three steps, two ranks",
 )
 
 # %% [markdown]
-# PyTorch's first bucket is deliberately small (1 MiB at most) so that communication starts early, and it
-# builds its buckets anew after the first step, in the order in which gradients really came. Everything else
-# you have built.
+# The same bytes in twelve all-reduces and in five. Your bucket is never larger than 1 MiB, and here a layer's
+# weight is half of that and its bias a little more: one layer a bucket, four a step. PyTorch closes a bucket
+# when it has *reached* 1 MiB, so two layers go into each. And it sends the first step's gradients in one
+# piece, because it builds its buckets only after that step, in the order in which gradients really came:
+# 1 + 2 + 2. Everything else you have built.
 #
 # ## Accumulation
 #
@@ -581,8 +665,9 @@ def accumulate_gradients(
 ) -> Tensor:
     """Leave in `model` the gradients of the mean loss over all rows; return that loss, detached.
 
+    Rows are this rank's; the model averages over ranks.
     model: has `no_sync()`. micro_batches: (inputs, targets), at least one, not all with as many rows.
-    loss_function: (outputs, targets) -> mean over rows.
+    loss_function: (outputs, targets) -> mean over rows. What is returned may have any floating dtype.
     """
     ### BEGIN SOLUTION
     rows = sum(len(x) for x, _ in micro_batches)
@@ -639,6 +724,7 @@ def token_weighted_loss(loss_sum: Tensor, num_tokens: int, group: dist.ProcessGr
     """A scalar whose mean over the ranks of `group` is the mean loss over all their tokens.
 
     loss_sum: sum of this rank's token losses (zero, with a graph, if there are none). num_tokens: how many.
+    Sends one number, once. Where no rank has a token, the result is zero, with gradients of zero.
     """
     ### BEGIN SOLUTION
     total = torch.tensor(float(num_tokens), device=loss_sum.device)

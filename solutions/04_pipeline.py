@@ -20,14 +20,21 @@
 # a batch takes and how much every stage has to hold. About 120 minutes.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import labkit
-from labkit.pipeline import PipelinePart, TimedStage, measured_bubble
+from labkit.model import Transformer
+from labkit.pipeline import PipelinePart, TiedWeight, TimedStage, measured_bubble, work_spans
 from labkit.show import Table, prediction
 from labkit.show.schedule import draw_bars, draw_bubble, draw_in_flight, draw_measured, draw_schedule
+from labkit.show.sharding import draw_losses
+from labkit.show.target import target
+from labkit.theory.models import gpt
 from labkit.theory.schedule import Action, Costs, dry_run, read_actions, simulate, zb_h1, zb_h2
 
 # %load_ext labkit
@@ -132,6 +139,9 @@ def gpipe_schedule(stage: int, num_stages: int, num_micro_batches: int) -> list[
 # the coloured part grows.
 
 # %%
+target("04-gpipe")
+
+# %%
 gpipe = [gpipe_schedule(stage, num_stages=4, num_micro_batches=8) for stage in range(4)]
 draw_schedule(simulate(gpipe, Costs(forward=1, backward=2)))
 
@@ -166,8 +176,8 @@ your_guess_percent = ...
 
 # %%
 at_the_limit = simulate([gpipe_schedule(stage, 4, 16) for stage in range(4)], Costs(forward=1, backward=2))
-measured_percent = round(at_the_limit.bubble_fraction * 100, 1)
-prediction("percent of all time idle, p = 4, m = 16", your_guess_percent, measured_percent)
+simulated_percent = round(at_the_limit.bubble_fraction * 100, 1)
+prediction("percent of all time idle, p = 4, m = 16", your_guess_percent, simulated_percent, "simulated")
 
 # %% [markdown]
 # A sixth of four GPUs is not nothing, and relative to working time the same bubble is 18.75%: say which
@@ -219,7 +229,7 @@ draw_schedule(simulate(by_hand, Costs(forward=1, backward=2)))
 def one_f_one_b_schedule(stage: int, num_stages: int, num_micro_batches: int) -> list[Action]:
     """What 1F1B has stage `stage` do: warm-up, then forward and backward in turn, then what is left."""
     ### BEGIN SOLUTION
-    warm_up = min(num_stages - stage - 1, num_micro_batches)
+    warm_up = num_stages - stage - 1
     forwards = [Action("forward", stage, i) for i in range(num_micro_batches)]
     backwards = [Action("backward", stage, i) for i in range(num_micro_batches)]
     return in_turn(forwards, backwards, warm_up)
@@ -227,8 +237,12 @@ def one_f_one_b_schedule(stage: int, num_stages: int, num_micro_batches: int) ->
 
 
 def in_turn(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
-    """`warm_up` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """`warm_up` forwards, then one forward and one backward in turn, then the backwards that are left.
+
+    With a warm_up beyond the forwards: all forwards, then all backwards. The lists are not changed.
+    """
     ### BEGIN SOLUTION
+    warm_up = min(warm_up, len(forwards))
     actions = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         actions += [forward, backward]
@@ -248,8 +262,11 @@ your_guess_percent = ...
 # %%
 one_f_one_b = [one_f_one_b_schedule(stage, num_stages=4, num_micro_batches=8) for stage in range(4)]
 played = {"GPipe": simulate(gpipe, Costs(1, 2)), "1F1B": simulate(one_f_one_b, Costs(1, 2))}
-measured_percent = round(played["1F1B"].bubble_fraction * 100, 1)
-prediction("percent of all time idle with 1F1B", your_guess_percent, measured_percent)
+simulated_percent = round(played["1F1B"].bubble_fraction * 100, 1)
+prediction("percent of all time idle with 1F1B", your_guess_percent, simulated_percent, "simulated")
+
+# %%
+target("04-one-f-one-b")
 
 # %%
 draw_schedule(played)
@@ -270,7 +287,8 @@ your_guess_in_flight = ...
 
 # %%
 cheap_backward = simulate(one_f_one_b, Costs(forward=1, backward=1))
-prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, cheap_backward.peak_in_flight(0))
+on_stage_0 = cheap_backward.peak_in_flight(0)
+prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, on_stage_0, "simulated")
 
 # %% [markdown]
 # The assumption has nothing to do with it. The number follows from the *order* of the list, not from how
@@ -339,7 +357,7 @@ labkit.check("04.peak-in-flight", peak_in_flight)
 # <details><summary>Hint 1</summary>Make the list of all forwards of the rank first: for group, for stage,
 # for micro-batch in group. The backwards differ in one word.</details>
 # <details><summary>Hint 2</summary>Then call in_turn. With few micro-batches the warm-up may be longer
-# than the list of forwards.</details>
+# than the list of forwards: in_turn takes that.</details>
 
 
 # %% exercise="04.interleaved-schedule" difficulty=4 minutes=20
@@ -356,9 +374,12 @@ def interleaved_schedule(rank: int, num_ranks: int, num_micro_batches: int, num_
     forwards = [Action("forward", s, i) for group in groups for s in stages for i in group]
     backwards = [Action("backward", s, i) for group in groups for s in reversed(stages) for i in group]
     warm_up = 2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks
-    return in_turn(forwards, backwards, min(warm_up, len(forwards)))
+    return in_turn(forwards, backwards, warm_up)
     ### END SOLUTION
 
+
+# %%
+target("04-interleaved")
 
 # %%
 interleaved = [interleaved_schedule(rank, 4, num_micro_batches=8, num_chunks=2) for rank in range(4)]
@@ -449,11 +470,13 @@ labkit.check("04.bubble-fraction", batch_seconds, bubble_over_ideal, bubble_frac
 # of 8 there.
 
 # %%
-published = {
-    (1, 1): 7, (2, 1): 3.5, (4, 1): 1.75, (8, 1): 0.875, (16, 1): 0.4375, (32, 1): 0.21875,
-    (4, 2): 0.875, (8, 2): 0.4375, (16, 2): 0.21875, (32, 2): 0.109375,
-    (8, 4): 0.21875, (32, 4): 0.0546875, (8, 8): 0.109375, (32, 8): 0.02734375,
-}  # fmt: skip
+bars = {  # v -> m -> bubble
+    1: {1: 7, 2: 3.5, 4: 1.75, 8: 0.875, 16: 0.4375, 32: 0.21875},
+    2: {4: 0.875, 8: 0.4375, 16: 0.21875, 32: 0.109375},
+    4: {8: 0.21875, 32: 0.0546875},
+    8: {8: 0.109375, 32: 0.02734375},
+}
+published = {(m, v): bar for v, of_v in bars.items() for m, bar in of_v.items()}
 
 
 def simulated_bubble(m: int, v: int) -> float:
@@ -529,7 +552,8 @@ except labkit.LaunchError as error:
 # $1/m$ only when all are equally large.
 #
 # **A tied weight is in two places.** GPT's embedding is used by the first stage to look tokens up and by
-# the last to score them. Each has a copy and computes *its half* of the gradient. Both need the sum.
+# the last to score them. Each has a copy and computes *its half* of the gradient. Both need the sum, which is
+# taken once, when all of a rank's actions are done (`gradients_ready` has been called by then).
 
 # %% [markdown]
 # ### Exercise: run a schedule
@@ -634,7 +658,8 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     """Do this rank's actions in order, and add the batch's gradients to the .grad of its stages' parameters.
 
     The gradients are those of the mean loss over all samples of the batch. Returns that loss (a scalar tensor
-    without a graph) on the rank of the last stage, None elsewhere.
+    without a graph, of any dtype) on the rank of the last stage, None elsewhere. What was sent or received
+    has been waited for by then. ValueError, naming the action, for a list that cannot be done.
     """
     ### BEGIN SOLUTION
     check_list(part, actions)
@@ -702,26 +727,95 @@ def train_step(
     ### END SOLUTION
 
 
+# %% [markdown]
+# ### On the way
+# Three steps. **`Mail`, if you use it:** rank 0 sends what two forwards made, and rank 1 asks for the second
+# first. It should get 11 and then 10, and both ranks should come to their end.
+
+
+# %%
+def two_samples(stage: nn.Module, group: dist.ProcessGroup) -> PipelinePart:
+    """A stage on each of two ranks, and two micro-batches of one sample."""
+    batches = [(torch.tensor([[10.0 + i]]), torch.zeros(1, 1)) for i in range(2)]
+    own = {dist.get_rank(group): stage}
+    return PipelinePart(own, 2, batches, nn.functional.mse_loss, lambda stage, i: torch.empty(1, 1))
+
+
+def mail_in_another_order(group: dist.ProcessGroup) -> list[float]:
+    part, got = two_samples(nn.Identity(), group), []
+    mail = Mail(part, group)
+    for i in (0, 1) if 0 in part.stages else (1, 0):
+        made = Action("forward", 0, i)
+        if 0 in part.stages:
+            mail.send(made, part.micro_batches[i][0], to_stage=1)
+        else:
+            mail.expect(made, torch.empty(1, 1))
+            got.append(mail.receive(made).item())
+    mail.wait_until_sent()
+    return got
+
+
+print("rank 1 got", labkit.launch(mail_in_another_order, ranks=2, backend="gloo").results[1])
+
+# %% [markdown]
+# **`check_list`, if you use it:** three lists for a rank that has stage 0, each with its mistake.
+
+# %%
+alone = PipelinePart({0: nn.Identity()}, 2, [(torch.zeros(1),) * 2], nn.functional.mse_loss, torch.empty)
+forward_0, backward_0 = Action("forward", 0, 0), Action("backward", 0, 0)
+for bad in ([backward_0, forward_0], [forward_0], [Action("forward", 1, 0)]):
+    try:
+        check_list(alone, bad)
+        print("no mistake found in", bad)
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# **`run_schedule`, GPipe on two ranks:** the gradient of stage 0's one weight, beside that of a process that
+# has the whole model and the whole batch.
+
+
+# %%
+def one_weight() -> nn.Linear:
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 0.5)
+    return layer
+
+
+def gradient_of_stage(group: dist.ProcessGroup) -> float:
+    rank, stage = dist.get_rank(group), one_weight()
+    run_schedule(two_samples(stage, group), gpipe_schedule(rank, 2, 2), group)
+    return stage.weight.grad.item()
+
+
+in_one_process = nn.Sequential(one_weight(), one_weight())
+in_one_process(torch.tensor([[10.0], [11.0]])).square().mean().backward()
+print("rank 0:", labkit.launch(gradient_of_stage, ranks=2, backend="gloo").results[0])
+print("whole: ", in_one_process[0].weight.grad.item())
+
 # %% check="04.run-schedule"
 labkit.check("04.run-schedule", run_schedule, train_step)
 
 # %% [markdown]
 # ## Measured above simulated
 #
-# Time to see your ranks work. The model below is small, so that its stages can be given a fixed duration:
-# `TimedStage` lets each forward take 20 ms and each backward 40 ms, mostly asleep. **A sleep stands for a
+# Time to see your ranks work. The model below has eight small layers, which are cut into four stages, or into
+# eight where chunks are interleaved: the same model in every row. Its stages are given a fixed duration:
+# `TimedStage` lets a rank's forward take 40 ms and its backward 80 ms, mostly asleep. **A sleep stands for a
 # kernel here.** Four ranks on a machine with two cores cannot compute four things at once, but they can
-# sleep at once, as four GPUs compute at once. Everything else is real: processes, messages, autograd.
+# sleep at once, as four GPUs compute at once. Everything else is real: processes, messages, autograd. Each
+# schedule runs three times, and the middle one counts.
 
 # %%
-WIDTH, SAMPLES = 16, 24
+WIDTH, SAMPLES, LAYERS = 16, 24, 8
 
 
 def make_stages(num_stages: int) -> list[nn.Module]:
-    """The whole model, the same on every rank that calls this."""
+    """The whole model, the same for any number of stages, on every rank that calls this."""
     torch.manual_seed(4)
-    layers = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(num_stages)]
-    return [nn.Sequential(layer, nn.Tanh()) for layer in layers]
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh()) for _ in range(LAYERS)]
+    each = LAYERS // num_stages
+    return [nn.Sequential(*layers[s * each : (s + 1) * each]) for s in range(num_stages)]
 
 
 def make_batch() -> tuple[Tensor, Tensor]:
@@ -747,7 +841,7 @@ def make_part(
 
 
 # %%
-FORWARD_MS, BACKWARD_MS = 20, 40
+FORWARD_MS, BACKWARD_MS = 40, 80
 
 
 def run_on_rank(lists: list[list[Action]], num_chunks: int, group: dist.ProcessGroup) -> float | None:
@@ -760,23 +854,40 @@ def run_on_rank(lists: list[list[Action]], num_chunks: int, group: dist.ProcessG
     return None if loss is None else loss.item()
 
 
+def middle_of_three(lists: list[list[Action]], num_chunks: int) -> labkit.Job:
+    """The run whose bubble is neither the largest nor the smallest."""
+    runs = [labkit.launch(run_on_rank, lists, num_chunks, ranks=4, backend="gloo") for _ in range(3)]
+    return sorted(runs, key=measured_bubble)[1]
+
+
 jobs = {
-    "GPipe": labkit.launch(run_on_rank, gpipe, 1, ranks=4, backend="gloo"),
-    "1F1B": labkit.launch(run_on_rank, one_f_one_b, 1, ranks=4, backend="gloo"),
-    "interleaved": labkit.launch(run_on_rank, interleaved, 2, ranks=4, backend="gloo"),
+    "GPipe": middle_of_three(gpipe, 1),
+    "1F1B": middle_of_three(one_f_one_b, 1),
+    "interleaved": middle_of_three(interleaved, 2),
+}
+seconds = {name: max(span.end for span in work_spans(job)) for name, job in jobs.items()}
+simulated = {
+    "GPipe": bubble_fraction("gpipe", 4, 8),
+    "1F1B": bubble_fraction("1f1b", 4, 8),
+    "interleaved": bubble_fraction("interleaved", 4, 8, 2),
 }
 Table(
-    ["schedule", "idle, simulated", "idle, measured", "loss on rank 3"],
+    ["schedule", "idle, simulated", "idle, measured", "the batch took", "loss on rank 3"],
     [
-        ["GPipe", f"{bubble_fraction('gpipe', 4, 8):.1%}", f"{measured_bubble(jobs['GPipe']):.1%}",
-         jobs["GPipe"].results[3]],
-        ["1F1B", f"{bubble_fraction('1f1b', 4, 8):.1%}", f"{measured_bubble(jobs['1F1B']):.1%}",
-         jobs["1F1B"].results[3]],
-        ["interleaved", f"{bubble_fraction('interleaved', 4, 8, 2):.1%}",
-         f"{measured_bubble(jobs['interleaved']):.1%}", jobs["interleaved"].results[3]],
+        [
+            name,
+            f"{simulated[name]:.1%}",
+            f"{measured_bubble(job):.1%}",
+            f"{seconds[name]:.2f} s",
+            job.results[3],
+        ]
+        for name, job in jobs.items()
     ],
     caption="p = 4, m = 8, v = 2 where interleaved",
-)  # fmt: skip
+)
+
+# %%
+target("04-measured")
 
 # %%
 draw_measured(jobs["1F1B"], simulate(one_f_one_b, Costs(FORWARD_MS, BACKWARD_MS)))
@@ -799,7 +910,8 @@ prediction(
 # %% [markdown]
 # What the simulation leaves out, the measurement shows: each message takes a little, and a rank that
 # wakes up late makes all that depend on it late. Draw the other two by changing the name above.
-# Interleaved stages suffer most, because they send twice as many messages for half as much work each.
+# Interleaved stages suffer most, because they send twice as many messages for half as much work each; with
+# work of this length the smaller bubble should win all the same. Give them 2 ms and 4 ms and look again.
 #
 # ## With data parallelism
 #
@@ -826,9 +938,13 @@ def two_pipelines(group: dist.ProcessGroup) -> dict[str, Tensor]:
     half = whole.micro_batches[rank // 2 :: 2]  # every second micro-batch
     sizes = [len(x) for x, _ in half]
     part = PipelinePart(
-        stages, 2, half, whole.loss_fn, lambda stage, i: torch.empty(sizes[i], WIDTH, dtype=torch.float64),
+        stages,
+        2,
+        half,
+        whole.loss_fn,
+        lambda stage, i: torch.empty(sizes[i], WIDTH, dtype=torch.float64),
         gradients_ready=average,
-    )  # fmt: skip
+    )
     run_schedule(part, one_f_one_b_schedule(rank % 2, 2, 3), pipeline)
     return {f"{s}.{n}": p.grad for s, stage in stages.items() for n, p in stage.module.named_parameters()}
 
@@ -848,6 +964,96 @@ def largest_difference(found: list[dict[str, Tensor]], expected: dict[str, Tenso
 
 job = labkit.launch(two_pipelines, ranks=4, backend="gloo")
 print("largest difference to one process:", largest_difference(job.results, whole_model_gradients(2)))
+
+# %% [markdown]
+# ## A real model
+#
+# Stages of a GPT are not alike: the first also looks tokens up, the last also scores them, and both use one
+# table. Below, a GPT of four blocks trains on the bytes of this course's own source code, once in one process
+# and once in two stages on two ranks: 1F1B with four micro-batches, and the table tied.
+
+# %%
+SEQUENCE, STEPS = 32, 20
+CONFIG = gpt(num_layers=4, hidden=32, num_heads=4, vocabulary=256, max_sequence=SEQUENCE, dropout=0.0)
+
+
+class GPTStage(nn.Module):
+    """Some blocks of a transformer. The first stage looks tokens up, the last one scores them."""
+
+    def __init__(self, whole: Transformer, stage: int, num_stages: int):
+        super().__init__()
+        each = len(whole.blocks) // num_stages
+        self.is_first, self.is_last = stage == 0, stage == num_stages - 1
+        self.blocks = whole.blocks[stage * each : (stage + 1) * each]
+        if self.is_first:
+            self.tokens, self.positions = whole.tokens, whole.positions
+        if self.is_last:
+            self.norm, self.head = whole.norm, whole.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ids [b, s] in the first stage, else [b, s, h]. Returns [b, s, h], the last stage [b, s, V]."""
+        if self.is_first:
+            x = self.tokens(x) + self.positions.weight[: x.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)) if self.is_last else x
+
+
+def text_batch(step: int, samples: int = 16) -> tuple[Tensor, Tensor]:
+    """Bytes of labkit's sources and what follows each, [samples, s]: other ones in every step."""
+    text = b"".join(path.read_bytes() for path in sorted(Path(labkit.__file__).parent.glob("*.py")))
+    begin, length = step * samples * SEQUENCE, samples * SEQUENCE
+    ids = torch.tensor(list(text[begin : begin + length + 1]))
+    return ids[:-1].view(samples, SEQUENCE), ids[1:].view(samples, SEQUENCE)
+
+
+def loss_of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def new_gpt() -> Transformer:
+    """The same weights on every rank that calls this."""
+    torch.manual_seed(6)
+    return Transformer(CONFIG)
+
+
+def train_in_one_process() -> list[float]:
+    model = new_gpt()
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for step in range(STEPS):
+        ids, targets = text_batch(step)
+        optimizer.zero_grad()
+        loss = loss_of_tokens(model(ids), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train_in_two_stages(group: dist.ProcessGroup) -> list[float]:
+    rank, actions = dist.get_rank(group), one_f_one_b_schedule(dist.get_rank(group), 2, 4)
+    stage = GPTStage(new_gpt(), rank, 2)
+    table = stage.tokens.weight if rank == 0 else stage.head.weight
+    optimizer, losses = torch.optim.SGD(stage.parameters(), lr=0.5), []
+    for step in range(STEPS):
+        ids, targets = (split_micro_batches(whole, 4) for whole in text_batch(step))
+        part = PipelinePart(
+            stages={rank: stage},
+            num_stages=2,
+            micro_batches=list(zip(ids, targets, strict=True)),
+            loss_fn=loss_of_tokens,
+            empty_input=lambda stage, i: torch.empty(4, SEQUENCE, CONFIG.hidden),
+            tied=TiedWeight(table, group),
+        )
+        loss = train_step(part, actions, optimizer, group)
+        losses += [] if loss is None else [loss.item()]
+    return losses
+
+
+in_one = labkit.launch(train_in_one_process, ranks=1).results[0]
+in_two = labkit.launch(train_in_two_stages, ranks=2, backend="gloo").results[1]
+print(f"losses differ by at most {max(abs(a - b) for a, b in zip(in_one, in_two, strict=True)):.1e}")
+draw_losses(in_one, in_two, "two stages, 1F1B")
 
 # %% [markdown]
 # ## What PyTorch ships
@@ -901,8 +1107,11 @@ for name, lists, schedule, chunks in compared:
     rows.append(
         [name, largest_difference(ours.results, expected), largest_difference(theirs.results, expected)]
     )
-Table(["schedule", "ours", "torch.distributed.pipelining"], rows,
-      caption="Largest difference of any gradient to one process with the whole batch")  # fmt: skip
+Table(
+    ["schedule", "ours", "torch.distributed.pipelining"],
+    rows,
+    caption="Largest difference of any gradient to one process with the whole batch",
+)
 
 # %% [markdown]
 # ## Zero bubble: to read and to draw

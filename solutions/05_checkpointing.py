@@ -18,6 +18,7 @@
 # formula for its peak that agrees with what you measure. About 90 minutes.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
@@ -226,6 +227,8 @@ def checkpoint(function: Callable, *args):
     """`function(*args)`, whose activations are computed again in backward instead of being kept.
 
     function: a module or a function; returns a tensor or a tuple of them. Called once now, once in backward.
+        The same one may be checkpointed again before that. Its parameters' gradients are added to what is in
+        `.grad`; frozen ones get none.
     args: positional arguments; those that are tensors and require grad get the gradient they would have had.
     """
     ### BEGIN SOLUTION

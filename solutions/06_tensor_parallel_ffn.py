@@ -18,6 +18,7 @@
 # number of ranks and computes, number for number, what the unsplit one computes. About 90 minutes.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import warnings
 
 import matplotlib.ticker
@@ -190,7 +191,7 @@ Picture(figure, "GeLU of a sum, and the sum of the GeLUs of its two parts: far a
 
 # %%
 u = torch.tensor(2.0)
-prediction("GeLU(2) + GeLU(-2)", your_sum_of_gelus, round((F.gelu(u) + F.gelu(-u)).item(), 3))
+prediction("GeLU(2) + GeLU(-2)", your_sum_of_gelus, round((F.gelu(u) + F.gelu(-u)).item(), 3), "computed")
 
 # %% [markdown]
 # So a first product cut by rows would need an all-reduce *before* GeLU, and then another one later. Cut by

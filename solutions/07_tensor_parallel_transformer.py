@@ -17,6 +17,7 @@
 # the same losses and the same weights, and goes back to an ordinary one. About 120 minutes.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import contextlib
 import copy
 import warnings
@@ -42,7 +43,8 @@ from labkit.theory.units import binary_text, decimal_text
 # ## Where we are going
 #
 # One block of a transformer, one lane a rank. Colour: cut, every rank has another part. Grey: whole, every
-# rank has (and computes) the same. The green walls are the only places where ranks meet.
+# rank has (and computes) the same. The green walls are the only places where ranks meet. Below each box
+# stands the shape of what a rank has there; the letters are explained below.
 
 # %%
 draw_block(ranks=4)
@@ -151,7 +153,7 @@ your_guess = ...
 
 # %%
 rows = ["query"] * 4 + ["key"] * 4 + ["value"] * 4  # of the packed matrix of 4 heads of size 1
-prediction("rows of rank 0, cut in one piece", your_guess, ", ".join(rows[: len(rows) // 3]))
+prediction("rows of rank 0, cut in one piece", your_guess, ", ".join(rows[: len(rows) // 3]), "counted")
 
 # %% [markdown]
 # All queries, and no key or value to go with them. So cut each of the three first, and pack what is yours.
@@ -233,7 +235,8 @@ class TensorParallelAttention(nn.Module):
     ) -> "TensorParallelAttention":
         """This rank's part of a whole attention, which is left alone and of which nothing else is kept.
 
-        attention: has nn.Linear `query`, `key`, `value`, `output`, and `config` and `attend`.
+        attention: has nn.Linear `query`, `key`, `value`, `output`, and `config` and `attend`. Its
+            training mode is not copied: train() and eval() are called on the part.
         Raises ValueError, naming both numbers, if heads or key-value heads do not divide among the ranks.
         """
         ### BEGIN SOLUTION
@@ -363,9 +366,7 @@ def unmasked_lookup(group: dist.ProcessGroup) -> float:
     return sum_over_ranks(table[own.where(here, 0)], group).item()
 
 
-prediction(
-    "wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_lookup, ranks=4).results[0] - 1
-)
+prediction("wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_lookup, ranks=4).results[0] - 1)
 
 # %% [markdown]
 # ### Exercise: the vocabulary-parallel embedding
@@ -883,6 +884,8 @@ def scattered_sum(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = torch.empty_like(slices[0])
     reduce_scatter(total, slices, group)
     return total
+
+
 ### END SOLUTION
 
 
@@ -972,6 +975,8 @@ class GatheredProduct(torch.autograd.Function):
         rows = gradient.flatten(0, 1)
         of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
         return of_x, rows.T @ whole.flatten(0, 1), of_bias, None
+
+
 ### END SOLUTION
 
 
@@ -1018,7 +1023,8 @@ class TensorParallelMLP(nn.Module):
 # Which stream does this dropout draw from? Does this whole parameter see all tokens or only its own?
 #
 # Attention's dropout is inside `attend(q, k, v, dropout)`, which came along from the whole attention: wrap
-# it.
+# it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token, a
+# norm that is written out keeps three times as much.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
@@ -1138,34 +1144,29 @@ sent = {
     "divided tokens": sent_by_rank_0(jobs[True]),
 }
 share = 3 / 4 * (4 * 32 * 64) * 4  # (t-1)/t b s h numbers of 4 bytes
-of_the_formula = 8 * share
 marks = {"8 bsh (t-1)/t": 8 * share}
 draw_sent(sent, {"whole tokens": marks, "divided tokens": marks | {"10 bsh (t-1)/t": 10 * share}})
 
 # %%
-again = 2 * share  # two gathers of x
+four = sum(sum(operations.values()) for operations in sent["whole tokens"].values())
+there, back = (sum(operations.values()) for operations in sent["divided tokens"].values())
 small = sent["divided tokens"]["backward"].get("all_reduce", 0.0)  # gradients of norms and biases
-total = sum(sum(operations.values()) for operations in sent["divided tokens"].values())
 Table(
     ["divided tokens, in percent of four all-reduces", "your guess", "measured"],
     [
-        [
-            "pairs of gather and scatter",
-            your_percent_of_the_pairs,
-            100 * (total - again - small) / of_the_formula,
-        ],
+        ["pairs of gather and scatter: forward, twice", your_percent_of_the_pairs, 100 * 2 * there / four],
         [
             "with x gathered again in backward",
             your_percent_with_gathering_again,
-            100 * (total - small) / of_the_formula,
+            100 * (there + back - small) / four,
         ],
-        ["gradients of norms and biases, beside that", "", 100 * small / of_the_formula],
+        ["gradients of norms and biases, beside that", "", 100 * small / four],
     ],
 )
 
 # %% [markdown]
-# The pairs send exactly what the all-reduces sent. The last line does not grow with the batch: $6h$ numbers
-# a block, which a real batch of $bs$ tokens makes invisible.
+# Forward has half of each pair and nothing else. The pairs send exactly what the all-reduces sent. The last
+# line does not grow with the batch: $6h$ numbers a block, which a real batch of $bs$ tokens makes invisible.
 
 # %% [markdown]
 # ## What a block keeps
@@ -1321,7 +1322,10 @@ class TensorParallelGPT(nn.Module):
         return cls(full, group, seed, sequence_parallel)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """ids, targets: [b, s], the same on every rank. The mean cross-entropy, the same on every rank."""
+        """ids, targets: [b, s], the same on every rank. The mean cross-entropy, the same on every rank.
+
+        Raises ValueError, naming both sizes, if tokens are to be divided and do not divide among the ranks.
+        """
         ### BEGIN SOLUTION
         s = ids.shape[1]
         x = self._drop(self.tokens(ids) + self._own_tokens(self.positions[:s]))
@@ -1447,8 +1451,18 @@ prediction("parameters on each of four ranks", your_parameters, held)
 # %% predict="norm-counted-on-every-rank"
 your_norm = ...
 
+
 # %%
-prediction("the norm, which should be 2", your_norm, (3 + 4 * 1) ** 0.5)
+def norm_of_all_that_a_rank_has(group: dist.ProcessGroup) -> float:
+    cut = torch.full((3,), 0.5, device=device())  # 3/4 of a squared norm, and 3 on four ranks
+    whole = torch.ones(1, device=device())
+    squares = torch.cat((cut, whole)).square().sum()
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt().item()
+
+
+found = labkit.launch(norm_of_all_that_a_rank_has, ranks=4).results[0]
+prediction("the norm, which should be 2", your_norm, found)
 
 # %% [markdown]
 # ### Exercise: clip the gradient's norm
@@ -1483,6 +1497,8 @@ def square_sum(parameters: Sequence[nn.Parameter]) -> Tensor:
     for gradient in gradients:
         total += gradient.double().square().sum()
     return total
+
+
 ### END SOLUTION
 
 

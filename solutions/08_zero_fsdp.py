@@ -17,6 +17,7 @@
 # a norm over shards, and a checkpoint that four ranks write and three can read. About 2 hours.
 
 # %% tags=["setup"]
+# What this lesson imports: run it first
 import json
 import tempfile
 import time
@@ -32,12 +33,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import labkit
-from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process, tensors_of_process
 from labkit.show import Table, draw_timeline, prediction
 from labkit.show.memory import draw_memory
 from labkit.show.zero import draw_flat_layout, draw_over_a_step, draw_stages
 from labkit.theory.recipes import RECIPES, Recipe
 from labkit.theory.units import binary_text
+from labkit.whole_file import on_disk
 
 # %load_ext labkit
 
@@ -356,7 +358,8 @@ prediction(
 # Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it, and its
 # `param_groups` are yours, in the same order. Padding belongs to the last group. A parameter without a
 # gradient counts as one with zeros, frozen ones (`requires_grad=False`) are left alone. All replicas start
-# equal. Send each gradient once and each weight once: $2\Psi$, not an all-reduce *and* an all-gather.
+# equal. Send each gradient once and each weight once, in its own dtype (not the master): $2\Psi$, not an
+# all-reduce *and* an all-gather.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -696,6 +699,9 @@ print("filled again, and the saved view sees it:", saved)
 
 # %% [markdown]
 # `FlatUnit` below does that for one flat tensor; read it, it is part of the lesson. Yours is to say *when*.
+# Mixed precision comes with it: the shard of bf16 weights is their fp32 master. It is rounded when it is
+# gathered (2 bytes a number on the wire), gradients add up and are scattered in fp32, and an optimizer over
+# the shards steps masters. At rest there is no bf16 weight at all.
 #
 # * **Before a unit's forward**: `unit.register_forward_pre_hook(lambda unit, args: ...)`.
 # * **Before its backward**: a hook on its output, set in a `register_forward_hook`.
@@ -715,7 +721,8 @@ class FlatUnit:
         self.full = flatten(self.parameters, self.world_size)
         self.num_bytes = self.full.untyped_storage().nbytes()
         own = self.full.chunk(self.world_size)[dist.get_rank(group)].clone()
-        self.shard = nn.Parameter(own, requires_grad=self.parameters[0].requires_grad)
+        master = own.to(torch.promote_types(own.dtype, torch.float32))
+        self.shard = nn.Parameter(master, requires_grad=self.parameters[0].requires_grad)
         self.gradient: Tensor | None = None  # flat, of what has come so far
         self.arriving: dist.Work | None = None
         self.gathered = True
@@ -729,7 +736,8 @@ class FlatUnit:
         if not self.gathered:
             self.gathered = True
             self.full.untyped_storage().resize_(self.num_bytes)
-            self.arriving = all_gather(self.full, self.shard.detach(), self.group, async_op=True)
+            rounded = self.shard.detach().to(self.full.dtype)
+            self.arriving = all_gather(self.full, rounded, self.group, async_op=True)
 
     def wait(self) -> None:
         """Return when the weights are here."""
@@ -749,17 +757,18 @@ class FlatUnit:
 
         def hook(p: nn.Parameter) -> None:
             if self.gradient is None:
-                self.gradient = p.new_zeros(self.shard.numel() * self.world_size, requires_grad=False)
+                self.gradient = self._zeros()
             views(self.gradient, self.parameters)[position].add_(p.grad, alpha=1 / self.world_size)
             p.grad = None
 
         return hook
 
+    def _zeros(self) -> Tensor:
+        return self.shard.new_zeros(self.shard.numel() * self.world_size, requires_grad=False)
+
     def scatter(self) -> None:
         """Add this rank's part of the mean gradient to `shard.grad`; zeros where this rank has none."""
-        whole = self.gradient
-        if whole is None:
-            whole = self.shard.new_zeros(self.shard.numel() * self.world_size, requires_grad=False)
+        whole = self._zeros() if self.gradient is None else self.gradient
         mean = torch.empty_like(self.shard, requires_grad=False)
         reduce_scatter(mean, whole, self.group)
         self.gradient = None
@@ -774,8 +783,9 @@ class FlatUnit:
 # trained parameters of a unit have flat tensors of their own, so a unit *needs* a list of `FlatUnit`s.
 #
 # What must hold: at most two units whole at a time (with `prefetch=1`; one with `prefetch=0`), nothing whole
-# after forward or after backward, gradients of at most two units; three passes a micro-batch: gather, gather,
-# scatter (frozen: two gathers). A unit may be called twice, or not at all; then all ranks do so.
+# after forward (also one without gradients, or one that raises), after backward or after `full_weights`,
+# gradients of at most two units; three passes a micro-batch: gather, gather, scatter (frozen: two gathers).
+# A unit may be called twice, the module too before one backward, or not at all; then all ranks do so.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
 # tensors, free those that neither this unit nor the next one in this direction needs; start gathering the
@@ -885,7 +895,9 @@ class FullyShardedModule(nn.Module):
         ### END SOLUTION
 
     def full_weights(self) -> dict[str, Tensor]:
-        """All weights, whole, by their names in `module`: the same on every rank, which all call it."""
+        """All weights, whole, in their own dtype, by their names in `module`: the same on every rank, which
+        all call it.
+        """
         ### BEGIN SOLUTION
         names = {p: name for name, p in self.module.named_parameters()}
         found: dict[str, Tensor] = {}
@@ -932,6 +944,74 @@ display(
         },
     ),
 )
+
+# %% [markdown]
+# ### Four moments
+#
+# Now the three stages side by side, with Adam in fp32 on four ranks: before a step, between forward and
+# backward, at the peak of backward, and after backward, before the optimizer steps. Predict what a rank
+# holds, in **units** again (the model's weights are six of them). Which of the four parts of `rank_bytes` is
+# there at each moment?
+
+# %% predict="four-moments"
+your_units = {1: [..., ..., ..., ...], 2: [..., ..., ..., ...], 3: [..., ..., ..., ...]}
+
+
+# %%
+def with_optimizer(optimizer, after=lambda: None):
+    def run() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+        after()
+
+    return run
+
+
+def stage_with_adam(stage: int, group: dist.ProcessGroup):
+    """A model in this stage, and what ends a step of it."""
+    model, adam = small_model(256, 6), torch.optim.Adam
+    if stage == 1:
+        return model, with_optimizer(ShardedOptimizer(model.parameters(), adam, group))
+    if stage == 2:
+        gradients = ShardedGradients(model, group, unit_bytes)
+        return model, with_optimizer(adam(gradients.shards), gradients.gather_weights)
+    sharded = FullyShardedModule(model, list(model), group)
+    return sharded, with_optimizer(adam(sharded.shards))
+
+
+def four_moments(stage: int, group: dist.ProcessGroup) -> list[int]:
+    """Bytes of this process's tensors before a step, after forward, at the peak of backward, after it."""
+    before = bytes_of_process()
+    model, end_step = stage_with_adam(stage, group)
+    x = own_rows(256)
+    model(x).square().mean().backward()
+    end_step()
+    at_rest = settled_bytes_of_process()
+    loss = model(x).square().mean()
+    after_forward = settled_bytes_of_process()
+    live = LiveBytes()
+    live.count(tensors_of_process())
+    with live:
+        loss.backward()
+    return [held - before for held in (at_rest, after_forward, live.peak, settled_bytes_of_process())]
+
+
+moments = ("before a step", "after forward", "peak of backward", "after backward")
+rows = []
+for stage in (1, 2, 3):
+    parts = rank_bytes(six_units, RECIPES["fp32 AdamW"], stage, 4)
+    rest = parts["weights"] + parts["optimizer"]
+    predicted = [rest, rest, sum(parts.values()), rest + parts["gradients"]]
+    measured = labkit.launch(four_moments, stage, ranks=4, backend="gloo", record=False).results[0]
+    for guess, moment, *both in zip(your_units[stage], moments, predicted, measured, strict=True):
+        rows.append([f"stage {stage}, {moment}", guess, *(held / unit_bytes for held in both)])
+Table(["", "your guess", "rank_bytes", "measured"], rows, caption="Units (257 KiB) that rank 0 holds")
+
+# %% [markdown]
+# Stage 1 steps a shard and still ends backward with all gradients. In stage 2 they leave, and the peak is one
+# bucket above what stays. Stage 3 is the only one in which a rank at rest has less than the model. Measured
+# is 0.1 above the formula after forward (activations), and at the peak by a unit in stage 2 and half a one in
+# stage 3 (the gradient that autograd hands over, and gloo's copy of what it scatters).
 
 # %% [markdown]
 # And the timeline. For this picture each layer also sleeps 15 ms, which stands for a kernel, so that there is
@@ -998,7 +1078,7 @@ def clip_grad_norm(
     """Clip by the global norm; return it as it was before, a scalar.
 
     shards: this rank's, flat, each with `.grad` or None. owned: how many elements of each are not padding.
-    replicated: whole on every rank, with the same gradients.
+    replicated: whole on every rank, with the same gradients, or None on every rank.
     """
     ### BEGIN SOLUTION
     device = next((p.device for p in [*shards, *replicated]), torch.device("cpu"))
@@ -1032,6 +1112,10 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # A job can die while it saves, and a checkpoint of which one part is missing must never be taken for a whole
 # one. The usual way: the parts first, then, when **all** ranks have written theirs, one small file that says
 # "whole", written under another name and renamed, as a rename happens at once or not at all.
+#
+# Written is not yet on the disk: the kernel keeps what a program wrote in memory for a while, and a node that
+# loses power in between has the marker, perhaps, and not the parts. `on_disk(path)` of the setup returns when
+# the disk has the file's bytes (`fsync`). It makes saving slower, and a checkpoint out of it.
 
 # %% [markdown]
 # ### Exercise: sharded checkpoint
@@ -1041,7 +1125,11 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with padding at the end of
 # the flat tensor; `load_shards` returns such shards for *its* number of ranks, padding zero. `extra` is small
 # and the same on every rank: step counts, the learning rate. Older checkpoints stay; the newest whole one is
-# loaded.
+# loaded. The disk is shared, but what another rank wrote may be seen late: each rank makes the folder itself
+# and works on its own files alone, none looks for another's or renames what another wrote. (In the checks the
+# ranks' files come together when all have saved.) A step may be saved again, by a job that was resumed,
+# perhaps on fewer ranks, and what is there of it may be half written: parts of the two saves must never be
+# read as one. A rank that cannot write raises; the others may raise too, or wait until their group gives up.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of
@@ -1059,8 +1147,9 @@ def save_shards(
 ) -> None:
     """Write a checkpoint of `step` into `directory`, which all ranks share; all ranks call it.
 
-    shards: name -> this rank's shard, 1-d. totals: name -> elements of the flat tensor without padding.
-    extra: what JSON can hold. Raises whatever kept a file from being written: then it is no checkpoint.
+    directory: made if it is not there. shards: name -> this rank's shard, 1-d. totals: name -> elements of
+    the flat tensor without padding.
+    extra: what JSON can hold. Raises whatever kept this rank from writing: then it is no checkpoint.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -1074,10 +1163,12 @@ def save_shards(
         left = max(0, totals[name] - rank * shard.numel())
         own[name] = shard.detach()[:left].cpu().contiguous()
     save_file(own, folder / f"part-{rank}.safetensors")
+    on_disk(folder / f"part-{rank}.safetensors")
     dist.barrier(group)
     if rank == 0:
         whole = {"ranks": world_size, "totals": dict(totals), "extra": dict(extra)}
         (folder / "whole.tmp").write_text(json.dumps(whole))
+        on_disk(folder / "whole.tmp")
         (folder / "whole.tmp").replace(folder / "whole.json")
     dist.barrier(group)
     ### END SOLUTION
@@ -1121,7 +1212,8 @@ def read_range(parts: Sequence, name: str, start: int, size: int) -> Tensor:
 
 # %% check="08.sharded-checkpoint"
 # Numbers: every range, on other numbers of ranks, dtypes kept. Mechanism: each rank writes its own part only,
-# safetensors only, without padding. Robustness: a disk that is full on one rank while it saves, saving again.
+# safetensors only, without padding. Robustness: a disk that is full on one rank while it saves, a rank that
+# is killed while it saves, saving again.
 # The last property trains with your own module, norm, layout and checkpoint: saved on 4 ranks, resumed on 3.
 labkit.check("08.sharded-checkpoint", save_shards, load_shards)
 
@@ -1143,15 +1235,6 @@ def losses_of(model: nn.Module, step_optimizer) -> list[float]:
         step_optimizer()
         losses.append(loss.item())
     return losses
-
-
-def with_optimizer(optimizer, after=lambda: None):
-    def run() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-        after()
-
-    return run
 
 
 def our_stage_1(group: dist.ProcessGroup) -> list[float]:
@@ -1218,9 +1301,8 @@ Table(
 )
 
 # %% [markdown]
-# The same losses, to the last digit shown. (gloo makes a reduce-scatter out of an all-reduce, which is why
-# some rows count one beside the other.) And the checkpoint, with `torch.distributed.checkpoint` on the same
-# tensor:
+# The same losses, to the last digit shown. And the checkpoint, with `torch.distributed.checkpoint` on the
+# same tensor:
 
 
 # %%
@@ -1265,22 +1347,46 @@ eight_billion = [250_000_000] * 32
 draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) for stage in (0, 1, 2, 3)})
 
 # %% [markdown]
-# Stage 3 saves most. Is it the best? The Ultra-Scale Playbook's authors tried thousands of combinations with
-# tensor (TP) and pipeline parallelism (PP) on nodes of 8 H100, and in the best of each size (data of its
-# heatmap; sequences of 4096 tokens, about a million tokens a step) the stage was
+# Stage 3 saves most. Is it the best? First stage 1 against none, measured: the authors of the Ultra-Scale
+# Playbook ran 878 configurations of a 1.34B and an 8.86B model with tensor (TP) and pipeline parallelism (PP)
+# on nodes of 8 H100, sequences of 4096 tokens and about a million tokens a step. 85 pairs that finished
+# differ in the stage alone: with stage 1 a GPU has 0.72 times the memory (median) and trains at 1.01 times
+# the speed. Where the ranks of a replica are many and micro-batches few, it costs: the 8.86B model on 16
+# nodes, d = 16, TP 8, 2 micro-batches: 66.9 GB and 6,028 tokens a second on each GPU without, 51.9 GB and
+# 5,067 with stage 1. The best of each size (speed as a share of the GPUs' peak, MFU, and memory):
 #
 # | nodes | 1.34B model | 8.86B model |
 # |---|---|---|
-# | 1 | stage **1**, d = 4, 16 micro-batches | stage **1**, d = 2, TP 1, PP 4, 128 micro-batches |
-# | 4 | stage **1**, d = 16 | stage **1**, d = 16, PP 2 |
-# | 16 | stage **0**, d = 64, TP 2 | stage **0**, d = 16, TP 8, 2 micro-batches |
-# | 64 | stage **1**, d = 128, TP 2, PP 2 | stage **0**, d = 128, TP 4 |
+# | 1 | stage **1**, d = 4, PP 2, 16 micro-batches: 44%, 42 GB | stage **1**, d = 2, PP 4, 128: 45%, 63 GB |
+# | 4 | stage **1**, d = 16, PP 2, 16: 38%, 16 GB | stage **1**, d = 16, PP 2, 16: 43%, 61 GB |
+# | 16 | stage **0**, d = 64, TP 2, 1: 29%, 39 GB | stage **0**, d = 16, TP 8, 2: 36%, 67 GB |
+# | 64 | stage **1**, d = 128, TP 2, PP 2, 1: 5%, 8 GB | stage **0**, d = 128, TP 4, 1: 19%, 58 GB |
 #
-# Never stages 2 or 3. You can say why from the table of your `step_traffic`: with many micro-batches stages
-# 2 and 3 talk every time, stage 1 once a step; and with tensor and pipeline parallelism beside it, the state
-# that is left on a rank is small already. Stage 3 is for what does not fit otherwise, or where nobody wants
-# to cut a model by hand: it asks nothing of the model but a list of units. Lesson 09 makes that choice by
-# arithmetic.
+# Stages 2 and 3 were not among these runs, so what they would have cost is arithmetic: your `step_traffic`
+# over the bandwidth that the same authors measured. One pass sends the weights of 8.86 billion parameters in
+# bf16. Stage 1 sends two in a step. Stage 3 sends three for each micro-batch, and hides them as long as the
+# micro-batch computes for longer.
+
+# %%
+all_gather_gbs = {1: 249.8, 4: 119.0, 16: 55.0, 64: 11.0}  # GB/s of an all-gather, by nodes of 8
+parameters, tokens, flops = 8_860_000_000, 4096, 0.45 * 989e12  # bf16 on an H100, at the best MFU above
+compute = 6 * parameters * tokens / flops
+rows = []
+for nodes, gbs in all_gather_gbs.items():
+    sent = {stage: 2 * step_traffic([parameters], stage, 8 * nodes) / (gbs * 1e9) for stage in (1, 3)}
+    rows.append([nodes, 8 * nodes, sent[1], sent[3], compute, f"{sent[3] / compute:.1f} sequences"])
+Table(
+    ["nodes", "d", "stage 1, a step", "stage 3, a micro-batch", "compute, a sequence", "hidden by"],
+    rows,
+    caption="Seconds of sending and of computing: 8.86 billion parameters, data parallel alone",
+)
+
+# %% [markdown]
+# On one node a micro-batch of one sequence hides what stage 3 sends. On 16 it takes two, and on 64 ten: more
+# than memory has room for, and 5,120 sequences a step on all ranks. Stage 1 sends its two passes once a
+# step, however many micro-batches there are: where its state fits, beside tensor and pipeline parallelism,
+# it wins. Stage 3 is for what does not fit otherwise, or where nobody wants to cut a model by hand: it asks
+# nothing of the model but a list of units. Lesson 09 makes that choice by arithmetic.
 
 # %% [markdown]
 # ## Where this leaves you
@@ -1304,7 +1410,9 @@ draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) 
 #   1910.02054), sections 5 and 7: the stages and their traffic.
 # - Zhao et al., *PyTorch FSDP: experiences on scaling fully sharded data parallel* (VLDB 2023, arXiv
 #   2304.11277), sections 3 and 4: flat parameters, prefetching, rate limits.
-# - The Ultra-Scale Playbook, the chapter on ZeRO, for measurements.
+# - Tazi et al., *The Ultra-Scale Playbook: training LLMs on GPU clusters* (2025,
+#   huggingface.co/spaces/nanotron/ultrascale-playbook), the chapter on ZeRO, and its data: the configurations
+#   (`benchmarks/data/measured_configurations.csv` here) and the bandwidths above.
 
 # %% scoreboard=true
 labkit.scoreboard("08")
