@@ -46,18 +46,51 @@ def spread(values: Sequence[float]) -> str:
     return f"{low:.4g} to {high:.4g}"
 
 
-def report(name: str, rows: Sequence[Row], description: str) -> None:
-    """Print the rows as a table, or with --json as one object, and record them under results/NAME.json."""
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Of the median, 95%: the order statistics about 0.98 sqrt(n) places from the middle."""
+    ordered, half = sorted(ratios), 0.98 * len(ratios) ** 0.5
+    middle = (len(ordered) - 1) / 2
+    return ordered[max(0, int(middle - half))], ordered[min(len(ordered) - 1, int(middle + half + 1))]
+
+
+def compared(
+    what: str, ours: list[float], theirs: list[float], peer: str, note: str, target: float | None = 1.0
+) -> Row:
+    """One row of seconds, in milliseconds."""
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    low, high = interval(ratios)
+    open_ = "cannot be told; " if target is not None and low < target < high else ""
+    note = f"{open_}95% of the ratio: {low:.3g} to {high:.3g}; ours {spread([s * 1e3 for s in ours])}; {note}"
+    return Row(what, median(ours) * 1e3, median(theirs) * 1e3, "ms", median(ratios), target, peer, note)
+
+
+def told(rows: list[Row]) -> str:
+    """Which targets were met, which were missed, and which this run cannot tell."""
+    wanted = [row for row in rows if row.target is not None]
+    unknown = [row for row in wanted if row.note.startswith("cannot be told")]
+    missed = [row for row in wanted if not row.met and row not in unknown]
+    lines = [f"{len(wanted) - len(missed) - len(unknown)} of {len(wanted)} targets met"]
+    lines += [f"missed: {row.name} ({row.ratio:.3g})" for row in missed]
+    return "\n".join([*lines, *(f"cannot be told: {row.name} ({row.ratio:.3g})" for row in unknown)])
+
+
+def report(name: str, rows: Sequence[Row], description: str, gpu: str = "") -> None:
+    """Print the rows as a table, or with --json as one object, and record them under results/NAME.json.
+
+    gpu: the name of the GPU that they were measured on; they are recorded as NAME_GPU.json then.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true")
     options, _ = parser.parse_known_args()
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": host(),
+        "host": {**host(), "gpu": gpu} if gpu else host(),
         "rows": [{**asdict(row), "met": row.met} for row in rows],
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"{name}_{gpu}.json" if gpu else RESULTS / f"{name}.json").write_text(
+        json.dumps(result, indent=1) + "\n"
+    )
     print(json.dumps(result) if options.json else table(rows))
 
 

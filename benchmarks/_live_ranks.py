@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -94,6 +94,44 @@ def nbdistributed() -> Iterator[Callable[[], object]]:
     manager.shutdown()
 
 
+def session_module() -> Iterator[Callable[[], object]]:
+    """`session.push` of a new module of a million parameters"""
+    import labkit
+
+    with labkit.session(ranks=RANKS) as session:
+        session.run(FIRST)
+        yield lambda: session.push({"module": _module()})
+
+
+def ranks_module() -> Iterator[Callable[[], object]]:
+    """A `%%ranks` cell that uses one"""
+    shell = _shell("labkit")
+    shell.run_cell_magic("ranks", str(RANKS), FIRST)
+
+    def once() -> None:
+        shell.push({"module": _module()})
+        shell.run_cell_magic("ranks", "", "module;")
+
+    yield once
+    shell.run_line_magic("ranks", "stop")
+
+
+def ipyparallel_module() -> Iterator[Callable[[], object]]:
+    """A direct view's `push` of one"""
+    import ipyparallel as peer
+
+    with peer.Cluster(n=RANKS, log_level=40) as client:
+        view = client[:]
+        view.execute("import torch", block=True)
+        yield lambda: view.push({"module": _module()}, block=True)
+
+
+def _module() -> Any:
+    import torch
+
+    return torch.nn.utils.skip_init(torch.nn.Linear, 1000, 1000, bias=False)
+
+
 def _own_programs_first() -> None:
     """nbdistributed starts its workers as `python`."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -109,4 +147,5 @@ def _until_ready(ask: Callable[[], object], tries: int = 12) -> None:
 
 
 MAGICS = (ranks_magic, px_magic, distributed_magic)
+MODULES = (session_module, ranks_module, ipyparallel_module)
 CLIENTS = (labkit_session, ipyparallel, nbdistributed)

@@ -5,7 +5,8 @@ by torchrun.
 
 Both grade lesson 06, solved, with the same visible and unseen cases. Stock nbgrader grades one after the
 other and each costs the same, so a few stand for many; ours are really graded. Then one solved submission of
-every lesson, alone. With `--large 200` also so many as a class hands in, with one exercise solved in each,
+every lesson, alone, and one exercise with each of its ranks in a place of its own against the same ranks with
+one place for all. With `--large 200` also so many as a class hands in, with one exercise solved in each,
 against a few of the same: what grows is what is done once a submission, not the ranks.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,15 +30,19 @@ from nbformat.v4 import new_code_cell
 
 from autograder.batch.run import conditions_for, grade_course
 from autograder.batch.submissions import auto_jobs
+from autograder.grade.harness import Harness
 from autograder.grade.records import Record, load_all
-from autograder.grade.reference import graded_lessons, lesson_source
+from autograder.grade.reference import graded_lessons, lesson_source, solved_cells
 from autograder.gradebook.course import Course, init_course
+from autograder.sandbox.bubblewrap import Bubblewrap, find
 from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.sandbox import Limits
 from labkit.build.course import instructor_notebook
 from labkit.checks import registry
 
 LESSON = "06_tensor_parallel_ffn"
 SEED = 11
+APART, ROUNDS = "06.row-parallel-linear", 3
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # What a stock course would have beside its notebooks: run the cases with torchrun, compare, raise.
@@ -95,13 +101,14 @@ def main() -> None:
         rows.append(Row("one submission, five exercises", each, theirs, "s", theirs / each, None, "nbgrader"))
         rows.append(Row("memory of the grading process", memory, None, "MiB", None, None))
         rows += [_alone(Path(name) / "alone", lesson) for lesson in graded_lessons()]
+        rows.append(_kept_apart())
         if options.large:
             rows += _growth(Path(name), options.submissions, options.large)
     report("grading", rows, (__doc__ or "").splitlines()[0])
 
 
 def _rate(name: str, ours: float, peer: float) -> Row:
-    return Row(name, 60 * ours, 60 * peer, "1/min", ours / peer, 10.0, "nbgrader")
+    return Row(name, 60 * ours, 60 * peer, "1/min", ours / peer, 15.0, "nbgrader")
 
 
 def _alone(folder: Path, lesson: str) -> Row:
@@ -109,6 +116,28 @@ def _alone(folder: Path, lesson: str) -> Row:
     seconds, _ = _ours(folder / lesson, 1, _solved(lesson), lesson, known_reference=True)
     what = f"one submission of {lesson}, {len(registry.exercises(lesson[:2]))} exercises"
     return Row(what, seconds, None, "s", None, None)
+
+
+class Together(Bubblewrap):
+    """The sandbox as it would be if ranks were not kept apart in it."""
+
+    apart = False
+
+
+def _kept_apart() -> Row:
+    """What it costs to keep ranks apart: one exercise of several jobs, in sandboxes that have started."""
+    exercise, cells = registry.exercise(APART), solved_cells("06")
+    seconds: dict[str, list[float]] = {"apart": [], "together": []}
+    kind = find(Limits())
+    with Harness(kind) as apart, Harness(Together(bwrap=kind.bwrap)) as together:
+        for number in range(ROUNDS + 1):
+            for name, harness in (("apart", apart), ("together", together)):
+                started = time.perf_counter()
+                graded = harness.grade(exercise, cells, SEED)
+                assert graded.report.passed, graded.report
+                seconds[name] += [time.perf_counter() - started] if number else []  # the first one starts it
+    ours, theirs = (statistics.median(seconds[name]) for name in ("apart", "together"))
+    return Row(f"{APART}, ranks kept apart", ours, theirs, "s", theirs / ours, None, "not apart")
 
 
 def _growth(folder: Path, few: int, many: int) -> list[Row]:
@@ -222,9 +251,14 @@ def _test_cell(exercise_id: str) -> nbformat.NotebookNode:
     cell = new_code_cell(f'from stock_check import check\n\ncheck("{exercise_id}", In)')
     name = "test_" + exercise_id.replace(".", "_")
     cell.metadata.nbgrader = {
-        "grade": True, "grade_id": name, "locked": True, "schema_version": 3, "points": 1,
-        "solution": False, "task": False,
-    }  # fmt: skip
+        "grade": True,
+        "grade_id": name,
+        "locked": True,
+        "schema_version": 3,
+        "points": 1,
+        "solution": False,
+        "task": False,
+    }
     return cell
 
 

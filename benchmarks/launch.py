@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from _common import Row, median, report, spread
-from _live_ranks import CLIENTS, MAGICS, RANKS
+from _live_ranks import CLIENTS, MAGICS, MODULES, RANKS
 from _race import Start, against, race, serve
 from _recording import flight_recorder, recording
 
-LIVE = (*MAGICS, *CLIENTS)
+PAUSE = 10  # seconds: with nothing to do for one, an engine imports what only some jobs need
+LIVE = (*MAGICS, *CLIENTS, *MODULES)
 SCRIPT = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -50,6 +51,7 @@ def labkit_launch() -> Iterator[Callable[[], None]]:
     import labkit
 
     labkit.launch(all_reduce, ranks=RANKS)
+    time.sleep(PAUSE)
     yield lambda: labkit.launch(all_reduce, ranks=RANKS) and None
 
 
@@ -119,15 +121,21 @@ CONTENDERS: dict[str, Start] = {
 
 
 def launches(rounds: int) -> list[Row]:
-    """A warm launch of four ranks."""
-    found = race(["labkit_launch", "torchrun", "bare_fork", "accelerate", "torchrunx"], rounds)
-    ours, what = found["labkit_launch"], f"launch of a {RANKS}-rank all-reduce, warm"
-    return [
-        against(what, ours, found["torchrun"], 15),
-        against(what + ", against the floor", ours, found["bare_fork"], 0.5),
-        against(what, ours, found["accelerate"], None),
-        against(what, ours, found["torchrunx"], None),
+    """A launch of four ranks, by each tool."""
+    what = f"launch of a {RANKS}-rank all-reduce, "
+    targets = {"torchrun": 15, "bare_fork": None, "accelerate": None, "torchrunx": None}
+    found = race(["labkit_launch", *targets], rounds)
+    rows = [
+        against(what + "after 12 s of others", found["labkit_launch"], found[peer], target)
+        for peer, target in targets.items()
     ]
+    return [*rows, floor(what + "warm", 5 * rounds)]
+
+
+def floor(what: str, rounds: int) -> Row:
+    """The two alone, in turns: nothing else has run between two launches, as when a cell is run again."""
+    found = race(["labkit_launch", "bare_fork"], rounds)
+    return against(what, found["labkit_launch"], found["bare_fork"], 0.5)
 
 
 def slowest(launches: int) -> Row:
@@ -153,6 +161,15 @@ def round_trips(rounds: int) -> list[Row]:
         what += f" round trip on {RANKS} live ranks"
         rows += [against(what, found[ours.__name__], found[peer.__name__], 1.0, "ms", 1000) for peer in peers]
     return rows
+
+
+def modules(rounds: int) -> list[Row]:
+    """A new module of a million parameters for live ranks, pushed and used by a cell, against a push."""
+    *ours, peer = (start.__name__ for start in MODULES)
+    found = race([*ours, peer], 2 * rounds)
+    what = f"a module of a million parameters for {RANKS} live ranks, "
+    names = dict(zip(ours, ("pushed", "used by a %%ranks cell"), strict=True))
+    return [against(what + names[mine], found[mine], found[peer], 1.0, "ms", 1000) for mine in ours]
 
 
 def replacing(rounds: int) -> Row:
@@ -254,9 +271,10 @@ def main() -> None:
         *launches(options.rounds),
         slowest(options.launches),
         *round_trips(options.rounds),
+        *modules(options.rounds),
         replacing(options.rounds),
     ]
-    rows += [fresh(options.rounds), recording(options.rounds, 1_000_000, 20, 0.95)]
+    rows += [fresh(options.rounds), recording(4 * options.rounds, 1_000_000, 20, 0.95)]
     rows += [recording(options.rounds, 1000, 300, None), flight_recorder(options.rounds), *idle()]
     report("launch", rows, __doc__ or "")
 

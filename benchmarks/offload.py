@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import _common
 import torch
+from _device import gpu_name
 from torch import Tensor, nn
 
 from autograder.grade.reference import graded_submission, solved_cells
@@ -76,7 +77,7 @@ def main() -> None:
     cpu_offload(theirs, execution_device=torch.device("cuda:0"))
     ours = offloaded_model()(blocks, torch.device("cuda:0"), 0)
     rows = [compare(batch, ours, theirs) for batch in BATCHES]
-    _common.report("offload", rows, "Offloaded inference against accelerate's cpu_offload.")
+    _common.report("offload", rows, "Offloaded inference against accelerate's cpu_offload.", gpu_name())
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Lesson 04's executor against torch.distributed.pipelining, and its measured bubble against theory.
 
-    python benchmarks/pipeline.py [--json] [--rounds 60] [--repeats 3]
+    python benchmarks/pipeline.py [--json] [--device cuda] [--rounds 60] [--repeats 3]
 
 Step time: the same stages, batch and ranks in one job; ours and theirs take turns, and a step lasts from a
 barrier to a barrier. The rounds are those of several jobs, each of which has its luck with where things lie.
 ratio: how many times faster ours is, the median over the rounds.
 
 Bubble: stages of fixed duration (a sleep stands for a kernel), so that four of them can work at once on two
-cores.
+cores. On GPUs step time alone is measured, with a GPU a stage.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _common import Row, median, report, spread
+from _device import Device, asked_device, gpu_name
 from torch import Tensor, nn
 
 import labkit
@@ -30,7 +31,8 @@ from labkit.pipeline import PipelinePart, TimedStage, measured_bubble
 from labkit.theory.pipeline import bubble_of_total
 from labkit.theory.schedule import simulate
 
-WIDTH, SAMPLES, MICRO_BATCHES = 256, 128, 8
+MICRO_BATCHES = 8
+SHAPES = {"cpu": (256, 128), "cuda": (4096, 8192)}  # width of a layer, samples a batch
 SCHEDULES = ("gpipe", "1f1b")
 FORWARD_MS, BACKWARD_MS = 20, 40
 WHO, JOBS = ("ours", "theirs"), 5
@@ -73,14 +75,17 @@ def actions_for(schedule: str, lesson: ModuleType, rank: int, size: int, m: int)
 # ---- step time
 
 
-def step_times(submission: Submission, rounds: int, group: dist.ProcessGroup) -> dict[str, list[float]]:
+def step_times(
+    submission: Submission, device: Device, rounds: int, group: dist.ProcessGroup
+) -> dict[str, list[float]]:
     """Seconds of every step, in turn, by contender and schedule."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
     torch.set_num_threads(1)
     rank, size, lesson = dist.get_rank(group), dist.get_world_size(group), submission.load()
-    stage = make_stages(size, WIDTH)[rank]
-    x, y = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, WIDTH)
+    width, samples = SHAPES[device.kind]
+    stage = make_stages(size, width)[rank].to(device.kind)
+    x, y = (torch.randn(samples, width, device=device.kind) for _ in range(2))
     part = part_of(group, stage, x, y, MICRO_BATCHES)
 
     def ours(schedule: str) -> Callable[[], object]:
@@ -89,7 +94,7 @@ def step_times(submission: Submission, rounds: int, group: dist.ProcessGroup) ->
 
     def theirs(schedule: str) -> Callable[[], object]:
         kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule]
-        wrapped = PipelineStage(stage, rank, size, torch.device("cpu"), group=group)
+        wrapped = PipelineStage(stage, rank, size, torch.device(device.kind), group=group)
         runner = kind(wrapped, n_microbatches=MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
         inputs, target = ((x,) if rank == 0 else ()), (y if rank == size - 1 else None)
         return lambda: runner.step(*inputs, target=target)
@@ -103,11 +108,11 @@ def step_times(submission: Submission, rounds: int, group: dist.ProcessGroup) ->
             step = contenders[name]
             stage.zero_grad()
             dist.barrier(group=group)
-            start = time.perf_counter()
+            start = device.now()
             step()
             dist.barrier(group=group)
             if number >= 3:  # the first rounds make connections and infer shapes
-                times[name].append(time.perf_counter() - start)
+                times[name].append(device.now() - start)
     return times
 
 
@@ -117,12 +122,19 @@ def in_turn(names: list[str], number: int) -> list[str]:
     return order[::-1] if number // len(names) % 2 else order
 
 
-def step_rows(submission: Submission, rounds: int) -> list[Row]:
+def step_rows(submission: Submission, device: Device, rounds: int) -> list[Row]:
     rows = []
-    for size in (2, 4):
+    for size in device.sizes(least=2):
         jobs = [
             labkit.launch(
-                step_times, submission, rounds, ranks=size, backend="gloo", timeout=300, record=False
+                step_times,
+                submission,
+                device,
+                rounds,
+                ranks=size,
+                backend=device.backend,
+                timeout=300,
+                record=False,
             )
             for _ in range(JOBS)
         ]
@@ -189,9 +201,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     options, _ = parser.parse_known_args()
-    submission = solution()
-    rows = [simulation_row(submission, options.rounds), *step_rows(submission, options.rounds)]
-    rows += bubble_rows(submission, options.repeats)
+    submission, device = solution(), asked_device()
+    rows = step_rows(submission, device, options.rounds)
+    if device.kind == "cuda":
+        if not rows:
+            raise SystemExit("a pipeline needs two GPUs or more, nothing was measured")
+        report("pipeline", rows, "lesson 04's executor against torch's, on GPUs", gpu_name())
+        return
+    rows += [simulation_row(submission, options.rounds), *bubble_rows(submission, options.repeats)]
     report("pipeline", rows, "lesson 04's executor against torch's, and its bubble against theory")
 
 

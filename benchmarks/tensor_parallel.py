@@ -1,24 +1,26 @@
 """Lesson 07's block against DTensor's: the same shapes, weights and ranks, in one run.
 
-    python benchmarks/tensor_parallel.py [--json] [--rounds 30]
+    python benchmarks/tensor_parallel.py [--json] [--device cuda] [--rounds 30]
 
 A step is one forward and one backward of one block, from a barrier to a barrier; ours and theirs take turns
 in the same job, in an order that changes every round. Theirs is `parallelize_module` with the same plan, and
 with `PrepareModuleInput` so that it sends what ours does; outputs and gradients are compared first. A step
-ends with gradients that an optimizer can use: those that DTensor leaves as partial sums are summed.
+ends with gradients that an optimizer can use: those that DTensor leaves as partial sums are summed. On GPUs
+the block is a large one, in bfloat16, with a GPU a rank; one rank shows what both cost where nothing is sent.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from _common import Row, median, report, spread
+from _device import Device, asked_device, gpu_name
 from torch import Tensor, nn
 
 import labkit
@@ -26,8 +28,25 @@ from autograder.grade.reference import reference_cells
 from labkit.checks.source.submission import Submission, collect
 from labkit.model import Block, fused_attention, gpt
 
-HIDDEN, HEADS, BATCH, SEQUENCE = 256, 8, 4, 128
 WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A block and its input; within: how far outputs and gradients of the two may be apart."""
+
+    hidden: int
+    heads: int
+    batch: int
+    sequence: int
+    dtype: torch.dtype
+    within: float
+
+
+SHAPES = {
+    "cpu": Shape(256, 8, 4, 128, torch.float32, 1e-5),
+    "cuda": Shape(4096, 32, 4, 2048, torch.bfloat16, 0.05),
+}
 
 
 def solution() -> Submission:
@@ -37,13 +56,14 @@ def solution() -> Submission:
     )
 
 
-def whole_block() -> Block:
+def whole_block(device: Device) -> Block:
     """The same on every rank, without dropout."""
     torch.manual_seed(0)
-    return Block(gpt(1, HIDDEN, HEADS, dropout=0.0), fused_attention)
+    shape = SHAPES[device.kind]
+    return Block(gpt(1, shape.hidden, shape.heads, dropout=0.0), fused_attention).to(device.kind, shape.dtype)
 
 
-def library_block(divided: bool, size: int) -> nn.Module:
+def library_block(device: Device, divided: bool, size: int) -> nn.Module:
     """A whole block, cut by parallelize_module. divided: with the tokens outside the cut regions divided."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
@@ -65,7 +85,7 @@ def library_block(divided: bool, size: int) -> nn.Module:
         plan[name] = ColwiseParallel()
     for name in ("attention.output", "mlp.down"):
         plan[name] = RowwiseParallel(output_layouts=between)
-    return parallelize_module(whole_block(), init_device_mesh("cpu", (size,)), plan)
+    return parallelize_module(whole_block(device), init_device_mesh(device.kind, (size,)), plan)
 
 
 def complete(parameter: nn.Parameter) -> None:
@@ -76,17 +96,20 @@ def complete(parameter: nn.Parameter) -> None:
 
 
 def step_times(
-    submission: Submission, divided: bool, rounds: int, group: dist.ProcessGroup
+    submission: Submission, device: Device, divided: bool, rounds: int, group: dist.ProcessGroup
 ) -> dict[str, list[float]]:
     """Seconds of every step by contender. RuntimeError when the two do not compute the same."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rank, size, lesson = dist.get_rank(group), dist.get_world_size(group), submission.load()
-    x = torch.randn(BATCH, SEQUENCE, HIDDEN, generator=torch.Generator().manual_seed(1))
-    x = x.chunk(size, dim=1)[rank].clone() if divided else x
+    shape = SHAPES[device.kind]
+    x = torch.randn(shape.batch, shape.sequence, shape.hidden, generator=torch.Generator().manual_seed(1))
+    x = (x.chunk(size, dim=1)[rank].clone() if divided else x).to(device.kind, shape.dtype)
     models = {
-        "ours": lesson.TensorParallelBlock(whole_block(), group, lesson.RandomStreams(0, group), divided),
-        "theirs": library_block(divided, size),
+        "ours": lesson.TensorParallelBlock(
+            whole_block(device), group, lesson.RandomStreams(0, group), divided
+        ),
+        "theirs": library_block(device, divided, size),
     }
 
     def stepper(model: nn.Module) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -103,7 +126,7 @@ def step_times(
 
     steps = {name: stepper(model) for name, model in models.items()}
     for one, two in zip(steps["ours"](), steps["theirs"](), strict=True):
-        if not torch.allclose(one, two, atol=1e-5):
+        if not torch.allclose(one, two, atol=shape.within):
             raise RuntimeError(f"ours and theirs differ by {(one - two).abs().max().item():.2e}")
     times: dict[str, list[float]] = {name: [] for name in models}
     for number in range(rounds + WARM_UP):
@@ -111,21 +134,29 @@ def step_times(
         for name in names:
             models[name].zero_grad()
             dist.barrier(group=group)
-            start = time.perf_counter()
+            start = device.now()
             steps[name]()
             dist.barrier(group=group)
             if number >= WARM_UP:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(device.now() - start)
     return times
 
 
-def rows(submission: Submission, rounds: int) -> list[Row]:
+def rows(submission: Submission, device: Device, rounds: int) -> list[Row]:
     """One row for each number of ranks and plan."""
     found = []
-    for size in (2, 4):
+    for size in device.sizes():
         for divided in (False, True):
             job = labkit.launch(
-                step_times, submission, divided, rounds, ranks=size, backend="gloo", timeout=300, record=False
+                step_times,
+                submission,
+                device,
+                divided,
+                rounds,
+                ranks=size,
+                backend=device.backend,
+                timeout=300,
+                record=False,
             )
             ours, theirs = job.results[0]["ours"], job.results[0]["theirs"]
             name = f"step time, one block, t={size}, tokens {'divided' if divided else 'whole'}"
@@ -139,7 +170,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     options, _ = parser.parse_known_args()
-    report("tensor_parallel", rows(solution(), options.rounds), "lesson 07's block against DTensor's")
+    device = asked_device()
+    found = rows(solution(), device, options.rounds)
+    gpu = gpu_name() if device.kind == "cuda" else ""
+    report("tensor_parallel", found, "lesson 07's block against DTensor's", gpu)
 
 
 if __name__ == "__main__":
