@@ -21,9 +21,12 @@ from slurm_cluster import LocalSlurm
 from labkit import doctor
 
 # What takes minutes begins first, so that the workers (`make test`) end at about the same time.
-LONGEST_FIRST = ("cluster/", "browser/", "test_slurm", "autograder/test_course", "test_every_lesson")
+LONGEST_FIRST = (
+    *("cluster/", "browser/", "test_slurm", "autograder/test_course"),
+    *("test_alternatives", "test_every_lesson"),
+)
 ONE_MACHINE = ("cluster/", "autograder/test_slurm")  # one Slurm, and users with fixed numbers
-ALONE = ("browser/", "test_every_lesson")  # tests that share nothing with others of their file
+ALONE = ("browser/test_lessons", "test_every_lesson")  # tests that share nothing with others of their file
 
 # A shell's background command ignores interrupts, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -69,9 +69,9 @@ def notebook(*sources: str) -> dict[str, Any]:
     return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def hand_in(course: Path, student: str, what: Any, name: str = LESSON) -> Path:
-    """Put a notebook (JSON, a NotebookNode, or bytes) under submitted/."""
-    path = course / "submitted" / student / LESSON / f"{name}.ipynb"
+def hand_in(course: Path, student: str, what: Any, name: str = "", lesson: str = LESSON) -> Path:
+    """Put a notebook (JSON, a NotebookNode, or bytes) under submitted/, by default named as its lesson is."""
+    path = course / "submitted" / student / lesson / f"{name or lesson}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(what if isinstance(what, bytes) else json.dumps(what).encode())
     return path

@@ -1,11 +1,12 @@
 """Every attack: no points gained, nothing read, nothing left, a person told where there is something to
-see.
+see. A third is tried, another one each day; `make thorough` tries all.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,17 +15,20 @@ import psutil
 import pytest
 from conftest import F_ID, SEED, solution
 
-from autograder.attacks.attack import Attack
+from autograder.attacks.attack import FOUND, Attack
 from autograder.attacks.catalogue import ATTACKS
 from autograder.attacks.prying import CANARY
 from autograder.grade.evidence import Baseline
+from autograder.grade.feedback import LONGEST_BESIDE_OURS, LONGEST_TOGETHER, SHORTEST
 from autograder.grade.harness import Graded, Harness
+from autograder.selftest.turn import part_of, today
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
+TODAY = part_of(ATTACKS, 3, today())
 ENDLESS = {"endless", "hang-on-unseen", "deaf", "daemon"}  # their time is a deadline's
 
 
@@ -65,11 +69,11 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_there_are_many() -> None:
-    assert len(ATTACKS) >= 70
+    assert len(ATTACKS) >= 120
     assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
+@pytest.mark.parametrize("attack", TODAY, ids=lambda attack: attack.id)
 def test_attack(
     others: set[int],
     attack: Attack,
@@ -82,7 +86,7 @@ def test_attack(
 ) -> None:
     """No more points than doing nothing, no secret in the report, no process or file left outside."""
     source = attack.source.replace("PORT", str(listener.getsockname()[1]))
-    cases = two_ranks if attack.id == "hang-on-unseen" else two_ranks[:1]
+    cases = two_ranks if attack.both else two_ranks[1:] if attack.hidden_only else two_ranks[:1]
     graded = harness.grade(f_exercise, [Cell("cell 1", source)], SEED, cases)
     harness.cross_check(graded, f_exercise, SEED, baseline)
     lost = {row.name for row in graded.report.rows if not row.passed}
@@ -97,7 +101,10 @@ def test_attack(
         assert any(flag.cell == "cell 1" and flag.line for flag in graded.flags)
     told = json.dumps(graded.report.to_json())
     assert CANARY not in told
+    assert FOUND not in told.replace(source, "")
     assert len(told) < 60_000
+    if attack.hidden_only:
+        _little_is_told(graded)
     _nothing_left(harness, listener, others)
 
 
@@ -124,6 +131,17 @@ def test_an_honest_answer_after_all_that(
     assert graded.report.row("input-gradients").passed
     assert graded.report.row("communication").passed
     assert graded.flags == []
+
+
+def _little_is_told(graded: Graded) -> None:
+    """Of an unseen case: few characters in all, and nothing packed, encoded or spaced out."""
+    texts = {row.seen for row in graded.report.rows} | {stop.text for stop in graded.report.stops}
+    assert max(map(len, texts)) <= LONGEST_BESIDE_OURS + 5
+    assert sum(map(len, texts)) <= LONGEST_TOGETHER + SHORTEST * len(texts)
+    for text in texts:
+        assert text.replace("\n", " ").isprintable()
+        assert not re.search(r"\S{64}", text), text
+        assert not re.search(r"(\S{1,2}\s+){30}", text), text
 
 
 def runs_one_of(programs: Sequence[str], process: psutil.Process) -> bool:

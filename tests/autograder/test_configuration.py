@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 from conftest import LESSON
 
 from autograder.batch.run import grade_course
-from autograder.gradebook.course import CONFIG_FILE, Course, CourseError, init_course
+from autograder.gradebook.course import CONFIG_FILE, Course, init_course
+from autograder.gradebook.problems import CourseError
+from labkit import doctor
 
 LATE = """
 from nbgrader.plugins import BasePlugin
@@ -46,3 +49,19 @@ def test_a_plugin_that_is_not_there_stops_before_anybody_is_graded(tmp_path: Pat
 
     with pytest.raises(CourseError, match=rf"{CONFIG_FILE} cannot be used"):
         grade_course(course, LESSON, 1, None, False, no_sandbox)  # type: ignore[arg-type]
+
+
+def test_the_doctor_says_when_others_can_read_a_course(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside pytest's folders, which nobody else can enter anyhow."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        Path(made).chmod(0o755)
+        course = Path(made) / "course"
+        init_course(course)
+        monkeypatch.chdir(course)
+        assert [(found.state, found.install) for found in doctor.probe_course()] == [("ok", "")]
+        course.chmod(0o755)
+        (found,) = doctor.probe_course()
+        assert (found.state, found.install) == ("note", f"chmod o-rx {course}")
+        assert "everybody can read the solutions and the gradebook" in found.says
+        monkeypatch.chdir(made)
+        assert doctor.probe_course() == []

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from autograder.grade.evidence import Baseline, Call, JobEvidence, least_bytes, most_bytes
+from autograder.grade.evidence import (
+    Baseline,
+    Call,
+    JobEvidence,
+    job_evidence,
+    least_bytes,
+    most_bytes,
+)
 from autograder.sandbox.usage import Traffic
+from labkit.checks.files import RunRequest
+from labkit.checks.source.submission import Submission
 
 # 00.find-the-deadlock on two ranks: three runs of the reference, as measured. Its large messages fill the
 # receiver's buffer now and then, and TCP sends a dozen segments once more.
@@ -55,9 +65,19 @@ def test_the_kernels_counters_are_read() -> None:
 
 # The reference and others on four ranks: an all-reduce of 30 kB on each, and 2 kB beside it.
 REDUCED = JobEvidence(
-    "06.row-parallel-linear", 4, ("a case",), 4, 120_000, 30_000, 0, 186_000, 0, least=180_000, most=364_000,
+    "06.row-parallel-linear",
+    4,
+    ("a case",),
+    4,
+    120_000,
+    30_000,
+    0,
+    186_000,
+    0,
+    least=180_000,
+    most=364_000,
     pairs=((0, 46_500, 0, 0), (0, 0, 46_500, 0), (0, 0, 0, 46_500), (46_500, 0, 0, 0)),
-)  # fmt: skip
+)
 OTHER = replace(REDUCED, calls=8, num_bytes=240_000, least=360_000, most=720_000, wire=366_000)
 
 
@@ -66,6 +86,41 @@ def test_another_record_is_held_against_the_network_too() -> None:
     assert flags(OTHER, REDUCED) == []
     assert "on the network, but it carried 186000" in flags(replace(OTHER, wire=186_000), REDUCED)[0]
     assert "but it carried 2000000" in flags(replace(OTHER, wire=2_000_000), REDUCED)[0]
+
+
+def test_calls_that_no_judge_asks_about_count_too() -> None:
+    """As in a constructor, where the reference makes none: what is judged is the same."""
+    usual = replace(REDUCED, recorded=(4, 120_000))
+    more = replace(OTHER, calls=usual.calls, num_bytes=usual.num_bytes, recorded=(8, 240_000))
+    assert flags(more, usual) == []
+    assert "but the network carried" in flags(replace(more, recorded=usual.recorded), usual)[0]
+
+
+def test_a_record_that_is_longer_excuses_no_bytes_that_are_missing() -> None:
+    """Who writes calls into both the answers and the record must still have sent what the reference sends."""
+    for recorded in ((4, 120_000), (2, 60_000), (400, 120_000)):
+        forged = replace(SMALL, recorded=recorded, wire=30_000, least=2_048, most=8_192)
+        assert "but the network carried" in flags(forged, replace(SMALL, recorded=(4, 120_000)))[0]
+
+
+def test_more_groups_explain_more_bytes_up_to_a_point() -> None:
+    usual = replace(REDUCED, calls=0, num_bytes=0, largest=0, least=0.0, most=0.0, pairs=(), groups=20)
+    assert flags(replace(usual, groups=40, wire=2 * usual.wire), usual) == []
+    assert flags(replace(usual, wire=2 * usual.wire), usual)
+    assert flags(replace(usual, groups=4000, wire=6 * usual.wire), usual)
+
+
+def test_a_call_that_is_noted_late_went_past_nobody(tmp_path: Path) -> None:
+    """gloo makes all-reduces of a reduce-scatter, and the flight recorder may note them after it is over."""
+    seen = [Call("reduce_scatter", 800, (0, 1), "python"), Call("all_reduce", 8, (0, 1), "python")]
+    late = [Call("all_reduce", 800, (0, 1), "native"), Call("all_reduce", 8, (0, 1), "native")]
+    past = [Call("all_reduce", 8, (0, 1), "native"), Call("broadcast", 8, (0, 1), "native")]
+    for rank, calls in enumerate(([*seen, *late], [*seen, *late, *past])):
+        data = msgspec.json.encode({"collectives": calls, "made_groups": 3})
+        (tmp_path / f"rank{rank}.records.json").write_bytes(data)
+    request = RunRequest("10.make-it-fast", [], Submission([]), Submission([]), ranks=2, timeout=1.0)
+    found = job_evidence(request, tmp_path, tmp_path, None, None)
+    assert (found.native, found.recorded, found.groups) == (2, (4, 1616), 6)
 
 
 def test_cases_that_the_reference_never_ran_together_are_compared_too() -> None:
@@ -90,6 +145,20 @@ def test_a_message_must_have_gone_from_its_sender_to_its_receiver() -> None:
     sent = replace(OTHER, messages=((0, 1, 40_000),))
     assert flags(sent, REDUCED) == []
     assert "went that way" in flags(replace(sent, messages=((0, 2, 40_000),)), REDUCED)[0]
+
+
+def test_an_all_to_all_sends_what_its_parts_say(tmp_path: Path) -> None:
+    """Rank 1 keeps 700 of 1000 bytes: whatever is claimed, 300 leave it, straight to ranks 0 and 2."""
+    call = Call("all_to_all", 1000, (0, 1, 2), "python", rank=1, sent=(100, 700, 200))
+    assert least_bytes(call) == 300
+    assert 300 <= most_bytes(call) < 300 + 16 * 100
+    assert least_bytes(msgspec.structs.replace(call, sent=())) == pytest.approx(2 / 3 * 1000)
+    assert least_bytes(msgspec.structs.replace(call, sent=(-100, 700, 200))) == 200
+    (tmp_path / "rank1.records.json").write_bytes(msgspec.json.encode({"collectives": [call]}))
+    request = RunRequest("12.all-to-all", [], Submission([]), Submission([]), ranks=3, timeout=1.0)
+    found = job_evidence(request, tmp_path, tmp_path, None, None)
+    assert found.messages == ((1, 0, 100), (1, 2, 200))
+    assert found.missing == (0, 2)
 
 
 @pytest.mark.parametrize(

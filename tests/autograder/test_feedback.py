@@ -15,7 +15,7 @@ from autograder.grade.feedback import (
 )
 from autograder.grade.reference import distinctive_lines, graded_submission, solved_cells
 from labkit.checks import registry
-from labkit.checks.report import PropertyResult, Report
+from labkit.checks.report import PropertyResult, Report, Stop
 
 EXERCISE = registry.exercise("06.tensor-parallel-mlp")
 SUBMISSION = graded_submission(solved_cells("06"), EXERCISE)[0]
@@ -52,6 +52,22 @@ def test_the_reference_does_not_come_out(way: str) -> None:
 def test_many_texts_together_are_no_more_than_a_few() -> None:
     told = shown(*(f"{n} " + "word " * 100 for n in range(20)))
     assert sum(map(len, told)) <= LONGEST_TOGETHER + 20 * (SHORTEST + 10)
+
+
+def test_an_error_in_an_unseen_case_tells_no_sizes() -> None:
+    """Torch's messages have them; ranks, cells, lines and the student's own source are no secret."""
+    own = next(line for line in sorted(OWN) if "return" in line)
+    where = f"(cell 12, line 7: {own})"
+    error = "rank 0 (and on 3 more): RuntimeError: mat1 (3x5) and [64, 7] of float32, 1.5e-3"
+    stops = [Stop(f"{error} {where}", case) for case in ("an unseen case on 2 ranks", "a case, 2 ranks")]
+    report = Report(EXERCISE.id, "", [], "error", stops=stops)
+    hidden, visible = for_the_student(report, EXERCISE, SUBMISSION).stops
+    told = "rank 0 (and on 3 more): RuntimeError: mat1 (…) and […, …] of float32, …-…"
+    assert hidden.text == f"{told} {where}"
+    assert visible.text == f"{error} {where}"
+    forged = Stop("ValueError: no (cell 1, line 2: 3 by 5)", "an unseen case on 2 ranks")
+    shown_of = for_the_student(Report(EXERCISE.id, "", [], "error", stops=[forged]), EXERCISE, SUBMISSION)
+    assert shown_of.stops[0].text == "ValueError: no (cell 1, line 2: … by …)"
 
 
 def test_an_honest_error_is_shown_whole_for_every_property() -> None:

@@ -10,7 +10,7 @@ from conftest import LESSON
 
 from autograder.grade.harness import Graded, hold_back
 from autograder.grade.records import Record
-from autograder.gradebook.report import as_csv, table
+from autograder.gradebook.listing import Listing, as_csv, table
 from labkit.checks import registry
 from labkit.checks.report import PropertyResult, Report
 
@@ -23,8 +23,8 @@ def test_points_held_back_are_not_zeros() -> None:
     assert graded.held
     record = Record(LESSON, "amelie", "a.ipynb", "", 1, "bubblewrap", "", graded={exercise.id: graded})
     assert msgspec.json.decode(msgspec.json.encode(record), type=Record).held == record.held
-    row = next(csv.DictReader(io.StringIO(as_csv([record], LESSON))))
+    row = next(csv.DictReader(io.StringIO(as_csv(Listing(LESSON, [record])))))
     assert row["held_back"].split() == record.held
     assert {row[name] for name in record.held} == {""}
-    assert "HELD BACK" in table([record])
+    assert "HELD BACK" in table(Listing(LESSON, [record]))
     assert record.verify_json()["exercises"][exercise.id]["held_back"] == graded.held

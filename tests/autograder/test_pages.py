@@ -21,8 +21,10 @@ from traitlets.config import Config
 from autograder.cli import main
 from autograder.grade.records import Record
 from autograder.gradebook import rebuild
+from autograder.gradebook.feedback_page import FeedbackPage
+from autograder.gradebook.listing import Listing, as_csv
 from autograder.gradebook.pages import LONGEST_TEXT, SubmissionPage
-from autograder.gradebook.report import as_csv, plain
+from autograder.gradebook.report import plain
 from autograder.gradebook.sanitise import LARGEST_IMAGE, clean_html, images_of
 from labkit import doctor
 from labkit.checks.source.text import visible
@@ -33,14 +35,14 @@ SCORE = rebuild.graded_cell("06_f__values", 3, 'labkit.score("06.f", "values")')
 PICTURE = {"picture.png": {"image/png": PIXEL}}
 
 
-class WithoutCleaning(SubmissionPage):
+class WithoutCleaning(FeedbackPage):
     """Only the policy is left."""
 
     def clean(self, html: str) -> str:
         return html
 
 
-def page_of(nb: NotebookNode, exporter: type[SubmissionPage] = SubmissionPage) -> str:
+def page_of(nb: NotebookNode, exporter: type[SubmissionPage] = FeedbackPage) -> str:
     """A notebook's feedback page."""
     config = Config()
     config.HTMLExporter.template_name = "feedback"
@@ -53,7 +55,7 @@ def page_of(nb: NotebookNode, exporter: type[SubmissionPage] = SubmissionPage) -
 
 def autograded(*found: dict[str, Any]) -> NotebookNode:
     """What grading makes of these cells."""
-    return rebuild.rebuilt({"cells": list(found)}, (), [SCORE])
+    return rebuild.rebuilt({"cells": list(found)}, {}, [SCORE])
 
 
 def without_policy(page: str) -> str:
@@ -132,7 +134,7 @@ def test_what_a_lesson_is_written_in_is_kept() -> None:
     page = page_of(autograded(text_cell(text)))
     for part in (
         *(
-            "<h1>A heading",
+            "<h3>A heading",
             "<em>slanted</em>",
             "<strong>bold</strong>",
             "<code>code</code>",
@@ -191,7 +193,7 @@ def test_a_name_is_no_formula_in_a_table() -> None:
     for name in ("=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\t=1", " =1"):
         assert plain(name) == f"'{name}"
     record = Record("06_tensor_parallel_ffn", "=1+1", '=HYPERLINK("http://x").ipynb', "", 1, "none", "")
-    row = next(csv.DictReader(io.StringIO(as_csv([record], "06"))))
+    row = next(csv.DictReader(io.StringIO(as_csv(Listing("06", [record])))))
     assert (row["student"], row["notebook"]) == ("'=1+1", '\'=HYPERLINK("http://x").ipynb')
 
 

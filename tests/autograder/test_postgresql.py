@@ -17,7 +17,8 @@ from nbgrader.api import Gradebook
 
 from autograder.batch.submissions import grade_lesson
 from autograder.grade.grading import Conditions
-from autograder.gradebook.course import CONFIG_FILE, Course, CourseError, init_course
+from autograder.gradebook.course import CONFIG_FILE, Course, init_course
+from autograder.gradebook.problems import CourseError
 from autograder.sandbox.choice import find_sandbox
 from labkit.checks import registry
 

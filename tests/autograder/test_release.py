@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from autograder.gradebook.release import Leak, leaked_lines, solution_lines, write_bundle
+from autograder.grade.reference import REPOSITORY
+from autograder.gradebook import requests
+from autograder.gradebook.release import leaked_lines, solution_lines, write_bundle
 
 
 def test_no_distinctive_line_of_a_solution_is_in_the_notebooks(tmp_path: Path) -> None:
@@ -37,4 +43,40 @@ def test_a_bundle_goes_into_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     with pytest.raises(FileExistsError, match="not empty"):
         write_bundle(tmp_path)
-    assert Leak.__doc__
+
+
+def test_the_bundle_explains_itself_and_installs(tmp_path: Path) -> None:
+    """What its README says is there, and its environment has the `labkit` command and no other of ours."""
+    folder = tmp_path / "the bundle"
+    write_bundle(folder)
+    readme = (folder / "README.md").read_text()
+    named = set(re.findall(r"`((?:\w+/|Makefile|[a-z]+\.t\w+))`", readme))
+    named.discard(requests.FILE)  # a student writes it
+    assert len(named) > 3
+    assert all((folder / name).exists() for name in named)
+    assert "test:" not in (folder / "Makefile").read_text()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True)
+    python = folder / ".venv" / "bin" / "python"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--no-deps",
+    ]
+    subprocess.run([*pip, "--quiet", "-e", str(folder)], check=True, timeout=200)
+    assert {p.name for p in python.parent.iterdir() if p.name in ("labkit", "autograder")} == {"labkit"}
+    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    theirs = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert theirs["dependencies"] == ours["dependencies"]
+    assert theirs["optional-dependencies"].keys() == {"lab", "tensorboard"}
+
+
+def test_make_in_a_bundle_says_what_there_is(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    make = ["make", "-n", "-C", str(tmp_path / "bundle")]
+    done = subprocess.run([*make, "lab"], capture_output=True, text=True, timeout=60)
+    assert "labkit.cli lab" in done.stdout, done.stderr
+    assert subprocess.run([*make, "test"], capture_output=True, timeout=60).returncode == 2

@@ -66,9 +66,13 @@ def look(tmp_path: Path, hide: list[str]) -> list[str]:
         pass_fds = writing.fileno(), calls.fileno()
         command = [sandbox.bwrap, *sandbox.options(tmp_path, hide, *pass_fds), "--", sys.executable, "-c"]
         done = subprocess.run(
-            [*command, f"X32 = {platform.machine() == 'x86_64'}\n{LOOK}"], pass_fds=pass_fds,
-            capture_output=True, text=True, env={"SECRET": "x"}, timeout=60,
-        )  # fmt: skip
+            [*command, f"X32 = {platform.machine() == 'x86_64'}\n{LOOK}"],
+            pass_fds=pass_fds,
+            capture_output=True,
+            text=True,
+            env={"SECRET": "x"},
+            timeout=60,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -213,6 +217,8 @@ def test_without_a_sandbox_the_same_points(f_exercise: Exercise, two_ranks: list
     with Harness(Unconfined()) as harness:
         graded = harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks)
     assert graded.report.row("input-gradients").passed
+    assert graded.report.row("communication").passed
+    assert any("rest on what ranks themselves recorded" in note for note in graded.report.notes)
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 

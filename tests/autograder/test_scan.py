@@ -25,6 +25,8 @@ SUSPICIOUS = [
     ("import torch\ndef f(): setattr(torch, 'equal', 1)", "replaces something in torch"),
     ("import os\ndef f(): return os.environ['NBGRADER_EXECUTION']", "the operating system"),
     ("def f(): return getattr(f, '__glo' 'bals__')", "__globals__"),
+    ("import torch\ndef f(): return torch.sys.modules['labkit']", "reaches for modules"),
+    ("import torch\ndef f(): return torch.sys.modules.get('labkit')", "reaches for modules"),
 ]
 
 
@@ -34,6 +36,11 @@ def test_what_is_told(source: str, why: str) -> None:
     flags = scan(collect([Cell("cell 4", source)], F_ID, names))
     assert any(why in flag.why for flag in flags), flags
     assert all(flag.cell == "cell 4" and flag.line for flag in flags)
+
+
+def test_a_models_own_modules_are_nothing_to_tell() -> None:
+    source = "def f(model): return [m for m in model.modules() if not list(m.children())]"
+    assert scan(collect([Cell("cell 4", source)], F_ID, ["f"])) == []
 
 
 def test_where_it_is() -> None:

@@ -104,6 +104,14 @@ def test_a_file_in_another_form_is_named(course: Path, text: str) -> None:
         wrong_answers(LESSON)
 
 
+def test_why_a_wrong_answer_keeps_its_points_is_kept_with_it(course: Path) -> None:
+    path = course / "wrong/copy-to-tensor-parallel/fair.diff"
+    text = "says\nbreaks: input-gradients\nkeeps: because\n\n--- a\n+++ b"
+    path.write_text(f"{text}\n")
+    (read,) = (answer for answer in wrong_answers(LESSON) if answer.id == "fair")
+    assert (read.breaks, read.keeps, str(read)) == (("input-gradients",), "because", f"{text}\n")
+
+
 def test_a_wrong_answer_is_written_and_moves_with_its_reference(course: Path) -> None:
     """From a copy of the lesson's source, as its author would; then the reference gets a line above it."""
     source = course / "solutions" / f"{lesson_source(LESSON).name}.py"
@@ -111,8 +119,8 @@ def test_a_wrong_answer_is_written_and_moves_with_its_reference(course: Path) ->
     source.write_text(text)
     edited = course / "edited.py"
     edited.write_text(text.replace("        ctx.group = group\n        return x\n", "        return x\n", 1))
-    told = _run("wrong", "write", exercise, "no-group", "--from", edited, "--says", "forgets",
-                "--breaks", "input-gradients")  # fmt: skip
+    options = ("--from", edited, "--says", "forgets", "--breaks", "input-gradients")
+    told = _run("wrong", "write", exercise, "no-group", *options)
     assert told.exit_code == 0, told.output
     (written,) = (answer for answer in wrong_answers(LESSON) if answer.id == "no-group")
     assert written.breaks == ("input-gradients",)
@@ -134,8 +142,8 @@ def test_a_wrong_answer_is_written_and_moves_with_its_reference(course: Path) ->
 
 def test_a_wrong_answer_changes_one_cell(course: Path) -> None:
     source = course / "solutions" / f"{lesson_source(LESSON).name}.py"
-    told = _run("wrong", "write", "06.copy-to-tensor-parallel", "none", "--from", source, "--says", "nothing",
-                "--breaks", "input-gradients")  # fmt: skip
+    options = ("--from", source, "--says", "nothing", "--breaks", "input-gradients")
+    told = _run("wrong", "write", "06.copy-to-tensor-parallel", "none", *options)
     assert told.exit_code == 1
     assert "found one in none" in told.output
 

@@ -28,8 +28,11 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path, make_
     command = [sys.executable, "-m", "autograder", "grade", "06", "--course", str(tmp_path), "--jobs", "1"]
     done = subprocess.run(
         [*command, "--executor", "slurm", "--no-feedback"],
-        env=slurm.environment, capture_output=True, text=True, timeout=350,
-    )  # fmt: skip
+        env=slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=350,
+    )
     logs = [path.read_text() for path in (tmp_path / "records" / LESSON / "slurm").glob("*.log")]
     assert done.returncode == 0, (done.stderr, logs)
     assert len(logs) == 2, "two tasks"

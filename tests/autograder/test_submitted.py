@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autograder.grade.reference import graded_submission
-from autograder.grade.submitted import parse_notebook, read_notebook
+from autograder.grade.submitted import MOST_VALUES, parse_notebook, places_of, read_notebook
 from autograder.gradebook import rebuild
-from autograder.gradebook.course import remove_links, student_id_problem
+from autograder.gradebook.course import remove_links
+from autograder.gradebook.problems import student_id_problem
 from labkit.checks import registry
-from labkit.checks.source.notebook import BadNotebook
+from labkit.checks.source.notebook import BadNotebook, cells_of
 
 F = registry.exercise("06.copy-to-tensor-parallel")
 DEFINES_F = "class CopyToTensorParallel: pass"
@@ -59,6 +60,12 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         read_notebook(tmp_path / "huge.ipynb")
 
 
+def test_a_file_of_too_many_values_is_not_read() -> None:
+    """Read, this would take 400 MiB for its 17."""
+    with pytest.raises(BadNotebook, match=f"at most {MOST_VALUES} are read"):
+        parse_notebook(b'{"cells": [' + b"[]," * (MOST_VALUES // 2) + b"[]]}" + b" " * 2**20)
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -96,9 +103,10 @@ CELL = st.fixed_dictionaries({}, optional=PARTS)
 @given(st.lists(CELL | JSON, max_size=4))
 def test_any_cells_become_a_valid_notebook(cells: list[Any]) -> None:
     """Property: whatever the cells hold, the rebuilt notebook is one nbgrader accepts, its marks all ours."""
-    raw = parse_notebook(json.dumps({"cells": cells}).encode()).raw
+    notebook = parse_notebook(json.dumps({"cells": cells}).encode())
+    raw, places = notebook.raw, places_of(notebook.cells, registry.exercises("06"))
     graded = [rebuild.graded_cell("06_copy-to-tensor-parallel__forward-values", 1, 'labkit.score("a", "b")')]
-    made = rebuild.rebuilt(raw, registry.exercises("06"), graded)
+    made = rebuild.rebuilt(raw, places, graded)
     nbformat.validate(made)
     marks = [c.metadata.nbgrader.grade_id for c in made.cells if "nbgrader" in c.metadata]
     assert marks == ["06_copy-to-tensor-parallel__forward-values"]
@@ -120,7 +128,7 @@ def test_marks_are_put_back_whatever_was_done_to_them() -> None:
             "nbgrader": lie,
             "labkit": {"exercise": "06.сopy-to-tensor-parallel"},
         }  # a Cyrillic c
-    made = rebuild.rebuilt(raw, registry.exercises("06"), [])
+    made = rebuild.rebuilt(raw, places_of(cells_of(raw), registry.exercises("06")), [])
     marked = [(c.source, c.metadata.nbgrader) for c in made.cells if "nbgrader" in c.metadata]
     assert [source for source, _ in marked] == [DEFINES_F]
     assert marked[0][1]["grade"] is False
@@ -129,7 +137,8 @@ def test_marks_are_put_back_whatever_was_done_to_them() -> None:
 
 
 def test_the_last_definition_is_the_exercise() -> None:
-    made = rebuild.rebuilt(notebook(DEFINES_F, DEFINES_F + "\n# again"), registry.exercises("06"), [])
+    raw = notebook(DEFINES_F, DEFINES_F + "\n# again")
+    made = rebuild.rebuilt(raw, places_of(cells_of(raw), registry.exercises("06")), [])
     assert ["nbgrader" in c.metadata for c in made.cells] == [False, True]
 
 

@@ -8,12 +8,15 @@ import os
 import subprocess
 import sys
 import zipfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from conftest import LESSON, notebook
+from nbgrader.api import Gradebook
+from nbgrader.utils import parse_utc
 
-from autograder.gradebook.course import init_course
+from autograder.gradebook.course import Course, init_course
 from autograder.gradebook.uploads import UploadExtractor, UploadProblem
 
 MOODLE = "Ada Byron_123_assignsubmission_file_"
@@ -36,14 +39,15 @@ def collected(course: Path, archives: dict[str, dict[str, bytes]]) -> tuple[dict
     """What `nbgrader zip_collect` makes of these archives (path -> bytes), and what it says."""
     init_course(course)
     folder = course / "downloaded" / LESSON / "archive"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, members in archives.items():
         (folder / name).write_bytes(zipped(members))
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     words = ["nbgrader", "zip_collect", LESSON]
     done = subprocess.run(words, cwd=course, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    found = (course / "submitted").rglob("*.ipynb")
+    students = ("*.ipynb", "regrade.txt")  # and nbgrader's timestamp.txt
+    found = (path for name in students for path in (course / "submitted").rglob(name))
     return {str(path.relative_to(course / "submitted")): path.read_bytes() for path in found}, done.stderr
 
 
@@ -75,6 +79,25 @@ def test_a_name_takes_nobody_elses_place(tmp_path: Path) -> None:
     assert "2 students' numbers in the name 'mallory_777" in said
 
 
+def test_a_request_for_another_look_is_collected_with_its_notebook(tmp_path: Path) -> None:
+    """In Moodle's folder, and among Canvas's files, which are numbered when they are handed in again."""
+    members = {
+        f"{MOODLE}/{LESSON}.ipynb": source("ada"),
+        f"{MOODLE}/Regrade.txt": b"06.a: why?",
+        f"{MOODLE}/timestamp.txt": b"2020-01-01 00:00:00",
+        f"curieanna_4711_889900_{LESSON}-1.ipynb": source("curie"),
+        "curieanna_4711_889901_regrade-1.txt": b"06.b: please",
+    }
+    found, _ = collected(tmp_path, {"all.zip": members})
+    assert found == {
+        f"123/{LESSON}/{LESSON}.ipynb": source("ada"),
+        f"123/{LESSON}/regrade.txt": b"06.a: why?",
+        f"4711/{LESSON}/{LESSON}.ipynb": source("curie"),
+        f"4711/{LESSON}/regrade.txt": b"06.b: please",
+    }
+    assert list((tmp_path / "submitted").rglob("timestamp.txt")) == [], "nobody says when they handed in"
+
+
 def test_one_number_twice_is_told_and_everybody_else_is_collected(tmp_path: Path) -> None:
     first = {f"{MOODLE}/{LESSON}.ipynb": source("ada"), f"{EVE}/{LESSON}.ipynb": source("eve")}
     second = {
@@ -89,6 +112,47 @@ def test_one_number_twice_is_told_and_everybody_else_is_collected(tmp_path: Path
     }
     told = "nothing was collected for 123: 2 uploads have this number: a.zip: Ada Byron_123, b.zip: Another"
     assert told in said
+
+
+WORKSHEET = (
+    '\ufeffIdentifier,Full name,Email address,Status,Grade,"Last modified (submission)"\n'
+    'Participant 123,Ada Byron,ada@x.org,Submitted for grading,,"Saturday, 21 November 2026, 3:04 PM"\n'
+    "Participant 666,Eve,,Submitted for grading,,-\n"
+)
+
+
+def test_times_and_ids_come_from_moodles_worksheet(tmp_path: Path) -> None:
+    """A number is of this assignment alone; where the worksheet has an address, that is the student's id."""
+    folder = tmp_path / "downloaded" / LESSON / "archive"
+    folder.mkdir(parents=True)
+    (folder / "Grades.csv").write_text(WORKSHEET, encoding="utf-8")
+    found, _ = collected(
+        tmp_path, {"all.zip": {f"{MOODLE}/a.ipynb": source("ada"), f"{EVE}/b.ipynb": source("eve")}}
+    )
+    assert sorted(found) == [f"666/{LESSON}/b.ipynb", f"ada@x.org/{LESSON}/a.ipynb"]
+    at = (tmp_path / "submitted" / "ada@x.org" / LESSON / "timestamp.txt").read_text()
+    assert parse_utc(at).replace(tzinfo=UTC) == datetime(2026, 11, 21, 15, 4).astimezone()
+    assert not (tmp_path / "submitted" / "666" / LESSON / "timestamp.txt").exists()
+
+
+def test_what_canvas_marks_late_is_late(tmp_path: Path) -> None:
+    """By a second, as its archive does not say by how much; and nothing where there is no due date."""
+    late, on_time = f"a_LATE_1_2_{LESSON}.ipynb", f"b_3_4_{LESSON}.ipynb"
+    for due in (None, datetime(2026, 11, 20, 12)):
+        course = tmp_path / str(due)
+        init_course(course)
+        with Gradebook(Course(course).db_url) as gradebook:
+            gradebook.update_or_create_assignment(LESSON, duedate=due)
+        found, said = collected(course, {"all.zip": {late: source("a"), on_time: source("b")}})
+        assert len(found) == 2
+        told = {path.parent.parent.name: path.read_text() for path in course.rglob("timestamp.txt")}
+        if due is None:
+            assert told == {}
+            assert "1 handed in late, and that costs nothing" in said
+        else:
+            assert {student: parse_utc(at) - due for student, at in told.items()} == {
+                "1": timedelta(seconds=1)
+            }
 
 
 def test_a_broken_archive_spoils_only_itself(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -22,6 +23,8 @@ from labkit.doctor import find_browser
 # Every cell is on the page at once, so that what is asked of the page is asked of the whole notebook.
 SETTINGS = {"@jupyterlab/notebook-extension/tracker.jupyterlab-settings": '{"windowingMode": "none"}'}
 
+THEMES = ("JupyterLab Light", "JupyterLab Dark")
+
 SCALE = 1.5 if "LABKIT_SCREENSHOTS" in os.environ else 1  # pictures that are kept are sharp
 
 
@@ -29,9 +32,7 @@ SCALE = 1.5 if "LABKIT_SCREENSHOTS" in os.environ else 1  # pictures that are ke
 def jupyter_lab(root: Path, home: Path) -> Iterator[str]:
     """`labkit lab` on `root`, with an empty home; yields its URL. At the end nothing of it may be left."""
     for name, text in SETTINGS.items():
-        path = home / ".jupyter" / "lab" / "user-settings" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
+        _set(home, name, text)
     command = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(root), "--no-browser"]
     environment = {**os.environ, "HOME": str(home), "SSH_CONNECTION": ""}
     environment.pop("SSH_CONNECTION")
@@ -46,6 +47,17 @@ def jupyter_lab(root: Path, home: Path) -> Iterator[str]:
                 process.kill()
             server.kill()
     assert not left, f"still running after JupyterLab ended: {left}"
+
+
+def choose_theme(home: Path, theme: str) -> None:
+    """The JupyterLab that will run with this home looks like this: one of `THEMES`."""
+    _set(home, "@jupyterlab/apputils-extension/themes.jupyterlab-settings", json.dumps({"theme": theme}))
+
+
+def _set(home: Path, name: str, text: str) -> None:
+    path = home / ".jupyter" / "lab" / "user-settings" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 def _announced_url(server: subprocess.Popen[str]) -> str:

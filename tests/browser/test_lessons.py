@@ -1,6 +1,8 @@
 """Each lesson in JupyterLab, in a browser: solved, every cell runs and shows; as released, it opens.
 
-LABKIT_SCREENSHOTS=assets keeps the pictures the README shows.
+A third of the lessons is run each day; LABKIT_EVERYTHING=1 takes all.
+
+LABKIT_SCREENSHOTS=folder keeps a picture of every check.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from jupyter_page import NotebookPage, browser, jupyter_lab
 from nbformat import NotebookNode
 from playwright.sync_api import BrowserContext, Page, expect
 
+from autograder.selftest.turn import part_of, today
 from labkit.build import Lesson, find_lessons, instructor_notebook, read_lesson
 from labkit.build.course import lesson_exercises, notebook_text
 
 HOUSE = Path(__file__).resolve().parents[2]
 LESSONS = [path.stem for path in sorted((HOUSE / "solutions").glob("[0-9][0-9]_*.py"))]
+PARTS = 3
 FIGURES = ".jp-Notebook .jp-OutputArea-output img, .jp-Notebook .jp-OutputArea-output svg"
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
@@ -55,7 +59,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
         yield root, url
 
 
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("name", part_of(LESSONS, PARTS, today()))
 def test_every_cell_runs_and_shows(lesson: Lesson, page: Page, lab: tuple[Path, str], pictures: Path) -> None:
     """With the reference solution filled in: no error, figures drawn, a passing table for each exercise."""
     root, url = lab

@@ -77,6 +77,28 @@ MISTAKES = {
         '# %% predict="ranks"',
         "expected a code or [markdown] cell",
     ),
+    "misspelt kind": (
+        '# %% predict="ranks"',
+        "# %% [markdwn]",
+        '# %% predict="ranks"',
+        "found `# %% [markdwn]`",
+    ),
+    "a title": ('# %% predict="ranks"', "# %% A guess", '# %% predict="ranks"', "found `# %% A guess`"),
+    "no quotes": ('predict="ranks"', "predict=ranks", '# %% predict="ranks"', "found `# %% predict=ranks`"),
+    "no quotes, a letter": ('predict="ranks"', "predict=x", '# %% predict="ranks"', "found `# %% predict=x`"),
+    "difficulty a word": ("difficulty=2", 'difficulty="2"', EXERCISE, "expected difficulty= a whole number"),
+    "scoreboard a word": (
+        "scoreboard=true",
+        'scoreboard="yes"',
+        "# %% scoreboard=true",
+        "expected scoreboard= true or false",
+    ),
+    "begin too far left": (
+        "        ### BEGIN SOLUTION\n        if grad",
+        "    ### BEGIN SOLUTION\n        if grad",
+        "        ### BEGIN SOLUTION\n        if grad",
+        "found 4 spaces, and 8 before `if grad is None:`",
+    ),
     "mark in a string": (
         "your_guess = ...",
         'your_guess = """\n# %% no\n"""',

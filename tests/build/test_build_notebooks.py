@@ -67,6 +67,12 @@ def test_each_property_has_its_graded_cell_with_its_points(released: Any) -> Non
     assert released.cells[-3].metadata["jp-MarkdownHeadingCollapsed"] is True
 
 
+def test_what_a_lesson_imports_is_folded(released: Any) -> None:
+    """The question comes first."""
+    (imports,) = (c for c in released.cells if "setup" in c.metadata.get("tags", ()))
+    assert imports.metadata.jupyter.source_hidden
+
+
 def test_checks_and_graded_cells_are_locked_and_exercises_are_not(released: Any) -> None:
     locked = {c.id for c in released.cells if c.metadata.get("editable") is False}
     assert locked == {"check_90_double-it", "90_double-it__forward-values", "90_double-it__one_all-reduce"}

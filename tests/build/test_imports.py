@@ -18,6 +18,7 @@ ROOMS = (
     "labkit.jupyter",
     "labkit.slurm",
     "labkit.theory",
+    "labkit.prove",
     "labkit.build",
     "autograder",
 )

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def clone(tmp_path: Path) -> Path:
     folder = tmp_path / "my clone"
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "lab.mk", "pyproject.toml", "constraints.txt"):
         shutil.copy(HOUSE / name, folder)
     return folder
 

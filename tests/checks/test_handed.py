@@ -29,13 +29,14 @@ def numbers(tensors: Inputs) -> set[float]:
 def test_a_stage_is_handed_to_its_own_rank_only() -> None:
     """Inputs come to the first stage's rank, targets to the last's, and a shared embedding to both."""
     for case, inputs, ranks in handed("04.run-schedule"):
-        last = (len(case.params["widths"]) - 1) % case.ranks
         for rank, own in enumerate(ranks):
+            place = place_of(case, rank)
+            last = (len(case.params["widths"]) - 1) % place.size
             for name in inputs:
                 stage = name.partition(".")[0]
                 at = {"x0": {0}, "x1": {0}, "y0": {last}, "y1": {last}, "embedding": {0, last}}
-                owners = at[stage] if stage in at else {int(stage) % case.ranks}
-                assert (name in own) == (rank in owners), (case.name, rank, name)
+                owners = at[stage] if stage in at else {int(stage) % place.size}
+                assert (name in own) == (place.position in owners), (case.name, rank, name)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+import labkit
 from labkit.checks.case import Case, RankAnswer, StudentError
 from labkit.checks.files import RunRequest, mark_begun, read_request, write_answer
 from labkit.checks.jobs import JobFailure, cases_of_jobs, run_cases
 from labkit.checks.source.submission import Submission
+from labkit.torch_private import end_groups_but, groups_made
 
 CASES = [Case(name, 2, kind="values") for name in ("first", "second", "third")]
 HANDED = {case.name: [{"x": torch.tensor(rank)} for rank in range(2)] for case in CASES}
@@ -120,3 +124,27 @@ def test_a_rank_reads_what_it_is_handed_and_nothing_else(tmp_path: Path) -> None
 
     run_cases(request(), HANDED, run_job)
     assert seen == [{case.name: rank for case in CASES} for rank in range(2)]
+
+
+def groups_come_and_go(group: dist.ProcessGroup) -> tuple[int, int, int]:
+    """Threads of a rank before it makes two groups, while it has them, and after they were ended."""
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    kept, before = groups_made(), threads()
+    made = [dist.new_group([0, 1]) for _ in range(2)]
+    for each in made:
+        dist.all_reduce(torch.ones(3), group=each)
+    between = threads()
+    dist.barrier()
+    del made, each
+    end_groups_but(kept)
+    dist.barrier()
+    return before, between, threads()
+
+
+def test_nothing_holds_groups_that_were_ended() -> None:
+    """A group has threads for as long as anybody holds it, and a sandbox has a bound on threads."""
+    for before, between, after in labkit.launch(groups_come_and_go, ranks=2, backend="gloo").results:
+        assert before == after < between

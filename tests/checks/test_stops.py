@@ -14,8 +14,8 @@ from labkit.checks.case import Case, RankAnswer, StudentError
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.files import RunRequest, mark_begun, write_answer
 from labkit.checks.jobs import JobFailure
-from labkit.checks.judge import STOPPED, judge_exercise
-from labkit.checks.report import Report
+from labkit.checks.judge import judge_exercise
+from labkit.checks.report import STOPPED, Report
 from labkit.checks.shared.beside import same
 from labkit.checks.source.submission import Submission
 

@@ -79,8 +79,10 @@ def people(*names: str) -> Iterator[People]:
             (root / name).write_text(text)
         holder = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-euc", _mounts(root)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert holder.stdout is not None
         assert holder.stdout.readline() == "ready\n", "the namespace could not be made"
         yield People(root, homes, f"/proc/{holder.pid}/ns/mnt")

@@ -122,8 +122,10 @@ def test_nothing_that_is_sent_reaches_the_batch_script(
 def test_choices_go_up_to_what_the_site_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     c = with_choices(tmp_path, monkeypatch, "cpus = [4, 16]")
     page = c.Spawner.options_form(SimpleNamespace(user_options={"gpus": "2", "cpus": ["<b>"]}))
-    offered = {part.split('"')[0]: re.findall(r"<option(?: selected)?>([^<]*)", part)
-               for part in page.split('name="')[1:]}  # fmt: skip
+    offered = {
+        part.split('"')[0]: re.findall(r"<option(?: selected)?>([^<]*)", part)
+        for part in page.split('name="')[1:]
+    }
     assert offered == {
         "gpus": ["0", "1", "2", "4"],
         "cpus": ["4", "16"],
@@ -134,8 +136,15 @@ def test_choices_go_up_to_what_the_site_has(tmp_path: Path, monkeypatch: pytest.
     spawner = SimpleNamespace(req_options="")
     told = c.Spawner.options_from_form({"gpus": ["1"], "cpus": ["16"], "mem": ["12G"], "time": ["02:00:00"]})
     c.Spawner.apply_user_options(spawner, told)
-    asked = ("partition=course", "time=02:00:00", "nodes=1", "gpus-per-node=1", "mem=12G",
-             "cpus-per-task=16", "qos=teach")  # fmt: skip
+    asked = (
+        "partition=course",
+        "time=02:00:00",
+        "nodes=1",
+        "gpus-per-node=1",
+        "mem=12G",
+        "cpus-per-task=16",
+        "qos=teach",
+    )
     assert spawner.req_options.splitlines() == [f"#SBATCH --{option}" for option in asked]
 
 
@@ -171,8 +180,10 @@ def test_what_is_not_offered_is_refused(
     assert caught.value.status_code == 400
     assert len(caught.value.jupyterhub_message) < 300, "the page can show it"
     assert spawner.req_options == "before"
-    sent = {name: [str(each) for each in value] if isinstance(value, list) else [str(value)]
-            for name, value in told.items()}  # fmt: skip
+    sent = {
+        name: [str(each) for each in value] if isinstance(value, list) else [str(value)]
+        for name, value in told.items()
+    }
     with pytest.raises(HTTPError, match="there is"):
         c.Spawner.options_from_form(sent)
 

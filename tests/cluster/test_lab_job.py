@@ -30,8 +30,10 @@ def lab(
     return subprocess.run(
         [sys.executable, "-m", "labkit.cli", "lab", *options],
         env={**slurm.environment, "LABKIT_SHARED": str(shared), **environment},
-        capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
 
 
 @pytest.mark.usefixtures("unused_lab")  # which has a minute to end meanwhile: see test_unused_lab.py
@@ -120,6 +122,20 @@ def test_nine_gpus_of_eight(slurm: LocalSlurm, tmp_path: Path) -> None:
     assert "--gpus-per-node=9" in refused.stderr
     assert "2 nodes with 16 CPUs and gpu:8 each" in refused.stderr, "what there is"
     assert "Traceback" not in refused.stderr
+
+
+def test_more_than_slurm_ever_gives_is_refused(slurm: LocalSlurm, tmp_path: Path) -> None:
+    """And the queue has a deadline, after which nothing of it waits on."""
+    for asked in (["--nodes", "9"], ["--cpus", "17"]):
+        refused = lab(slurm, tmp_path, "--slurm", *asked, "--time", "5")
+        assert refused.returncode == 2
+        assert "all: 2 nodes with 16 CPUs" in refused.stderr, refused.stderr
+    blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 60")
+    late = lab(slurm, tmp_path, "--slurm", "--time", "5", "--queue", "2")
+    assert late.returncode == 2
+    assert "Slurm did not start the job within 2 s" in late.stderr
+    assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
+    slurm.run("scancel", blocker)
 
 
 def test_a_site_knows_its_limits_without_asking(slurm: LocalSlurm, tmp_path: Path) -> None:

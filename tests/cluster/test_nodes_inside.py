@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from cluster_helpers import allocation, interrupt_soon, nothing_is_left, wait_for_output
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
@@ -139,6 +140,10 @@ def test_a_session_on_two_nodes(inside: LocalSlurm, capsys: pytest.CaptureFixtur
         magics.ranks("", "x + 1")
         assert magics.session is session, "a line without --nodes means the session that there is"
         assert session.run("x + 1").values == {rank: str(rank + 1) for rank in range(4)}, "variables stay"
+        notebook: dict[str, object] = {"weights": (weights := torch.zeros(100_000))}
+        session.run("weights += 1", names=notebook)
+        notebook["view"] = weights[:2]
+        assert session.run("view.tolist()", names=notebook).values[3] == "[1.0, 1.0]", "over TCP, once"
         with pytest.raises(RankError, match=f"rank 2 on {nodes[2]} failed: ZeroDivisionError"):
             session.run("1 / 0 if rank == 2 else 0")
         interrupt_soon()

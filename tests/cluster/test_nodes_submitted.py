@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 from cluster_helpers import nothing_is_left, wait_for_output
+from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever, forever_together, sum_of_ranks
 from slurm_cluster import LocalSlurm
 
 import labkit
 from labkit.launch.failure.errors import InfrastructureError, JobCancelled
 from labkit.launch.job import Job
+from labkit.magics import RanksMagics
+from labkit.slurm import commands
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
@@ -70,8 +73,47 @@ def test_cancel_while_it_waits(outside: LocalSlurm) -> None:
 
 
 def test_more_nodes_than_there_are(outside: LocalSlurm) -> None:
-    with pytest.raises(InfrastructureError, match=r"PartitionNodeLimit.*all: 2 nodes with 16 CPUs"):
+    with pytest.raises(InfrastructureError, match=r"not available.*--nodes=3.*all: 2 nodes with 16 CPUs"):
         labkit.launch(sum_of_ranks, 1, nodes=3, ranks=3)
+
+
+def test_more_ranks_than_nodes_have_cores(outside: LocalSlurm) -> None:
+    """Slurm would take the job and never start it."""
+    began = time.monotonic()
+    with pytest.raises(InfrastructureError, match=r"--cpus-per-task=32.*all: 2 nodes with 16 CPUs"):
+        labkit.launch(sum_of_ranks, 1, nodes=2, ranks=64)
+    assert time.monotonic() - began < 10
+    assert outside.run("squeue", "--noheader") == ""
+
+
+def test_the_queue_has_a_deadline(outside: LocalSlurm) -> None:
+    blocker = outside.run(
+        "sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"
+    )
+    with pytest.raises(InfrastructureError, match=r"did not start the job within 2 s \(\w+\)"):
+        labkit.launch(sum_of_ranks, 1, nodes=2, ranks=4, queue=2)
+    assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
+    magics = RanksMagics(InteractiveShell())
+    with pytest.raises(InfrastructureError, match=r"did not start the job within 2 s \(\w+\)"):
+        magics.ranks("4 --nodes 2 --queue 2", "rank")
+    assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "nor do others in their place"
+    outside.run("scancel", blocker)
+
+
+def test_a_reason_that_stays_is_told(outside: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a partition which the operator has closed: it may be minutes or weeks."""
+    monkeypatch.setattr(commands, "_DOUBT", 1.0)
+    outside.run("scontrol", "update", "PartitionName=all", "State=DOWN")
+    try:
+        job = background(forever)
+        assert "may never start" not in job.state()
+        until = time.monotonic() + 20
+        while "PartitionDown for 1 s now: it may never start" not in job.state():
+            assert time.monotonic() < until, job.state()
+            time.sleep(0.1)
+        job.cancel()
+    finally:
+        outside.run("scontrol", "update", "PartitionName=all", "State=UP")
 
 
 def test_a_node_that_dies_is_named(outside: LocalSlurm) -> None:

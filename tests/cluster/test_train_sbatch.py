@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from slurm_cluster import LocalSlurm
+
+import labkit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
 
@@ -64,6 +67,26 @@ def test_a_requeued_training_ends_where_one_process_would(
     assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "train.pt"]
     assert list(workbook.iterdir()) == [], "nothing is left where the job was submitted"
     assert slurm.wait_until_no_job_processes() == []
+
+
+def test_its_profiles_make_one_trace(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.wait_until_idle()
+    monkeypatch.setitem(slurm.environment, "HOME", str(tmp_path))
+    monkeypatch.setitem(slurm.environment, "PYTHON", sys.executable)
+    monkeypatch.setitem(slurm.environment, "RANKS_PER_NODE", "2")
+    script = [str(SCRIPTS / "train.sbatch"), str(SCRIPTS / "train.py")]
+    profiles = tmp_path / "profiles"
+    job = slurm.run("sbatch", "--parsable", *script, "--steps", "6", "--profile", str(profiles))
+    state = slurm.wait_for_state(job, "COMPLETED", "FAILED", seconds=90)
+    assert state == "COMPLETED", log_of(tmp_path / "train" / job)
+    written = labkit.trace(profiles, tmp_path / "trace.json")
+    assert written.ranks == 4
+    events = json.loads(written.path.read_text())["traceEvents"]
+    steps = {(e["pid"], e["name"]) for e in events if e["name"].startswith("ProfilerStep")}
+    assert len({pid for pid, _ in steps}) == 4
+    assert {name for _, name in steps} == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}
 
 
 def log_of(folder: Path) -> str:

@@ -205,3 +205,31 @@ def prints_for(seconds: float, per_second: int) -> int:
         printed += 1000
         time.sleep(1000 / per_second)
     return printed
+
+
+# -- where other users of the machine look on
+
+
+def _wait_for(path: Path) -> None:
+    until = time.monotonic() + 40
+    while not path.exists():
+        assert time.monotonic() < until, f"no {path}"
+        time.sleep(0.01)
+
+
+def meets_when_told(folder: str) -> float:
+    """The sum of ones, once the folder has `go`."""
+    print("ready", flush=True)
+    _wait_for(Path(folder, "go"))
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return float(x)
+
+
+def makes_groups(folder: str) -> None:
+    """Groups of two, one after the other; rank 1 comes to each only when it is told to."""
+    for turn in range(40):
+        if dist.get_rank() == 1:
+            _wait_for(Path(folder, f"go{turn}"))
+        group = dist.new_group([0, 1])
+        dist.broadcast_object_list([None], group=group)

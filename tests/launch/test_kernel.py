@@ -5,62 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from labkit import processes
 
-manager = pytest.importorskip("jupyter_client.manager", reason="a kernel is needed: pip install labkit[lab]")
+if TYPE_CHECKING:
+    from kernel_helpers import Kernel
+
+pytest.importorskip("jupyter_client.manager", reason="a kernel is needed: pip install labkit[lab]")
 pytestmark = pytest.mark.timeout(120)
-
-
-class Kernel:
-    """A Jupyter kernel, and what its cells show."""
-
-    def __init__(self, directory: Path) -> None:
-        self.manager = manager.KernelManager()
-        self.manager.start_kernel(cwd=str(directory))
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-
-    def run(self, source: str, interrupt_when: str = "") -> list[dict[str, Any]]:
-        """The outputs of a cell as a notebook would save them; `interrupt_when` an output has this text."""
-        shown: list[dict[str, Any]] = []
-
-        def hook(message: dict[str, Any]) -> None:
-            nonlocal interrupt_when
-            kind, content = message["msg_type"], message["content"]
-            if kind == "update_display_data":
-                shown[:] = [o for o in shown if o.get("transient") != content["transient"]]
-            if kind in ("display_data", "update_display_data", "execute_result", "stream", "error"):
-                shown.append({"kind": kind, **content})
-            if interrupt_when and kind != "execute_input" and interrupt_when in str(content):
-                interrupt_when = ""
-                self.manager.interrupt_kernel()
-
-        self.client.execute_interactive(source, timeout=60, output_hook=hook, allow_stdin=False)
-        return shown
-
-    def text(self, source: str, **options: Any) -> str:
-        """The same as one text: plain representations, streams and tracebacks."""
-        parts = []
-        for output in self.run(source, **options):
-            parts.append(output.get("text") or "\n".join(output.get("traceback", [])))
-            parts.append(output.get("data", {}).get("text/plain", ""))
-        return "\n".join(part for part in parts if part)
-
-    def engine_directory(self) -> str:
-        return self.text("from labkit.launch import client\nprint(client.engine().directory)").strip()
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    from kernel_helpers import Kernel  # which needs what may be missing
+
     running = Kernel(tmp_path_factory.mktemp("notebook"))
     running.run("%load_ext labkit\nimport torch\nimport torch.distributed as dist\nimport labkit")
     yield running
@@ -114,11 +75,12 @@ def test_errors_name_the_cell(kernel: Kernel) -> None:
         "def f():\n    if dist.get_rank():\n        raise ValueError('no')\nlabkit.launch(f, ranks=2)"
     )
     assert "RankError: rank 1 failed: ValueError: no" in text
-    assert "], line 3, in f\n    raise ValueError('no')" in text
+    assert "], line 3, in f\n" in text
+    assert "--> raise ValueError('no')" in text
     assert "In[" in text
     assert "site-packages" not in text
     text = kernel.text("%%ranks 2\n1 / 0")
-    assert "], line 2, in <module>\n    1 / 0" in text
+    assert "], line 2, in <module>\n" in text
 
 
 def test_progress_is_drawn_once(kernel: Kernel) -> None:
@@ -135,8 +97,8 @@ def test_torchrun_shows_its_command(kernel: Kernel) -> None:
 
 def test_wrong_use_of_the_magic(kernel: Kernel) -> None:
     assert "expected how many ranks" in kernel.text("%%ranks four\n1")
-    assert "expected status, stop or restart" in kernel.text("%ranks begin")
-    assert "no rank 7" in kernel.text("%%ranks 2 --rank 7\n1")
+    assert "expected status, stop, restart" in kernel.text("%ranks begin")
+    assert "--rank 7: the session has ranks 0 to 1" in kernel.text("%%ranks 2 --rank 7\n1")
 
 
 def test_interrupting_a_launch(kernel: Kernel) -> None:
@@ -154,6 +116,34 @@ def test_interrupting_a_cell_keeps_its_variables(kernel: Kernel) -> None:
     assert "the cell was interrupted" in text
     assert "rank 0: running, at In[" in text
     assert "11" in kernel.text("%%ranks\nkept")
+
+
+def test_edited_modules_reach_the_ranks_where_the_notebook_reloads_them(kernel: Kernel) -> None:
+    kernel.run("%load_ext autoreload\n%autoreload 2\nfrom pathlib import Path\nmine = Path('edited.py')")
+    kernel.run(
+        "mine.write_text('class Box:\\n  def get(self): return 1\\ndef f(): return 1\\n')\n"
+        "import edited\nfrom edited import f\nbox = edited.Box()"
+    )
+    use = "%%ranks 2\nedited.f(), f(), box.get(), edited.Box().get()"
+    assert kernel.text(use) == "[ranks 0–1] (1, 1, 1, 1)"
+    kernel.run("mine.write_text('class Box:\\n  def get(self): return 22\\ndef f(): return 22\\n')")
+    assert kernel.text(use) == "[ranks 0–1] (22, 22, 22, 22)"
+    kernel.run("%autoreload 0\nmine.write_text('def f(): return 333\\n')")
+    assert kernel.text(use) == "[ranks 0–1] (22, 22, 22, 22)"
+
+
+def test_the_extension_is_reloaded_and_unloaded(kernel: Kernel) -> None:
+    kernel.run("%%ranks 2\nx = 1")
+    directory = kernel.engine_directory()
+    assert "labkit has ended the 2 ranks" in kernel.text("%reload_ext labkit")
+    assert _gone(directory)
+    assert kernel.text("%%ranks 2\n'x' in globals()") == "[ranks 0–1] False"
+    directory = kernel.engine_directory()
+    kernel.run("%unload_ext labkit")
+    assert _gone(directory)
+    assert "`%%ranks` not found" in kernel.text("%%ranks 2\n1")
+    kernel.run("%load_ext labkit")
+    assert kernel.text("%%ranks 2\n1 + 1") == "[ranks 0–1] 2"
 
 
 def test_a_restart_leaves_nothing_and_the_new_kernel_works(kernel: Kernel) -> None:

@@ -77,6 +77,29 @@ def crossed_groups_of_the_same_ranks() -> None:
         dist.all_reduce(torch.ones(2), group=group)
 
 
+def exchange(sent: list[int], expected: list[int], group: dist.ProcessGroup | None = None) -> None:
+    rows = torch.ones(sum(sent), 3)
+    dist.all_to_all_single(torch.empty(sum(expected), 3), rows, expected, sent, group=group)
+
+
+def more_rows_expected() -> None:
+    exchange([1, 1], [3, 1]) if dist.get_rank() else exchange([1, 2], [1, 1])
+
+
+def fewer_rows_expected() -> None:
+    exchange([1, 1], [1, 1]) if dist.get_rank() else exchange([1, 2], [1, 1])
+
+
+def rows_from_who_sends_none() -> None:
+    exchange([0, 1], [2, 1]) if dist.get_rank() else exchange([1, 0], [1, 0])
+
+
+def rows_of_another_dtype() -> None:
+    dtype = torch.float64 if dist.get_rank() else torch.float32
+    numbers = torch.ones(4 if dist.get_rank() else 8, dtype=dtype)  # as many bytes
+    dist.all_to_all_single(torch.empty_like(numbers), numbers)
+
+
 FLOATS = r"of float32 \(2,\)"
 
 
@@ -95,6 +118,13 @@ FLOATS = r"of float32 \(2,\)"
         (different_groups, r"new_group \(of ranks 0(, 1)?\) .* new_group \(of ranks 0(, 1)?\)"),
         (monitored_barrier_on_one_rank, "rank 1 waits in barrier, but rank 0 has finished"),
         (crossed_groups_of_the_same_ranks, "rank 1 waits in all_reduce on another group of the same ranks"),
+        (more_rows_expected, "rank 0 sen.s? 24 bytes of float32 to rank 1 in all_to_all.* expect.* 36 bytes"),
+        (
+            fewer_rows_expected,
+            "rank 0 sen.s? 24 bytes of float32 to rank 1 in all_to_all.* expect.* 12 bytes",
+        ),
+        (rows_from_who_sends_none, "rank 0 sen.s? 0 bytes of float32 to rank 1 in all_to_all.* 24 bytes"),
+        (rows_of_another_dtype, r"rank 0 called all_to_all of .*float32 .*, rank 1 .*float64"),
     ],
 )
 def test_what_does_not_fit_is_named(function: Callable[[], None], words: str) -> None:
@@ -103,6 +133,34 @@ def test_what_does_not_fit_is_named(function: Callable[[], None], words: str) ->
     assert caught.value.verdict in ("error", "deadlock")
     assert re.search(words, str(caught.value)), str(caught.value)
     assert "larger timeout" not in str(caught.value)
+
+
+def counts_over(wrong: tuple[int, ...]) -> None:
+    """Experts' ranks are 0 and 1, and 2 and 3; ranks in `wrong` exchange their counts with their replica."""
+    rank = dist.get_rank()
+    pairs = {members: dist.new_group(list(members)) for members in ((0, 1), (2, 3), (0, 2), (1, 3))}
+    experts, replicas = (next(g for m, g in list(pairs.items())[i:] if rank in m) for i in (0, 2))
+    counts = torch.tensor([1 + rank, 1 + 2 * rank])
+    expected = torch.empty_like(counts)
+    dist.all_to_all_single(expected, counts, group=replicas if rank in wrong else experts)
+    exchange(counts.tolist(), expected.tolist(), experts)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ((0, 1, 2, 3), r"rank \d sen.s? \d+ bytes of float32 to rank \d in all_to_all.* expect.* \d+ bytes"),
+        (
+            (1,),
+            "rank 0 waits in all_to_all on ranks 0 and 1, but rank 1 waits in all_to_all on ranks 1 and 3",
+        ),
+    ],
+)
+def test_counts_that_went_over_another_group_are_named(wrong: tuple[int, ...], words: str) -> None:
+    with pytest.raises(labkit.LaunchError) as caught:
+        labkit.launch(counts_over, wrong, ranks=4, timeout=30)
+    assert caught.value.verdict in ("error", "deadlock")
+    assert re.search(words, str(caught.value)), str(caught.value)
 
 
 def backward_of_ddp_on_one_rank() -> None:

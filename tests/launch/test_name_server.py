@@ -65,5 +65,8 @@ def test_no_question_reaches_a_name_server(tmp_path: Path, resolver: str) -> Non
         ["unshare", "-rmn", "sh", "-ec", script], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.stdout.splitlines() == [
-        "[4.0, 4.0]", "[2.0, 2.0]", "questions: 0", "heard when asked: True"
-    ], done.stderr  # fmt: skip
+        "[4.0, 4.0]",
+        "[2.0, 2.0]",
+        "questions: 0",
+        "heard when asked: True",
+    ], done.stderr

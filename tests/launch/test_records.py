@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.record import Collective
+from labkit.show.sharding import sent_bytes
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,8 +53,30 @@ def test_each_call_with_its_bytes_shape_group_and_peer() -> None:
     assert {c.group for c in job.collectives} == {(0, 1, 2)}
     assert {c.source for c in job.collectives} == {"python"}
     assert [c.order for c in of_rank(job.collectives, 2)] == list(range(7))
+    assert [c.start for c in job.collectives] == sorted(c.start for c in job.collectives)  # of all ranks
     assert all(c.end is not None and 0 <= c.start <= c.end < job.wall_seconds for c in job.collectives)
     assert all("test_records.py:" in c.line for c in job.collectives)
+
+
+def test_who_gets_how_much_of_an_all_to_all() -> None:
+    """Rank r has r + q rows of 3 numbers for rank q, and keeps 2r of them."""
+
+    def uneven() -> None:
+        rank = dist.get_rank()
+        counts = [rank + other for other in range(3)]
+        rows = torch.ones(sum(counts), 3)
+        dist.all_to_all_single(torch.empty_like(rows), rows, counts, counts)
+        dist.all_to_all_single(torch.empty(6), torch.ones(6))
+        dist.all_to_all([torch.empty(1) for _ in range(3)], [torch.ones(1) for _ in range(3)])
+
+    job = labkit.launch(uneven, ranks=3)
+    for rank in range(3):
+        rows, halves, listed = of_rank(job.collectives, rank)
+        assert rows.sent == rows.received == tuple(12 * (rank + other) for other in range(3))
+        assert sent_bytes(rows) == 12 * (3 * rank + 3 - 2 * rank)
+        assert halves.sent == halves.received == (8, 8, 8)
+        assert sent_bytes(halves) == 16
+        assert (listed.sent, listed.received, sent_bytes(listed)) == ((4, 4, 4), (4, 4, 4), 8)
 
 
 def test_calls_on_a_smaller_group_and_without_waiting() -> None:

@@ -56,7 +56,7 @@ def test_a_function_call_returns_results(session: Session) -> None:
 def test_records_of_the_last_cell(session: Session) -> None:
     session.run("import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(3))")
     session.run("dist.broadcast(torch.ones(5), 0)")
-    calls, _ = session.records()
+    calls = session.record().collectives
     assert [(c.op, c.num_bytes) for c in calls] == [("broadcast", 20)] * 2
     assert all(c.start >= 0 for c in calls)
 
@@ -89,9 +89,44 @@ def test_modules_and_unpicklable_names(session: Session) -> None:
     notebook: dict[str, object] = {"__name__": "__main__"}
     in_notebook("import math\nimport threading\nlock = threading.Lock()", notebook)
     assert session.run("math.floor(2.5)", names=notebook).values[1] == "2"
-    with pytest.raises(labkit.LaunchError, match="name 'lock' is not defined"):
+    with pytest.raises(
+        labkit.LaunchError, match=r"`lock`.* cannot be sent to the ranks: it is a _thread.lock"
+    ):
         session.run("lock", names=notebook)
+    in_notebook("class Box: pass\nbox = Box()\nbox.inner = {'a': [lock]}\ndef use(): return box", notebook)
+    with pytest.raises(
+        labkit.LaunchError, match=r"(?s)`box.inner\['a'\]\[0\]`.*Hint: make `box` in the cell"
+    ):
+        session.run("use()", names=notebook)
+    session.run("box = 3")
+    assert session.run("use()", names=notebook).values[0] == "3"
     assert session.run("1").values[0] == "1"
+
+
+def test_a_value_too_large_for_a_cell_can_be_pushed(session: Session) -> None:
+    notebook: dict[str, object] = {"data": torch.zeros(17 << 20)}
+    with pytest.raises(
+        labkit.LaunchError, match=r"(?s)`data`.* has 68 MiB: more than the 64 MiB.*--push data"
+    ) as told:
+        session.run("data", names=notebook)
+    assert "replaced" not in str(told.value)
+    assert session.run("data.numel()", names=notebook, push=["data"]).values[1] == str(17 << 20)
+    assert not list(client.engine().directory.rglob("parcel*"))
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_an_interrupt_while_values_are_sent_loses_none(session: Session, continues: bool) -> None:
+    notebook: dict[str, object] = {"data": torch.ones(2 << 20)}
+    pid = int(session.run("import os, time\nos.getpid()").values[1])
+    os.kill(pid, signal.SIGSTOP)
+    _interrupt_after(0.4)
+    if continues:
+        threading.Timer(0.8, os.kill, (pid, signal.SIGCONT)).start()
+    with pytest.raises(labkit.LaunchError) as caught:
+        session.run("data\ntime.sleep(100)", names=notebook)
+    assert caught.value.verdict == "interrupted"
+    assert ("replaced" in str(caught.value)) is not continues
+    assert session.run("data.sum().item()", names=notebook).values == {0: "2097152.0", 1: "2097152.0"}
 
 
 def test_an_error_on_every_rank_keeps_the_session(session: Session) -> None:
@@ -209,6 +244,43 @@ def test_a_rank_that_is_behind_one_that_failed_is_asked_to_stop(session: Session
     assert (caught.value.verdict, caught.value.rank) == ("error", 0)
     assert "replaced" not in str(caught.value)
     assert session.run("x").values == {0: "7", 1: "7"}
+
+
+def test_calls_that_do_not_fit_are_told_of_once_and_the_ranks_stay(session: Session) -> None:
+    """Nobody was kept waiting, so only the comparison tells. What one cell sends another may receive."""
+    session.run(f"import torch\n{DIST}\nx = torch.zeros(2)\nfour = dict(dtype=torch.int32)")
+    session.run("if rank == 0: first = dist.isend(x + 1, 1)")
+    session.run("if rank == 0: second = dist.isend(torch.zeros(3), 1)\nelse: dist.recv(x, 0)")
+    session.run("if rank == 1: dist.recv(torch.zeros(3), 0)")
+    with pytest.raises(labkit.LaunchError, match="did not agree in their collective call 1") as caught:
+        session.run("dist.broadcast(torch.ones(2, **(four if rank else {})), 0)", file="In[7]")
+    assert "float32 at In[7]:1" in str(caught.value)
+    assert "int32 at In[7]:1" in str(caught.value)
+    assert session.run("dist.barrier()\nx.tolist()").values == {0: "[0.0, 0.0]", 1: "[1.0, 1.0]"}
+
+
+def test_what_cannot_be_a_name_is_not_pushed(session: Session) -> None:
+    with pytest.raises(ValueError, match="'my x' is no name"):
+        session.push({"my x": 1})
+    session.run("d = {rank: 1}")
+    with pytest.raises(TypeError, match=r"dict and dict .* `pull`"):
+        session.gather("d")
+
+
+@pytest.mark.parametrize(
+    ("raising", "told"),
+    [
+        ("raise ValueError('\\ud800 lone')", "ValueError: \\ud800 lone"),
+        ("e = ValueError('odd')\ne.__notes__ = 3\nraise e", "ValueError: odd"),
+    ],
+)
+def test_an_odd_error_is_told_as_any(session: Session, raising: str, told: str) -> None:
+    """Half a character, which no notebook can be sent; notes that are none."""
+    with pytest.raises(labkit.LaunchError) as caught:
+        session.run(raising)
+    str(caught.value).encode()
+    assert told in str(caught.value)
+    assert "replaced" not in str(caught.value)
 
 
 def test_a_second_thread_is_told_that_the_session_is_busy(session: Session) -> None:

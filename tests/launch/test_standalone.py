@@ -57,12 +57,13 @@ def test_one_job_and_its_files(work: Path) -> None:
     assert (job / "answer1").read_text() == "42"
     assert (job / "rank1.log").read_text() == "done on 1\n"
     assert json.loads((job / "job.json").read_text())["verdict"] == "finished"
-    calls, _, memory = read_records([job / f"rank{rank}.records.json" for rank in range(2)])
-    assert [(call.rank, call.op, call.num_bytes) for call in sorted(calls, key=lambda c: c.rank)] == [
+    record = read_records([job / f"rank{rank}.records.json" for rank in range(2)])
+    calls = sorted(record.collectives, key=lambda c: c.rank)
+    assert [(call.rank, call.op, call.num_bytes) for call in calls] == [
         (0, "all_reduce", 12),
         (1, "all_reduce", 12),
     ]
-    assert len(memory) == 2
+    assert len(record.memory) == 2
     assert run(work, "job", "--", "submitted:fine").returncode != 0  # one job a directory
 
 

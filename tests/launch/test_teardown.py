@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import rank_functions as on_ranks
-from launch_helpers import leftovers
+from launch_helpers import leftovers, wait_for_output
 
 import labkit
 from labkit import processes
@@ -147,6 +147,9 @@ def test_a_stale_directory_is_removed_and_a_live_one_is_not() -> None:
     alive = directory.create()
     directory.remove_stale()
     assert (stale.exists(), alive.exists()) == (False, True)
+    (alive / "owner.json").write_text("")  # as another process finds it while it is being written
+    directory.remove_stale()
+    assert alive.exists()
     directory.remove(alive)
 
 
@@ -255,3 +258,17 @@ def test_a_full_disk_is_said_to_be_full() -> None:
     assert lines[:3] == ["[0, 1]", "infrastructure", "infrastructure"]
     assert lines[3].startswith("infrastructure the job's directory")
     assert "No space left" in lines[3]
+
+
+def test_a_job_whose_agent_cannot_say_why_it_ended_was_cancelled_all_the_same() -> None:
+    def wait() -> None:
+        print(os.getppid(), "ready", flush=True)
+        time.sleep(60)
+
+    job = labkit.launch(wait, ranks=1, wait=False)
+    wait_for_output(job)
+    os.kill(int(job.output[0].split()[0]), signal.SIGSTOP)
+    job.cancel()
+    assert job.error is not None
+    assert job.error.verdict == "cancelled"
+    assert leftovers() == []

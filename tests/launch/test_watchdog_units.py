@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from pickle import PickleBuffer
 
 import msgspec
 import pytest
@@ -16,10 +18,13 @@ from labkit.hosts import gpu_count, place
 from labkit.launch import names, render
 from labkit.launch.engine import gpu_lock
 from labkit.launch.engine.facts import read_facts, write_facts
+from labkit.launch.engine.ranks import Ranks
 from labkit.launch.failure.deadlock import find_mismatch, is_stuck
 from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_frames
-from labkit.launch.handover import notebook_names
-from labkit.launch.handover.request import log_path
+from labkit.launch.failure.words import mismatch
+from labkit.launch.handover.parcels import parcel
+from labkit.launch.handover.request import end_path, log_path
+from labkit.launch.handover.reserved import reserve, write_reserved
 from labkit.launch.output import Outputs
 from labkit.record.state import RUNNING, WAITING, State, StatePage, Wait, group_key, pack_wait
 
@@ -67,9 +72,40 @@ def test_calls_whose_sizes_may_differ_are_no_mismatch() -> None:
     assert find_mismatch(0, states[0].wait, states) is None
 
 
+def exchange(sent: tuple[int, ...], received: tuple[int, ...]) -> Wait:
+    return replace(call("all_to_all"), sent=sent, received=received)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (((4, 8), (4, 12)), "rank 0 sends 8 bytes of float32 to rank 1 in all_to_all, call 1"),
+        (((4, 12), (4, 8)), "rank 1 sends 12 bytes of float32 to rank 0 in all_to_all, call 1"),
+        (((4, 12), (4, 12)), ""),
+        (((4, 8), ()), ""),  # not known
+    ],
+)
+def test_parts_of_an_all_to_all_are_compared_in_pairs(
+    parts: tuple[tuple[int, ...], tuple[int, ...]], words: str
+) -> None:
+    """Rank 0 sends, and expects, these bytes; rank 1 sends it 12 and expects 12, and keeps 4."""
+    mine, other = exchange(*parts), exchange((12, 4), (12, 4))
+    found = find_mismatch(0, mine, [waiting(mine), waiting(other)])
+    assert (mismatch(found) if found else "").startswith(words)
+    assert bool(found) is bool(words)
+
+
+def test_parts_that_the_page_has_no_room_for_are_not_known(tmp_path: Path) -> None:
+    page = StatePage(tmp_path / "page", create=True)
+    page.set_call(pack_wait(exchange((10**9,) * 64, (7,) * 64)), 1)
+    wait = page.read().wait
+    assert wait is not None
+    assert (wait.sent, wait.received) == ((), (7,) * 64)
+
+
 def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     page = StatePage(tmp_path / "page", create=True)
-    wait = call("recv", 4, peer=1)
+    wait = replace(call("recv", 4, peer=1), sent=(1, 2), received=(3, 4))
     page.set_call(pack_wait(wait), 3)
     page.set_call(pack_wait(wait), 4)
     page.enter(WAITING)
@@ -89,9 +125,16 @@ def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def failed(rank: int, when: float, waiting_in_call: bool, line: int = 3) -> RankFacts:
-    end = {"rank": rank, "state": "failed", "time": when, "waiting": waiting_in_call, "type": "ValueError",
-           "message": "no", "kind": "error",
-           "frames": [{"file": "In[2]", "line": line, "function": "f", "source": ""}]}  # fmt: skip
+    end = {
+        "rank": rank,
+        "state": "failed",
+        "time": when,
+        "waiting": waiting_in_call,
+        "type": "ValueError",
+        "message": "no",
+        "kind": "error",
+        "frames": [{"file": "In[2]", "line": line, "function": "f", "source": ""}],
+    }
     return RankFacts(rank, state("failed"), end, Exit(1, 0))
 
 
@@ -100,6 +143,28 @@ def test_the_rank_that_failed_outside_communication_is_the_cause() -> None:
     diagnosis = diagnose("failed", [failed(0, 1.0, True), failed(1, 2.0, False)], TIMEOUT)
     assert (diagnosis.verdict, diagnosis.rank) == ("error", 1)
     assert [report.state for report in diagnosis.ranks] == ["waiting", "failed"]
+
+
+def test_who_could_not_meet_the_others_is_not_the_cause_when_one_of_them_died() -> None:
+    """Rank 1 met rank 0 and left at once, before rank 0 had met rank 1."""
+    alone = failed(0, 1.0, False)
+    assert alone.end is not None
+    gone = RankFacts(1, state("running"), None, Exit(0, 0))
+    diagnosis = diagnose("failed", [replace(alone, end=alone.end | {"joining": True}), gone], TIMEOUT)
+    assert (diagnosis.verdict, diagnosis.rank) == ("error", 1)
+    assert [report.state for report in diagnosis.ranks] == ["starting", "failed"]
+
+
+def test_who_could_not_meet_the_others_is_heard_out(tmp_path: Path) -> None:
+    """The rank that left may not be gone yet when the agent looks: it is waited for, as one in a call is."""
+    ranks = Ranks(tmp_path, 2)
+    reserve(end_path(tmp_path, 0))
+    with subprocess.Popen(["sleep", "60"]) as alive:
+        for joining in (False, True):
+            end = {"state": "failed", "waiting": False, "joining": joining}
+            write_reserved(end_path(tmp_path, 0), end)
+            assert ranks.some_stopped_in_a_call([alive.pid, alive.pid]) == joining
+        alive.kill()
 
 
 def test_the_same_error_everywhere_is_told_of_the_lowest_rank() -> None:
@@ -159,6 +224,17 @@ def test_a_long_output_is_cut_with_a_note() -> None:
     assert text.endswith("999")
 
 
+def test_a_remark_of_gloo_is_not_output(tmp_path: Path) -> None:
+    log_path(tmp_path, 0).write_text(
+        "mine\n[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+        "[Gloo] is mine too\n"
+    )
+    outputs = Outputs(tmp_path, 1)
+    outputs.read()
+    assert outputs.texts() == ["mine\n[Gloo] is mine too\n"]
+    outputs.close()
+
+
 def test_output_is_read_once_and_in_order(tmp_path: Path) -> None:
     log = log_path(tmp_path, 0)
     outputs = Outputs(tmp_path, 1)
@@ -177,8 +253,16 @@ def test_places_are_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names.readable_text(f"at {tmp_path}/a/b.py:3, and /else/c.py:4") == "at a/b.py:3, and /else/c.py:4"
 
 
-def test_names_that_a_cell_uses() -> None:
-    assert notebook_names.used_names("y = f(x)\nprint(len(y))\ndef g(): return h") == {"f", "x", "h"}
+@pytest.mark.parametrize("room", [True, False])
+def test_large_parts_of_a_message_arrive_where_there_is_no_room_too(tmp_path: Path, room: bool) -> None:
+    parts = [b"a" * 5, b"", b"b" * 100]
+    sent = parcel([PickleBuffer(part) for part in parts], tmp_path if room else tmp_path / "missing")
+    assert bool(list(tmp_path.iterdir())) is room
+    opened = sent.open()
+    assert [bytes(part) for part in opened] == parts
+    assert not any(memoryview(part).readonly for part in opened)
+    sent.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gpu_is_held_by_one_engine_at_a_time() -> None:

@@ -1,7 +1,7 @@
 """Every lesson is graded as it should be: references earn all, stubs nothing, each mistake its own loss.
 
 Each test starts ranks, on what the grader would run. Lesson 01 does not communicate and has its own, faster
-tests.
+tests. Of the wrong answers a tenth is tried, another one each day; `make thorough` tries all.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import pytest
 from lesson_grading import graded, solved_but
 
 from autograder.grade.reference import all_cases, graded_lessons, solved_cells, stub_cells
+from autograder.selftest.turn import EVERYTHING, part_of, today
 from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED
 from labkit.checks.practice import VISIBLE_SEED
 
+PARTS = 10
 LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
 EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
-WRONG_ANSWERS = [answer for lesson in LESSONS for answer in wrong_answers(lesson)]
+EVERY_WRONG_ANSWER = [answer for lesson in LESSONS for answer in wrong_answers(lesson)]
+WRONG_ANSWERS = part_of(EVERY_WRONG_ANSWER, PARTS, today())
 exercises = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 
 
@@ -36,6 +39,14 @@ def test_the_reference_earns_every_point(exercise: Exercise) -> None:
 def test_the_stub_earns_nothing(exercise: Exercise) -> None:
     report = graded(exercise, list(stub_cells(exercise.lesson)), exercise.cases(VISIBLE_SEED))
     assert (report.points, report.verdict) == (0, "not_attempted"), report
+
+
+def test_every_wrong_answer_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(EVERYTHING, raising=False)
+    parts = [part_of(EVERY_WRONG_ANSWER, PARTS, turn) for turn in range(PARTS)]
+    assert sorted(a.id for part in parts for a in part) == sorted(a.id for a in EVERY_WRONG_ANSWER)
+    monkeypatch.setenv(EVERYTHING, "1")
+    assert part_of(EVERY_WRONG_ANSWER, PARTS, 0) == EVERY_WRONG_ANSWER
 
 
 @pytest.mark.parametrize("answer", WRONG_ANSWERS, ids=lambda m: f"{m.exercise[:2]}-{m.id}")

@@ -58,6 +58,36 @@ def test_a_timeline_has_a_row_a_rank_and_names_each_call() -> None:
     assert "Regions: forward" in picture.alt
 
 
+def test_a_call_that_is_longer_than_the_work_in_front_of_it_does_not_hide_it() -> None:
+    """As on a busy machine, where a gather that was hidden becomes the longer of the two."""
+    record = Record(1, [call(0, 0, 0.0, 1.0)], [Span(0, "forward", "forward", 0.4, 0.6)])
+    work, communication = draw_timeline(record).figure.axes[0].patches
+    assert work.get_y() + work.get_height() <= communication.get_y()
+
+
+def test_regions_are_named_in_their_bars_or_above_them() -> None:
+    """Above where there is no room, and where the bar holds another one: each name once."""
+    spans = [
+        Span(0, "the whole step", "compute", 0.0, 1.0),
+        Span(0, "load", "compute", 0.1, 0.5),
+        *(Span(0, "tiny", "optimizer", start, start + 0.01) for start in (0.6, 0.8)),
+    ]
+    picture = draw_timeline(Record(1, spans=spans))
+    named = {
+        text.get_text(): text.get_position()[1]
+        for text in picture.figure.axes[0].texts
+        if text.get_text() in ("the whole step", "load", "tiny")
+    }
+    assert texts(picture).count("tiny") == 1
+    assert {name for name, height in named.items() if height < -0.5} == {"the whole step", "tiny"}
+    assert abs(named["load"]) < 0.4  # in the row of rank 0
+
+
+def test_a_timeline_alone_is_refused_with_what_to_pass() -> None:
+    with pytest.raises(TypeError, match=r"found a list: pass the job itself, draw_timeline\(job\)"):
+        draw_timeline(two_ranks().timeline)  # type: ignore[arg-type]
+
+
 def test_labels_of_calls_do_not_overlap_and_stay_inside() -> None:
     picture = draw_timeline(two_ranks(calls=12))
     picture.png()  # places every text
@@ -106,7 +136,7 @@ def test_blocks_carry_the_parts_and_refuse_what_cannot_be_drawn() -> None:
 
 def test_a_picture_is_an_image_with_words() -> None:
     shown = draw_parallel_mlp(2)._repr_html_()
-    assert shown.startswith('<img alt="The MLP on 2 ranks')
+    assert '<img class="labkit-drawn" alt="The MLP on 2 ranks' in shown
     assert "data:image/png;base64," in shown
 
 

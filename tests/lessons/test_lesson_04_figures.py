@@ -76,8 +76,11 @@ def test_stages_are_in_the_timeline_of_a_job() -> None:
     for rank in range(2):
         spans = [s for s in work_spans(job) if s.rank == rank]
         assert [(s.name, s.kind) for s in spans] == [
-            ("F0", "forward"), ("F1", "forward"), ("B0", "backward"), ("B1", "backward"),
-        ]  # fmt: skip
+            ("F0", "forward"),
+            ("F1", "forward"),
+            ("B0", "backward"),
+            ("B1", "backward"),
+        ]
         assert all(s.end - s.start >= (0.005 if s.kind == "forward" else 0.010) for s in spans)
 
 

@@ -16,10 +16,10 @@ from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.lesson_07.block import block_case
-from labkit.checks.lesson_07.cuts import cut_gpt, cut_rows
 from labkit.checks.lesson_07.modules import config_of
 from labkit.checks.practice import run_on_host
 from labkit.checks.report import Report
+from labkit.checks.shared.cuts import cut_gpt, cut_rows
 from labkit.model import Transformer, gpt
 from labkit.theory.activations import layer_activation_bytes
 

@@ -60,6 +60,6 @@ def test_what_nobody_holds_and_what_two_hold_are_seen() -> None:
     """Head 1 is missing, head 0 is on both ranks: white and ink, no rank's colour."""
     picture = draw_holdings({"heads": [[0], [0, 2]]}, {"heads": 3})
     boxes = [patch.get_facecolor() for patch in picture.figure.axes[0].patches]
-    assert boxes[0] == pytest.approx((0x22 / 255, 0x22 / 255, 0x22 / 255, 1.0))
+    assert boxes[0] == pytest.approx((0.0, 0.0, 0.0, 1.0))
     assert boxes[1] == (1.0, 1.0, 1.0, 1.0)
     assert boxes[2] not in boxes[:2]

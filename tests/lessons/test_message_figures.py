@@ -63,8 +63,13 @@ def test_a_star_has_as_many_steps_and_one_message_in_each() -> None:
     """Rank 0 receives one after the other, and sends after that."""
     steps = steps_of(star(4, 64))
     assert [[(m.rank, m.peer) for m in step] for step in steps] == [
-        [(1, 0)], [(2, 0)], [(3, 0)], [(0, 1)], [(0, 2)], [(0, 3)]
-    ]  # fmt: skip
+        [(1, 0)],
+        [(2, 0)],
+        [(3, 0)],
+        [(0, 1)],
+        [(0, 2)],
+        [(0, 3)],
+    ]
 
 
 def test_a_relay_waits_for_what_arrives() -> None:

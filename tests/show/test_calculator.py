@@ -12,9 +12,10 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit.show.calculator import POWERS, SEQUENCES, START, MemoryCalculator, answer_html, plan_of
+from labkit.show.calculator import POWERS, SEQUENCES, START, MemoryCalculator, answer_html
 from labkit.show.memory import PARTS, draw_memory
 from labkit.theory import GPUS, PRESETS, TrainingPlan, bytes_text, preset, training_memory, worst_stage
+from labkit.theory.choices import plan_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

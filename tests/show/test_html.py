@@ -57,6 +57,7 @@ def test_only_what_other_templates_made_is_taken_as_it_is() -> None:
         "choice": ["plans", "bars", "terms"],
         "plan": ["bars"],
         "tabs": ["content"],
+        "target": ["shown"],
     }
 
 

@@ -21,7 +21,7 @@ from labkit.theory.memory import (
     working_bytes,
     worst_stage,
 )
-from labkit.theory.models import PRESETS, gpt, llama, preset
+from labkit.theory.models import PRESETS, MixtureOfExperts, gpt, llama, preset
 from labkit.theory.parameters import count_parameters, layer_weights
 from labkit.theory.pipeline import bubble_of_total, bubble_over_ideal, in_flight, layers_of_stages
 from labkit.theory.recipes import RECIPES, recipe, state_bytes, zero_traffic_elements
@@ -29,6 +29,7 @@ from labkit.theory.units import binary_text, bytes_text, decimal_text
 
 GPT = gpt(6, 64, 4, vocabulary=1000, max_sequence=128)
 LLAMA = llama(6, 64, 8, 4, 160, vocabulary=1000, max_sequence=128)
+EXPERTS = LLAMA.but(mixture=MixtureOfExperts(8, 2, 40, shared_experts=1, dense_layers=2))
 
 
 def test_a_tensor_parallel_rank_holds_norms_and_row_biases_whole() -> None:
@@ -40,6 +41,44 @@ def test_a_tensor_parallel_rank_holds_norms_and_row_biases_whole() -> None:
     assert layer_weights(GPT).per_rank(t) == layer
     whole = stage_parameters(TrainingPlan(GPT, 128, tensor_parallel=t), 0)
     assert whole == 6 * layer + 1000 * h // t + 128 * h + 2 * h
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_an_expert_parallel_rank_holds_its_experts_alone(p: int) -> None:
+    """Of 8 experts of 3 x 64 x 40 numbers in each of 4 layers, 2 on each of 4 ranks; the rest on all."""
+    whole, cut = (
+        TrainingPlan(
+            EXPERTS, 128, data_parallel=4, context_parallel=2, expert_parallel=e, pipeline_parallel=p
+        )
+        for e in (1, 4)
+    )
+    elsewhere = sum(stage_parameters(whole, s) - stage_parameters(cut, s) for s in range(p))
+    assert elsewhere == 4 * 6 * (3 * 64 * 40)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ranks_with_the_same_experts_share_their_state(stage: int) -> None:
+    """What ZeRO cuts is the same share of the model, however experts are spread; what it does not is less."""
+    whole, cut = (
+        training_memory(TrainingPlan(EXPERTS, 128, data_parallel=8, zero_stage=stage, expert_parallel=e))
+        for e in (1, 4)
+    )
+    for part, sharded_from in (("optimizer", 1), ("gradients", 2), ("weights", 3)):
+        one, other = getattr(whole, part), getattr(cut, part)
+        assert one == pytest.approx(other) if stage >= sharded_from else other < one
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "message"),
+    [
+        (LLAMA, {"data_parallel": 2, "expert_parallel": 2}, "has no experts"),
+        (EXPERTS, {"data_parallel": 3, "expert_parallel": 3}, "must divide num_experts 8, got 3"),
+        (EXPERTS, {"data_parallel": 2, "expert_parallel": 4}, "context_parallel 2, got 4"),
+    ],
+)
+def test_experts_are_spread_evenly_over_ranks_of_the_data(model, degrees, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingPlan(model, 128, **degrees)
 
 
 def test_an_uneven_vocabulary_is_rounded_up() -> None:

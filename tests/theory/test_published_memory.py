@@ -189,15 +189,31 @@ def test_released_models_to_the_last_parameter(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "total", "active"),
+    ("name", "total", "active", "told", "told_active"),
     [
-        ("Mixtral 8x7B", 47e9, 13e9),
-        ("DeepSeek-V2 236B", 236e9, 21e9),
-    ],  # arXiv 2401.04088 and 2405.04434, abstracts
+        # arXiv 2401.04088, 2405.04434 and 2412.19437, abstracts; Mixtral 8x22B: Mistral AI, 17 April 2024
+        ("Mixtral 8x7B", 46.70, 12.88, 47, 13),
+        ("Mixtral 8x22B", 140.6, 39.2, 141, 39),
+        ("DeepSeek-V2 236B", 235.7, 21.4, 236, 21),
+        ("DeepSeek-V3 671B", 671.0, 37.55, 671, 37),
+    ],
 )
-def test_experts_counted_in_all_and_active(name: str, total: float, active: float) -> None:
+def test_experts_counted_in_all_and_active(
+    name: str, total: float, active: float, told: int, told_active: int
+) -> None:
+    """In billions: what the shapes add up to, and what was told of them."""
     count = count_parameters(preset(name))
-    assert (count.total, count.active) == (pytest.approx(total, rel=0.02), pytest.approx(active, rel=0.02))
+    assert (count.total, count.active) == (
+        pytest.approx(total * 1e9, rel=1e-3),
+        pytest.approx(active * 1e9, rel=2e-3),
+    )
+    assert (round(count.total / 1e9), count.active / 1e9) == (told, pytest.approx(told_active, abs=0.6))
+
+
+def test_the_token_table_is_the_difference_between_two_numbers_told_of_one_model() -> None:
+    """DeepSeek-V3: a token is multiplied with 36.6 billion parameters, and looked up in 0.93 more."""
+    count = count_parameters(preset("DeepSeek-V3 671B"))
+    assert (count.active - count.embedding) / 1e9 == pytest.approx(36.6, abs=0.05)
 
 
 # ---- the 70B example of the slides, done right

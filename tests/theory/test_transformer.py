@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from labkit.model import (
+    Mixture,
     ModelConfig,
     Recomputed,
     Transformer,
@@ -18,11 +19,12 @@ from labkit.model import (
     rotary_angles,
     rotate,
 )
-from labkit.theory.models import preset
+from labkit.theory.models import MixtureOfExperts, preset
 from labkit.theory.parameters import count_parameters
 
 GPT = gpt(3, 48, 4, vocabulary=101, max_sequence=40, dropout=0.0)
 LLAMA = llama(2, 48, 6, 2, 100, vocabulary=101, max_sequence=40)
+EXPERTS = LLAMA.but(mixture=MixtureOfExperts(5, 2, 28, shared_experts=1, dense_layers=1))
 CONFIGS = [
     GPT,
     GPT.but(tied_embeddings=False, biases="none"),
@@ -30,6 +32,8 @@ CONFIGS = [
     LLAMA,
     LLAMA.but(biases="qkv", tied_embeddings=True),
     LLAMA.but(num_kv_heads=1, positions="learned", norm="layernorm"),
+    EXPERTS,
+    GPT.but(mixture=MixtureOfExperts(3, 1, 20)),
 ]
 
 
@@ -43,7 +47,7 @@ def test_counted_to_the_last_parameter(config: ModelConfig) -> None:
     assert made(config).num_parameters == count_parameters(config).total
 
 
-@pytest.mark.parametrize("name", ["GPT-2 124M", "Llama 3 8B", "Llama 3 70B"])
+@pytest.mark.parametrize("name", ["GPT-2 124M", "Llama 3 8B", "Llama 3 70B", "Mixtral 8x7B"])
 def test_published_shapes_build_and_count(name: str) -> None:
     with torch.device("meta"):
         model = Transformer(preset(name))
@@ -109,6 +113,36 @@ def test_gpt_equals_stock_pytorch() -> None:
     assert torch.allclose(block(x), stock(x, src_mask=mask), atol=1e-10)
 
 
+def test_a_token_gets_the_weighted_sum_of_its_experts() -> None:
+    """Token by token; expert 0 is visited by none of them, and has gradients of zero."""
+    torch.manual_seed(0)
+    mixture = Mixture(EXPERTS).double()
+    x = torch.randn(2, 7, 48, dtype=torch.float64)
+    x[..., 0] = 30.0  # so that one weight of the router decides about expert 0
+    with torch.no_grad():
+        mixture.router.weight[0] = 0.0
+        mixture.router.weight[0, 0] = -1.0
+    out = mixture(x)
+    for token, seen in zip(x.flatten(0, 1), out.flatten(0, 1), strict=True):
+        scores = mixture.router(token)
+        best = scores.argsort(descending=True)[:2]
+        gates = scores[best].exp() / scores[best].exp().sum()
+        expected = sum(g * mixture.experts[int(e)](token) for g, e in zip(gates, best, strict=True))
+        assert torch.allclose(seen, expected + mixture.shared[0](token), atol=1e-12)
+    out.sum().backward()
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in mixture.experts[0].parameters())
+    assert all(p.grad.abs().sum() > 0 for p in mixture.router.parameters())
+
+
+def test_gates_are_made_in_float32() -> None:
+    mixture = Mixture(EXPERTS).bfloat16()
+    gates, _ = mixture.route(torch.randn(50, 48).bfloat16())
+    assert gates.dtype == torch.bfloat16
+    scores = mixture.router(torch.ones(1, 48).bfloat16())
+    exact = scores.float().topk(2).values.softmax(-1).bfloat16()
+    assert torch.equal(mixture.route(torch.ones(1, 48).bfloat16())[0], exact)
+
+
 def test_grouped_keys_equal_repeated_ones() -> None:
     q, k, v = (torch.randn(2, n, 9, 8, dtype=torch.float64) for n in (6, 2, 2))
     repeated = F.scaled_dot_product_attention(
@@ -150,7 +184,8 @@ def test_it_learns() -> None:
         (lambda: gpt(2, 50, 4), "hidden 50 is not a multiple of num_heads 4"),
         (lambda: llama(2, 48, 6, 4, 100), "num_heads 6 is not a multiple of num_kv_heads 4"),
         (lambda: gpt(0, 48, 4), "num_layers must be at least 1"),
-        (lambda: Transformer(preset("Mixtral 8x7B")), "expected a dense model"),
+        (lambda: Transformer(preset("DeepSeek-V2 236B")), "expected a model with plain attention"),
+        (lambda: Mixture(GPT), "has no experts"),
         (lambda: Transformer(GPT)(torch.zeros(1, 41, dtype=torch.long)), "at most 40 tokens"),
     ],
 )

@@ -1,0 +1,128 @@
+"""A sandbox in a control group of its own: what a kernel with version 2 is told, and what any kernel with a
+hierarchy of version 2 does. That memory is then limited shows only where `memory` is in that hierarchy.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autograder.sandbox.bubblewrap import Bubblewrap
+from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.confined import Confined
+from autograder.sandbox.sandbox import MIB, OF_OURS, Limits
+from labkit import doctor
+from labkit.cgroups import CHOICE, Group, NoGroup, divisible_group, make_group
+
+MOUNTS = """\
+22 1 0:20 / / rw - ext4 /dev/sda rw
+31 22 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+32 22 0:29 {shown} {at} rw,nosuid shared:9 - cgroup2 cgroup2 rw
+"""
+
+
+def hierarchy() -> Path:
+    """Where version 2 is mounted here, if this process may make groups in it."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if " - cgroup2 " in line and os.access(line.split()[4], os.W_OK):
+            return Path(line.split()[4])
+    pytest.skip("no hierarchy of control groups of version 2 that this user may write to")
+
+
+@pytest.fixture
+def group() -> Group:
+    """One without limits, where the controllers are of version 1."""
+    path = hierarchy() / f"labkit-test-{os.getpid()}"
+    path.mkdir()
+    return Group(path)
+
+
+def test_the_kernel_is_told_of_the_limits(tmp_path: Path) -> None:
+    """In a folder with the names of a group that is handed on."""
+    made = make_group(tmp_path, 3 * MIB, 70)
+    assert made.path.parent == tmp_path
+    told = {path.name: path.read_text() for path in made.path.iterdir()}
+    assert told == {
+        "memory.max": str(3 * MIB),
+        "memory.swap.max": "0",
+        "memory.oom.group": "1",
+        "pids.max": "70",
+    }
+    assert not made.out_of_memory()
+    (made.path / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
+    assert made.out_of_memory()
+
+
+def test_a_sandbox_has_its_limits_from_the_group_it_is_given(tmp_path: Path) -> None:
+    sandbox = replace(find_sandbox(Limits(memory=MIB, processes=9)), groups=tmp_path)
+    made = sandbox.new_group()
+    assert made is not None
+    assert (made.path / "memory.max").read_text() == str(MIB)
+    assert (made.path / "pids.max").read_text() == str(9 + OF_OURS)
+
+
+@pytest.mark.parametrize(
+    ("own", "shown", "tried"),
+    [
+        ("/user.slice/job", "/", ["user.slice/job", "user.slice", "."]),
+        ("/docker/7/job", "/docker/7", ["job", "."]),
+    ],
+)
+def test_its_own_group_is_tried_first_and_then_those_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, shown: str, tried: list[str]
+) -> None:
+    """As they are mounted: a container shows a part of the hierarchy."""
+    monkeypatch.delenv(CHOICE, raising=False)
+    (tmp_path / "cgroup").write_text(f"4:memory:/elsewhere\n0::{own}\n")
+    (tmp_path / "mounts").write_text(MOUNTS.format(shown=shown, at=tmp_path / "at"))
+    for name in tried[:-1]:
+        (tmp_path / "at" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "at" / name / "cgroup.subtree_control").write_text("cpu pids\n")
+    with pytest.raises(NoGroup) as refusal:
+        divisible_group(tmp_path / "cgroup", tmp_path / "mounts")
+    assert str(refusal.value) == f"{tmp_path / 'at' / tried[0]} hands on no memory"
+
+
+def test_a_group_that_is_named_is_the_only_one_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHOICE, str(tmp_path / "absent"))
+    with pytest.raises(NoGroup, match=r"absent cannot be divided: .*No such file"):
+        divisible_group()
+    (finding,) = doctor.probe_limits()
+    assert (finding.topic, finding.state) == ("limits", "note")
+    assert "counted by looking" in finding.says
+    assert "Delegate=yes" in finding.install
+
+
+def test_all_that_was_started_in_a_group_ends_with_it(group: Group) -> None:
+    """What has left its parent and its session too."""
+    script = "setsid sh -c 'sleep 300 & echo $!; exec sleep 300' & wait"
+    started = subprocess.Popen(group.entering(["sh", "-c", script]), stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    inner = Path(f"/proc/{int(started.stdout.readline())}")
+    assert (inner / "cgroup").read_text().splitlines()[-1].endswith(f"/{group.path.name}")
+    group.end()
+    started.wait(10)
+    until = time.monotonic() + 5
+    while inner.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not inner.exists()
+    assert not group.path.exists()
+    group.end()
+
+
+@pytest.mark.sandbox
+@pytest.mark.timeout(120)
+def test_a_sandbox_is_in_its_group_as_a_whole(
+    tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bubblewrap, "new_group", lambda self: group)
+    with Confined(find_sandbox(kind="bubblewrap"), tmp_path) as confined:
+        within = (group.path / "cgroup.procs").read_text().split()
+        assert str(confined.pid) in within
+        assert len(within) >= 3
+    assert not group.path.exists()

@@ -1,0 +1,185 @@
+"""What `autograder report` tells of a class, and what goes to a learning platform."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from conftest import notebook, solution
+from nbgrader.api import Gradebook
+from recorded import DEADLOCK, LESSON, MOST, RING, new_course, not_attempted, record, wrong
+
+from autograder.batch.progress import Pace, in_words
+from autograder.batch.submissions import Event
+from autograder.cli import main
+from autograder.grade.records import load, save
+from autograder.gradebook.course import Course
+from autograder.gradebook.problems import CourseError
+from autograder.gradebook.report import lost_points
+from autograder.gradebook.roster import read_roster
+from labkit.checks import registry
+from labkit.checks.source.notebook import grade_id
+
+ROSTER = "id,name,email\nada,Ada Lovelace,ada@x.org\n4711,Marie Curie,marie@x.org\nzoe,Zoë,zoe@x.org\n"
+# Columns and forms as in Moodle's grading worksheet and Canvas's exported gradebook.
+WORKSHEET = (
+    "\ufeffIdentifier,Full name,Email address,Status,Grade,Maximum Grade,Grade can be changed,"
+    '"Last modified (submission)","Last modified (grade)","Feedback comments"\n'
+    "Participant 4711,Marie Curie,marie@x.org,Submitted for grading,,100.00,Yes,"
+    '"Saturday, 21 November 2026, 3:04 PM",-,\n'
+    "Participant 99,Nobody Else,nobody@x.org,No submission,,100.00,Yes,-,-,\n"
+)
+CANVAS = (
+    "Student,ID,SIS User ID,SIS Login ID,Section,Lesson 01 (7),00 Collectives (8),Current Score\n"
+    '"    Points Possible",,,,,10,34,(read only)\n'
+    '"Curie, Marie",4711,m17,marie,One,9,,93\n'
+    '"Lovelace, Ada",12,a1,ada,One,8,,81\n'
+)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    found = new_course(tmp_path_factory.mktemp("class"))
+    (found.root / "roster.csv").write_text(ROSTER, encoding="utf-8")
+    record(found, "ada", notebook(solution(RING)), {RING: wrong("messages")})
+    record(found, "4711", notebook(solution(RING)), {RING: not_attempted, DEADLOCK: not_attempted})
+    record(found, "guest", notebook(solution(RING)))
+    return found
+
+
+def autograder(course: Course, *words: str) -> Result:
+    done = CliRunner().invoke(main, [*words, "--course", str(course.root)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_the_report_has_names_and_those_who_handed_nothing_in(course: Course) -> None:
+    lines = autograder(course, "report", "00").stdout.splitlines()
+    names = [line[:32].strip() for line in lines[1:5]]
+    assert names == ["Ada Lovelace (ada)", "guest", "Marie Curie (4711)", "Zoë (zoe)"]
+    assert "not graded" in lines[4]
+
+
+def test_a_story_is_told_by_name_or_id(course: Course) -> None:
+    told = [autograder(course, "report", "00", "--explain", who).stdout for who in ("marie curie", "4711")]
+    assert told[0] == told[1]
+    assert told[0].startswith("4711: ")
+
+
+def test_what_was_not_attempted_is_not_wrong(course: Course) -> None:
+    records = [load(course.root, LESSON, student) for student in ("ada", "4711", "guest")]
+    counts = lost_points(found for found in records if found is not None)
+    by_name = {(count.exercise, count.name): (count.lost, count.open, count.graded) for count in counts}
+    assert by_name[RING, "messages"] == (1, 1, 3)
+    assert by_name[RING, "sum-values"] == (0, 1, 3)
+    assert by_name[DEADLOCK, "grid-sums-calls"] == (0, 1, 3)
+
+
+def test_the_csv_has_a_name_of_its_own(
+    course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    autograder(course, "report", "00", "--csv", "--figure", "lost.png")
+    rows = {row["student"]: row for row in csv.DictReader((tmp_path / f"{LESSON}.csv").open())}
+    assert rows["4711"]["name"] == "Marie Curie"
+    assert rows["4711"]["not_attempted"] == f"{RING} {DEADLOCK}"
+    assert rows["ada"]["not_attempted"] == ""
+    assert rows["ada"]["score"] == str(MOST - registry.exercise(RING).property("messages").points)
+    assert (tmp_path / "lost.png").stat().st_size > 10_000
+
+
+def test_points_that_have_changed_are_told(course: Course) -> None:
+    assert "points now" not in autograder(course, "report", "00").stdout
+    kept = load(course.root, LESSON, "guest")
+    assert kept is not None
+    report = kept.graded[RING].report
+    older = replace(report, rows=report.rows[1:])
+    before = replace(kept, graded={**kept.graded, RING: replace(kept.graded[RING], report=older)})
+    save(course.root, before)
+    told = autograder(course, "report", "00").stdout.splitlines()[-1]
+    save(course.root, kept)
+    most = registry.exercise(RING).max_points
+    expected = f"{RING} has {most} points now, and had {older.max_points:g} when 1 of 3 were graded"
+    assert told == f"{expected}: `autograder grade 00` grades them again"
+
+
+def test_a_roster_without_ids_is_told(tmp_path: Path) -> None:
+    (tmp_path / "roster.csv").write_text("who,what\nada,x\n")
+    with pytest.raises(CourseError, match=r"expected the columns id and name.*found \['who', 'what'\]"):
+        read_roster(tmp_path)
+
+
+@pytest.mark.parametrize("file", [WORKSHEET, CANVAS])
+def test_a_platforms_file_is_a_roster(tmp_path: Path, file: str) -> None:
+    (tmp_path / "roster.csv").write_text(file, encoding="utf-8")
+    assert read_roster(tmp_path).name("4711") in ("Marie Curie", "Curie, Marie")
+
+
+def test_moodles_worksheet_is_filled_in(course: Course, tmp_path: Path) -> None:
+    """The column it is matched by is its own, and rows without a score stay as they were."""
+    (tmp_path / "Grades.csv").write_text(WORKSHEET, encoding="utf-8")
+    done = autograder(course, "export", "00", "--to", "moodle", "--into", str(tmp_path / "Grades.csv"))
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    before = list(csv.DictReader(io.StringIO(WORKSHEET.removeprefix("\ufeff"))))
+    score = next(score for score in course.scores(LESSON) if score.student == "4711")
+    before[0]["Grade"] = score.text
+    assert rows == before
+    assert "not in Grades.csv: ada" in done.stderr
+    assert f"the assignment's maximum is 100.00, the lesson has {MOST} points" in done.stderr
+
+
+def test_canvass_gradebook_is_filled_in(course: Course, tmp_path: Path) -> None:
+    """Only this assignment's column goes back, beside those that Canvas finds students by."""
+    (tmp_path / "Grades.csv").write_text(CANVAS, encoding="utf-8")
+    done = autograder(course, "export", "00", "--to", "canvas", "--into", str(tmp_path / "Grades.csv"))
+    head, possible, marie, ada = csv.reader(io.StringIO(done.stdout))
+    assert head == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "00 Collectives (8)"]
+    assert possible[-1] == "34"
+    scores = {score.student: score.text for score in course.scores(LESSON)}
+    assert (marie[-1], ada[-1]) == (scores["4711"], scores["ada"])
+    assert "not in Grades.csv: guest" in done.stderr
+
+
+def test_a_file_that_is_not_the_platforms_is_refused(course: Course, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    words = [
+        "export",
+        "00",
+        "--to",
+        "moodle",
+        "--into",
+        str(tmp_path / "x.csv"),
+        "--course",
+        str(course.root),
+    ]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert "expected the columns Identifier, Grade; found a, b" in done.stderr
+
+
+def test_a_score_that_waits_is_not_exported(course: Course, tmp_path: Path) -> None:
+    with Gradebook(course.db_url) as gradebook:
+        grade = gradebook.find_grade(grade_id(RING, "messages"), LESSON, LESSON, "4711")
+        before, grade.auto_score = grade.auto_score, None
+        gradebook.db.commit()
+        (tmp_path / "Grades.csv").write_text(WORKSHEET, encoding="utf-8")
+        done = autograder(course, "export", "00", "--to", "moodle", "--into", str(tmp_path / "Grades.csv"))
+        grade.auto_score = before
+        gradebook.db.commit()
+    assert next(csv.DictReader(io.StringIO(done.stdout)))["Grade"] == ""
+
+
+def test_time_left_is_that_of_the_whole_class() -> None:
+    """Ten were graded before, and count as no speed; two at once are twice as fast as one."""
+    pace = Pace(total=110, started=0.0)
+    for _ in range(10):
+        pace.note(Event("x", None, kept=True), 1.0)
+    assert in_words(pace.left(2.0)) == "time left: known after the first submission"
+    for now in (31.0, 31.0, 61.0, 61.0):
+        pace.note(Event("x", None), now)
+    assert pace.left(61.0) == pytest.approx(96 * 15)
+    assert in_words(pace.left(71.0)) == "about 24 min left"

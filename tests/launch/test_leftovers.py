@@ -1,0 +1,116 @@
+"""What a job may leave behind it, and what an engine has to put up with."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rank_functions as on_ranks
+
+import labkit
+from labkit import processes
+from labkit.launch import client, here
+from labkit.launch.torchrun import run_script
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def soon(holds: Callable[[], bool], within: float = 10.0) -> bool:
+    """Whether something comes true in time."""
+    until = time.monotonic() + within
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.02)
+    return holds()
+
+
+def _no_jobs() -> bool:
+    return not list(client.engine().directory.glob("job*"))
+
+
+def _temporary(pattern: str) -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob(pattern))
+
+
+def test_a_job_whose_handle_is_dropped_runs_on_and_leaves_nothing(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+
+    def later() -> None:
+        time.sleep(0.5)
+        done.touch()
+
+    labkit.launch(later, ranks=2, wait=False)
+    gc.collect()
+    assert soon(done.exists)
+    assert soon(_no_jobs)
+
+
+def test_a_job_that_has_ended_before_its_handle_is_dropped_leaves_nothing() -> None:
+    job = labkit.launch(on_ranks.hello, ranks=1, wait=False)
+    agents = [pid for pid in processes.marked(str(client.engine().directory)) if pid != client.engine().pid]
+    assert soon(lambda: not any(processes.is_alive(pid) for pid in agents))
+    del job
+    gc.collect()
+    assert soon(_no_jobs)
+
+
+def test_a_launch_on_a_rank_leaves_nothing() -> None:
+    before = _temporary(f"labkit-{os.getuid()}-*") | {client.engine().directory}
+
+    def launches() -> list[int]:
+        import rank_functions
+
+        import labkit
+
+        return labkit.launch(rank_functions.hello, ranks=2).results
+
+    assert labkit.launch(launches, ranks=1).results == [[0, 1]]
+    assert soon(lambda: _temporary(f"labkit-{os.getuid()}-*") <= before, within=1)
+
+
+def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path) -> None:
+    before = _temporary("torchelastic_*")
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    printed: list[str] = []
+    run_script(script, 1, 60, printed.append)
+    assert "ran" in "".join(printed)
+    assert "--log" not in printed[0]
+    assert _temporary("torchelastic_*") <= before
+
+
+@pytest.mark.parametrize("when", [0.0, 0.3])
+def test_a_stopped_engine_goes_on(when: float) -> None:
+    engine = client.engine()
+    labkit.launch(on_ranks.hello, ranks=1)
+    stopping = threading.Timer(when, os.kill, (engine.pid, signal.SIGSTOP))
+    stopping.start()
+    stopping.join() if not when else None
+    assert labkit.launch(lambda: time.sleep(0.6) or 5, ranks=1, timeout=20).results == [5]
+    assert client.engine() is engine
+
+
+def test_a_stopped_agent_is_ended_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "_PATIENCE", 0.5)
+    with labkit.session(ranks=1) as session:
+        agent = int(session.run("import os\nos.getppid()").values[0])
+        os.kill(agent, signal.SIGSTOP)
+        with pytest.raises(labkit.LaunchError) as caught:
+            session.run("while True: pass", timeout=0.5)
+        assert caught.value.verdict == "infrastructure"
+        assert session.run("1 + 1").values[0] == "2"
+
+
+def test_an_engine_without_its_directory_is_replaced() -> None:
+    engine = client.engine()
+    labkit.launch(on_ranks.hello, ranks=1)
+    shutil.rmtree(engine.directory)
+    assert labkit.launch(on_ranks.hello, ranks=2).results == [0, 1]
+    assert not processes.is_alive(engine.pid)

@@ -1,0 +1,128 @@
+"""What cells of a notebook may be made of, on ranks too: in a real Jupyter kernel."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kernel_helpers import Kernel
+
+pytest.importorskip("jupyter_client.manager", reason="a kernel is needed: pip install labkit[lab]")
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    from kernel_helpers import Kernel  # which needs what may be missing
+
+    running = Kernel(tmp_path_factory.mktemp("notebook"))
+    running.run("%load_ext labkit\nimport torch\nx = 3")
+    yield running
+    running.close()
+
+
+def html(shown: list[dict[str, Any]]) -> str:
+    """The HTML of the last output."""
+    found: str = shown[-1]["data"]["text/html"]
+    return found
+
+
+def test_await_at_the_top_of_a_cell(kernel: Kernel) -> None:
+    kernel.run("async def slowly(y):\n    import asyncio\n    await asyncio.sleep(0.01)\n    return y * 2")
+    assert kernel.text("%%ranks 2\ny = await slowly(x)\nawait slowly(y + rank)") == "[rank 0] 12\n[rank 1] 14"
+
+
+def test_commands_and_line_magics(kernel: Kernel) -> None:
+    assert kernel.text("%%ranks 2\nword = 'there'\n!echo hello {word}, $x") == "[ranks 0–1] hello there, 3"
+    assert kernel.text("%%ranks 2\nlines = !echo a; echo b\nlines") == "[ranks 0–1] ['a', 'b']"
+    timed = kernel.text("%%ranks 2\n%time total = sum([x, rank])\ntotal")
+    assert "wall time:" in timed
+    assert timed.endswith("4")
+    assert "%prun does not run on ranks" in kernel.text("%%ranks 2\n%prun 1")
+
+
+def test_lines_are_counted_as_in_the_cell(kernel: Kernel) -> None:
+    assert "], line 5, in <module>\n" in kernel.text("%%ranks 2\n\n\n!true\n1 / 0")
+
+
+def test_figures_and_rich_values_are_in_the_ranks_tab(kernel: Kernel) -> None:
+    shown = kernel.run(
+        "%%ranks 2\nimport matplotlib.pyplot as plt\nprint('drawn')\n"
+        "plt.plot([1, rank + 2])\nplt.show()\n'last'"
+    )
+    page = html(shown)
+    images = page.split('src="data:image/png;base64,')[1:]
+    assert len(images) == 2
+    assert all(base64.b64decode(image.partition('"')[0]).startswith(b"\x89PNG") for image in images)
+    assert images[0] != images[1]  # a figure for each rank
+    assert "<pre>&#39;last&#39;</pre>" in page or "<pre>&#x27;last&#x27;</pre>" in page
+    assert page.index("drawn") < page.index("base64")
+
+
+def test_display_and_values_with_a_form_of_their_own(kernel: Kernel) -> None:
+    kernel.run(
+        "class Shown:\n    def _repr_html_(self): return '<b>rich</b>'\n"
+        "    def __repr__(self): return 'plain'\n"
+    )
+    shown = kernel.run("%%ranks 2\ndisplay(Shown(), 5)\nShown()")
+    assert html(shown).count("<b>rich</b>") == 2
+    assert shown[-1]["data"]["text/plain"] == "[ranks 0–1] plain\n[ranks 0–1] 5\n[ranks 0–1] plain"
+    left_open = kernel.run("%%ranks 2\nplt.figure();")
+    assert "data:image/png" in html(left_open)
+    assert kernel.run("%%ranks 2\nplt.get_fignums();") == []
+
+
+def test_nobody_can_be_asked_on_a_rank(kernel: Kernel) -> None:
+    assert "input() cannot ask anybody on a rank" in kernel.text("%%ranks 2\ninput('name?')")
+    assert "breakpoint() has no keyboard on a rank" in kernel.text("%%ranks 2\nbreakpoint()")
+
+
+def test_variables_of_the_frames_that_failed(kernel: Kernel) -> None:
+    kernel.run("%%ranks 2\n1")
+    assert "no cell has failed" in kernel.text("%ranks locals")
+    kernel.run(
+        "def divide(a, by):\n    parts = [a] * 3\n    w = torch.ones(2, requires_grad=True)\n"
+        "    return a / by\n"
+        "class Bad:\n    def __repr__(self): raise KeyError('no')"
+    )
+    kernel.run("%%ranks 2\nzero, bad = rank - 1, Bad()\nif bad: divide(x, zero)")
+    text = kernel.text("%ranks locals 1")
+    assert "On rank 1: ZeroDivisionError: division by zero" in text
+    assert "in divide\n    return a / by\n  a = 3\n  by = 0\n  parts = [3, 3, 3]\n" in text
+    assert "  w = tensor float32 (2,) on cpu [1.0, 1.0]\n" in text
+    assert "  zero = 0\n  bad = (a Bad whose text cannot be had: KeyError)" in text
+    assert "rank 0 did not fail with an error: choose one of 1" in kernel.text("%ranks locals 0")
+
+
+def test_variables_of_a_rank_that_was_replaced(kernel: Kernel) -> None:
+    kernel.run("%%ranks 2\nimport torch.distributed as dist\ncause = 17\nif rank: cause / 0\ndist.barrier()")
+    assert "cause = 17" in kernel.text("%ranks locals")
+
+
+def test_what_the_ranks_keep_is_said_and_can_be_pushed(kernel: Kernel) -> None:
+    kernel.run("rate = 0.1")
+    kernel.run("%%ranks 2\nrate = rate * 10")
+    kernel.run("rate = 0.5")
+    kept = kernel.run("%%ranks 2\nrate")[-1]["data"]
+    said = "rate: the ranks have values of their own, other than the notebook's, and keep them; "
+    assert kept["text/plain"] == f"{said}`%%ranks --push rate` sends the notebook's\n[ranks 0–1] 1.0"
+    assert "rate: the ranks have values of their own" in kept["text/html"]
+    assert kernel.text("%%ranks --push rate\nrate") == "[ranks 0–1] 0.5"
+    assert "expected names such as model,optimizer" in kernel.text("%%ranks --push a-b\n1")
+    assert "nothing cannot be pushed" in kernel.text("%%ranks --push nothing\n1")
+
+
+def test_a_cell_runs_while_the_notebook_goes_on(kernel: Kernel) -> None:
+    text = kernel.text("%%ranks --async job\nimport time\nprint('begun')\ntime.sleep(0.5)\nrank + x")
+    assert "job runs: job.result() waits for it" in text
+    assert "started with --async" in kernel.text("%%ranks\n1")
+    assert kernel.text("job.result()") == "[rank 0] begun\n[rank 0] 3\n[rank 1] begun\n[rank 1] 4"
+    assert kernel.text("%%ranks\nrank") == "[rank 0] 0\n[rank 1] 1"
+    kernel.run("%%ranks --async job\nlate = 3\nlate / 0")
+    kernel.run("job.result()")
+    assert "late = 3" in kernel.text("%ranks locals 1")
+    assert kernel.text("%%ranks --rank 0,9\n1").startswith("UsageError: %%ranks --rank 9: the session has")

@@ -1,0 +1,42 @@
+"""The parts that need the solutions, tried where they can be without a GPU: on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autograder.gpu import benchmarks, references
+from labkit.checks import registry
+from labkit.checks.practice import VISIBLE_SEED
+from labkit.prove.result import Results, read_results
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_reference_is_judged_where_it_is_put(tmp_path: Path) -> None:
+    results = Results("references", tmp_path / "results")
+    exercise = registry.exercise("06.column-parallel-linear")
+    cases = exercise.cases(VISIBLE_SEED)[:1]
+    references._judge(results, exercise, references.Place("gloo", "cpu"), cases)
+    found = read_results(tmp_path / "results")
+    assert [(r.name, r.state) for r in found] == [
+        ("06.column-parallel-linear, gloo on cpu, 1 cases", "passed")
+    ]
+
+
+def test_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
+    results = Results("references", tmp_path / "results")
+    exercise = registry.exercise("06.column-parallel-linear")
+    cases = exercise.cases(VISIBLE_SEED)[:1]
+    references._judge(results, exercise, references.Place("gloo", "meta"), cases)
+    assert [r.state for r in read_results(tmp_path / "results")] == ["failed"]
+
+
+def test_a_benchmark_that_cannot_run_here_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    results = Results("benchmarks", tmp_path / "results")
+    benchmarks.main(results)
+    found = read_results(tmp_path / "results")
+    assert {r.name: r.state for r in found} == dict.fromkeys(benchmarks.BENCHMARKS, "skipped")
+    assert all("nothing was measured" in r.says for r in found)
