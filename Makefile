@@ -1,27 +1,32 @@
 # make lab     JupyterLab on the lessons            PORT=8888  ROOT=notebooks
 # make test    style, types and tests               PYTEST="tests/build -k cli"  WORKERS=3
 # make thorough  all that tries the checks and takes long (an hour), written down when it has passed
+# make gpu     all that needs a GPU, tried and measured    PART=tests  OUT=gpu-report
+# make bundle-gpu  a folder for a node with GPUs and no network    BUNDLE=gpu-bundle  NODE_PYTHON=3.12
+# make versions  tests with the oldest and the newest packages that are supported (an hour)    ENDS=lowest
+# make wheel   labkit and the lessons as one file, for students and hosted notebooks    WHEEL=dist
+# make site    the course as a web site, to read: lessons run once, with their outputs    SITE=build/site  RUN_LESSONS=06
 # make env     everything installed, nothing run
 #
-# PYTHON=...       the interpreter to use (3.11 or newer); found when not given
-# TORCH_INDEX=...  a package index asked for torch beside the usual one; empty for none. Found when not given: on Linux
-#                  without an NVIDIA driver it is PyTorch's CPU index if it answers, which saves 3 GB of CUDA packages.
+# PYTHON=... and TORCH_INDEX=... choose what is installed: see lab.mk
 
-SHELL = /bin/sh
-PORT = 8888
-ROOT = notebooks
+include lab.mk
+
 PYTEST =
 WORKERS = 3
+PART =
+OUT = gpu-report
+BUNDLE = gpu-bundle
+NODE_PYTHON = 3.12
+ENDS =
+SITE = build/site
+WHEEL = dist
+RUN_LESSONS =
 # How soon a fault is told, and what it leaves behind, is tested when nothing else runs.
 QUIET = $(addprefix tests/launch/,test_faults.py test_session.py test_teardown.py)
 BUSY = $(addprefix --ignore=,$(QUIET))
-RUN = .venv/bin/python
-CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: lab test thorough env clean
-
-lab: .venv/.has-lab
-	@exec $(RUN) -m labkit.cli lab --port "$(PORT)" --root "$(ROOT)"
+.PHONY: test thorough versions gpu bundle-gpu site wheel env
 
 test: .venv/.has-all
 	@status=0; \
@@ -32,50 +37,26 @@ test: .venv/.has-all
 	exit $$status
 
 thorough: .venv/.has-all
+	@LABKIT_EVERYTHING=1 $(RUN) -m pytest tests/autograder/test_attacks.py tests/lessons/test_every_lesson.py
 	@$(RUN) -m autograder thorough
+
+versions: .venv/.python
+	@$(RUN) tests/versions.py $(ENDS)
+
+gpu: .venv/.has-all
+	@exec $(RUN) -m autograder.gpu --out "$(OUT)" $(addprefix --part ,$(PART))
+
+bundle-gpu: .venv/.has-all
+	@exec $(RUN) -m autograder.gpu.bundle "$(BUNDLE)" --python "$(NODE_PYTHON)"
+
+site: .venv/.has-all
+	@exec $(RUN) -m autograder.site "$(SITE)" $(addprefix --run ,$(RUN_LESSONS))
+
+wheel: .venv/.has-all
+	@exec $(RUN) -m autograder.gradebook.wheel "$(WHEEL)"
 
 env: .venv/.has-all
 
-clean:
-	rm -rf .venv
-
-# Two sets of packages: what a student needs, and everything. The second has the first in it. The stamps hold the folder
-# they were made in, because an environment does not survive being moved, nor the loss of its interpreter.
-$(shell test -x .venv/bin/python || rm -f .venv/.python .venv/.has-lab)
-$(shell grep -qsxF "$(CURDIR)" .venv/.has-lab || rm -f .venv/.has-lab .venv/.has-all)
-
-.venv/.has-lab: pyproject.toml constraints.txt | .venv/.python
-	@$(call install,.[lab])
-	@echo "$(CURDIR)" > $@
-
 .venv/.has-all: pyproject.toml constraints.txt | .venv/.python
-	@$(call install,.[lab$(,)grade$(,)tensorboard$(,)hub$(,)test])
+	@$(call install,.[lab$(,)grade$(,)tensorboard$(,)hub$(,)site$(,)test])
 	@echo "$(CURDIR)" | tee .venv/.has-lab > $@
-
-# pip compiles on one core; some packages have files that no Python 3 compiles, which harms nothing. A sandbox cannot
-# write what it compiles of our own.
-, := ,
-define install
-set -e; index="$(TORCH_INDEX)"; \
-if [ "$(origin TORCH_INDEX)" = undefined ] && [ "$$(uname -s)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1; then \
-	if $(RUN) -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)' $(CPU_INDEX)/torch/ 2>/dev/null; \
-	then index=$(CPU_INDEX); fi; \
-fi; \
-echo "Installing $(1) into .venv (about a minute)$${index:+, torch from $$index}"; \
-pip="$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt"; \
-$$pip $${index:+--extra-index-url "$$index"} torch; \
-$$pip -e "$(1)"; \
-$(RUN) -m compileall -qq -j 0 .venv/lib labkit autograder || true
-endef
-
-.venv/.python:
-	@if $(RUN) -m pip --version >/dev/null 2>&1; then touch $@; exit 0; fi; \
-	found=; \
-	for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14 python); do \
-		says=$$("$$candidate" -c 'import sys, venv, ensurepip; \
-			print("ok" if sys.version_info >= (3, 11) else "is " + sys.version.split()[0])' 2>&1 | tail -n 1); \
-		if [ "$$says" = ok ]; then "$$candidate" -m venv --clear .venv && touch $@; exit; fi; \
-		found="$$found\n  $$candidate: $$says"; \
-	done; \
-	printf 'Expected Python 3.11 or newer with venv (Debian: apt-get install python3-venv). Found:%b\n' "$$found" >&2; \
-	echo 'Give one with PYTHON=/path/to/python3' >&2; exit 1

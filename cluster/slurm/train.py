@@ -5,6 +5,7 @@ that are whole or absent, going on from the last. Started by train.sbatch; needs
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, record_function, schedule
 
 
 def data(samples: int, features: int) -> tuple[Tensor, Tensor]:
@@ -29,7 +31,22 @@ def save(path: Path, step: int, model: nn.Module) -> None:
     unfinished.rename(path)
 
 
-def train(steps: int, every: int, pause: float, path: Path) -> None:
+def watched(folder: Path | None) -> contextlib.AbstractContextManager[profile | None]:
+    """With a folder: each rank writes there what its steps 3 to 5 did, for `labkit trace FOLDER`.
+
+    The step before is watched and thrown away: in it the profiler itself is slow.
+    """
+    if folder is None:
+        return contextlib.nullcontext()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"rank{dist.get_rank()}.json"
+    when = schedule(wait=1, warmup=1, active=3, repeat=1)
+    return profile(
+        schedule=when, on_trace_ready=lambda p: p.export_chrome_trace(str(file)), profile_memory=True
+    )
+
+
+def train(steps: int, every: int, pause: float, path: Path, profiles: Path | None) -> None:
     """Gradient descent on a mean squared error; rank 0 prints and saves."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,15 +63,20 @@ def train(steps: int, every: int, pause: float, path: Path) -> None:
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     where = os.environ.get("SLURMD_NODENAME", "this machine")
     print(f"rank {rank} of {ranks} on {where}, from step {begin}", flush=True)
-    for step in range(begin + 1, steps + 1):
-        loss = nn.functional.mse_loss(wrapped(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        time.sleep(pause)
-        if rank == 0 and (step % every == 0 or step == steps):
-            print(f"step {step}: loss {loss.item():.6f}", flush=True)
-            save(path, step, model)
+    with watched(profiles) as profiler:
+        for step in range(begin + 1, steps + 1):
+            with record_function("forward"):
+                loss = nn.functional.mse_loss(wrapped(x), y)
+            optimizer.zero_grad()
+            with record_function("backward"):
+                loss.backward()
+            optimizer.step()
+            time.sleep(pause)
+            if rank == 0 and (step % every == 0 or step == steps):
+                print(f"step {step}: loss {loss.item():.6f}", flush=True)
+                save(path, step, model)
+            if profiler is not None:
+                profiler.step()
 
 
 if __name__ == "__main__":
@@ -62,6 +84,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=10, help="steps from one checkpoint to the next")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step takes longer, to watch it")
+    parser.add_argument("--profile", type=Path, help="a folder for the profiler's traces, one a rank")
     folder = Path(os.environ.get("TRAIN_FOLDER", "."))
     parser.add_argument("--checkpoint", type=Path, default=folder / "train.pt")
     options = parser.parse_args()
@@ -69,6 +92,6 @@ if __name__ == "__main__":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
-        train(options.steps, options.every, options.pause, options.checkpoint)
+        train(options.steps, options.every, options.pause, options.checkpoint, options.profile)
     finally:
         dist.destroy_process_group()
