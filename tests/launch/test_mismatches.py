@@ -94,6 +94,10 @@ def rows_from_who_sends_none() -> None:
     exchange([0, 1], [2, 1]) if dist.get_rank() else exchange([1, 0], [1, 0])
 
 
+def other_rows_for_itself() -> None:
+    exchange([2, 1], [1, 1]) if dist.get_rank() == 0 else exchange([1, 1], [1, 1])
+
+
 def rows_of_another_dtype() -> None:
     dtype = torch.float64 if dist.get_rank() else torch.float32
     numbers = torch.ones(4 if dist.get_rank() else 8, dtype=dtype)  # as many bytes
@@ -124,6 +128,7 @@ FLOATS = r"of float32 \(2,\)"
             "rank 0 sen.s? 24 bytes of float32 to rank 1 in all_to_all.* expect.* 12 bytes",
         ),
         (rows_from_who_sends_none, "rank 0 sen.s? 0 bytes of float32 to rank 1 in all_to_all.* 24 bytes"),
+        (other_rows_for_itself, "rank 0 sends 24 bytes of float32 to itself in .*, but expects 12 bytes"),
         (rows_of_another_dtype, r"rank 0 called all_to_all of .*float32 .*, rank 1 .*float64"),
     ],
 )
@@ -149,7 +154,10 @@ def counts_over(wrong: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ((0, 1, 2, 3), r"rank \d sen.s? \d+ bytes of float32 to rank \d in all_to_all.* expect.* \d+ bytes"),
+        (
+                (0, 1, 2, 3),
+                r"rank \d sen.s? \d+ bytes of float32 to (rank \d|itself) in all_to_all.* expect.* \d+ bytes",
+            ),
         (
             (1,),
             "rank 0 waits in all_to_all on ranks 0 and 1, but rank 1 waits in all_to_all on ranks 1 and 3",

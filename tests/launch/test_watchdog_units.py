@@ -82,6 +82,7 @@ def exchange(sent: tuple[int, ...], received: tuple[int, ...]) -> Wait:
         (((4, 8), (4, 12)), "rank 0 sends 8 bytes of float32 to rank 1 in all_to_all, call 1"),
         (((4, 12), (4, 8)), "rank 1 sends 12 bytes of float32 to rank 0 in all_to_all, call 1"),
         (((4, 12), (4, 12)), ""),
+        (((8, 12), (4, 12)), "rank 0 sends 8 bytes of float32 to itself in all_to_all, call 1"),
         (((4, 8), ()), ""),  # not known
     ],
 )

@@ -59,7 +59,10 @@ def _apart(rank: int, wait: Wait, states: Sequence[State]) -> bool:
 
 
 def find_mismatch(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch | None:
-    """A call of another rank that should meet this one of `rank`, and does not fit it."""
+    """A call of another rank that should meet this one of `rank`, and does not fit it.
+
+    The other is the rank itself where it sends itself, in an all-to-all, what it does not expect.
+    """
     if wait.point_to_point:
         return _misfit_message(rank, wait, states) if 0 <= wait.peer < len(states) else None
     for member in wait.members:
@@ -68,7 +71,8 @@ def find_mismatch(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch | 
             return Mismatch(kind, rank, wait, member, other)
         if other is not None and (part := find_misfit(rank, _parts(wait), member, _parts(other))):
             return Mismatch("part", rank, wait, member, other, part)
-    return None
+    own = find_misfit(rank, _parts(wait), rank, _parts(wait))
+    return Mismatch("part", rank, wait, rank, wait, own) if own is not None else None
 
 
 def _parts(wait: Wait) -> Parts:

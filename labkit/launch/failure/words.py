@@ -91,11 +91,12 @@ def mismatch(found: Mismatch) -> str:
 
 def _misfit(found: Mismatch, part: Misfit) -> str:
     sent, expected = (found.one, found.other) if part.sender == found.first else (found.other, found.one)
-    return (
-        f"rank {part.sender} sends {part.sent} bytes of {sent.dtype} to rank {part.receiver} in {sent.op}, "
-        f"call {sent.number} on {ranks(sent.members)}, at {place(sent)}, but rank {part.receiver} expects "
-        f"{part.expected} bytes from it at {place(expected)}"
-    )
+    sends = f"rank {part.sender} sends {part.sent} bytes of {sent.dtype} to"
+    call = f"in {sent.op}, call {sent.number} on {ranks(sent.members)}, at {place(sent)}"
+    if part.sender == part.receiver:
+        return f"{sends} itself {call}, but expects {part.expected} bytes from itself"
+    expects = f"rank {part.receiver} expects {part.expected} bytes from it at {place(expected)}"
+    return f"{sends} rank {part.receiver} {call}, but {expects}"
 
 
 def _called(wait: Wait) -> str:
