@@ -155,9 +155,9 @@ def counts_over(wrong: tuple[int, ...]) -> None:
     ("wrong", "words"),
     [
         (
-                (0, 1, 2, 3),
-                r"rank \d sen.s? \d+ bytes of float32 to (rank \d|itself) in all_to_all.* expect.* \d+ bytes",
-            ),
+            (0, 1, 2, 3),
+            r"rank \d sen.s? \d+ bytes of float32 to (rank \d|itself) in all_to_all.* expect.* \d+ bytes",
+        ),
         (
             (1,),
             "rank 0 waits in all_to_all on ranks 0 and 1, but rank 1 waits in all_to_all on ranks 1 and 3",
