@@ -190,7 +190,13 @@ for asks in (True, False):
 # called.
 #
 # The arguments can be tensors or anything else, the function can return one tensor or several, and not
-# every result need be used. Start with the plain case, run the check, and let its rows lead you through the
+# every result need be used. If somebody overwrites an argument between forward and backward, the second run
+# would be another one: plain autograd raises a `RuntimeError` then, and so must yours, rather than give a
+# wrong gradient (`ctx.save_for_backward` sees to that).
+#
+# Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
+# results, 16 KiB are free for states and the like. Numbers are compared with those of plain autograd in
+# float64, under autocast in float32. Start with the plain case, run the check, and let its rows lead you through the
 # rest.
 #
 # <details><summary>Hint 1: the skeleton</summary>

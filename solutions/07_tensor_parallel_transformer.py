@@ -74,6 +74,24 @@ draw_block(ranks=4)
 # The column-parallel weight is $[\text{out}/t, \text{in}]$, its bias $[\text{out}/t]$. The row-parallel
 # weight is $[\text{out}, \text{in}/t]$, and its bias is whole: it is added once, behind the sum.
 #
+# <details><summary>What is compared, in all exercises of this lesson</summary>
+#
+# * **Numbers**, on every rank of the group, with what the whole module, or stock PyTorch, gives in one
+#   process: shape and dtype the same, and no number off by more than $10^{-9}$ of the largest one in float64,
+#   $10^{-4}$ in float32, $4 \cdot 10^{-3}$ in float16, $2 \cdot 10^{-2}$ in bfloat16. Weights are compared
+#   after two steps of plain SGD as well.
+# * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of its
+#   own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one rank may
+#   call them or not.
+# * **Tensors**: what you are given keeps its values, and what you gave keeps them when you are called again.
+# * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and 64
+#   bytes more at most. Attributes that are no tensors are your affair.
+# * **Refusals**: the error asked for, on every rank. Where the stub says "naming both", its text has both
+#   numbers, the size and the number of ranks.
+#
+# Ranks come to a call at different times, and `group` need not be all ranks of the job.
+# </details>
+#
 # Do you remember what $f$ and $g$ do to a number and to a gradient? Each of four ranks sends $r + 1$ through
 # both, and gets the gradient $10^r$ from behind:
 
@@ -189,7 +207,8 @@ Table(
 #
 # Cut a whole attention, compute with the rank's heads, and give the whole back. What stands in front and
 # behind is handed to you as `enter` and `leave`, two functions like `column_parallel` and `row_parallel`:
-# later you will put others in their place.
+# later you will put others in their place, and so does the check. `attend` is called once in a forward, with
+# the config's dropout in training and 0.0 after `eval()`.
 #
 # <details><summary>Hint 1: from [b, s, heads d] to [b, heads, s, d]</summary>
 # <code>x.unflatten(-1, (-1, d)).transpose(1, 2)</code>: the heads are the outer of the two, the d numbers of
@@ -372,7 +391,8 @@ prediction("wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_loo
 # ### Exercise: the vocabulary-parallel embedding
 #
 # An id outside the vocabulary is nobody's: it would silently become a vector of zeros. Raise an
-# `IndexError` instead. All ranks have the same ids, so all of them raise.
+# `IndexError` instead. All ranks have the same ids, so all of them raise. The vectors are completed by
+# `leave`, whatever function that is.
 #
 # <details><summary>Hint 1</summary>Compare with both ends of the range: the first row of the next block is
 # not yours, your own last row is.</details>
@@ -496,6 +516,11 @@ Table(
 #
 # It must be right where wrong answers look right: targets on the boundary of two ranks' columns, all
 # targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand.
+#
+# "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay as
+# they are; where somebody overwrites them between forward and backward, the gradient is still right, or
+# backward raises a `RuntimeError`, as with what `ctx.save_for_backward` keeps. What comes out when every
+# token is ignored is not asked.
 #
 # With **label smoothing** $\varepsilon$ the target gets $1 - \varepsilon$ of the weight and *all $V$*
 # tokens share $\varepsilon$:
@@ -636,7 +661,9 @@ Table(
 #
 # `random_state` and `set_random_state` read and put back the state of the generator that dropout uses;
 # `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
-# happened, even when an exception ends the block.
+# happened, even when an exception ends the block: there the stream goes on too. The same seed gives the same
+# streams each time, another seed others, and a rank counts by its number in `group`. Nobody enters a stream
+# inside another one.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>
@@ -744,6 +771,9 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 # %% [markdown]
 # ### Exercise: draw your part
 #
+# Either dimension can be cut; a whole weight need not divide. Mean and standard deviation may be 4% of the
+# latter off, and the numbers are normal, not uniform. A second weight of the same shape has other numbers.
+#
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.
 #
@@ -821,7 +851,8 @@ draw_block(ranks=4, sequence_parallel=True)
 #
 # Tokens are dim 1 of $[b, s, h]$. `reduce_scatter(output, parts, group)`, given below, adds the ranks'
 # `parts[0]` for rank 0, their `parts[1]` for rank 1, and so on. (PyTorch has this under two names in
-# different releases, and as `dist.reduce_scatter` for a list of tensors, which is slower on CPUs.)
+# different releases, and as `dist.reduce_scatter` for a list of tensors, which is slower on CPUs.) Each way is
+# one all-gather of a rank's slice or one reduce-scatter of the whole, by any of their names.
 #
 # <details><summary>Hint</summary>You have <code>joined</code>. Write its mirror image once, and each of
 # the four methods is one line. <code>torch.stack(x.chunk(t, dim=1))</code> has the parts in order.</details>
@@ -925,10 +956,14 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # %% [markdown]
 # ### Exercise: the two products with divided tokens
 #
-# They take the places of `column_parallel` and `row_parallel`. The first needs a `torch.autograd.Function`
-# of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for the gradient of the loss by
+# They take the places of `column_parallel` and `row_parallel`. The first is easiest with a
+# `torch.autograd.Function` of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for the gradient of the loss by
 # something: $\partial X = \partial Y\, W$ and $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is
 # the sum of $\partial Y$ over all tokens.
+#
+# What both keep between forward and backward is counted by all that the process holds: the slice, what your
+# caller keeps, and 24 KiB beside. Who overwrites $x$ before backward must get autograd's `RuntimeError`, and no
+# wrong gradient. The sums of bias gradients are not counted among the calls.
 #
 # <details><summary>Hint 1</summary><code>ctx.save_for_backward(x, weight)</code> with the slice;
 # <code>ctx.needs_input_grad[2]</code> says whether there is a bias to care for.</details>
@@ -1024,7 +1059,9 @@ class TensorParallelMLP(nn.Module):
 #
 # Attention's dropout is inside `attend(q, k, v, dropout)`, which came along from the whole attention: wrap
 # it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token, a
-# norm that is written out keeps three times as much.
+# norm that is written out keeps three times as much. It may be 12% more than the plan's formula (below, at
+# "What a block keeps"). Where whole parameters' gradients are summed, those calls of at most $4h$ numbers each
+# are not counted. After `eval()` nothing is dropped.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
@@ -1279,7 +1316,9 @@ draw_memory(
 # ### Exercise: the tensor-parallel GPT
 #
 # The same three questions as for the block. Positions are whole, and with divided tokens a rank adds those
-# of its own tokens.
+# of its own tokens. The sum of token and position vectors is dropped with the config's probability, in
+# training. All-reduces of at most five numbers a token (the loss) are not counted among the calls. `to_full`
+# has every name of the whole model's state dict, `head.weight` too where it is tied.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>
@@ -1466,6 +1505,9 @@ prediction("the norm, which should be 2", your_norm, found)
 
 # %% [markdown]
 # ### Exercise: clip the gradient's norm
+#
+# Either list may be empty. A `.grad` may be changed in place or replaced; all keep
+# their types. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by $10^{-4}$.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only.</details>
 

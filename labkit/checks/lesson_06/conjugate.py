@@ -7,10 +7,10 @@ from labkit.checks.exercise import Exercise, Property, every
 from labkit.checks.lesson_06.layers import ANSWERS, F_ID, G_ID, GIVEN_LATER
 from labkit.checks.lesson_06.operators import (
     adds,
-    callers_tensors_kept,
     hands_on,
     one_all_reduce,
     operator_case,
+    tensors_kept,
     used,
 )
 from labkit.checks.shared.beside import stays_in_group
@@ -62,9 +62,9 @@ F_EXERCISE = Exercise(
             "callers-tensors",
             "robustness",
             1,
-            "x and grad_output still hold what they held before.",
+            "x and grad_output still hold what they held before, and results stay when it is used again.",
             "dist.all_reduce works in place: give it a copy",
-            {"values": callers_tensors_kept},
+            {"values": tensors_kept(hands_on, adds)},
         ),
         Property(
             "any-layout",
@@ -123,9 +123,9 @@ G_EXERCISE = Exercise(
             "callers-tensors",
             "robustness",
             1,
-            "x and grad_output still hold what they held before.",
+            "x and grad_output still hold what they held before, and results stay when it is used again.",
             "dist.all_reduce works in place: give it a copy of x",
-            {"values": callers_tensors_kept},
+            {"values": tensors_kept(adds, hands_on)},
         ),
         Property(
             "any-layout",

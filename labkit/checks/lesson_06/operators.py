@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Evidence, Finding, Judge, Run, own_entry
+from labkit.checks.exercise import Evidence, Finding, Judge, Run, every, own_entry
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import drawn
@@ -43,18 +44,25 @@ def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Ten
 
 
 def _use(rank: Rank, name: str) -> None:
-    """Answers: output, input_grad, and "x after", "grad_output after". Recordings: forward, backward."""
+    """Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
+    a call that another one follows. Recordings: forward, backward.
+    """
     group = enter_group(rank)
     x, grad_output = _arguments(rank.case, rank.inputs, rank.rank)
     x.requires_grad_()
+    operator = getattr(rank.student, name)
     with rank.recording("forward"):
-        out = getattr(rank.student, name).apply(x, group)
+        out = operator.apply(x, group)
     rank.answer("output", out)
     with rank.attempt("input-gradients"), rank.recording("backward"):
         out.backward(grad_output)
     rank.answer("input_grad", x.grad)
     rank.answer("x after", x)
     rank.answer("grad_output after", grad_output)
+    with rank.attempt("callers-tensors"):
+        later = first_of_two(lambda tensor: operator.apply(tensor, group), x, grad_output)
+        for what, tensor in zip(("output", "gradient"), later, strict=True):
+            rank.answer(f"{what} later", tensor)
 
 
 # -- judges
@@ -67,7 +75,7 @@ def _given(evidence: Evidence, rank: int) -> dict[str, Tensor]:
 
 
 def hands_on(answered: str, given: str) -> Judge:
-    """What was answered ("output" or "input_grad") is what the rank was given, as it is."""
+    """What was answered (a name of `TOLD`) is what the rank was given, as it is."""
 
     def find(evidence: Evidence, answer: RankAnswer) -> Finding:
         told = f"{TOLD[answered]}: {given} itself"
@@ -88,7 +96,12 @@ def adds(answered: str, given: str) -> Judge:
     return on_each(find)
 
 
-TOLD = {"output": "output", "input_grad": "gradient of x"}
+TOLD = {
+    "output": "output",
+    "input_grad": "gradient of x",
+    "output later": "output, after another call",
+    "gradient later": "gradient of x, after another backward",
+}
 
 
 def one_all_reduce(where: str) -> Judge:
@@ -104,7 +117,12 @@ def one_all_reduce(where: str) -> Judge:
     return judge
 
 
-def callers_tensors_kept(evidence: Evidence) -> Iterator[Finding]:
+def tensors_kept(output: Callable[[str, str], Judge], gradient: Callable[[str, str], Judge]) -> Judge:
+    """What was handed over holds what it held, and what a call gave stays, when another one follows."""
+    return every(_given_kept, output("output later", "x"), gradient("gradient later", "grad_output"))
+
+
+def _given_kept(evidence: Evidence) -> Iterator[Finding]:
     """What was handed over holds what it held."""
     for answer in evidence.answers:
         for name, given in _given(evidence, answer.rank).items():

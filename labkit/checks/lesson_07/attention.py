@@ -24,7 +24,7 @@ from labkit.checks.lesson_07.modules import (
     use_and_return,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, stays_in_group
+from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_attention
 from labkit.checks.shared.split import (
     EVERYTHING,
@@ -59,6 +59,7 @@ def _cases(seed: int) -> list[Case]:
         ),
         attention_case("views", "layout", 2, seed),
         attention_case("dropout", "dropout", 2, seed, dropout=0.3),
+        attention_case("other products", "products", 2, seed),
         attention_case("back to one", "round-trip", 2, seed, kv_heads=2),
         attention_case("back to one, in pairs", "round-trip", 4, seed, kv_heads=2, groups=PAIRS),
         attention_case("back to one, without output bias", "round-trip", 2, seed, biases="qkv"),
@@ -87,6 +88,33 @@ def _watch_attend(rank: Rank, split: Split) -> None:
     rank.fact("asked", asked)
 
 
+def _use_other_products(rank: Rank, split: Split) -> None:
+    """Hand in an `enter` that doubles what enters and a `leave` that triples what leaves. Answers: others,
+    and usual, three times what the usual products make of twice x.
+    """
+    from labkit.tensor_parallel import column_parallel, row_parallel
+
+    part_of, full, x = (
+        rank.student.TensorParallelAttention.from_attention,
+        split.handed(rank),
+        rank.inputs["x"],
+    )
+    others = part_of(
+        full,
+        rank.group,
+        enter=lambda x, *rest: column_parallel(2 * x, *rest),
+        leave=lambda x, *rest: 3 * row_parallel(x, *rest),
+    )
+    rank.answer("others", others(x.clone()))
+    rank.answer("usual", 3 * part_of(full, rank.group)(2 * x))
+
+
+def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        told = "what `enter` and `leave` make of it, whatever functions they are"
+        yield same(told, answer.tensors["usual"], answer, "others")
+
+
 def _attends_with_dropout(evidence: SplitEvidence) -> Iterator[Finding]:
     expected = [evidence.case.params["dropout"], 0.0]
     for answer in evidence.answers:
@@ -102,6 +130,7 @@ EXERCISE = Exercise(
     {
         "values": ATTENTION.run(use_part),
         "dropout": ATTENTION.run(_watch_attend),
+        "products": ATTENTION.run(_use_other_products),
         "grouped": ATTENTION.run(use_part),
         "round-trip": ATTENTION.run(use_and_return),
         "layout": ATTENTION.run(use_views),
@@ -114,10 +143,15 @@ EXERCISE = Exercise(
             "forward-values",
             "numbers",
             3,
-            "Every rank's output is that of the whole attention; heads attend with its dropout, in training.",
+            "Every rank's output is that of the whole attention, by way of `enter` and `leave`; heads attend"
+            " with its dropout, in training.",
             "the packed weight was cut in one piece, so that rank 0 has all queries and the last rank all"
             " values; or heads were read as [d, heads] instead of [heads, d]",
-            {"values": equals("output"), "dropout": _attends_with_dropout},
+            {
+                "values": equals("output"),
+                "products": _uses_what_is_handed,
+                "dropout": _attends_with_dropout,
+            },
         ),
         Property(
             "input-gradients",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +30,7 @@ def _cases(seed: int) -> list[Case]:
         clip_case("a small norm", "small", 2, seed, scale=0.01),
         clip_case("without gradient", "missing", 2, seed),
         clip_case("nothing cut", "none-cut", 2, seed),
+        clip_case("nothing whole", "none-whole", 2, seed),
         clip_case("bfloat16", "low", 2, seed, dtype="bfloat16"),
         clip_case("four ranks", "values", 4, seed, max_norm=0.5),
         clip_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
@@ -48,21 +49,22 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
     return {n: place.block(t[place.index], 0 if n in CUT else None) for n, t in inputs.items()}
 
 
-def _clip(rank: Rank, cut_names: tuple[str, ...] = tuple(CUT), bare: int = 0) -> None:
+def _clip(rank: Rank, names: tuple[str, ...] = (*CUT, *WHOLE), bare: int = 0) -> None:
     """Clip what this rank has. Answers: norm, grad.NAME. Recording: all.
 
-    cut_names: those of the cut parameters that are there. bare: parameters without gradient beside them.
+    names: of the parameters that are handed over. bare: parameters without gradient beside them.
     """
     group, parameters = enter_group(rank), {}
     for name, gradient in rank.inputs.items():
         parameters[name] = nn.Parameter(torch.zeros_like(gradient))
         parameters[name].grad = gradient.clone()
 
-    def those(names: tuple[str, ...]) -> list[nn.Parameter]:
+    def those(kind: Mapping[str, tuple[int, ...]]) -> list[nn.Parameter]:
         zeros = torch.zeros(5, dtype=dtype_of(rank.case), device=rank.device)
-        return [parameters[name] for name in names] + [nn.Parameter(zeros.clone()) for _ in range(bare)]
+        there = [parameters[name] for name in kind if name in names]
+        return there + [nn.Parameter(zeros.clone()) for _ in range(bare)]
 
-    cut, whole = those(cut_names), those(tuple(WHOLE))
+    cut, whole = those(CUT), those(WHOLE)
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(cut, whole, rank.params["max_norm"], group)
     rank.answer("norm", torch.as_tensor(norm).double().reshape(()))
@@ -105,6 +107,14 @@ def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
 
 _NORM_AND_GRADIENTS = every(on_each(_right_norm), _scaled)
 _CLIPPED = Run(_clip, _inputs, _hand, ClipEvidence)
+
+
+def _clipping_only(kind: Mapping[str, tuple[int, ...]]) -> Run:
+    """The run in which parameters of one kind alone are handed over."""
+    names = tuple(kind)
+    return Run(partial(_clip, names=names), _inputs, _hand, partial(ClipEvidence, names=names))
+
+
 EXERCISE = Exercise(
     CLIP_ID,
     "One norm for cut and whole",
@@ -113,9 +123,8 @@ EXERCISE = Exercise(
         "values": _CLIPPED,
         "small": _CLIPPED,
         "missing": Run(partial(_clip, bare=1), _inputs, _hand, ClipEvidence),
-        "none-cut": Run(
-            partial(_clip, cut_names=()), _inputs, _hand, partial(ClipEvidence, names=tuple(WHOLE))
-        ),
+        "none-cut": _clipping_only(WHOLE),
+        "none-whole": _clipping_only(CUT),
         "low": _CLIPPED,
         "subgroup": _CLIPPED,
     },
@@ -158,9 +167,10 @@ EXERCISE = Exercise(
             "missing-gradients",
             "robustness",
             1,
-            "Parameters without gradient are left out; a rank without cut parameters takes part.",
+            "Parameters without gradient are left out; either list may be empty, and a rank without cut"
+            " parameters takes part.",
             "`if cut:` around the collective leaves the other ranks waiting",
-            {"missing": _NORM_AND_GRADIENTS, "none-cut": _NORM_AND_GRADIENTS},
+            dict.fromkeys(("missing", "none-cut", "none-whole"), _NORM_AND_GRADIENTS),
         ),
         Property(
             "low-precision",

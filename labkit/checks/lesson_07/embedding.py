@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
 from labkit.checks.case import Case
-from labkit.checks.exercise import Exercise, Property, every
+from labkit.checks.exercise import Exercise, Finding, Property, every
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
     PAIRS,
@@ -21,12 +23,13 @@ from labkit.checks.lesson_07.modules import (
     use_and_return,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, stays_in_group
+from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_table
 from labkit.checks.shared.split import (
     EVERYTHING,
     Drawn,
     Split,
+    SplitEvidence,
     dtype_of,
     equals,
     keeps_blocks,
@@ -57,6 +60,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         embedding_case("12 tokens", "values", 2, seed, late=[1]),
         embedding_case("a single id", "values", 2, seed, batch=1, sequence=1),
+        embedding_case("completed otherwise", "leave", 2, seed),
         embedding_case("11 tokens", "uneven", 2, seed, vocabulary=11),
         embedding_case("11 tokens, back to one", "round-trip", 2, seed, vocabulary=11),
         embedding_case("ids outside", "wrong-ids", 2, seed, vocabulary=11),
@@ -76,6 +80,26 @@ def _look_up_wrong_ids(rank: Rank, split: Split) -> None:
             part(ids)
 
 
+def _complete_otherwise(rank: Rank, split: Split) -> None:
+    """Hand in a `leave` that triples. Answers: others, and usual, three times what the usual one gives."""
+    from labkit.tensor_parallel import sum_over_ranks
+
+    part_of, full, ids = (
+        rank.student.VocabParallelEmbedding.from_embedding,
+        split.handed(rank),
+        rank.inputs["ids"],
+    )
+    others = part_of(full, rank.group, lambda partial, group: 3 * sum_over_ranks(partial, group))
+    rank.answer("others", others(ids.clone()))
+    rank.answer("usual", 3 * part_of(full, rank.group)(ids.clone()))
+
+
+def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        told = "what `leave` makes of it, whatever function that is"
+        yield same(told, answer.tensors["usual"], answer, "others")
+
+
 _USED = at_boundaries(EMBEDDING.run(use_part))
 EXERCISE = Exercise(
     EMBEDDING_ID,
@@ -83,6 +107,7 @@ EXERCISE = Exercise(
     ("VocabParallelEmbedding",),
     {
         "values": _USED,
+        "leave": EMBEDDING.run(_complete_otherwise),
         "uneven": _USED,
         "round-trip": at_boundaries(EMBEDDING.run(use_and_return)),
         "wrong-ids": EMBEDDING.run(_look_up_wrong_ids),
@@ -94,10 +119,10 @@ EXERCISE = Exercise(
             "forward-values",
             "numbers",
             3,
-            "Every rank has the vectors of all ids.",
+            "Every rank has the vectors of all ids, completed by `leave`.",
             "an id of another rank's block must give zeros before the sum, not a row of this block; the"
             " block's last row is still this rank's",
-            {"values": equals("output")},
+            {"values": equals("output"), "leave": _uses_what_is_handed},
         ),
         Property(
             "parameter-gradients",
@@ -145,11 +170,7 @@ EXERCISE = Exercise(
             1,
             "An id outside the vocabulary is an IndexError on every rank.",
             "no rank owns such an id, so that its vector is silently zero",
-            {
-                "wrong-ids": every(
-                    *(is_refused(name, "IndexError", "ValueError") for name in ("too large", "negative"))
-                )
-            },
+            {"wrong-ids": every(*(is_refused(name, "IndexError") for name in ("too large", "negative")))},
         ),
         subgroup(every(equals("output"), stays_in_group)),
     ),

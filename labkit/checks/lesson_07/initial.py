@@ -19,6 +19,7 @@ INITIAL_ID = "07.initial-weights"
 CUT: dict[str, int | None] = {"cut along dim 0": 0, "cut along dim 1": 1}
 WHOLE: dict[str, int | None] = {"whole": None}
 ALIKE = 0.1  # a correlation of two blocks; by chance less than 0.01, of the same numbers 1
+TAILS = 0.5  # of the fourth moment; by chance less than 0.2, by uniform numbers 1.2
 OFF = 0.04  # of the standard deviation; by chance less than 0.007, by a block's fan-in at least 0.4
 initial_case = case_maker(shape=[256, 384])
 
@@ -27,7 +28,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         initial_case("two ranks", "values", 2, seed),
         initial_case("four ranks", "values", 4, seed),
-        initial_case("254 rows", "uneven", 4, seed, shape=[254, 384]),
+        initial_case("254 rows, 382 columns", "uneven", 4, seed, shape=[254, 382]),
         initial_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
@@ -54,11 +55,13 @@ def _draw_weights(rank: Rank) -> None:
 
 
 def _ask_for_uneven(rank: Rank) -> None:
-    """Fact: refusal."""
+    """Facts: one for each weight of `CUT` that cannot be cut. Answer: whole, which need not be."""
     group, shape = enter_group(rank), tuple(rank.params["shape"])
     streams = rank.student.RandomStreams(rank.case.seed, group)
-    with rank.expect_error("refusal"):
-        rank.student.initial_weight(shape, 0, streams, group)
+    for name, cut in CUT.items():
+        with rank.expect_error(name):
+            rank.student.initial_weight(shape, cut, streams, group)
+    rank.answer("whole", rank.student.initial_weight(shape, None, streams, group))
 
 
 # -- judges
@@ -147,8 +150,17 @@ def _spread(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         yield Finding(abs(mean) < OFF and abs(deviation - 1) < OFF, told, seen, answer.rank)
 
 
-def _refused_sizes(case: Case) -> tuple[int, int]:
-    return case.params["shape"][0], case.ranks
+def _normal(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    for name in CUT | WHOLE:
+        x = answer.tensors[name].double()
+        kurtosis = ((x - x.mean()) ** 4).mean().item() / x.var().item() ** 2
+        told = f"{name}: normal numbers, whose fourth moment is 3 squared variances"
+        yield Finding(abs(kurtosis - 3) < TAILS, told, f"{kurtosis:.2f}", answer.rank)
+
+
+def _refused_size(dim: int) -> Callable[[Case], tuple[int, int]]:
+    """What the refusal of a cut along a dimension must name."""
+    return lambda case: (case.params["shape"][dim], case.ranks)
 
 
 _BLOCKS = every(_parts(_twice(CUT)), _of_right_shape(_unlike_other_ranks), _others_next_time(CUT))
@@ -180,17 +192,25 @@ EXERCISE = Exercise(
             "spread",
             "numbers",
             2,
-            "The standard deviation is 1 / sqrt(in), with `in` of the whole weight.",
+            "Numbers are normal, their standard deviation is 1 / sqrt(in), with `in` of the whole weight.",
             "a block cut along dim 1 has in / t inputs; the rest of the sum is on the other ranks",
-            {"values": _of_right_shape(_spread)},
+            {"values": every(_of_right_shape(_spread), _of_right_shape(_normal))},
         ),
         Property(
             "uneven-sizes",
             "robustness",
             1,
-            "A size that does not divide is a ValueError that names it and the ranks.",
-            "n // t drops the rest",
-            {"uneven": is_refused("refusal", "ValueError", names=_refused_sizes)},
+            "A size that is cut and does not divide is a ValueError that names it and the ranks.",
+            "n // t drops the rest; either dimension can be cut, and a whole weight need not divide",
+            {
+                "uneven": every(
+                    *(
+                        is_refused(name, "ValueError", names=_refused_size(dim))
+                        for dim, name in enumerate(CUT)
+                    ),
+                    _parts(WHOLE),
+                )
+            },
         ),
         subgroup(every(_BLOCKS, _WHOLES)),
     ),

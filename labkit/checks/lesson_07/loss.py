@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, case_maker, subgroup
 from labkit.checks.rank import Rank
@@ -19,7 +19,6 @@ from labkit.checks.shared.beside import (
     calls_of,
     calls_text,
     is_refused,
-    on_each,
     same,
     stays_in_group,
 )
@@ -38,6 +37,7 @@ loss_case = case_maker(batch=2, sequence=5, vocabulary=12)
 def _cases(seed: int) -> list[Case]:
     return [
         loss_case("12 tokens", "values", 2, seed, times=-1.5, late=[0]),
+        loss_case("logits and targets overwritten before backward", "overwritten", 2, seed),
         loss_case("11 tokens", "uneven", 2, seed, vocabulary=11),
         loss_case("some ignored", "ignored", 2, seed),
         loss_case("another ignore_index", "ignored", 2, seed, ignore_index=3),
@@ -97,16 +97,31 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _ask(rank: Rank) -> None:
-    """Answers: loss, grad, logits after. Recordings: forward, backward."""
+    """Answers: loss, grad, logits after, targets after. Recordings: forward, backward."""
     group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
+    targets = rank.inputs["targets"].clone()
     ask, vocabulary = rank.student.vocab_parallel_cross_entropy, rank.params["vocabulary"]
     with rank.recording("forward"):
-        loss = ask(logits, rank.inputs["targets"].clone(), vocabulary, group, **_options(rank.case))
+        loss = ask(logits, targets, vocabulary, group, **_options(rank.case))
     rank.answer("loss", loss)
     with rank.attempt("gradients"), rank.recording("backward"):
         (loss * rank.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
     rank.answer("logits after", logits)
+    rank.answer("targets after", targets)
+
+
+def _overwrite(rank: Rank) -> None:
+    """Logits and targets are changed in place between forward and backward. Answer: grad. Fact: backward."""
+    group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
+    targets = rank.inputs["targets"].clone()
+    loss = rank.student.vocab_parallel_cross_entropy(logits, targets, rank.params["vocabulary"], group)
+    with torch.no_grad():
+        logits.neg_()
+        targets.zero_()
+    with rank.expect_error("backward"):
+        loss.backward()
+    rank.answer("grad", logits.grad)
 
 
 def _ask_for_wrong_targets(rank: Rank) -> None:
@@ -156,9 +171,17 @@ def _right_gradients(evidence: LossEvidence) -> Iterator[Finding]:
         yield same("this rank's columns of the gradient of the whole logits", real, answer, "grad")
 
 
-def _logits_kept(evidence: LossEvidence, answer: RankAnswer) -> Finding:
-    given = _hand(evidence.case, evidence.inputs, answer.rank)["logits"]
-    return same("the logits as they were handed over", given, answer, "logits after")
+def _right_or_refused(evidence: LossEvidence) -> Iterator[Finding]:
+    """The gradients of what was handed over, or the RuntimeError of autograd's own functions."""
+    raised = [answer.facts["backward"].get("kinds", []) for answer in evidence.answers]
+    if not all("RuntimeError" in kinds for kinds in raised):
+        yield from _right_gradients(evidence)
+
+
+def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name, given in _hand(evidence.case, evidence.inputs, answer.rank).items():
+            yield same(f"the {name} as they were handed over", given, answer, f"{name} after")
 
 
 def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
@@ -187,6 +210,7 @@ EXERCISE = Exercise(
         "smoothed": _ASKED,
         "large": _ASKED,
         "bfloat16": _ASKED,
+        "overwritten": Run(_overwrite, _inputs, _hand, LossEvidence),
         "wrong-targets": Run(_ask_for_wrong_targets, _inputs, _hand),
         "subgroup": _ASKED,
     },
@@ -204,9 +228,10 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             3,
-            "Each rank has its columns of the gradient: softmax minus one at the target.",
+            "Each rank has its columns of the gradient: softmax minus one at the target; what was handed over"
+            " stays, and where others overwrite it, there is no wrong gradient.",
             "a sum that is differentiated needs g, whose backward is the identity; all_reduce cuts the graph",
-            {"values": every(_right_gradients, on_each(_logits_kept))},
+            {"values": every(_right_gradients, _handed_over_kept), "overwritten": _right_or_refused},
         ),
         Property(
             "scalars-only",
@@ -270,11 +295,7 @@ EXERCISE = Exercise(
             1,
             "A target outside the vocabulary is a ValueError on every rank.",
             "no rank owns it, so that the loss is silently too large",
-            {
-                "wrong-targets": every(
-                    *(is_refused(name, "ValueError", "IndexError") for name in WRONG_TARGETS)
-                )
-            },
+            {"wrong-targets": every(*(is_refused(name, "ValueError") for name in WRONG_TARGETS))},
         ),
         subgroup(every(LOSS_AND_GRADIENTS, stays_in_group)),
     ),

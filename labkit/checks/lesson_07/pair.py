@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every, own_entry
 from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, subgroup
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, is_refused, nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
@@ -51,7 +53,9 @@ def _view(tensor: Tensor) -> Tensor:
 
 
 def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
-    """Both operators, forward and backward, each rank with numbers of its own."""
+    """Both operators, forward and backward, each rank with numbers of its own. Answers for each: output,
+    input_grad, what was handed over afterwards, and "... later" of a call that another one follows.
+    """
     group = enter_group(rank)
     gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
     for name, operator in (("gather", gather), ("scatter", scatter)):
@@ -66,6 +70,14 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
         rank.answer(f"{name} input_grad", given.grad)
         rank.answer(f"{name} {x} after", given)
         rank.answer(f"{name} {gradient} after", back)
+        with rank.attempt("callers-tensors"):
+            out, of_input = first_of_two(partial(_applied, operator, group), given, back)
+            rank.answer(f"{name} output later", out)
+            rank.answer(f"{name} input_grad later", of_input)
+
+
+def _applied(operator: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
+    return operator.apply(x, group)
 
 
 def _use_views(rank: Rank) -> None:
@@ -135,14 +147,22 @@ def _refused_tokens(case: Case) -> tuple[int, int]:
     return case.params["shape"][1] * case.ranks - _missing(case), case.ranks
 
 
-_VALUES = every(
-    _joins("gather: all tokens", "slice", "gather output"),
-    _adds("scatter: this rank's tokens of the sum", "whole", "scatter output"),
-)
-_GRADIENTS = every(
-    _adds("backward of gather: this rank's tokens of the sum", "grad_whole", "gather input_grad"),
-    _joins("backward of scatter: the gradients of all tokens", "grad_slice", "scatter input_grad"),
-)
+def _values(when: str = "") -> Judge:
+    return every(
+        _joins(f"gather{when}: all tokens", "slice", f"gather output{when}"),
+        _adds(f"scatter{when}: this rank's tokens of the sum", "whole", f"scatter output{when}"),
+    )
+
+
+def _gradients(when: str = "") -> Judge:
+    sums, joins = (f"backward of {name}{when}" for name in ("gather", "scatter"))
+    return every(
+        _adds(f"{sums}: this rank's tokens of the sum", "grad_whole", f"gather input_grad{when}"),
+        _joins(f"{joins}: the gradients of all tokens", "grad_slice", f"scatter input_grad{when}"),
+    )
+
+
+_VALUES, _GRADIENTS = _values(), _gradients()
 _USED = Run(partial(_use_both, view=torch.clone), _inputs, own_entry)
 EXERCISE = Exercise(
     PAIR_ID,
@@ -184,9 +204,9 @@ EXERCISE = Exercise(
             "callers-tensors",
             "robustness",
             1,
-            "What was handed over still holds what it held.",
-            "reduce a copy",
-            {"values": _tensors_kept},
+            "What was handed over still holds what it held, and what was given stays when it is used again.",
+            "reduce a copy, into new memory each time",
+            {"values": every(_tensors_kept, _values(" later"), _gradients(" later"))},
         ),
         Property(
             "any-layout",

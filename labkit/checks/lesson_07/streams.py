@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -19,7 +20,8 @@ NUMBERS = 16
 OUTSIDE = {
     "made": "once the streams were made",
     "left": "after a few draws from them",
-    "left by an error": "after an exception inside one",
+    "left by an error in shared": "after an exception inside shared()",
+    "left by an error in own": "after an exception inside own()",
 }
 streams_case = case_maker(stream_seed=3)
 
@@ -57,15 +59,14 @@ def _draw_in_turns(rank: Rank) -> None:
         with getattr(again, stream)():
             rank.answer(f"{stream} of the same seed", _draw(rank))
     rank.answer("left", _draw(rank))
-    try:
-        with streams.own():
+    for name in ("shared", "own"):
+        stream = getattr(streams, name)
+        with contextlib.suppress(_Planned), stream():
             _draw(rank)
             raise _Planned
-    except _Planned:
-        pass
-    rank.answer("left by an error", _draw(rank))
-    with streams.own():
-        rank.answer("own after an error", _draw(rank))
+        rank.answer(f"left by an error in {name}", _draw(rank))
+        with stream():
+            rank.answer(f"{name} after an error", _draw(rank))
 
 
 class _Planned(Exception):
@@ -107,8 +108,8 @@ def _go_on(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(same, f"{stream}: set by the seed alone", "other numbers", answer.rank)
             other = _same_draw(answer, f"{stream} 1", f"{stream} of another seed")
             yield Finding(not other, f"{stream}: other numbers for another seed", "the same", answer.rank)
-        moved = _same_draw(answer, "own 2", "own after an error")
-        yield Finding(not moved, "own: goes on after an error", "the same numbers again", answer.rank)
+            moved = _same_draw(answer, f"{stream} 2", f"{stream} after an error")
+            yield Finding(not moved, f"{stream}: goes on after an error", "the same again", answer.rank)
 
 
 def _torchs_own_unmoved(evidence: Evidence) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.lesson_07.products import PRODUCTS_ID
 from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, is_refused
+from labkit.checks.shared.beside import Call, is_refused, same
 from labkit.checks.shared.cuts import cut_gpt
 from labkit.checks.shared.places import enter_group
 from labkit.checks.shared.split import (
@@ -46,7 +46,9 @@ from labkit.checks.shared.split import (
     dtype_of,
     equals,
     keeps_blocks,
+    loaded,
     sends,
+    under,
     use_part,
 )
 from labkit.model import Transformer, explicit_attention
@@ -105,7 +107,7 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _watch_dropout(rank: Rank, split: Split) -> None:
-    """Answers: first loss, second loss, and the gradient of positions."""
+    """Answers: first loss, second loss, the gradient of positions, and the loss in evaluation."""
     part = split.build(rank, split.handed(rank), rank.group)
     for name in ("first", "second"):
         part.zero_grad()
@@ -113,6 +115,8 @@ def _watch_dropout(rank: Rank, split: Split) -> None:
         loss.backward()
         rank.answer(f"{name} loss", loss)
     rank.answer("positions", dict(part.named_parameters())["positions"].grad)
+    part.eval()
+    rank.answer("evaluated", split.use(part, [rank.inputs["ids"], rank.inputs["targets"]]))
 
 
 def _divide_uneven_tokens(rank: Rank, split: Split) -> None:
@@ -141,6 +145,14 @@ def _numbers_a_token(evidence: SplitEvidence) -> int:
 def _other_loss_each_time(evidence: SplitEvidence) -> Iterator[Finding]:
     first, second = (evidence.answers[0].tensors[f"{n} loss"] for n in ("first", "second"))
     yield Finding(not torch.equal(first, second), "another loss each time", "the same", 0)
+
+
+def _drops_nothing_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:
+    full = loaded(evidence.split.plain(evidence.case), under("full.", evidence.inputs)).eval()
+    with torch.no_grad():
+        loss = evidence.split.use(full, [evidence.inputs[name][0] for name in evidence.split.arguments])
+    for answer in evidence.answers:
+        yield same("the whole model's loss after eval()", loss, answer, "evaluated")
 
 
 def _own_tokens_drop_apart(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -254,9 +266,16 @@ EXERCISE = Exercise(
             "dropout",
             "mechanism",
             1,
-            "With dropout, losses and whole gradients agree on all ranks.",
+            "With dropout, losses and whole gradients agree on all ranks; evaluation drops nothing.",
             "the wrong stream",
-            {"dropout": every(ranks_agree(_WITH_DROPOUT), _other_loss_each_time, _own_tokens_drop_apart)},
+            {
+                "dropout": every(
+                    ranks_agree(_WITH_DROPOUT),
+                    _other_loss_each_time,
+                    _own_tokens_drop_apart,
+                    _drops_nothing_in_evaluation,
+                )
+            },
         ),
         Property(
             "refusals",

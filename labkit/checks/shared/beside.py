@@ -84,9 +84,9 @@ def observe(
     use: Use = call,
     charged: str = "input-gradients",
     named: Named = by_name,
-) -> None:
+) -> Tensor:
     """Forward and backward, once. Answers output, input_grad (of the first argument), grad.NAME; recordings
-    forward and backward.
+    forward and backward. Returns what the module gave.
 
     grad_output: None where the module gives one number. charged: the property that an error in backward
         fails.
@@ -100,6 +100,7 @@ def observe(
     seat.answer("input_grad", arguments[0].grad if arguments[0].is_floating_point() else None)
     for name, parameter in named(module):
         seat.answer(f"grad.{name}", parameter.grad)
+    return out
 
 
 def _backward(out: Tensor, grad_output: Tensor | None) -> None:

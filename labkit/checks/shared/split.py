@@ -117,7 +117,8 @@ class Split:
 def use_part(rank: Rank, split: Split) -> None:
     """Build the part, run it forward and backward, train it for some steps, and report everything.
 
-    Answers: full.NAME (the whole module, as it was afterwards), and what `observe` and `train` report.
+    Answers: full.NAME (the whole module, as it was afterwards), what `observe` and `train` report, and, as
+    "... later", what the first call was given and gave, once all is over.
     Facts: shapes, held_bytes, shared (parameters and buffers in the whole module's memory).
     """
     build_and_use(rank, split)
@@ -171,8 +172,12 @@ def _through_its_paces(
         return [copy.requires_grad_(copy.is_floating_point()) for copy in copies]
 
     gradient = view(inputs["grad_output"]) if "grad_output" in inputs else None
-    observe(seat, module, arguments(""), gradient, split.use)
+    handed = arguments("")
+    out = observe(seat, module, handed, gradient, split.use)
     train(seat, module, [arguments(str(step)) for step in range(STEPS)], split.use)
+    for name, tensor in zip(split.arguments, handed, strict=True):
+        seat.answer(f"{name} later", tensor)
+    seat.answer("output later", out)
 
 
 def change_blocks(rank: Rank, split: Split) -> None:
@@ -252,6 +257,17 @@ class SplitEvidence(Evidence):
         told = f"{part}the whole module's {what}"
         return same(told, place.block(self.reference(answer)[name], about.cut), answer, name)
 
+    def untouched(self, answer: RankAnswer) -> Iterator[Finding]:
+        """Whether what the first call was given and gave is still the same after later calls."""
+        place, state = place_of(self.case, answer.rank), self.reference(answer)
+        drawn_for_it = self.split.drawn(self.case)
+        for name in self.split.arguments:
+            given = place.block(self.inputs[name][place.index], drawn_for_it[name].cut)
+            yield same(f"{name} as it was handed over", given, answer, f"{name} later")
+        cut = drawn_for_it.get("grad_output", Drawn(())).cut
+        told = "the output of a call as it was, after later calls"
+        yield same(told, place.block(state["output"], cut), answer, "output later")
+
     def parameters(self, kind: str, answer: RankAnswer, only: str = "") -> Iterator[Finding]:
         """Whether a rank's gradients ("grad") or trained values ("trained") are its blocks of the whole
         module's; only: of one parameter.
@@ -266,8 +282,8 @@ class SplitEvidence(Evidence):
 def equals(*names: str) -> Judge:
     """What ranks reported under these names is their part of what the whole module gives.
 
-    names: "output", "input_grad" (passed over where there is none), "grad" or "trained" for all parameters,
-        "grad.bias" for one.
+    names: "output" (and whether that, and what the module was given, stays as it is), "input_grad" (passed
+        over where there is none), "grad" or "trained" for all parameters, "grad.bias" for one.
     """
 
     def judge(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -278,6 +294,8 @@ def equals(*names: str) -> Judge:
                     yield from evidence.parameters(kind, answer, only)
                 elif kind in evidence.reference(answer):
                     yield evidence.activation(kind, answer)
+                if kind == "output":
+                    yield from evidence.untouched(answer)
 
     return judge
 
