@@ -196,8 +196,8 @@ for asks in (True, False):
 #
 # Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
 # results, 16 KiB are free for states and the like. Numbers are compared with those of plain autograd in
-# float64, under autocast in float32. Start with the plain case, run the check, and let its rows lead you through the
-# rest.
+# float64, under autocast in float32. Start with the plain case, run the check, and let its rows lead you
+# through the rest.
 #
 # <details><summary>Hint 1: the skeleton</summary>
 #

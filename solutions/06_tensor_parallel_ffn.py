@@ -298,11 +298,11 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 # * **Numbers**, on every rank of the group, with what stock PyTorch gives in one process: shape and dtype the
 #   same, and no number off by more than $10^{-9}$ of the largest one in float64, $10^{-4}$ in float32, $2
 #   \cdot 10^{-2}$ in bfloat16.
-# * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of its
-#   own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one rank may
-#   call them or not.
-# * **Tensors**: what a forward or a backward is given keeps its values, and what it gave keeps them when it is
-#   called again. So no memory is used for two results.
+# * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of
+#   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
+#   rank may call them or not.
+# * **Tensors**: what a forward or a backward is given keeps its values, and what it gave keeps them when it
+#   is called again. So no memory is used for two results.
 # * **Refusals**: a `ValueError` on every rank whose text has both numbers, the size and the number of ranks.
 #
 # Ranks come to a call at different times, and `group` need not be all ranks of the job.

@@ -80,12 +80,12 @@ draw_block(ranks=4)
 #   process: shape and dtype the same, and no number off by more than $10^{-9}$ of the largest one in float64,
 #   $10^{-4}$ in float32, $4 \cdot 10^{-3}$ in float16, $2 \cdot 10^{-2}$ in bfloat16. Weights are compared
 #   after two steps of plain SGD as well.
-# * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of its
-#   own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one rank may
-#   call them or not.
+# * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of
+#   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
+#   rank may call them or not.
 # * **Tensors**: what you are given keeps its values, and what you gave keeps them when you are called again.
-# * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and 64
-#   bytes more at most. Attributes that are no tensors are your affair.
+# * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and
+#   64 bytes more at most. Attributes that are no tensors are your affair.
 # * **Refusals**: the error asked for, on every rank. Where the stub says "naming both", its text has both
 #   numbers, the size and the number of ranks.
 #
@@ -517,8 +517,8 @@ Table(
 # It must be right where wrong answers look right: targets on the boundary of two ranks' columns, all
 # targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand.
 #
-# "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay as
-# they are; where somebody overwrites them between forward and backward, the gradient is still right, or
+# "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay
+# as they are; where somebody overwrites them between forward and backward, the gradient is still right, or
 # backward raises a `RuntimeError`, as with what `ctx.save_for_backward` keeps. What comes out when every
 # token is ignored is not asked.
 #
@@ -851,8 +851,8 @@ draw_block(ranks=4, sequence_parallel=True)
 #
 # Tokens are dim 1 of $[b, s, h]$. `reduce_scatter(output, parts, group)`, given below, adds the ranks'
 # `parts[0]` for rank 0, their `parts[1]` for rank 1, and so on. (PyTorch has this under two names in
-# different releases, and as `dist.reduce_scatter` for a list of tensors, which is slower on CPUs.) Each way is
-# one all-gather of a rank's slice or one reduce-scatter of the whole, by any of their names.
+# different releases, and as `dist.reduce_scatter` for a list of tensors, which is slower on CPUs.) Each way
+# is one all-gather of a rank's slice or one reduce-scatter of the whole, by any of their names.
 #
 # <details><summary>Hint</summary>You have <code>joined</code>. Write its mirror image once, and each of
 # the four methods is one line. <code>torch.stack(x.chunk(t, dim=1))</code> has the parts in order.</details>
@@ -957,13 +957,13 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # ### Exercise: the two products with divided tokens
 #
 # They take the places of `column_parallel` and `row_parallel`. The first is easiest with a
-# `torch.autograd.Function` of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for the gradient of the loss by
-# something: $\partial X = \partial Y\, W$ and $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is
-# the sum of $\partial Y$ over all tokens.
+# `torch.autograd.Function` of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for
+# the gradient of the loss by something: $\partial X = \partial Y\, W$ and $\partial W = \partial Y^{\mathsf
+# T} X$. The bias's gradient is the sum of $\partial Y$ over all tokens.
 #
 # What both keep between forward and backward is counted by all that the process holds: the slice, what your
-# caller keeps, and 24 KiB beside. Who overwrites $x$ before backward must get autograd's `RuntimeError`, and no
-# wrong gradient. The sums of bias gradients are not counted among the calls.
+# caller keeps, and 24 KiB beside. Who overwrites $x$ before backward must get autograd's `RuntimeError`,
+# and no wrong gradient. The sums of bias gradients are not counted among the calls.
 #
 # <details><summary>Hint 1</summary><code>ctx.save_for_backward(x, weight)</code> with the slice;
 # <code>ctx.needs_input_grad[2]</code> says whether there is a bias to care for.</details>
@@ -1058,10 +1058,10 @@ class TensorParallelMLP(nn.Module):
 # Which stream does this dropout draw from? Does this whole parameter see all tokens or only its own?
 #
 # Attention's dropout is inside `attend(q, k, v, dropout)`, which came along from the whole attention: wrap
-# it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token, a
-# norm that is written out keeps three times as much. It may be 12% more than the plan's formula (below, at
-# "What a block keeps"). Where whole parameters' gradients are summed, those calls of at most $4h$ numbers each
-# are not counted. After `eval()` nothing is dropped.
+# it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token,
+# a norm that is written out keeps three times as much. It may be 12% more than the plan's formula (below,
+# at "What a block keeps"). Where whole parameters' gradients are summed, those calls of at most $4h$
+# numbers each are not counted. After `eval()` nothing is dropped.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
