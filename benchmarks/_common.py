@@ -74,14 +74,23 @@ def told(rows: list[Row]) -> str:
     return "\n".join([*lines, *(f"cannot be told: {row.name} ({row.ratio:.3g})" for row in unknown)])
 
 
-def report(name: str, rows: Sequence[Row], description: str, gpu: str = "") -> None:
-    """Print the rows as a table, or with --json as one object, and record them under results/NAME.json.
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The command line that all share, for a benchmark to add its own options to. description: its docstring.
+
+    Only its `parse_args` reads the command line: --help measures nothing, and what is misspelt is refused.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    return parser
+
+
+def report(name: str, rows: Sequence[Row], as_json: bool, gpu: str = "") -> None:
+    """Print the rows as a table or as one JSON object, and record them under results/NAME.json.
 
     gpu: the name of the GPU that they were measured on; they are recorded as NAME_GPU.json then.
     """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true")
-    options, _ = parser.parse_known_args()
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": {**host(), "gpu": gpu} if gpu else host(),
@@ -91,7 +100,7 @@ def report(name: str, rows: Sequence[Row], description: str, gpu: str = "") -> N
     (RESULTS / f"{name}_{gpu}.json" if gpu else RESULTS / f"{name}.json").write_text(
         json.dumps(result, indent=1) + "\n"
     )
-    print(json.dumps(result) if options.json else table(rows))
+    print(json.dumps(result) if as_json else table(rows))
 
 
 def host() -> dict[str, Any]:

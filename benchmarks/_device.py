@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from _common import arguments
 
 from labkit.hosts import gpu_count
 
@@ -39,11 +40,15 @@ class Device:
             torch.cuda.reset_peak_memory_stats()
 
 
-def asked_device() -> Device:
-    """The device of the command line; ends the program where there is none of that kind."""
-    parser = argparse.ArgumentParser(add_help=False)
+def device_arguments(description: str | None) -> argparse.ArgumentParser:
+    """The command line that all share, with --device."""
+    parser = arguments(description)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    kind = parser.parse_known_args()[0].device
+    return parser
+
+
+def asked_device(kind: str) -> Device:
+    """The device of that kind; ends the program where there is none."""
     if kind == "cuda" and not gpu_count():
         raise SystemExit("--device cuda: this host has no GPU, nothing was measured")
     return Device(kind)

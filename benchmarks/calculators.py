@@ -11,7 +11,6 @@ held on this host.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import statistics
@@ -27,6 +26,7 @@ from _calculator_peers import (
     eleuther_activations,
     eleuther_parameters,
 )
+from _common import arguments
 
 from labkit.model import ModelConfig, Transformer, explicit_attention, fused_attention, gpt
 from labkit.record.memory import StepMemory, measure_step
@@ -176,11 +176,7 @@ def speed_row() -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    as_json = parser.parse_args().json
+    as_json = arguments(__doc__).parse_args().json
     torch.manual_seed(0)
     rows = [*parameter_rows(), *step_rows(), speed_row()]
     if as_json:

@@ -12,13 +12,12 @@ are those of several jobs. A quarter of the weights is measured too, without a t
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from _common import Row, median, report, spread
+from _common import Row, arguments, median, report, spread
 from torch import Tensor, nn
 
 import labkit
@@ -100,12 +99,12 @@ def compared(ranks: int, width: int, rounds: int, target: float | None) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", add_help=False)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=150)
-    rounds = parser.parse_known_args()[0].rounds
+    options = parser.parse_args()
     sizes = ((WIDTH, TARGET), (SMALL_WIDTH, None))
-    rows = [compared(ranks, width, rounds, target) for width, target in sizes for ranks in (2, 4)]
-    report("data_parallel", rows, __doc__ or "")
+    rows = [compared(ranks, width, options.rounds, target) for width, target in sizes for ranks in (2, 4)]
+    report("data_parallel", rows, options.json)
 
 
 if __name__ == "__main__":

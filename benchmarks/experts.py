@@ -19,15 +19,15 @@ rank in forward, against `labkit.theory.experts.dispatch_sent`. ratio must be 1.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from _common import Row, compared, median, report, told
-from _device import Device, asked_device, gpu_name
+from _common import Row, compared, report, told
+from _device import Device, asked_device, device_arguments, gpu_name
 from sharding import device_of
 from torch import Tensor, nn
 
@@ -205,8 +205,9 @@ def race_rows(device: Device, ranks: int, rounds: int) -> list[Row]:
 def raced(about: str, results: list[dict[str, Any]], without_drops: bool) -> list[Row]:
     """The step's time and, where nothing is dropped, the rows that are sent."""
     found = results[0]
-    dropped = median([result["dropped"] for result in results])
-    note = f"drops {dropped:.1%} of visits" if dropped else f"outputs differ by {found['apart']:.1g}"
+    dropped = fmean(result["dropped"] for result in results)
+    apart = max(result["apart"] for result in results)
+    note = f"drops {dropped:.1%} of visits" if dropped else f"outputs differ by {apart:.1g}"
     peer = f"capacity factor {found['factor']:.3g}"
     timed = compared(
         f"step, {about}", found["ours"], found["padded"], peer, note, 1.0 if without_drops else None
@@ -265,10 +266,10 @@ def grouped_row(device: Device, width: int, ffn: int, dtype: torch.dtype, rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", add_help=False)
+    parser = device_arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
-    rounds = parser.parse_known_args()[0].rounds
-    device = asked_device()
+    options = parser.parse_args()
+    rounds, device = options.rounds, asked_device(options.device)
     sizes = [ranks for ranks in device.sizes(least=2) if EXPERTS % ranks == 0]
     rows = [row for ranks in sizes for row in race_rows(device, ranks, rounds)]
     rows += [formula_row(device, ranks) for ranks in sizes]
@@ -277,7 +278,7 @@ def main() -> None:
         for width, ffn in SHAPES[device.kind][1]
         for dtype in (torch.float32, torch.bfloat16)
     ]
-    report("experts", rows, __doc__ or "", gpu_name() if device.kind == "cuda" else "")
+    report("experts", rows, options.json, gpu_name() if device.kind == "cuda" else "")
     print(told(rows), file=sys.stderr)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from _common import Row, report
+from _common import Row, arguments, report
 from nbformat.v4 import new_code_cell
 
 from autograder.batch.run import conditions_for, grade_course
@@ -104,7 +104,7 @@ def main() -> None:
         rows.append(_kept_apart())
         if options.large:
             rows += _growth(Path(name), options.submissions, options.large)
-    report("grading", rows, (__doc__ or "").splitlines()[0])
+    report("grading", rows, options.json)
 
 
 def _rate(name: str, ours: float, peer: float) -> Row:
@@ -271,8 +271,7 @@ def _path() -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = arguments(__doc__)
     parser.add_argument("--submissions", type=int, default=20)
     parser.add_argument("--stock", type=int, default=1)
     parser.add_argument("--large", type=int, default=0)

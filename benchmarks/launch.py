@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from _common import Row, median, report, spread
+from _common import Row, arguments, median, report, spread
 from _live_ranks import CLIENTS, MAGICS, MODULES, RANKS
 from _race import Start, against, race, serve
 from _recording import flight_recorder, recording
@@ -254,8 +254,7 @@ def _ticks(proc: Path) -> int:
 
 
 def _options() -> Any:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", action="store_true")
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--launches", type=int, default=500, help="how many the slowest are taken of")
     parser.add_argument("--contender", choices=[*CONTENDERS], help=argparse.SUPPRESS)
@@ -276,7 +275,7 @@ def main() -> None:
     ]
     rows += [fresh(options.rounds), recording(4 * options.rounds, 1_000_000, 20, 0.95)]
     rows += [recording(options.rounds, 1000, 300, None), flight_recorder(options.rounds), *idle()]
-    report("launch", rows, __doc__ or "")
+    report("launch", rows, options.json)
 
 
 if __name__ == "__main__":

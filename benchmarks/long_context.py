@@ -19,7 +19,6 @@ public `context_parallel`. It is told to send keys round (`alltoall`); by itself
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
@@ -29,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from _common import Row, compared, median, report, told
+from _common import Row, arguments, compared, median, report, told
 from torch import Tensor
 
 import labkit
@@ -298,10 +297,10 @@ def growth(ranks: int, shortest: int, longest: int, peaks: dict[int, dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", add_help=False)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192])
-    asked = parser.parse_known_args()[0]
+    asked = parser.parse_args()
     submission, lengths, rows = solution(), sorted(asked.tokens), list[Row]()
     for ranks in RANKS:
         peaks = {}
@@ -311,7 +310,7 @@ def main() -> None:
             rows += found
         if len(lengths) > 1:
             rows += growth(ranks, lengths[0], lengths[-1], peaks)
-    report("long_context", rows, __doc__ or "")
+    report("long_context", rows, asked.json)
     print(told(rows), file=sys.stderr)
 
 

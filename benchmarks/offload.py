@@ -66,6 +66,7 @@ def compare(batch: int, ours: nn.Module, theirs: nn.Module) -> _common.Row:
 
 
 def main() -> None:
+    options = _common.arguments(__doc__).parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/offload.py measures copies to a GPU: this host has none, nothing was measured")
     if importlib.util.find_spec("accelerate") is None:
@@ -77,7 +78,7 @@ def main() -> None:
     cpu_offload(theirs, execution_device=torch.device("cuda:0"))
     ours = offloaded_model()(blocks, torch.device("cuda:0"), 0)
     rows = [compare(batch, ours, theirs) for batch in BATCHES]
-    _common.report("offload", rows, "Offloaded inference against accelerate's cpu_offload.", gpu_name())
+    _common.report("offload", rows, options.json, gpu_name())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ cores. On GPUs step time alone is measured, with a GPU a stage.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _common import Row, median, report, spread
-from _device import Device, asked_device, gpu_name
+from _device import Device, asked_device, device_arguments, gpu_name
 from torch import Tensor, nn
 
 import labkit
@@ -197,19 +196,19 @@ def simulation_row(submission: Submission, rounds: int) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = device_arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
-    options, _ = parser.parse_known_args()
-    submission, device = solution(), asked_device()
+    options = parser.parse_args()
+    submission, device = solution(), asked_device(options.device)
     rows = step_rows(submission, device, options.rounds)
     if device.kind == "cuda":
         if not rows:
             raise SystemExit("a pipeline needs two GPUs or more, nothing was measured")
-        report("pipeline", rows, "lesson 04's executor against torch's, on GPUs", gpu_name())
+        report("pipeline", rows, options.json, gpu_name())
         return
     rows += [simulation_row(submission, options.rounds), *bubble_rows(submission, options.repeats)]
-    report("pipeline", rows, "lesson 04's executor against torch's, and its bubble against theory")
+    report("pipeline", rows, options.json)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ with the same memory model to say what fits.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from _common import Row, median, report
+from _common import Row, arguments, median, report
 from _measured_runs import OTHER_UNIT, VISIBLE, Run, read_runs
 from _published_steps import fitted_efficiency, korthikanti_steps, mean_error, sc21_steps
 
@@ -232,12 +231,12 @@ def search_row() -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, default=VISIBLE)
-    options, _ = parser.parse_known_args()
+    options = parser.parse_args()
     runs = read_runs(options.data)
     name = "planner" if options.data == VISIBLE else f"planner_{options.data.stem}"
-    report(name, [*memory_rows(runs), *choice_rows(runs), *time_rows(runs), search_row()], __doc__ or "")
+    report(name, [*memory_rows(runs), *choice_rows(runs), *time_rows(runs), search_row()], options.json)
 
 
 if __name__ == "__main__":

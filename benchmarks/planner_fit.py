@@ -9,12 +9,11 @@ run counts for more than a factor of 1.5, for some are slow for reasons of their
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
 
-from _common import Row, median, report
+from _common import Row, arguments, median, report
 from _measured_runs import VISIBLE, Run, read_runs
 from planner import groups_of, mean, planned, regret
 
@@ -125,11 +124,11 @@ def rows_of(runs: list[Run]) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, default=VISIBLE)
-    options, _ = parser.parse_known_args()
+    options = parser.parse_args()
     name = "planner_fit" if options.data == VISIBLE else f"planner_fit_{options.data.stem}"
-    report(name, rows_of(read_runs(options.data)), __doc__ or "")
+    report(name, rows_of(read_runs(options.data)), options.json)
 
 
 if __name__ == "__main__":

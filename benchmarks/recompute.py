@@ -12,14 +12,13 @@ boundary, and the target allows for it.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from _common import Row, median, report, spread
-from _device import Device, asked_device, gpu_name
+from _device import Device, asked_device, device_arguments, gpu_name
 from torch import Tensor, nn
 
 from autograder.grade.reference import reference_cells
@@ -118,12 +117,12 @@ def _rows(about: str, times: dict[str, list[float]], peaks: dict[str, float]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, add_help=False)
+    parser = device_arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_known_args()[0].rounds
-    device = asked_device()
-    rows = [row for dropout in (0.0, 0.1) for row in compare(device, dropout, rounds)]
-    report("recompute", rows, __doc__ or "", gpu_name() if device.kind == "cuda" else "")
+    options = parser.parse_args()
+    device = asked_device(options.device)
+    rows = [row for dropout in (0.0, 0.1) for row in compare(device, dropout, options.rounds)]
+    report("recompute", rows, options.json, gpu_name() if device.kind == "cuda" else "")
 
 
 if __name__ == "__main__":

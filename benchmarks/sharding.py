@@ -21,7 +21,6 @@ In time, DDP sends during backward and stage 1 after it, which is what the lesso
 
 from __future__ import annotations
 
-import argparse
 import gc
 import shutil
 import sys
@@ -33,7 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _common import Row, compared, median, report, told
-from _device import Device, asked_device, gpu_name
+from _device import Device, asked_device, device_arguments, gpu_name
 from torch import Tensor, nn
 
 import labkit
@@ -323,10 +322,10 @@ def checkpoint_rows(device: Device, ranks: int, total: int, rounds: int) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", add_help=False)
+    parser = device_arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
-    rounds = parser.parse_known_args()[0].rounds
-    device = asked_device()
+    options = parser.parse_args()
+    rounds, device = options.rounds, asked_device(options.device)
     rows = [
         row
         for stage in PAIRS
@@ -339,7 +338,7 @@ def main() -> None:
         for ranks in device.sizes()
         for row in checkpoint_rows(device, ranks, 1_000_000, max(5, rounds // 3))
     ]
-    report("sharding", rows, __doc__ or "", gpu_name() if device.kind == "cuda" else "")
+    report("sharding", rows, options.json, gpu_name() if device.kind == "cuda" else "")
     print(told(rows), file=sys.stderr)
 
 

@@ -11,7 +11,6 @@ the block is a large one, in bfloat16, with a GPU a rank; one rank shows what bo
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _common import Row, median, report, spread
-from _device import Device, asked_device, gpu_name
+from _device import Device, asked_device, device_arguments, gpu_name
 from torch import Tensor, nn
 
 import labkit
@@ -167,13 +166,13 @@ def rows(submission: Submission, device: Device, rounds: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = device_arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    options, _ = parser.parse_known_args()
-    device = asked_device()
+    options = parser.parse_args()
+    device = asked_device(options.device)
     found = rows(solution(), device, options.rounds)
     gpu = gpu_name() if device.kind == "cuda" else ""
-    report("tensor_parallel", found, "lesson 07's block against DTensor's", gpu)
+    report("tensor_parallel", found, options.json, gpu)
 
 
 if __name__ == "__main__":
