@@ -587,12 +587,14 @@ draw_visits(history[-1], owners=[0, 0, 1, 1, 2, 2, 3, 3])
 #
 # and sent exactly $C$ rows for each expert, empty ones where there were fewer. A visit that finds no room is
 # *dropped*: the token's gate there is 0, and if it has no other expert, the layer gives it nothing. (It
-# still has its residual.) GShard (arXiv 2006.16668, section 2.2) has $k = 2$ and $2N/E$, a factor of 1;
-# Switch has $k = 1$ and factors of 1 to 2.
+# still has its residual.) GShard (arXiv 2006.16668, section 2.2) has $k = 2$, cuts the $N$ tokens of a batch
+# into $G$ groups, and gives an expert $2N/(GE)$ places in each: a factor of 1. Switch (arXiv 2101.03961,
+# equation 3 and table 1) has $k = 1$ and factors of 1, 1.25 and 2.
 #
-# Who is dropped? First choices count more. GShard lets *all* tokens have their first choice, in order, before
-# any of them gets its second (its algorithm 1). So the second choice of the first token comes after the first
-# choice of the last one.
+# Who is dropped? First choices count more. GShard lets *all* tokens of a group have their first choice, in
+# order, before any of them gets its second (its algorithm 1). So the second choice of the first token comes
+# after the first choice of the last one. (It also leaves second choices with small gates out at random, which
+# we do not.)
 #
 # With a router that has not learned anything, 512 tokens, 8 experts, $k = 2$ and factor 1: which part of the
 # 1,024 visits is dropped?

@@ -166,7 +166,7 @@ EXERCISE = Exercise(
             "sizes",
             "numbers",
             1,
-            "An expert takes factor x k x tokens / E rows: GShard's 2N/E, Switch's 1.25 N/E.",
+            "An expert takes factor x k x tokens / E rows: GShard's 2S/E of a group of S, Switch's 1.25 N/E.",
             "k left out: a token visits k experts",
             {"sizes": _sizes_are},
         ),
