@@ -222,7 +222,7 @@ EXERCISE = Exercise(
         Property(
             "boundary-crossings",
             "mechanism",
-            4,
+            5,
             "Activations cross once where the device changes, and nowhere else; gradients the same way back.",
             "going through the CPU, or back to the first device after every layer",
             {"values": crosses_once},

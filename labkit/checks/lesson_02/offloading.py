@@ -284,7 +284,7 @@ EXERCISE = Exercise(
         Property(
             "forward-values",
             "numbers",
-            2,
+            1,
             "The output is that of the plain model, on the device.",
             "an offloaded layer was left out, or run with the wrong layer's weights",
             {"values": every(equals("output"), on_the_device)},
@@ -292,7 +292,7 @@ EXERCISE = Exercise(
         Property(
             "gradients",
             "numbers",
-            3,
+            2,
             "Every parameter, on the host or on the device, gets the plain model's gradient.",
             "the copy on the device has the gradient, and the parameter on the host never hears of it",
             {"values": equals("input_grad", "grad")},
@@ -300,7 +300,7 @@ EXERCISE = Exercise(
         Property(
             "trained-weights",
             "numbers",
-            2,
+            1,
             "After two steps of SGD every weight is what it would be in the plain model.",
             "copies fetched before the optimizer's step were used after it",
             {"values": equals("trained")},
@@ -308,7 +308,7 @@ EXERCISE = Exercise(
         Property(
             "peak-memory",
             "mechanism",
-            3,
+            5,
             "The device never holds more than the resident layers, the layer at work and the one on its way.",
             "autograd keeps every layer's weights for backward, or the copies are never dropped",
             {"watched": stays_in_bounds},
@@ -324,7 +324,7 @@ EXERCISE = Exercise(
         Property(
             "prefetch",
             "mechanism",
-            2,
+            5,
             "While a layer works, the weights of the next are on their way, on a stream of their own.",
             "each layer fetches its own weights when it starts, the last resident one fetches nothing, or the"
             " copy is not non_blocking or not from pinned memory",
@@ -333,7 +333,7 @@ EXERCISE = Exercise(
         Property(
             "waits-for-copies",
             "mechanism",
-            2,
+            5,
             "A layer starts when its weights have arrived, and not before.",
             "no wait_stream or wait_event between the stream of the copies and the one that computes",
             {"late": equals("output", "grad", "trained")},

@@ -133,7 +133,7 @@ EXERCISE = Exercise(
         Property(
             "equal-shares",
             "numbers",
-            1,
+            2,
             "Every rank gets the same number of samples, as a list of ints",
             "n // world_size drops the rest: fill up by starting over; a tensor needs .tolist()",
             {"values": _shares_are_equal},
@@ -141,7 +141,7 @@ EXERCISE = Exercise(
         Property(
             "every-sample",
             "numbers",
-            2,
+            1,
             "Together the ranks visit every sample, and only the filling-up twice",
             "each rank shuffled on its own, so shares overlap",
             {"values": _all_are_visited},
@@ -149,7 +149,7 @@ EXERCISE = Exercise(
         Property(
             "shuffled",
             "mechanism",
-            1,
+            2,
             "The order changes with the epoch and the seed",
             "the epoch is not part of the generator's seed",
             {"values": _are_shuffled},
@@ -157,7 +157,7 @@ EXERCISE = Exercise(
         Property(
             "reproducible",
             "mechanism",
-            1,
+            2,
             "The same epoch and seed give the same order everywhere, silently, with a generator of your own",
             "use a torch.Generator of your own",
             {"values": _same_everywhere},

@@ -150,7 +150,7 @@ BROADCAST = Exercise(
         Property(
             "communication",
             "mechanism",
-            1,
+            2,
             "Broadcasts only, each tensor once",
             "a parameter with two names is sent twice, or all_gather was used",
             {"values": _each_is_sent_once},

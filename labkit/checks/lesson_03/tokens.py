@@ -142,7 +142,7 @@ EXERCISE = Exercise(
         Property(
             "communication",
             "mechanism",
-            1,
+            2,
             "One number is sent, once",
             on={"values": _one_number_once},
         ),

@@ -171,7 +171,7 @@ RUN = Exercise(
         Property(
             "trained-weights",
             "numbers",
-            2,
+            3,
             "Two steps of plain SGD end with the reference's weights, and return the loss.",
             "gradients of the last step are still there, or the optimizer steps before the last backward",
             {"train": every(equals("trained"), returns_the_loss)},
