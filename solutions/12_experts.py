@@ -66,6 +66,13 @@ from labkit.theory.units import binary_text
 #
 # Everything is computed in float32, or in float64 where tokens or router are, and gates and probabilities are
 # returned in it.
+#
+# <details><summary>Hint</summary>
+#
+# `topk` gives values and indices. Take the indices, and fetch the gates from the probabilities with `gather`:
+# then the bias cannot get into them. `torch.promote_types(a, torch.float32)` is the wider of two dtypes.
+#
+# </details>
 
 
 # %% exercise="12.route" difficulty=2 minutes=10
@@ -93,13 +100,6 @@ def route(
 labkit.check("12.route", route)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `topk` gives values and indices. Take the indices, and fetch the gates from the probabilities with `gather`:
-# then the bias cannot get into them. `torch.promote_types(a, torch.float32)` is the wider of two dtypes.
-#
-# </details>
-#
 # What does a router do that has not learned anything yet? Below, 512 tokens that have something in common,
 # as the tokens of one text do, and 8 experts. If they were visited evenly, each would have $512 \cdot 2 / 8 =
 # 128$ visits. How many does the busiest one have? Write a guess.
@@ -162,6 +162,14 @@ prediction("visits of the busiest of 8 experts", your_busiest, max(visits))
 #
 # Rows are moved, not multiplied: no product with a matrix of zeros and ones. `unpermute` must work for any
 # order of the places. It adds up in the wider of the rows' and the gates' dtypes, and returns the rows'.
+# Any expert may be without tokens, and there may be no tokens at all.
+#
+# <details><summary>Hint</summary>
+#
+# `argsort(stable=True)` of all experts in a row gives the places at once. The `argsort` of a permutation is
+# its inverse. Gates are in the order of tokens: bring the rows into that order before you multiply.
+#
+# </details>
 
 
 # %% exercise="12.permute" difficulty=3 minutes=12
@@ -194,13 +202,6 @@ def unpermute(rows: Tensor, places: Tensor, gates: Tensor) -> Tensor:
 labkit.check("12.permute", permute, unpermute)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `argsort(stable=True)` of all experts in a row gives the places at once. The `argsort` of a permutation is
-# its inverse. Gates are in the order of tokens: bring the rows into that order before you multiply.
-#
-# </details>
-#
 # With these two a whole layer of experts is four lines. Here it is beside `labkit.model.Mixture`, which goes
 # from expert to expert and looks for its tokens: the same weights, the same numbers.
 
@@ -237,14 +238,22 @@ print("furthest from Mixture:", float((ours - mixture(tokens.unsqueeze(0))[0]).d
 # divisions by their number, have no place here: each row is in one place at a time.
 #
 # ### Exercise: rows to the ranks of their experts
+#
+# <details><summary>Hint</summary>
+#
+# `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=...)`: the sizes of what
+# comes stand before those of what goes, as the output stands before the input. Nothing of forward has to be
+# kept but the splits.
+#
+# </details>
 
 
 # %% exercise="12.all-to-all" difficulty=3 minutes=15
 def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
     """From each rank the number of its rows for each expert of this rank: [n, E/n], the ranks in order.
 
-    counts: [E], this rank's rows for each expert; rank r of the group has experts r E/n to (r + 1) E/n. Sends
-    E whole numbers, in one all-to-all.
+    counts: [E], this rank's rows for each expert, which stay as they are; rank r of the group has experts
+    r E/n to (r + 1) E/n. Sends E whole numbers, in one all-to-all.
     """
     ### BEGIN SOLUTION
     table = torch.empty_like(counts)
@@ -259,7 +268,8 @@ class AllToAll(torch.autograd.Function):
         """Rows for this rank, from each rank of the group in order: [sum of received, h].
 
         rows: [sum of sent, h], those for rank 0 of the group first. sent, received: a number of rows for
-        each rank, as lists. One all-to-all of the rows there are; rows may be a view of any layout.
+        each rank, as lists. One all-to-all of the rows there are; rows may be a view of any layout. It may be
+        called again, with other numbers, before backward.
         """
         ### BEGIN SOLUTION
         ctx.splits = sent, received
@@ -290,14 +300,6 @@ def exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.Pr
 labkit.check("12.all-to-all", exchange_counts, AllToAll)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=...)`: the sizes of what
-# comes stand before those of what goes, as the output stands before the input. Nothing of forward has to be
-# kept but the splits.
-#
-# </details>
-#
 # Four ranks, 256 tokens each, 8 experts, two for each token. The record of your all-to-all says who sent how
 # many rows to whom.
 
@@ -355,8 +357,17 @@ prediction("rows that leave, of all", your_part, "(n - 1) / n = 2/3", "computed"
 # %% [markdown]
 # ### Exercise: a layer of experts over ranks
 #
-# Keep the router and the modules that are handed over: others hold them too. Rows travel in the tokens'
-# dtype. One all-to-all of counts and two of rows in forward, two in backward, and each expert is called once.
+# Keep the router and the modules that are handed over, as a parameter and as modules of the layer: others
+# hold them too. Rows travel in the tokens' dtype. One all-to-all of counts and two of rows in forward, two in
+# backward, and each expert is called once.
+#
+# <details><summary>Hint</summary>
+#
+# The expert of each arrived row is a list that the table tells: for each rank, for each own expert, as many
+# times its number as there are rows (`repeat_interleave`). Sort it, stably, and you have an order as in
+# `permute`; its `argsort` leads back.
+#
+# </details>
 
 
 # %% exercise="12.expert-parallel" difficulty=5 minutes=25
@@ -401,14 +412,6 @@ class ExpertParallel(nn.Module):
 labkit.check("12.expert-parallel", ExpertParallel)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# The expert of each arrived row is a list that the table tells: for each rank, for each own expert, as many
-# times its number as there are rows (`repeat_interleave`). Sort it, stably, and you have an order as in
-# `permute`; its `argsort` leads back.
-#
-# </details>
-#
 # ## The same numbers as one process
 #
 # Four ranks with two experts each, against `Mixture` on all tokens in one process: outputs, gradients of
@@ -431,7 +434,7 @@ def spread(group: dist.ProcessGroup) -> list[Tensor]:
         out = layer(tokens)
     with labkit.span("backward", kind="backward"):
         out.square().sum().backward()
-    first = next(layer.experts[0].parameters()).grad
+    first = next(whole.experts[2 * rank].parameters()).grad
     return [t.detach().cpu() for t in (out, tokens.grad, first)]
 
 
@@ -517,8 +520,9 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
     """The balancing loss of all tokens of the group, a number, the same on every rank.
 
     probabilities: [n, E]; experts: [n, k], of this rank's n tokens; n differs between ranks and may be 0. The
-    gradient of the number reaches this rank's probabilities, as they stand in the loss of all tokens. Sends
-    sums over experts, in forward alone.
+    gradient of the number reaches this rank's probabilities, as they stand in the loss of all tokens.
+    Computed in the probabilities' dtype. All-reduces sums over tokens, 2 E + 2 numbers at most, in forward
+    alone.
     """
     ### BEGIN SOLUTION
     num_experts = probabilities.shape[1]
@@ -536,9 +540,10 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
 
 def nudge(bias: Tensor, visits: Tensor, rate: float, group: dist.ProcessGroup) -> Tensor:
     """The new bias: up by `rate` where the group's ranks together visit an expert less than the mean, down
-    where more, the same where just as often. The bias that is handed over stays as it is.
+    where more, the same where just as often. What is handed over stays as it is.
 
-    bias: [E], the same on every rank. visits: [E], whole numbers, of this rank.
+    bias: [E], the same on every rank; the new one has its dtype. visits: [E], whole numbers, of this rank.
+    All-reduces E + 1 numbers at most.
     """
     ### BEGIN SOLUTION
     everywhere = visits.double()
@@ -737,7 +742,7 @@ def dispatch_bytes(config: ModelConfig, tokens: int, ranks: int, element: int = 
     element: bytes of a number. ValueError for a model without experts, or ranks that do not divide them.
     """
     ### BEGIN SOLUTION
-    if config.mixture is None or ranks < 1 or config.mixture.num_experts % ranks:
+    if config.mixture is None or config.mixture.num_experts % ranks:
         raise ValueError(f"expected experts that {ranks} ranks divide, found {config.mixture}")
     rows = tokens * config.mixture.active_experts * (ranks - 1) / ranks
     return 2 * rows * config.hidden * element
@@ -865,7 +870,8 @@ def clip_grad_norm(
     everyone: dist.ProcessGroup,
     replicas: dist.ProcessGroup,
 ) -> Tensor:
-    """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`.
+    """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`. A norm below
+    that, 0 too, leaves them as they are.
 
     shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are. Parameters
     without gradient are left out. Sums squares in float32 or better. Sends one number. Returns the norm

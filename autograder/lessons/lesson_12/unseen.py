@@ -27,6 +27,8 @@ def _route_cases(seed: int) -> list[Case]:
         route_case("unseen: three", "values", [11, h, e], 3, seed),
         route_case("unseen: two, float32", "values", [8, h, e], 2, seed, dtype="float32"),
         route_case("unseen: float16", "low", [14, h, 5], 2, seed, dtype="float16"),
+        route_case("unseen: all in float16", "low", [9, h, 5], 2, seed, dtype="float16", router="float16"),
+        route_case("unseen: tokens in float64", "mixed", [7, h, e], 3, seed, router="float32"),
         route_case("unseen: a bias", "biased", [13, h, e], draw.randint(1, 3), seed, dtype="float32"),
         route_case("unseen: one", "extremes", [5, h, e], 1, seed, dtype="float32"),
         route_case("unseen: all", "extremes", [5, h, 4], 4, seed),
@@ -47,6 +49,7 @@ def _permute_cases(seed: int) -> list[Case]:
         ),
         permute_case("unseen: back", "back", [n, h, e], draw.randint(2, 4), seed),
         permute_case("unseen: back, float32", "back", [n, h, e], 2, seed, dtype="float32"),
+        permute_case("unseen: wide", "wide", [n, h, e], 2, seed, gates="float32"),
         permute_case("unseen: low", "low", [2 * n, h, e], 3, seed, dtype="bfloat16"),
     ]
 
@@ -58,6 +61,7 @@ def _exchange_cases(seed: int) -> list[Case]:
         exchange_case("unseen: counts", "counts", 3, local + 1, h, most, seed),
         exchange_case("unseen: five ranks", "values", 5, local, h, most, seed),
         exchange_case("unseen: two ranks, float32", "values", 2, local, h, most, seed, dtype="float32"),
+        exchange_case("unseen: there and back", "twice", 2, local, h, most, seed),
         exchange_case("unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3]),
         exchange_case("unseen: strided", "strided", 3, 2, h, most, seed, dtype="float32"),
         exchange_case("unseen: a pair and one", "subgroup", 3, local, h, most, seed, groups=PAIR_AND_ONE),
@@ -85,7 +89,7 @@ def _balance_cases(seed: int) -> list[Case]:
     draw = Random(f"12/balance/{seed}")
     tokens = [draw.randint(3, 15) for _ in range(5)]
     return [
-        balance_case("unseen: five ranks", "values", tokens, draw.randint(4, 8), 3, seed, rate=0.2),
+        balance_case("unseen: five ranks", "values", tokens, draw.randint(4, 8), 3, seed, rate=0.25),
         balance_case("unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32"),
         balance_case("unseen: only one has tokens", "idle", [0, tokens[0], 0], 6, 2, seed),
         balance_case("unseen: even", "even", tokens[:3], 2, 2, seed),
@@ -132,7 +136,7 @@ def _arithmetic_cases(seed: int) -> list[Case]:
         model_case("unseen: operations", "flops", [(m, draw.randint(1, 900)) for m in models], seed),
         model_case("unseen: bytes", "bytes", [(m, draw.randint(1, 90), 4, 2) for m in models], seed),
         model_case("unseen: refused", "refused", [(models[0], 64, 7, 2)], seed),
-        model_case("unseen: no rank", "refused", [(models[0], 64, 0, 2)], seed),
+        model_case("unseen: more ranks than experts", "refused", [(models[0], 64, 40, 2)], seed),
     ]
 
 
@@ -157,6 +161,7 @@ def _clip_cases(seed: int) -> list[Case]:
         clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most),
         clip_case("unseen: float32", "values", 2, 2, seed, max_norm=most, dtype="float32"),
         clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
+        clip_case("unseen: nothing", "small", 2, 2, seed, scale=0.0),
         clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),

@@ -9,7 +9,6 @@ import torch
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.lesson_11.partial import (
-    Worked,
     answer_partial,
     causal,
     queries_keys_values,
@@ -18,6 +17,7 @@ from labkit.checks.lesson_11.partial import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
+from labkit.checks.shared.worked import Worked
 
 
 def block_case(name: str, kind: str, shape: list[int], block: int, seed: int, **params: object) -> Case:

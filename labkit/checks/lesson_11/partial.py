@@ -9,9 +9,6 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.rank import Rank
-from labkit.record.journal import flops_of
-from labkit.record.live import has_bytes
-from labkit.torch_private import WatchingMode, tree_iter
 
 Partial = tuple[Tensor, Tensor]  # out [..., s, d] and lse [..., s]
 
@@ -55,22 +52,3 @@ def reported(name: str, partial: Partial) -> dict[str, Tensor]:
     out, lse = partial
     empty = lse.isneginf()
     return {f"{name}.out": out, f"{name}.lse": lse.masked_fill(empty, 0.0), f"{name}.empty": empty.long()}
-
-
-class Worked(WatchingMode):
-    """Counts what is computed inside `with Worked() as worked:`; `products`: operations of matrix products;
-    `largest`: elements of the largest tensor that was made.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.products = self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            operands = [t for t in tree_iter((args, kwargs)) if has_bytes(t)]
-            self.products += flops_of(func._schema.name, operands)
-            made = (t.numel() for t in tree_iter(out) if has_bytes(t))
-            self.largest = max([self.largest, *made])
-        return out

@@ -24,14 +24,14 @@ NUMBER_BYTES = 8
 def balance_case(
     name: str, kind: str, tokens: list[int], experts: int, k: int, seed: int, **params: Any
 ) -> Case:
-    """tokens: of each rank. rate: by how much the bias is nudged."""
-    settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 0.01, **params}
+    """tokens: of each rank. rate: by how much the bias is nudged, a power of 2: in float32 as in float64."""
+    settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 2.0**-6, **params}
     return Case(name, len(tokens), settings, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
-        balance_case("three ranks, uneven tokens", "values", [5, 12, 8], 4, 2, seed),
+        balance_case("three ranks, uneven tokens", "values", [5, 12, 8], 4, 2, seed, late=[1]),
         balance_case("four ranks, float32", "values", [3, 9, 6, 14], 6, 1, seed, dtype="float32"),
         balance_case("a rank without tokens", "idle", [7, 0, 5], 5, 2, seed, rate=0.5),
         balance_case("everybody visited equally often", "even", [4, 2, 6], 3, 3, seed, rate=0.125),
@@ -56,7 +56,9 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _balance(rank: Rank) -> None:
-    """Answers loss, grad, bias and, as it was handed over, kept; recordings loss, backward, nudge."""
+    """Answers loss, grad, bias and, as they were handed over, kept.bias and kept.visits; recordings loss,
+    backward, nudge.
+    """
     group, num_experts = enter_group(rank), rank.params["experts"]
     probabilities = rank.inputs["probabilities"].clone().requires_grad_()
     experts, bias = rank.inputs["experts"].clone(), rank.inputs["bias"].clone()
@@ -70,7 +72,8 @@ def _balance(rank: Rank) -> None:
     with rank.recording("nudge"):
         nudged = rank.student.nudge(bias, visits, rank.params["rate"], group)
     rank.answer("bias", nudged)
-    rank.answer("kept", bias)
+    rank.answer("kept.bias", bias)
+    rank.answer("kept.visits", visits)
 
 
 # -- judges
@@ -110,7 +113,9 @@ def _nudged(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     step = evidence.case.params["rate"] * (visits.mean() - visits).sign()
     told = f"bias up by the rate where there are less than {visits.mean():g} visits, down where more"
     yield same(told, bias + step.to(bias.dtype), answer, "bias")
-    yield same("the bias that was handed over, as it was", bias, answer, "kept")
+    yield same("the bias that was handed over, as it was", bias, answer, "kept.bias")
+    own = torch.bincount(evidence.inputs[f"experts.{answer.rank}"].flatten(), minlength=len(bias))
+    yield same("the visits that were handed over, as they were", own, answer, "kept.visits")
 
 
 def _judge_nudged(evidence: Evidence) -> Iterator[Finding]:

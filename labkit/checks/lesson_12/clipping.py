@@ -30,10 +30,11 @@ def _cases(seed: int) -> list[Case]:
     some = {"shared.1": [0, 1], "experts.0": [0, 1]}
     one_side = {"experts.0": [0], "experts.1": [0]}
     return [
-        clip_case("two copies over two", "values", 2, 2, seed),
+        clip_case("two copies over two", "values", 2, 2, seed, late=[3]),
         clip_case("three copies, float32", "values", 3, 1, seed, max_norm=0.5, dtype="float32"),
-        clip_case("one copy over three", "values", 1, 3, seed, max_norm=2.5),
+        clip_case("one copy over three", "values", 1, 3, seed, max_norm=7.0),
         clip_case("a small norm", "small", 2, 2, seed, scale=0.01),
+        clip_case("no norm at all", "small", 1, 2, seed, scale=0.0),
         clip_case("without gradient", "missing", 2, 2, seed, missing=some),
         clip_case("a rank's experts without gradient", "missing", 1, 2, seed, missing=one_side),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
@@ -98,7 +99,8 @@ def _right_norm(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 def _scaled(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        factor = min(1.0, evidence.case.params["max_norm"] / _norm(evidence, answer.rank).item())
+        norm, most = _norm(evidence, answer.rank).item(), evidence.case.params["max_norm"]
+        factor = most / norm if norm > most else 1.0
         for name in _names(evidence.case, answer.rank):
             gradient = evidence.inputs[f"{name}.{answer.rank}"]
             wrong = clipped_difference(
@@ -144,8 +146,8 @@ EXERCISE = Exercise(
             "small",
             "robustness",
             1,
-            "A norm below max_norm leaves the gradients as they are.",
-            "scaled up to max_norm",
+            "A norm below max_norm, 0 too, leaves the gradients as they are.",
+            "scaled up to max_norm, or divided by 0",
             {"small": BOTH},
         ),
         Property(

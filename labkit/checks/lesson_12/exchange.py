@@ -23,17 +23,18 @@ def exchange_case(
     name: str, kind: str, ranks: int, local: int, hidden: int, most: int, seed: int, **params: Any
 ) -> Case:
     """local: experts of a rank. most: rows of a rank for an expert. silent, deaf: the ranks that send
-    nothing, and that get nothing.
+    nothing, and that get nothing. late: the ranks that come last to what is recorded.
     """
     return Case(name, ranks, {"local": local, "hidden": hidden, "most": most, **params}, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
-        exchange_case("counts of three", "counts", 3, 2, 3, 5, seed),
+        exchange_case("counts of three", "counts", 3, 2, 3, 5, seed, late=[1]),
         exchange_case("counts of four", "counts", 4, 3, 4, 3, seed),
-        exchange_case("three ranks", "values", 3, 2, 4, 3, seed),
+        exchange_case("three ranks", "values", 3, 2, 4, 3, seed, late=[2]),
         exchange_case("four ranks, float32", "values", 4, 1, 5, 4, seed, dtype="float32"),
+        exchange_case("there and back, then backward", "twice", 3, 1, 4, 3, seed),
         exchange_case("one is silent, one gets nothing", "idle", 3, 2, 4, 3, seed, silent=[2], deaf=[0]),
         exchange_case("rows that do not lie together", "strided", 3, 1, 6, 4, seed),
         exchange_case("crossed groups", "subgroup", 4, 2, 3, 4, seed, groups=CROSSED),
@@ -82,14 +83,16 @@ def _counts_alone(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _exchange_counts(rank: Rank) -> None:
-    """Answers table. Recording counts."""
+    """Answers table and, as they were handed over, kept. Recording counts."""
     _tell(rank, enter_group(rank))
 
 
 def _tell(rank: Rank, group: Any) -> None:
+    counts = rank.inputs["counts"].clone()
     with rank.recording("counts"):
-        table = rank.student.exchange_counts(rank.inputs["counts"].clone(), group)
+        table = rank.student.exchange_counts(counts, group)
     rank.answer("table", table)
+    rank.answer("kept", counts)
 
 
 def _exchange(rank: Rank) -> None:
@@ -119,6 +122,18 @@ def _strided(rank: Rank) -> None:
     rank.answer("grad", leaf.grad)
 
 
+def _there_and_back(rank: Rank) -> None:
+    """As a layer does: rows there, what became of them back, and backward through both. Answers out, grad."""
+    group = enter_group(rank)
+    leaf = rank.inputs["rows"].clone().requires_grad_()
+    sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
+    there = rank.student.AllToAll.apply(leaf, sent, received, group)
+    home = rank.student.AllToAll.apply(there * rank.inputs["grad"], received, sent, group)
+    rank.answer("out", home)
+    home.square().sum().backward()
+    rank.answer("grad", leaf.grad)
+
+
 def _both(rank: Rank) -> None:
     """What `_exchange_counts` and `_exchange` do."""
     group = enter_group(rank)
@@ -139,6 +154,11 @@ def _table(evidence: Evidence, answer: RankAnswer) -> Finding:
     )
 
 
+def _counts_kept(evidence: Evidence, answer: RankAnswer) -> Finding:
+    counts = evidence.inputs[f"counts.{answer.rank}"]
+    return same("the counts that were handed over, as they were", counts, answer, "kept")
+
+
 def _exchanged(evidence: Evidence, answer: RankAnswer, what: str, splits: str) -> Tensor:
     """What comes to a rank when every rank cuts its own `what` by its own `splits`."""
     place = place_of(evidence.case, answer.rank)
@@ -157,6 +177,16 @@ def _rows(evidence: Evidence, answer: RankAnswer) -> Finding:
 def _gradients(evidence: Evidence, answer: RankAnswer) -> Finding:
     expected = _exchanged(evidence, answer, "grad", "received")
     return same("gradients of this rank's rows, back from where they went", expected, answer, "grad")
+
+
+def _home(evidence: Evidence) -> Iterator[Finding]:
+    """Each row r comes back as r x g, and what g was is known from where the row went."""
+    for answer in evidence.answers:
+        rows = evidence.inputs[f"rows.{answer.rank}"]
+        factors = _exchanged(evidence, answer, "grad", "received")
+        yield same("this rank's rows, there and back", rows * factors, answer, "out")
+        gradient = 2 * rows * factors.square()
+        yield same("gradients of this rank's rows, through both calls", gradient, answer, "grad")
 
 
 def _one_of_counts(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -197,6 +227,7 @@ EXERCISE = Exercise(
     {
         "counts": COUNTS,
         "values": ROWS,
+        "twice": Run(_there_and_back, _inputs, own_names),
         "idle": BOTH,
         "strided": Run(_strided, _inputs, own_names),
         "subgroup": BOTH,
@@ -210,7 +241,7 @@ EXERCISE = Exercise(
             2,
             "Each rank learns how many rows every rank has for each of its experts.",
             "rows and columns exchanged: the first dimension is the rank they come from",
-            {"counts": on_each(_table)},
+            {"counts": every(on_each(_table), on_each(_counts_kept))},
         ),
         Property(
             "counts-message",
@@ -232,9 +263,9 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             2,
-            "Each row's gradient comes back to it.",
-            "what was received is sent now: the splits change places",
-            {"values": on_each(_gradients)},
+            "Each row's gradient comes back to it, also where another call came between.",
+            "what was received is sent now: the splits change places; each call has its own",
+            {"values": on_each(_gradients), "twice": _home},
         ),
         Property(
             "messages",

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_11.partial import Worked
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
+from labkit.checks.shared.worked import Worked
 
 PERMUTE_ID = "12.permute"
 ROUNDING = 2.0**-8  # of a bfloat16, once
@@ -45,7 +45,9 @@ def unpermuted(rows: Tensor, places: Tensor, gates: Tensor) -> Tensor:
 
 
 def permute_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
-    """shape: [n, h, E]. used: the experts that are visited, default all."""
+    """shape: [n, h, E]. used: the experts that are visited, default all. dtype: of tokens and rows. gates:
+    the gates' dtype, by default float32 or better.
+    """
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
 
 
@@ -58,6 +60,7 @@ def _cases(seed: int) -> list[Case]:
         permute_case("three of six", "back", [8, 5, 6], 3, seed),
         permute_case("one, float32", "back", [9, 6, 4], 1, seed, dtype="float32"),
         permute_case("back to no tokens", "back-idle", [0, 5, 4], 2, seed),
+        permute_case("rows in float64, gates in float32", "wide", [7, 5, 6], 3, seed, gates="float32"),
         permute_case("rows in bfloat16", "low", [24, 5, 6], 4, seed, dtype="bfloat16"),
     ]
 
@@ -78,10 +81,11 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
     n, hidden, _ = case.params["shape"]
     k = case.params["k"]
     gates = torch.randn(n, k, generator=generator, dtype=torch.float64)
+    kept = getattr(torch, case.params["gates"]) if "gates" in case.params else dtype_of(case)
     return {
         "rows": drawn(case, generator, n * k, hidden),
         "places": torch.randperm(n * k, generator=generator),
-        "gates": gates.to(torch.promote_types(dtype_of(case), torch.float32)),
+        "gates": gates.to(torch.promote_types(kept, torch.float32)),
         "grad": drawn(case, generator, n, hidden),
     }
 
@@ -169,8 +173,18 @@ def _rounded_once(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 
 def _no_products(evidence: Evidence, answer: RankAnswer) -> Finding:
+    return _products_up_to(0, answer)
+
+
+def _each_row_once(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """The gates times a token's own rows is a product too, and no matrix of zeros and ones."""
+    return _products_up_to(2 * evidence.inputs["rows"].numel(), answer)
+
+
+def _products_up_to(most: int, answer: RankAnswer) -> Finding:
     products = answer.facts["products"]
-    return Finding(products == 0, "no matrix product", f"{products:,} operations in products", answer.rank)
+    told = f"at most {most:,} operations in matrix products" if most else "no matrix product"
+    return Finding(products <= most, told, f"{products:,} operations in products", answer.rank)
 
 
 ORDERED = Run(_permute, _ordered_inputs)
@@ -179,7 +193,7 @@ EXERCISE = Exercise(
     PERMUTE_ID,
     "Rows in the order of experts, and back",
     ("permute", "unpermute"),
-    {"order": ORDERED, "idle": ORDERED, "back": BACK, "back-idle": BACK, "low": BACK},
+    {"order": ORDERED, "idle": ORDERED, **dict.fromkeys(("back", "back-idle", "low", "wide"), BACK)},
     _cases,
     (
         Property(
@@ -213,7 +227,7 @@ EXERCISE = Exercise(
             1,
             "Rows are moved, not multiplied.",
             "a product with a matrix of zeros and ones costs as much as an expert does",
-            {"order": on_each(_no_products), "back": on_each(_no_products)},
+            {"order": on_each(_no_products), "back": on_each(_each_row_once)},
         ),
         Property(
             "idle",
@@ -227,9 +241,9 @@ EXERCISE = Exercise(
             "low-precision",
             "robustness",
             2,
-            "Rows of 16 bits are added up in the gates' 32, and rounded once.",
-            "gates rounded to the rows' dtype before they multiply",
-            {"low": on_each(_rounded_once)},
+            "Sums are in the wider of the rows' and the gates' dtypes, and rounded once, to the rows'.",
+            "gates rounded to the rows' dtype before they multiply, or rows to the gates'",
+            {"low": on_each(_rounded_once), "wide": _is_back},
         ),
     ),
 )

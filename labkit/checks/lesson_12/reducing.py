@@ -14,10 +14,11 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import EXCHANGE_ID, own_names
 from labkit.checks.lesson_12.grid import enter_grid, grid_case, seats_of, stays_in_job
+from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens
 from labkit.checks.lesson_12.routing import ROUTE_ID
-from labkit.checks.lesson_12.spread import PARTS, SPREAD_ID, Whole, make_experts
+from labkit.checks.lesson_12.spread import SPREAD_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, on_each, same
 from labkit.checks.shared.split import drawn
@@ -27,7 +28,9 @@ SHAPES = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (3, 3))}
 
 
 def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
-    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient."""
+    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. late: the ranks that come
+    last.
+    """
     return grid_case(name, kind, copies, spread, seed, **params)
 
 
@@ -39,7 +42,7 @@ def trained_case(name: str, copies: int, spread: int, tokens: list[int], shape: 
 def _cases(seed: int) -> list[Case]:
     gone = {"shared.1": [0, 3], "experts.0": [1], "experts.2": [2]}
     return [
-        reduce_case("two copies over two", "values", 2, 2, seed),
+        reduce_case("two copies over two", "values", 2, 2, seed, late=[1]),
         reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
         reduce_case("one copy over three", "single", 1, 3, seed),
         reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone),

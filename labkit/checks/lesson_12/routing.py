@@ -14,14 +14,14 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_12.reference import Routed, decided_tokens, routed
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same
-from labkit.checks.shared.split import drawn
+from labkit.checks.shared.split import drawn, dtype_of
 
 ROUTE_ID = "12.route"
 LEAVES = ("tokens", "router")
 
 
 def route_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
-    """shape: [n, h, E]."""
+    """shape: [n, h, E]. dtype: of the tokens. router: the router's dtype, by default float32 or better."""
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
 
 
@@ -30,6 +30,10 @@ def _cases(seed: int) -> list[Case]:
         route_case("two of eight", "values", [12, 6, 8], 2, seed),
         route_case("three of five, float32", "values", [9, 4, 5], 3, seed, dtype="float32"),
         route_case("tokens in bfloat16", "low", [16, 8, 6], 2, seed, dtype="bfloat16"),
+        route_case(
+            "tokens and router in bfloat16", "low", [9, 8, 5], 2, seed, dtype="bfloat16", router="bfloat16"
+        ),
+        route_case("a router in float64", "mixed", [8, 6, 5], 2, seed, dtype="float32", router="float64"),
         route_case("a bias for each expert", "biased", [14, 5, 6], 2, seed),
         route_case("one expert", "extremes", [7, 5, 4], 1, seed),
         route_case("every expert", "extremes", [6, 5, 3], 3, seed),
@@ -39,16 +43,18 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inputs:
-    """Tokens of the case's dtype, a router in float32 or better, and weights for what is differentiated."""
+    """Tokens, a router, and weights for what is differentiated, in the dtype that is computed in."""
     n, hidden, num_experts = case.params["shape"]
-    router = drawn(case, generator, num_experts, hidden)
-    router = router.to(torch.promote_types(router.dtype, torch.float32)) / hidden**0.5
+    wide = torch.promote_types(dtype_of(case), torch.float32)
+    kept = getattr(torch, case.params["router"]) if "router" in case.params else wide
+    router = (drawn(case, generator, num_experts, hidden).to(wide) / hidden**0.5).to(kept)
+    wide = torch.promote_types(wide, kept)
     inputs = {"router": router}
     if biased:
-        inputs["bias"] = 0.2 * torch.randn(num_experts, generator=generator, dtype=router.dtype)
+        inputs["bias"] = 0.2 * torch.randn(num_experts, generator=generator, dtype=wide)
     tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"))
     weights = {
-        f"weight.{name}": torch.randn(n, num_experts, generator=generator, dtype=router.dtype)
+        f"weight.{name}": torch.randn(n, num_experts, generator=generator, dtype=wide)
         for name in ("gates", "probabilities")
     }
     return {"tokens": tokens, **inputs, **weights}
@@ -137,6 +143,7 @@ EXERCISE = Exercise(
     {
         "values": RUN,
         "low": RUN,
+        "mixed": RUN,
         "biased": Run(_route, partial(_inputs, biased=True), evidence=Chosen),
         "extremes": RUN,
         "refused": Run(_refuse, _plain_inputs),
@@ -171,9 +178,9 @@ EXERCISE = Exercise(
             "float32",
             "robustness",
             3,
-            "Tokens of 16 bits are routed in 32, and gates and probabilities stay there.",
+            "All is computed in 32 bits, or in 64 where tokens or router have them, and results stay there.",
             "the product with the router is made in bfloat16, and rounded before the softmax",
-            {"low": every(CHOSEN, GATES, PROBABILITIES)},
+            dict.fromkeys(("low", "mixed"), every(CHOSEN, GATES, PROBABILITIES)),
         ),
         Property(
             "bias",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_12.exchange import CROSSED, EXCHANGE_ID
+from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens, routed
 from labkit.checks.lesson_12.routing import ROUTE_ID
@@ -32,14 +33,15 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
 
 SPREAD_ID = "12.expert-parallel"
-PARTS = ("up", "up_bias", "down", "down_bias")
 COUNT_BYTES = 8
 
 
 def spread_case(
     name: str, kind: str, ranks: int, tokens: list[int], shape: list[int], k: int, seed: int, **params: Any
 ) -> Case:
-    """tokens: of each rank. shape: [h, f, experts of a rank]. idle: experts that nobody visits."""
+    """tokens: of each rank. shape: [h, f, experts of a rank]. idle: experts that nobody visits. late: the
+    ranks that come last to what is recorded.
+    """
     own_parts = kind == "own-parts"
     settings = {"tokens": tokens, "shape": shape, "k": k, **params}
     return Case(name, ranks, settings, seed, kind=kind, own_parts=own_parts)
@@ -47,8 +49,8 @@ def spread_case(
 
 def _cases(seed: int) -> list[Case]:
     return [
-        spread_case("three ranks", "values", 3, [7, 5, 6], [4, 5, 2], 2, seed),
-        spread_case("four ranks, float32", "values", 4, [6, 3, 5, 4], [5, 3, 1], 2, seed, dtype="float32"),
+        spread_case("three ranks", "values", 3, [7, 5, 6], [4, 5, 2], 2, seed, late=[1]),
+        spread_case("four ranks, float32", "values", 4, [6, 3, 5, 4], [5, 3, 1], 3, seed, dtype="float32"),
         spread_case("experts without tokens", "idle", 3, [6, 5, 4], [4, 3, 3], 2, seed, idle=[1, 6]),
         spread_case("a rank that nobody visits", "idle", 3, [5, 6, 4], [4, 3, 2], 2, seed, idle=[2, 3]),
         spread_case("a rank without tokens", "empty", 3, [5, 0, 6], [5, 3, 2], 2, seed),
@@ -87,32 +89,6 @@ def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
     handed = {part: inputs[f"{part}.{place.index}"][experts].clone() for part in PARTS}
     tokens = {f"tokens.{step}": inputs[f"tokens.{rank}.{step}"] for step in range(STEPS)}
     return {"router": inputs[f"router.{place.index}"], "grad": inputs[f"grad.{rank}"], **handed, **tokens}
-
-
-def make_experts(state: Mapping[str, Tensor]) -> list[nn.Module]:
-    """As many experts as the tensors have first entries: up, tanh, down."""
-    experts: list[nn.Module] = []
-    for up, up_bias, down, down_bias in zip(*(state[part] for part in PARTS), strict=True):
-        first, second = nn.Linear(up.shape[1], up.shape[0]), nn.Linear(down.shape[1], down.shape[0])
-        for linear, weight, bias in ((first, up, up_bias), (second, down, down_bias)):
-            linear.weight, linear.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
-        experts.append(nn.Sequential(first, nn.Tanh(), second))
-    return experts
-
-
-class Whole(nn.Module):
-    """All experts in one process: what is computed, without anything being sent."""
-
-    def __init__(self, router: Tensor, experts: Sequence[nn.Module], active: int):
-        super().__init__()
-        self.router, self.experts, self.active = nn.Parameter(router.clone()), nn.ModuleList(experts), active
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[n, h] -> [n, h]: every expert on every token, times its gate or 0."""
-        found = routed(tokens, self.router, self.active)
-        gates = torch.zeros_like(found.probabilities).scatter(1, found.experts, found.gates)
-        outs = torch.stack([expert(tokens) for expert in self.experts], dim=1)
-        return (outs.to(gates.dtype) * gates.unsqueeze(-1)).sum(1).to(tokens.dtype)
 
 
 # -- on a rank

@@ -25,7 +25,7 @@ def expert_flops(config, tokens: int) -> int:
 
 def dispatch_bytes(config, tokens: int, ranks: int, element: int = 2) -> float:
     experts = config.mixture.num_experts if config.mixture else 0
-    if not experts or ranks < 1 or experts % ranks:
+    if not experts or experts % ranks:
         raise ValueError(f"{experts} experts on {ranks} ranks")
     row = config.hidden * element
     return tokens * config.mixture.active_experts * row * 2 * (1 - 1 / ranks)

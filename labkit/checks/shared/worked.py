@@ -1,0 +1,29 @@
+"""What a student's function had computed: matrix products, tensors made, operations of torch."""
+
+from __future__ import annotations
+
+from labkit.record.journal import flops_of
+from labkit.record.live import has_bytes
+from labkit.torch_private import WatchingMode, tree_iter
+
+
+class Worked(WatchingMode):
+    """Counts what is computed inside `with Worked() as worked:`.
+
+    calls: of torch's operations, views too. products: operations of matrix products, a multiply-add as two.
+    largest: elements of the largest tensor that was made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.products = self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        self.calls += 1
+        if not func.is_view:
+            operands = [t for t in tree_iter((args, kwargs)) if has_bytes(t)]
+            self.products += flops_of(func._schema.name, operands)
+            made = (t.numel() for t in tree_iter(out) if has_bytes(t))
+            self.largest = max([self.largest, *made])
+        return out
