@@ -957,9 +957,9 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # ### Exercise: the two products with divided tokens
 #
 # They take the places of `column_parallel` and `row_parallel`. The first is easiest with a
-# `torch.autograd.Function` of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for
-# the gradient of the loss by something: $\partial X = \partial Y\, W$ and $\partial W = \partial Y^{\mathsf
-# T} X$. The bias's gradient is the sum of $\partial Y$ over all tokens.
+# `torch.autograd.Function` of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for the
+# gradient of the loss by something: $\partial X = \partial Y\, W$ and
+# $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is the sum of $\partial Y$ over all tokens.
 #
 # What both keep between forward and backward is counted by all that the process holds: the slice, what your
 # caller keeps, and 24 KiB beside. Who overwrites $x$ before backward must get autograd's `RuntimeError`,

@@ -10,10 +10,14 @@ class _Again:
     """What it takes to run a call once more, and what that second run saved."""
 
     def __init__(self, function, args):
-        self.function, self.args = function, args
+        self.function, self.args, self.versions = function, args, self.changes(args)
         self.random = torch.get_rng_state()
         self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         self.count, self.found = 0, None
+
+    @staticmethod
+    def changes(args):
+        return [a._version for a in args if isinstance(a, torch.Tensor)]
 
     def number(self, tensor):
         self.count += 1
@@ -25,6 +29,8 @@ class _Again:
         return self.found[number]
 
     def run(self):
+        if self.changes(self.args) != self.versions:
+            raise RuntimeError("an argument has been changed in place since forward")
         found = []
         modules = [self.function] if isinstance(self.function, nn.Module) else []
         buffers = [(b, b.clone()) for module in modules for b in module.buffers()]
