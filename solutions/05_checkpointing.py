@@ -33,6 +33,7 @@ import labkit
 from labkit.record.live import LiveBytes, WatchedStep, watch_step
 from labkit.record.memory import measure_activations
 from labkit.show import Table, draw_growth, draw_held, draw_peaks, draw_timeline, prediction
+from labkit.show.target import target
 from labkit.theory.units import binary_text
 
 # %load_ext labkit
@@ -304,6 +305,9 @@ class _Surroundings:
 # where backward begins.
 
 # %%
+target("05-checkpoint")
+
+# %%
 mine = watch_step(chain, x, lambda value: checkpoint(chain, value))
 draw_held(
     {"keep everything": steps["keep everything"].history, "your checkpoint": mine.history},
@@ -358,6 +362,9 @@ def segment_lengths(num_layers: int, segments: int) -> list[int]:
     return [length + (i < longer) for i in range(segments)]
     ### END SOLUTION
 
+
+# %%
+target("05-segments")
 
 # %%
 watched = {
@@ -464,6 +471,9 @@ prediction("peak of 64 layers in 8 segments, in boundaries", your_boundaries, 7 
 your_best = ...
 
 # %%
+target("05-peaks")
+
+# %%
 deep = nn.Sequential(*[Layer(width=64, inner=256) for _ in range(64)])
 small = torch.randn(128, 64)
 one_layer = measure_activations(deep[0], lambda: deep[0](small.clone().requires_grad_()))
@@ -501,6 +511,9 @@ print(f"largest difference between measurement and formula: {worst:.1%}")
 #
 # Now let the depth grow. Keep everything, and memory grows with $n$; take the best number of segments, and
 # it follows the grey square root.
+
+# %%
+target("05-growth")
 
 # %%
 growth: dict[str, dict[int, int]] = {"keep everything": {}, "best number of segments": {}}
@@ -623,6 +636,10 @@ print(f"one boundary: {boundary_bytes / 2**20:.3f} MiB, one layer: {layer_bytes 
 
 # %% predict="stage-0"
 your_plain_mib, your_checkpointed_mib = ..., ...
+
+
+# %%
+target("05-gpipe")
 
 
 # %%

@@ -31,6 +31,7 @@ import labkit
 from labkit.model import MLP, gpt
 from labkit.show import Picture, Table, draw_matmul_split, draw_parallel_mlp, draw_timeline, draw_traffic
 from labkit.show import new_figure, prediction
+from labkit.show.target import target
 from labkit.theory.communication import all_reduce_seconds
 from labkit.theory.units import binary_text, decimal_text
 
@@ -344,6 +345,10 @@ class CopyToTensorParallel(torch.autograd.Function):
 
 
 # %%
+target("06-copy")
+
+
+# %%
 def try_f(group: dist.ProcessGroup) -> tuple[float, float]:
     x = torch.full((2, 3), 7.0, device=device(), requires_grad=True)
     out = CopyToTensorParallel.apply(x, group)
@@ -394,6 +399,10 @@ class ReduceFromTensorParallel(torch.autograd.Function):
 
 # %% [markdown]
 # The same experiment as with PyTorch's all-reduce above. This time the gradient of $x$ should be 1:
+
+
+# %%
+target("06-reduce")
 
 
 # %%
@@ -529,6 +538,10 @@ class ColumnParallelLinear(nn.Module):
 
 
 # %%
+target("06-gathered")
+
+
+# %%
 def try_column(gather_output: bool, group: dist.ProcessGroup) -> tuple[str, str]:
     torch.manual_seed(0)  # every rank starts from the same full layer
     full = nn.Linear(64, 256).to(device())
@@ -633,6 +646,10 @@ class RowParallelLinear(nn.Module):
 
 
 # %%
+target("06-row")
+
+
+# %%
 def try_row(group: dist.ProcessGroup) -> str:
     torch.manual_seed(0)
     full = nn.Linear(256, 64).to(device())
@@ -705,6 +722,10 @@ class TensorParallelMLP(nn.Module):
 # Run one training step on two ranks and look at what they did. The blue bars are your forward, the orange
 # ones your backward, the green ones your two operators at work. (A rank that gets there first waits for the
 # other: its green bar is longer.)
+
+
+# %%
+target("06-one-step")
 
 
 # %%

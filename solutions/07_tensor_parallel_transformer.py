@@ -35,6 +35,7 @@ from labkit.record.memory import measure_activations
 from labkit.show import Table, draw_traffic, prediction
 from labkit.show.sharding import draw_block, draw_holdings, draw_losses, draw_memory, draw_sent
 from labkit.show.sharding import rows_held, sent_bytes
+from labkit.show.target import target
 from labkit.theory.units import binary_text, decimal_text
 
 # %load_ext labkit
@@ -309,6 +310,10 @@ class TensorParallelAttention(nn.Module):
 
 
 # %%
+target("07-heads")
+
+
+# %%
 def attention_held(group: dist.ProcessGroup) -> dict[str, list[int]]:
     torch.manual_seed(0)
     config = gpt(1, 64, 8, num_kv_heads=4, dropout=0.0)
@@ -329,6 +334,10 @@ draw_holdings(by_name, {"query heads": 8, "key heads": 4, "value heads": 4})
 # %% [markdown]
 # A slide on this subject says that self-attention needs no all-reduce. Between its products that is true.
 # Then comes $g$, and in backward $f$:
+
+
+# %%
+target("07-attention")
 
 
 # %%
@@ -458,6 +467,10 @@ class VocabParallelEmbedding(nn.Module):
     def to_full(self) -> dict[str, Tensor]:
         """The state dict of the whole table, on every rank."""
         return {"weight": joined(self.weight, 0, self.group)[: self.vocabulary].clone()}
+
+
+# %%
+target("07-rows")
 
 
 # %%
@@ -773,6 +786,7 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 #
 # Either dimension can be cut; a whole weight need not divide. Mean and standard deviation may be 4% of the
 # latter off, and the numbers are normal, not uniform. A second weight of the same shape has other numbers.
+# Nothing is sent.
 #
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.
@@ -1151,6 +1165,10 @@ your_percent_with_gathering_again = ...
 
 
 # %%
+target("07-sent")
+
+
+# %%
 def one_block(sequence_parallel: bool, group: dist.ProcessGroup) -> None:
     torch.manual_seed(0)
     full = Block(gpt(1, 64, 8, dropout=0.0), explicit_attention).to(device())
@@ -1291,6 +1309,9 @@ Table(
 )
 
 # %%
+target("07-kept")
+
+# %%
 fine = [2 ** (n / 8) for n in range(17)]
 names = {False: "tokens whole", True: "tokens divided"}
 draw_memory(
@@ -1421,6 +1442,9 @@ labkit.check("07.tensor-parallel-gpt", TensorParallelGPT)
 
 # %% predict="parameters-of-a-rank"
 your_parameters = ...
+
+# %%
+target("07-losses")
 
 # %%
 TEXT = torch.tensor(list(Path(labkit.__file__).with_name("model.py").read_bytes()))

@@ -92,7 +92,8 @@ def _initial_cases(seed: int) -> list[Case]:
     shape = [6 * draw.randint(40, 60), 6 * draw.randint(60, 80)]
     return [
         initial_case("unseen: three ranks", "values", 3, seed, shape=shape),
-        initial_case("unseen: one more", "uneven", 3, seed, shape=[shape[0] + 1, shape[1] + 1]),
+        initial_case("unseen: one more", "uneven", 3, seed, shape=[shape[0] + 1, shape[1]]),
+        initial_case("unseen: one column more", "uneven", 3, seed, shape=[shape[0], shape[1] + 1]),
         initial_case("unseen: pair", "subgroup", 3, seed, shape=shape, groups=PAIR_AND_ONE),
         initial_case("unseen: alone", "values", 1, seed, shape=shape),
     ]

@@ -32,15 +32,15 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Tensor, Tensor]:
     """x and grad_output of a rank. Where the layout matters they are views that are not contiguous: on every
-    rank, or, as `views_on` says, on one alone.
+    rank, the gradient an expanded one; or, as `views_on` says, on one alone, the gradient a transposed one.
     """
     x, grad_output = handed["x"].clone(), handed["grad_output"].clone()
     if case.kind != "layout":
         return x, grad_output
-    views = x.transpose(0, -1), grad_output[..., :1].expand(grad_output.shape).transpose(0, -1)
-    if case.params.get("views_on", rank) == rank:
-        return views
-    return views[0].contiguous(), views[1].contiguous()
+    if "views_on" not in case.params:
+        return x.transpose(0, -1), grad_output[..., :1].expand(grad_output.shape).transpose(0, -1)
+    views = x.transpose(0, -1), grad_output.transpose(0, -1)
+    return views if case.params["views_on"] == rank else (views[0].contiguous(), views[1].contiguous())
 
 
 def _use(rank: Rank, name: str) -> None:

@@ -105,15 +105,15 @@ EXERCISE = Exercise(
             2,
             "Forward is one all-reduce of the output; nothing is sent in backward.",
             "x was gathered first, or the gradient was reduced as well",
-            {"values": sends(sum_of_output, nothing)},
+            dict.fromkeys(("values", "bias"), sends(sum_of_output, nothing)),
         ),
         Property(
             "stored-shards",
             "mechanism",
             2,
-            "Each rank keeps 1/t of the weight, and nothing else stays in memory.",
+            "Each rank keeps 1/t of the weight and a copy of the bias, and nothing else stays in memory.",
             "a slice is a view that keeps the whole tensor in memory: clone() it; or the full layer was kept",
-            {"values": keeps_blocks},
+            {"values": keeps_blocks, "bias": keeps_blocks},
         ),
         Property(
             "own-shard-only",

@@ -51,6 +51,7 @@ from labkit.checks.shared.split import (
 from labkit.model import Block, explicit_attention
 
 BLOCK_ID = "07.tensor-parallel-block"
+ADDED = (1.0, 10.0)  # by attention and by the MLP, where what is dropped is looked at
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence
 BLOCK = Split(
     plain=lambda case: with_eps(Block(config_of(case), explicit_attention).to(dtype_of(case)), case),
@@ -70,6 +71,10 @@ def _cases(seed: int) -> list[Case]:
         block_case("two ranks, tokens divided", "sequence", 2, seed, sequence_parallel=True),
         block_case("what is kept", "kept", 2, seed, **_LARGE),
         block_case("dropout", "dropout", 2, seed, dropout=0.5, sequence=16),
+        block_case("what is dropped", "what-drops", 2, seed, dropout=0.5),
+        block_case(
+            "what is dropped, tokens divided", "what-drops", 2, seed, dropout=0.5, sequence_parallel=True
+        ),
         block_case("all parts your own", "own-parts", 2, seed, sequence_parallel=True),
         block_case("four ranks", "values", 4, seed, hidden=16, heads=8, kv_heads=4),
         block_case("four ranks, tokens divided", "sequence", 4, seed, sequence_parallel=True),
@@ -115,6 +120,22 @@ def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
     full = loaded(BLOCK.plain(case), under("full.", inputs))
     _make_heads_alike(full, config_of(case).head_size)
     return inputs | {f"full.{name}": p.detach() for name, p in full.named_parameters()}
+
+
+def _use_once(rank: Rank, split: Split) -> None:
+    """Answer: added, what the block adds to x in training."""
+    part, x = split.build(rank, split.handed(rank), rank.group), rank.inputs["x"].clone()
+    rank.answer("added", part(x) - x)
+
+
+def _inputs_that_add_constants(case: Case, generator: torch.Generator) -> Inputs:
+    """A block whose attention adds `ADDED[0]` to each number, and whose MLP adds `ADDED[1]`."""
+    inputs = BLOCK.inputs(case, generator)
+    for name, added in zip(("attention.output", "mlp.down"), ADDED, strict=True):
+        inputs[f"full.{name}.weight"].zero_()
+        inputs[f"noise.{name}.weight"].zero_()
+        inputs[f"full.{name}.bias"].fill_(added)
+    return inputs
 
 
 def _make_heads_alike(full: Any, d: int) -> None:
@@ -203,6 +224,17 @@ def _drops_alike_what_is_whole(evidence: SplitEvidence) -> Iterator[Finding]:
         yield Finding(apart, told, "the same mask", answer.rank)
 
 
+def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
+    """What attention adds is zero or scaled by 1 / (1 - p), and so is what the MLP adds."""
+    scale = 1 / (1 - evidence.case.params["dropout"])
+    one, other = (added * scale for added in ADDED)
+    expected = {0.0, one, other, one + other}
+    for answer in evidence.answers:
+        seen = {round(number, 6) for number in answer.tensors["added"].flatten().tolist()}
+        told = f"of {ADDED[0]:g} and {ADDED[1]:g} that are added, {sorted(expected)} left by dropout"
+        yield Finding(seen == expected, told, f"{sorted(seen)[:6]}", answer.rank)
+
+
 def _alike(one: Tensor, two: Tensor) -> bool:
     """Whether two dropped tensors are zero in nearly the same places; attention itself is zero in a few."""
     return bool(((one.abs() < 1e-12) == (two.abs() < 1e-12)).double().mean() > 0.85)
@@ -217,6 +249,7 @@ EXERCISE = Exercise(
         "sequence": BLOCK.run(use_part),
         "kept": BLOCK.run(_measure_kept),
         "dropout": replace(BLOCK.run(_watch_dropout), inputs=_inputs_for_dropout),
+        "what-drops": replace(BLOCK.run(_use_once), inputs=_inputs_that_add_constants),
         "subgroup": BLOCK.run(use_part),
         "own-parts": BLOCK.run(use_part),
     },
@@ -301,7 +334,7 @@ EXERCISE = Exercise(
             "What is cut drops differently on every rank, what is whole drops alike, evaluation drops"
             " nothing.",
             "one stream for both: cut regions draw from own(), whole ones from shared()",
-            {"dropout": every(_drops_apart, _drops_alike_what_is_whole)},
+            {"dropout": every(_drops_apart, _drops_alike_what_is_whole), "what-drops": _drops_both_halves},
         ),
         subgroup(every(equals("output"), stays_in_group)),
         Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),

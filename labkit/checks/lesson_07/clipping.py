@@ -28,6 +28,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         clip_case("two ranks", "values", 2, seed, late=[0]),
         clip_case("a small norm", "small", 2, seed, scale=0.01),
+        clip_case("a norm below the bound, its square above", "small", 2, seed, scale=0.2),
         clip_case("without gradient", "missing", 2, seed),
         clip_case("nothing cut", "none-cut", 2, seed),
         clip_case("nothing whole", "none-whole", 2, seed),

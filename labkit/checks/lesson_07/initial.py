@@ -12,7 +12,7 @@ from labkit.checks.lesson_07.modules import PAIRS, case_maker, subgroup
 from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.shared.beside import is_refused, same
+from labkit.checks.shared.beside import calls_are, is_refused, same
 from labkit.checks.shared.places import enter_group, place_of
 
 INITIAL_ID = "07.initial-weights"
@@ -28,7 +28,8 @@ def _cases(seed: int) -> list[Case]:
     return [
         initial_case("two ranks", "values", 2, seed),
         initial_case("four ranks", "values", 4, seed),
-        initial_case("254 rows, 382 columns", "uneven", 4, seed, shape=[254, 382]),
+        initial_case("254 rows", "uneven", 4, seed, shape=[254, 384]),
+        initial_case("382 columns", "uneven", 4, seed, shape=[256, 382]),
         initial_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
@@ -42,26 +43,26 @@ DRAWN = _twice(CUT | WHOLE)
 
 
 def _draw_weights(rank: Rank) -> None:
-    """Draw cut and whole weights, two of each kind. Answers: the names in DRAWN.
+    """Draw cut and whole weights, two of each kind. Answers: the names in DRAWN. Recording: all.
 
     Torch's own generator is alike on the ranks where a weight is cut, and differs where it is whole, so that
     drawing from it instead of the streams shows.
     """
     group, shape = enter_group(rank), tuple(rank.params["shape"])
     streams = rank.student.RandomStreams(rank.case.seed, group)
-    for number, (name, cut) in enumerate(DRAWN.items()):
-        seed_generators(number if cut is not None else 100 * (1 + rank.rank) + number)
-        rank.answer(name, rank.student.initial_weight(shape, cut, streams, group))
+    with rank.recording("all"):
+        for number, (name, cut) in enumerate(DRAWN.items()):
+            seed_generators(number if cut is not None else 100 * (1 + rank.rank) + number)
+            rank.answer(name, rank.student.initial_weight(shape, cut, streams, group))
 
 
 def _ask_for_uneven(rank: Rank) -> None:
-    """Facts: one for each weight of `CUT` that cannot be cut. Answer: whole, which need not be."""
+    """Ask for each weight once. Answers: those that can be made. Facts: the errors met with the others."""
     group, shape = enter_group(rank), tuple(rank.params["shape"])
     streams = rank.student.RandomStreams(rank.case.seed, group)
-    for name, cut in CUT.items():
+    for name, cut in (CUT | WHOLE).items():
         with rank.expect_error(name):
-            rank.student.initial_weight(shape, cut, streams, group)
-    rank.answer("whole", rank.student.initial_weight(shape, None, streams, group))
+            rank.answer(name, rank.student.initial_weight(shape, cut, streams, group))
 
 
 # -- judges
@@ -158,9 +159,20 @@ def _normal(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         yield Finding(abs(kurtosis - 3) < TAILS, told, f"{kurtosis:.2f}", answer.rank)
 
 
-def _refused_size(dim: int) -> Callable[[Case], tuple[int, int]]:
-    """What the refusal of a cut along a dimension must name."""
-    return lambda case: (case.params["shape"][dim], case.ranks)
+def _uneven_refused(evidence: Evidence) -> Iterator[Finding]:
+    """The weight whose cut does not divide is refused, and no other."""
+    shape, ranks = evidence.case.params["shape"], evidence.case.ranks
+    for name, cut in (CUT | WHOLE).items():
+        if cut is not None and shape[cut] % ranks:
+            yield from is_refused(name, "ValueError", names=lambda case, n=shape[cut]: (n, case.ranks))(
+                evidence
+            )
+        else:
+            yield from _parts({name: cut})(evidence)
+
+
+def _sends_nothing(evidence: Evidence) -> Iterator[Finding]:
+    return (calls_are("all", [], answer) for answer in evidence.answers)
 
 
 _BLOCKS = every(_parts(_twice(CUT)), _of_right_shape(_unlike_other_ranks), _others_next_time(CUT))
@@ -184,9 +196,9 @@ EXERCISE = Exercise(
             "whole-alike",
             "mechanism",
             2,
-            "A whole weight is the same on every rank.",
+            "A whole weight is the same on every rank, and nothing is sent for it.",
             "it was drawn from own(): the copies differ from the first step on",
-            {"values": every(_of_right_shape(_as_other_ranks), _others_next_time(WHOLE))},
+            {"values": every(_of_right_shape(_as_other_ranks), _others_next_time(WHOLE), _sends_nothing)},
         ),
         Property(
             "spread",
@@ -202,15 +214,7 @@ EXERCISE = Exercise(
             1,
             "A size that is cut and does not divide is a ValueError that names it and the ranks.",
             "n // t drops the rest; either dimension can be cut, and a whole weight need not divide",
-            {
-                "uneven": every(
-                    *(
-                        is_refused(name, "ValueError", names=_refused_size(dim))
-                        for dim, name in enumerate(CUT)
-                    ),
-                    _parts(WHOLE),
-                )
-            },
+            {"uneven": _uneven_refused},
         ),
         subgroup(every(_BLOCKS, _WHOLES)),
     ),

@@ -62,7 +62,7 @@ def _draw_in_turns(rank: Rank) -> None:
     for name in ("shared", "own"):
         stream = getattr(streams, name)
         with contextlib.suppress(_Planned), stream():
-            _draw(rank)
+            rank.answer(f"{name} before an error", _draw(rank))
             raise _Planned
         rank.answer(f"left by an error in {name}", _draw(rank))
         with stream():
@@ -108,7 +108,7 @@ def _go_on(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(same, f"{stream}: set by the seed alone", "other numbers", answer.rank)
             other = _same_draw(answer, f"{stream} 1", f"{stream} of another seed")
             yield Finding(not other, f"{stream}: other numbers for another seed", "the same", answer.rank)
-            moved = _same_draw(answer, f"{stream} 2", f"{stream} after an error")
+            moved = _same_draw(answer, f"{stream} before an error", f"{stream} after an error")
             yield Finding(not moved, f"{stream}: goes on after an error", "the same again", answer.rank)
 
 

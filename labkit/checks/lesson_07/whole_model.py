@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ def _cases(seed: int) -> list[Case]:
         gpt_case("untied", "untied", 2, seed, tied=False),
         gpt_case("23 tokens", "uneven-vocabulary", 2, seed, vocabulary=23),
         gpt_case("back to one", "round-trip", 2, seed, vocabulary=23, tied=False, layers=2),
-        gpt_case("dropout", "dropout", 2, seed, dropout=0.3),
+        gpt_case("dropout", "dropout", 2, seed, dropout=0.3, layers=2),
         gpt_case(
             "dropout, tokens divided",
             "dropout",
@@ -107,16 +108,29 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _watch_dropout(rank: Rank, split: Split) -> None:
-    """Answers: first loss, second loss, the gradient of positions, and the loss in evaluation."""
+    """Answers: first loss, second loss, the gradient of positions, the loss in evaluation, and for each block
+    as "left N" where it left x as it was, in the second forward.
+    """
     part = split.build(rank, split.handed(rank), rank.group)
+    left: dict[str, Tensor] = {}
+    for number, block in enumerate(part.get_submodule("blocks").children()):
+        block.register_forward_hook(partial(_note_what_is_left, left, f"left {number}"))
     for name in ("first", "second"):
         part.zero_grad()
         loss = split.use(part, [rank.inputs["ids"], rank.inputs["targets"]])
         loss.backward()
         rank.answer(f"{name} loss", loss)
     rank.answer("positions", dict(part.named_parameters())["positions"].grad)
+    for name, tensor in left.items():
+        rank.answer(name, tensor)
     part.eval()
     rank.answer("evaluated", split.use(part, [rank.inputs["ids"], rank.inputs["targets"]]))
+
+
+def _note_what_is_left(
+    left: dict[str, Tensor], name: str, block: nn.Module, given: tuple[Tensor, ...], out: Tensor
+) -> None:
+    left[name] = (out == given[0]).detach()
 
 
 def _divide_uneven_tokens(rank: Rank, split: Split) -> None:
@@ -145,6 +159,14 @@ def _numbers_a_token(evidence: SplitEvidence) -> int:
 def _other_loss_each_time(evidence: SplitEvidence) -> Iterator[Finding]:
     first, second = (evidence.answers[0].tensors[f"{n} loss"] for n in ("first", "second"))
     yield Finding(not torch.equal(first, second), "another loss each time", "the same", 0)
+
+
+def _blocks_drop_apart(evidence: SplitEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        one, two = (answer.tensors.get(f"left {number}") for number in (0, 1))
+        if one is not None and two is not None:
+            told = "other places dropped by the second block than by the first"
+            yield Finding(not torch.equal(one, two), told, "the same places", answer.rank)
 
 
 def _drops_nothing_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -266,13 +288,15 @@ EXERCISE = Exercise(
             "dropout",
             "mechanism",
             1,
-            "With dropout, losses and whole gradients agree on all ranks; evaluation drops nothing.",
+            "With dropout, losses and whole gradients agree on all ranks, blocks drop apart, evaluation drops"
+            " nothing.",
             "the wrong stream",
             {
                 "dropout": every(
                     ranks_agree(_WITH_DROPOUT),
                     _other_loss_each_time,
                     _own_tokens_drop_apart,
+                    _blocks_drop_apart,
                     _drops_nothing_in_evaluation,
                 )
             },

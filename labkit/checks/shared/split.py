@@ -119,7 +119,8 @@ def use_part(rank: Rank, split: Split) -> None:
 
     Answers: full.NAME (the whole module, as it was afterwards), what `observe` and `train` report, and, as
     "... later", what the first call was given and gave, once all is over.
-    Facts: shapes, held_bytes, shared (parameters and buffers in the whole module's memory).
+    Facts: shapes, held_bytes, shared (parameters and buffers in the whole module's memory), replaced
+    (attributes of the whole module that are others than before).
     """
     build_and_use(rank, split)
 
@@ -141,16 +142,34 @@ def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = t
     group = enter_group(rank)
     before = storages()
     full = split.handed(rank)
+    attributes = _attributes(full)
     part = split.build(rank, full, group)
+    rank.fact("replaced", _replaced(attributes, _attributes(full)))
     for name, weight in full.named_parameters():
         rank.answer(f"full.{name}", weight)
     rank.fact("shared", _in_memory_of(full, part))
     sent = sum(map(nbytes, under("full.", rank.inputs).values()))  # copies, alive until the job ends
-    del full, weight
+    del full, weight, attributes
     rank.fact("held_bytes", held_since(before) - sent)
     rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
     _through_its_paces(rank, split, part, rank.inputs, view)
     return part
+
+
+def _attributes(module: nn.Module) -> dict[str, object]:
+    """Everything that a module and its parts hold, parameters, hooks and settings alike, by name."""
+    found: dict[str, object] = {}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            entries = value.items() if isinstance(value, dict) else [("", value)]
+            found |= {f"{name}.{key}.{inner}".strip("."): each for inner, each in entries}
+    return found
+
+
+def _replaced(before: Mapping[str, object], after: Mapping[str, object]) -> list[JSON]:
+    """Names of attributes that are not the same objects, or are there only before or after."""
+    there = before.keys() & after.keys()
+    return sorted((before.keys() ^ after.keys()) | {n for n in there if before[n] is not after[n]})
 
 
 def _in_memory_of(full: nn.Module, part: nn.Module) -> list[JSON]:
@@ -311,6 +330,8 @@ def keeps_blocks(evidence: SplitEvidence) -> Iterator[Finding]:
         yield _has_shapes({name: list(block.shape) for name, block in blocks.items()}, answer)
         shared = ", ".join(answer.facts["shared"])
         yield Finding(not shared, "memory of its own, apart from the whole module's", shared, answer.rank)
+        replaced = ", ".join(answer.facts["replaced"])
+        yield Finding(not replaced, "the whole module left as it was", f"others: {replaced}", answer.rank)
         for name, tensor in evidence.split.hand(evidence.case, evidence.inputs, answer.rank).items():
             if name.startswith("full."):
                 told = f"{name.removeprefix('full.')} of the whole module as it was handed over"
