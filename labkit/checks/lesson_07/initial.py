@@ -12,7 +12,7 @@ from labkit.checks.lesson_07.modules import PAIRS, case_maker, subgroup
 from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.shared.beside import calls_are, is_refused, same
+from labkit.checks.shared.beside import calls_are, refused, same
 from labkit.checks.shared.places import enter_group, place_of
 
 INITIAL_ID = "07.initial-weights"
@@ -164,9 +164,8 @@ def _uneven_refused(evidence: Evidence) -> Iterator[Finding]:
     shape, ranks = evidence.case.params["shape"], evidence.case.ranks
     for name, cut in (CUT | WHOLE).items():
         if cut is not None and shape[cut] % ranks:
-            yield from is_refused(name, "ValueError", names=lambda case, n=shape[cut]: (n, case.ranks))(
-                evidence
-            )
+            sizes = (shape[cut], ranks)
+            yield from (refused(name, ("ValueError",), answer, sizes) for answer in evidence.answers)
         else:
             yield from _parts({name: cut})(evidence)
 
