@@ -358,8 +358,9 @@ prediction(
 # Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it, and its
 # `param_groups` are yours, in the same order. Padding belongs to the last group. A parameter without a
 # gradient counts as one with zeros, frozen ones (`requires_grad=False`) are left alone. All replicas start
-# equal. Send each gradient once and each weight once, in its own dtype (not the master): $2\Psi$, not an
-# all-reduce *and* an all-gather.
+# equal. Send each gradient once, through reduce-scatter and in the master's dtype, and each weight once,
+# through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to
+# the nearest.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -520,8 +521,9 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 # ### Exercise: sharded gradients
 #
 # After `loss.backward()`, `shards[i].grad` has this rank's part of bucket $i$'s gradient, averaged over
-# ranks, and no parameter of the module has a `.grad`. Two backward passes add up there. Peak: the shards, and
-# at most two buckets whole at a time.
+# ranks, and no parameter of the module has a `.grad`. Two backward passes add up there. Each backward sends
+# one reduce-scatter a bucket, `gather_weights` one all-gather a bucket, and nothing else goes. Peak: the
+# shards, and at most two buckets whole at a time.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and

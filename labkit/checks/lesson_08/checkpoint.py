@@ -184,8 +184,9 @@ def _is_back(evidence: Evidence, save: Save, told_as: str = "loaded") -> Iterato
         for position, rank in enumerate(_loaders(evidence.case, size)):
             answer = evidence.answers[rank]
             fact = answer.facts[f"{told_as}.{size}"]
-            seen = {"step": fact["step"], "extra": fact["extra"]}
-            wanted = {"step": save.step, "extra": save.extra}
+            names = sorted(totals_of(evidence.case))
+            seen = {"step": fact["step"], "names": fact["names"], "extra": fact["extra"]}
+            wanted = {"step": save.step, "names": names, "extra": save.extra}
             yield Finding(seen == wanted, f"{wanted} on {size} ranks", str(seen), rank)
             for name, flat in save.tensors(evidence.inputs).items():
                 told = f"{name} of step {save.step}, save {save.turn + 1}: shard {position} of {size}"

@@ -302,11 +302,14 @@ def answer_weights(rank: Rank, weights: Mapping[str, Tensor], step: int) -> None
 
 @torch.no_grad()
 def step_plainly(shards: Sequence[nn.Parameter]) -> None:
-    """A step of plain SGD over shards, which forget their gradients."""
+    """A step of plain SGD over shards, which forget their gradients. As with torch's own, a shard that is
+    listed twice is stepped twice.
+    """
     for shard in shards:
         if shard.grad is not None:
             shard.sub_(LEARNING_RATE * shard.grad)
-            shard.grad = None
+    for shard in shards:
+        shard.grad = None
 
 
 def shard_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:

@@ -266,7 +266,8 @@ SHARDED_OPTIMIZER = Exercise(
             "communication",
             "mechanism",
             2,
-            "A step reduce-scatters gradients once and all-gathers weights once, in their dtype: 2 psi.",
+            "A step reduce-scatters gradients once, in the master's dtype, and all-gathers weights once, in"
+            " their own: 2 psi.",
             "an all_reduce of the gradients, and then an all_gather: 3 psi",
             {"values": sends_each_once, "bf16": sends_rounded_weights},
         ),
