@@ -28,7 +28,7 @@ from labkit.checks.lesson_08.resumed import (
     train_inputs,
     train_save_resume,
 )
-from labkit.checks.lesson_08.saved import Save, hand_shards, part_of, saved_inputs, saves, totals_of
+from labkit.checks.lesson_08.saved import Save, hand_shards, owned_by, part_of, saved_inputs, saves, totals_of
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, nbytes, same
 
@@ -242,8 +242,8 @@ def made(evidence: Evidence) -> Iterator[Finding]:
 
 
 def parts_only(evidence: Evidence) -> Iterator[Finding]:
-    """The files together hold the tensors and nothing more, none is larger than a rank's share, and none is
-    written by two ranks.
+    """Each rank has written its own part; the files together hold the tensors and nothing more, none is
+    larger than a rank's share, and none is written by two ranks.
     """
     case = evidence.case
     whole = sum(flat.numel() * flat.element_size() for flat in evidence.inputs.values())
@@ -255,6 +255,11 @@ def parts_only(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(not twice, "no file that two ranks write", ", ".join(twice))
     odd = sorted(f[0] for f in files if f[2] == "other")
     yield Finding(not odd, "safetensors and text files only", f"also {', '.join(odd)}")
+    for answer in evidence.answers:
+        own = sum(nbytes(owned_by(flat, answer.rank, case.ranks)) for flat in evidence.inputs.values())
+        written = sum(content for _, _, kind, content in answer.facts["files"] if kind == "safetensors")
+        told = f"{own:,} bytes of tensors, its own part"
+        yield Finding(written == own, told, f"{written:,} written by this rank", answer.rank)
     total = sum(content for *_, content in tensors)
     told = f"{whole:,} bytes of tensors on disk, no padding"
     yield Finding(total == whole, told, f"{total:,} in {len(tensors)} files")

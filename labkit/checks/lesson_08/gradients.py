@@ -175,6 +175,19 @@ def stays_small(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(share <= peak <= most, told, f"{peak:,}", answer.rank)
         told = f"{share:,} bytes of gradients after backward"
         yield Finding(share <= held <= share + bucket // 4, told, f"{held:,}", answer.rank)
+        yield from _leave_in_turn(case, answer)
+
+
+def _leave_in_turn(case: Case, answer: RankAnswer) -> Iterator[Finding]:
+    """When a bucket is complete, at most the one before it has not begun to leave: bytes alone do not tell,
+    as a backend's copies are among them.
+    """
+    starts = [c["start"] for c in answer.collectives["step 0"] if c["op"] == "reduce_scatter"]
+    complete = answer.facts["ready"][case.params["layers_a_bucket"] - 1 :: case.params["layers_a_bucket"]]
+    for number, moment in enumerate(complete, 1):
+        begun = sum(start < moment for start in starts)
+        told = f"{max(0, number - 2)} reduce_scatters begun, or more, when bucket {number} is complete"
+        yield Finding(begun >= number - 2, told, str(begun), answer.rank)
 
 
 def gradient_cases(seed: int) -> list[Case]:

@@ -17,6 +17,12 @@ def part_of(flat: Tensor, position: int, size: int) -> Tensor:
     return torch.cat([flat, flat.new_zeros(padding)]).chunk(size)[position] if flat.numel() else flat
 
 
+def owned_by(flat: Tensor, position: int, size: int) -> Tensor:
+    """What a rank's shard holds of a flat tensor, without padding."""
+    share = -(-flat.numel() // size)
+    return flat[position * share : (position + 1) * share]
+
+
 @dataclass(frozen=True)
 class Save:
     """One of the saves of a case: the how manieth, of which step, by how many ranks, from which on."""

@@ -136,6 +136,7 @@ def stays_small(evidence: Evidence) -> Iterator[Finding]:
             told = f"{fact.replace('_', ' ')}: at most {most:,} bytes (a unit: {unit:,})"
             yield Finding(_share(case) <= peak <= most, told, f"{peak:,}", answer.rank)
         yield _leaves_at_once(case, answer)
+        yield from _leave_in_turn(answer)
 
 
 def _leaves_at_once(case: Case, answer: RankAnswer) -> Finding:
@@ -146,6 +147,15 @@ def _leaves_at_once(case: Case, answer: RankAnswer) -> Finding:
     least = case.params["layers"] - 3 - case.params["prefetch"]
     told = f"at least {least} units' gradients scattered before the last gather of the first backward"
     return Finding(gone >= least, told, str(gone), answer.rank)
+
+
+def _leave_in_turn(answer: RankAnswer) -> Iterator[Finding]:
+    """While backward is in a unit, the gradients of one more at most have not begun to leave."""
+    starts = [c["start"] for c in answer.collectives["backward"] if c["op"] == "reduce_scatter"]
+    for number, moment in enumerate(answer.facts["backwards"], 1):
+        begun = sum(start < moment for start in starts)
+        told = f"{max(0, number - 2)} reduce_scatters begun, or more, when backward is in its unit {number}"
+        yield Finding(begun >= number - 2, told, str(begun), answer.rank)
 
 
 def three_passes(evidence: Evidence) -> Iterator[Finding]:
