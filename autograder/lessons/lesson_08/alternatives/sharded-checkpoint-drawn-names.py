@@ -3,7 +3,6 @@ on the disk, tells which save is whole.
 """
 
 import contextlib
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,7 +62,7 @@ def save_shards(
                 )
             )
             on_disk(draft)
-            os.replace(draft, marker)
+            draft.replace(marker)
     except Exception as problem:
         error = problem
     _all_well(error, group)
