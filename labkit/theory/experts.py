@@ -9,7 +9,7 @@ from labkit.theory.context import Sent
 from labkit.theory.models import ModelConfig
 
 
-def dispatch_sent(config: ModelConfig, tokens: int, ranks: int, element: int = 2) -> Sent:
+def dispatch_sent(config: ModelConfig, tokens: float, ranks: int, element: int = 2) -> Sent:
     """Bytes that leave one rank with `tokens` tokens in a layer, while every expert is visited as often.
 
     Each token has a row of h numbers for each of its experts, (n-1)/n of which live elsewhere, and as many

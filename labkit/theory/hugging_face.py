@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from labkit.theory.models import ModelConfig, gpt, llama
+from labkit.theory.models import LatentAttention, MixtureOfExperts, ModelConfig, gpt, llama
 
 
 class UnknownConfig(ValueError):
@@ -47,6 +47,50 @@ class LlamaShape(msgspec.Struct):
         )
 
 
+class MixtralShape(LlamaShape, kw_only=True):
+    """Llama's entries, where every MLP is an expert of `intermediate_size`."""
+
+    num_local_experts: int
+    num_experts_per_tok: int
+
+    def model(self) -> ModelConfig:
+        """Experts in every layer, none shared."""
+        mixture = MixtureOfExperts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size)
+        return super().model().but(mixture=mixture)
+
+
+class DeepSeekShape(LlamaShape, kw_only=True):
+    """Llama's entries, with squeezed attention, and experts after the first layers (DeepSeek-V2 and V3).
+
+    V3's layer that predicts a second token (`num_nextn_predict_layers`) is not counted.
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    n_shared_experts: int
+    first_k_dense_replace: int
+    moe_layer_freq: Literal[1] = 1
+
+    def model(self) -> ModelConfig:
+        """Experts in every layer from `first_k_dense_replace` on."""
+        mixture = MixtureOfExperts(
+            self.n_routed_experts,
+            self.num_experts_per_tok,
+            self.moe_intermediate_size,
+            self.n_shared_experts,
+            self.first_k_dense_replace,
+        )
+        latent = LatentAttention(self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim)
+        head = self.qk_nope_head_dim
+        return super().model().but(head_size=head, mixture=mixture, latent=latent)
+
+
 class GPT2Shape(msgspec.Struct):
     """The entries of a GPT-2 config that decide its shape."""
 
@@ -76,8 +120,14 @@ class _Kind(msgspec.Struct):
         return self.num_local_experts or self.num_experts or self.n_routed_experts or 0
 
 
+_MIXTURES: dict[str, type[LlamaShape]] = {
+    "mixtral": MixtralShape,
+    "deepseek_v2": DeepSeekShape,
+    "deepseek_v3": DeepSeekShape,
+}
 _SHAPES: dict[str, type[LlamaShape] | type[GPT2Shape]] = {
     "gpt2": GPT2Shape,
+    **_MIXTURES,
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "smollm3"), LlamaShape),
 }
 
@@ -99,9 +149,10 @@ def from_config(config: Mapping[str, Any], name: str = "model") -> ModelConfig:
 def _described(name: str, read: Callable[[Any], Any]) -> ModelConfig:
     try:
         kind: _Kind = read(_Kind)
-        if kind.experts:
+        if kind.experts and kind.model_type not in _MIXTURES:
             raise UnknownConfig(
-                f"{name} has {kind.experts} experts, and plans for experts are not searched yet"
+                f"{name} has {kind.experts} experts, and its model_type is {kind.model_type!r}; "
+                f"with experts, known are {', '.join(_MIXTURES)}"
             )
         if kind.model_type not in _SHAPES:
             raise UnknownConfig(

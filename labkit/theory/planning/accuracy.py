@@ -35,7 +35,8 @@ class Accuracy:
             f"chosen among those measured was {self.median_regret:.1%} slower than the fastest (median of "
             f"{self.groups} groups; mean {self.mean_regret:.0%}, nearly all of it on {self.worst_nodes} "
             f"nodes); with the planner's numbers fitted on the other model alone, {left_out}. ZeRO 2 and 3, "
-            f"recomputation, chunks and context parallelism were not among them. Measure before you believe."
+            f"recomputation, chunks, context parallelism and models with experts were not among them. "
+            f"Measure before you believe."
         )
 
 

@@ -16,7 +16,7 @@ from labkit.theory.recipes import RECIPES, Recipe
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_POSITIONS = ("dp", "tp", "pp", "mb", "zero", "v", "cp")
+_POSITIONS = ("dp", "tp", "pp", "mb", "zero", "v", "cp", "ep")
 _FIELDS = {
     "dp": "data",
     "tp": "tensor",
@@ -25,6 +25,7 @@ _FIELDS = {
     "zero": "zero",
     "v": "chunks",
     "cp": "context",
+    "ep": "expert",
     "recompute": "recompute",
 }
 
@@ -56,17 +57,23 @@ def question_of(
 
 
 def model_named(text: str) -> ModelConfig:
-    """A preset, whatever its case, dashes and blanks, or the shape in a config.json or a folder with one."""
+    """A preset, or the shape in a config.json or a folder with one.
+
+    A preset's case, dashes and blanks do not matter, and the start of one name is enough: "deepseek-v3".
+    """
     path = Path(text).expanduser()
     if path.is_dir() and (path / "config.json").exists():
         return read_config(path / "config.json")
     if path.suffix == ".json" or path.is_file():
         return read_config(path)
     wanted = _plain(text)
-    for name, model in PRESETS.items():
-        if _plain(name) == wanted:
-            return model
-    raise ValueError(f"no model {text!r}: give the path of a config.json, or one of {', '.join(PRESETS)}")
+    starts = [name for name in PRESETS if wanted and _plain(name).startswith(wanted)]
+    named = [name for name in starts if _plain(name) == wanted] or starts
+    if len(named) > 1:
+        raise ValueError(f"{text!r} may be any of {', '.join(named)}: say more of the name")
+    if not named:
+        raise ValueError(f"no model {text!r}: give the path of a config.json, or one of {', '.join(PRESETS)}")
+    return PRESETS[named[0]]
 
 
 def recipe_named(text: str) -> Recipe:
@@ -104,9 +111,10 @@ def _scaled(text: str, scales: dict[str, int]) -> float:
 
 
 def plan_named(text: str) -> Plan:
-    """A plan like "16,2,4" or "16,2,4,mb=2,zero=1,v=2,cp=1,recompute=full".
+    """A plan like "16,2,4" or "16,2,4,mb=2,zero=1,v=2,cp=1,ep=8,recompute=full".
 
-    Without names the numbers are dp, tp, pp, micro-batch, ZeRO stage, chunks and cp, as many as are given.
+    Without names the numbers are dp, tp, pp, micro-batch, ZeRO stage, chunks, cp and ep, as many as are
+    given.
     """
     fields: dict[str, Any] = {}
     for place, part in enumerate(text.split(",")):

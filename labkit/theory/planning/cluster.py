@@ -91,6 +91,13 @@ class Cluster:
         """The same for all-gather and reduce-scatter."""
         return self._shared(_ALL_GATHER, size, stride)
 
+    def exchange_bandwidth(self, size: int, stride: int) -> float:
+        """Bytes per second that one GPU sends to ranks of such a group on other nodes, each to each."""
+        spread = self.nodes_of(size, stride)
+        if self.fabric == "full" or spread <= 2:
+            return self.network
+        return self.network * _at(_ALL_GATHER, spread) / _at(_ALL_GATHER, 2)
+
     def _shared(self, table: tuple[float, ...], size: int, stride: int) -> float:
         """Inside a node the measured share of the links. Between nodes the groups share the network cards."""
         spread = self.nodes_of(size, stride)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from labkit.theory.activations import kept_bytes, layer_kept
+from labkit.theory.models import ModelConfig
 from labkit.theory.planning.cluster import Cluster
 from labkit.theory.planning.job import Job, Plan, Share
 from labkit.theory.planning.software import Software
@@ -39,18 +40,44 @@ def product_seconds(rows: float, columns: float, inner: float, cluster: Cluster,
     return operations + operands / cluster.rates.memory
 
 
-def _layer_products(job: Job, share: Share) -> list[tuple[float, float]]:
-    """(columns, inner size) of the products of a layer's weights on one rank."""
-    model, t = job.model, share.tensor
-    keys_values = 2 * model.kv_width / min(t, model.num_kv_heads)
-    width = model.query_width / t
-    ups = 2 if model.gated_mlp else 1
-    ffn = model.ffn / t
+Product = tuple[float, float, float]
+"""Rows, columns and inner size."""
+
+
+def _layer_products(job: Job, share: Share, layer: int) -> list[Product]:
+    """The products of a layer's weights on one rank."""
+    model, tokens = job.model, share.tokens(job)
+    projections = [(tokens, *shape) for shape in _projections(model, share.tensor)]
+    mixture = model.mixture if model.has_experts(layer) else None
+    if mixture is None:
+        return projections + _mlp_products(model, tokens, model.ffn / share.tensor)
+    width, local = mixture.expert_ffn / share.tensor, mixture.num_experts // share.expert
+    rows = tokens * mixture.active_experts / local  # every expert is visited as often
     return [
-        (width + keys_values, model.hidden),
-        (model.hidden, width),
-        (ups * ffn, model.hidden),
-        (model.hidden, ffn),
+        *projections,
+        (tokens, mixture.num_experts, model.hidden),
+        *_mlp_products(model, tokens, width) * mixture.shared_experts,
+        *_mlp_products(model, rows, width) * local,
+    ]
+
+
+def _mlp_products(model: ModelConfig, rows: float, width: float) -> list[Product]:
+    ups = 2 if model.gated_mlp else 1
+    return [(rows, ups * width, model.hidden), (rows, model.hidden, width)]
+
+
+def _projections(model: ModelConfig, t: int) -> list[tuple[float, float]]:
+    """(columns, inner size) of attention's projections; squeezed ones first down, then up by heads."""
+    h = model.hidden
+    if model.latent is None:
+        keys_values = 2 * model.kv_width / min(t, model.num_kv_heads)
+        return [(model.query_width / t + keys_values, h), (h, model.query_width / t)]
+    latent, heads = model.latent, model.num_heads / t
+    return [
+        (latent.query_rank + latent.key_value_rank + latent.rotary, h),
+        (heads * (model.head_size + latent.rotary), latent.query_rank),
+        (heads * (model.head_size + latent.value), latent.key_value_rank),
+        (h, heads * latent.value),
     ]
 
 
@@ -59,20 +86,19 @@ def _score_seconds(job: Job, share: Share, cluster: Cluster, software: Software)
     model, rows = job.model, job.sequence / share.context
     seen = 0.5 if job.attention == "fused" else 1.0
     heads = share.micro_batch * model.num_heads / share.tensor
-    one = product_seconds(rows, job.sequence, model.head_size, cluster, software)
-    return 2 * heads * seen * one
+    widths = [model.head_size] * 2
+    if model.latent is not None:
+        widths = [model.head_size + model.latent.rotary, model.latent.value]
+    return heads * seen * sum(product_seconds(rows, job.sequence, w, cluster, software) for w in widths)
 
 
 @lru_cache(maxsize=65536)
-def layer_work(job: Job, share: Share, cluster: Cluster, software: Software) -> Work:
-    """One layer. Recomputation repeats the scores (selective) or the whole forward (full)."""
-    tokens = share.tokens(job)
-    weights = sum(
-        product_seconds(tokens, columns, inner, cluster, software)
-        for columns, inner in _layer_products(job, share)
-    )
+def layer_work(job: Job, share: Share, cluster: Cluster, software: Software, layer: int = 0) -> Work:
+    """The layer of that number. Recomputation repeats the scores (selective) or the whole forward (full)."""
+    products = _layer_products(job, share, layer)
+    weights = sum(product_seconds(*product, cluster, software) for product in products)
     scores = _score_seconds(job, share, cluster, software)
-    kept = layer_kept(job.model, job.sequence // share.context, share.micro_batch, job.attention)
+    kept = layer_kept(job.model, job.sequence // share.context, share.micro_batch, job.attention, layer=layer)
     inside = kept_bytes([item for item in kept if item.core], share.tensor, share.split)
     seconds = software.passes / cluster.rates.memory
     core, body = seconds * inside, seconds * kept_bytes(kept, share.tensor, share.split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from labkit.theory.planning.cluster import Cluster
 from labkit.theory.planning.footprint import footprints
@@ -22,10 +23,11 @@ def impossible(job: Job, plan: Plan, cluster: Cluster) -> list[str]:
     """Every reason, apart from memory, why there is no such plan."""
     below = [
         f"{name} is {getattr(plan, name)}, and must be 1 or more"
-        for name in ("data", "tensor", "pipeline", "context", "micro_batch", "chunks")
+        for name in ("data", "tensor", "pipeline", "context", "expert", "micro_batch", "chunks")
         if getattr(plan, name) < 1
     ]
-    return below or [*_shape_reasons(job, plan), *_node_reasons(plan, cluster), *_batch_reasons(job, plan)]
+    reasons = _shape_reasons(job, plan), _expert_reasons(job, plan), _node_reasons(plan, cluster)
+    return below or [*chain(*reasons), *_batch_reasons(job, plan)]
 
 
 def _shape_reasons(job: Job, plan: Plan) -> Iterator[str]:
@@ -44,6 +46,24 @@ def _shape_reasons(job: Job, plan: Plan) -> Iterator[str]:
         yield f"{job.sequence // c} tokens do not divide over {t} ranks for sequence parallelism"
     if c > 1 and job.attention == "explicit":
         yield "context parallelism needs fused attention: no rank sees all scores"
+
+
+def _expert_reasons(job: Job, plan: Plan) -> Iterator[str]:
+    model, e, mixture = job.model, plan.expert, job.model.mixture
+    if mixture is None:
+        if e > 1:
+            yield f"{model.name} has no experts to share out over {e} ranks"
+        return
+    if mixture.num_experts % e:
+        yield f"{mixture.num_experts} experts do not divide over {e} expert-parallel ranks"
+    if plan.replicas % e:
+        yield f"{e} expert-parallel ranks do not divide the {plan.replicas} data- and context-parallel ones"
+    if mixture.expert_ffn % plan.tensor:
+        yield f"experts of width {mixture.expert_ffn} do not divide over {plan.tensor} tensor-parallel ranks"
+    if plan.zero > 1:
+        yield f"ZeRO {plan.zero} of experts is not planned for: use ZeRO 0 or 1"
+    if model.latent and plan.context > 1:
+        yield "context parallelism of squeezed keys and values is not planned for"
 
 
 def _node_reasons(plan: Plan, cluster: Cluster) -> Iterator[str]:

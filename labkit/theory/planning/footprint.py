@@ -11,6 +11,7 @@ from labkit.theory.activations import (
     head_kept,
     kept_bytes,
     layer_activation_bytes,
+    layer_kept,
     logits_kept,
 )
 from labkit.theory.parameters import layer_weights
@@ -18,8 +19,8 @@ from labkit.theory.pipeline import Schedule, in_flight
 from labkit.theory.planning.job import Job, Plan, Share
 from labkit.theory.planning.parts import Parts
 from labkit.theory.planning.software import Software
-from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters, stages_of
-from labkit.theory.recipes import state_bytes
+from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters, stage_routed, stages_of
+from labkit.theory.recipes import StateBytes, state_bytes
 
 ELEMENT = 2  # bytes of an activation
 LOGITS_COPIES = 2.5  # the head's output in 16 bits and in fp32, and what the loss keeps: 10 bytes for kept 4
@@ -44,12 +45,18 @@ class Footprint(Parts):
 
 
 @dataclass(frozen=True)
-class _Micro:
-    """Bytes of one micro-batch on one GPU."""
+class _Layer:
+    """Bytes of one micro-batch in one layer on one GPU. copies: rotated queries, and keys and values."""
 
-    layer: float
-    whole_layer: float
+    kept: float
+    whole: float
     copies: float
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """Bytes of one micro-batch outside the layers on one GPU."""
+
     embedding: float
     head: float
     logits: float
@@ -57,21 +64,31 @@ class _Micro:
 
 
 @lru_cache(maxsize=65536)
+def _layer(job: Job, share: Share, number: int) -> _Layer:
+    """Of the layer with that number in the model."""
+    shape = job.model, job.sequence // share.context, share.micro_batch
+
+    def kept(recompute: Recompute) -> float:
+        return layer_activation_bytes(
+            *shape,
+            recompute,
+            share.tensor,
+            share.split,
+            job.attention,
+            layer=number,
+            shard_checkpoints=share.split,
+        )
+
+    copied = [item for item in layer_kept(*shape) if item.name in ("queries", "keys", "values")]
+    return _Layer(kept(share.recompute), kept("none"), kept_bytes(copied, share.tensor, share.split))
+
+
+@lru_cache(maxsize=65536)
 def _micro(job: Job, share: Share) -> _Micro:
     model, tensor, split = job.model, share.tensor, share.split
     shape = model, job.sequence // share.context, share.micro_batch
-
-    def layer(recompute: Recompute) -> float:
-        return layer_activation_bytes(
-            *shape, recompute, tensor, split, job.attention, shard_checkpoints=split
-        )
-
     token = ELEMENT * share.tokens(job)
-    heads = min(tensor, model.num_kv_heads)
     return _Micro(
-        layer=layer(share.recompute),
-        whole_layer=layer("none"),
-        copies=token * (model.query_width / tensor + 2 * model.kv_width / heads),
         embedding=kept_bytes(embedding_kept(*shape), tensor, split),
         head=kept_bytes(head_kept(*shape), tensor, split),
         logits=LOGITS_COPIES * kept_bytes(logits_kept(*shape), tensor),
@@ -89,21 +106,30 @@ def footprint(job: Job, plan: Plan, stage: Stage, software: Software) -> Footpri
     one = _micro(job, plan.share)
     schedule: Schedule = "interleaved" if plan.chunks > 1 else "1f1b"
     held = in_flight(schedule, stage.place, plan.pipeline, plan.micro_batches(job), plan.chunks)
-    count = stage_parameters(job.model, plan.pipeline, stage, plan.tensor)
-    state = state_bytes(count, job.recipe, plan.zero, plan.replicas)
+    state = _state(job, plan, stage)
+    layers = [(_layer(job, plan.share, layer), number) for layer, number in stage.by_kind(job.model)]
     copied = software.rotated_copies and plan.recompute != "full"
-    again = one.whole_layer - one.layer if stage.layers else 0.0
+    again = max((layer.whole - layer.kept for layer, _ in layers), default=0.0)
     return Footprint(
         weights=state.weights,
         gradients=state.gradients,
         optimizer=state.optimizer,
-        activations=held * (stage.layers * one.layer + stage.embedding * one.embedding)
+        activations=held
+        * (sum(layer.kept * number for layer, number in layers) + stage.embedding * one.embedding)
         + stage.head * one.head,
-        copies=held * stage.layers * one.copies if copied else 0.0,
+        copies=held * sum(layer.copies * number for layer, number in layers) if copied else 0.0,
         logits=stage.head * one.logits,
         working=again + software.gather_buffers * one.gathered + _gathered_weights(job, plan),
         runtime=software.runtime,
     )
+
+
+def _state(job: Job, plan: Plan, stage: Stage) -> StateBytes:
+    """Under ZeRO, ranks with the same experts share those, and all replicas share the rest."""
+    count = stage_parameters(job.model, plan.pipeline, stage, plan.tensor, plan.expert)
+    routed = stage_routed(job.model, stage, plan.tensor, plan.expert)
+    rest = state_bytes(count - routed, job.recipe, plan.zero, plan.replicas)
+    return rest + state_bytes(routed, job.recipe, plan.zero, plan.replicas // plan.expert)
 
 
 def _gathered_weights(job: Job, plan: Plan) -> float:

@@ -22,11 +22,6 @@ class Job:
     attention: AttentionKernel = "fused"
 
     def __post_init__(self) -> None:
-        if self.model.mixture is not None:
-            raise ValueError(
-                f"{self.model.name} has experts, and plans for experts are not searched yet: "
-                f"choose a model with one MLP a layer"
-            )
         if self.sequence < 1 or self.batch < 1:
             raise ValueError(f"sequence and batch must be 1 or more, got {self.sequence} and {self.batch}")
 
@@ -45,7 +40,8 @@ class Job:
 class Share:
     """What of a plan decides the work on one micro-batch of one layer on one GPU.
 
-    split: whether sequence parallelism splits what tensor parallelism leaves whole.
+    split: whether sequence parallelism splits what tensor parallelism leaves whole.  expert: ranks that share
+    the experts of a layer out.
     """
 
     tensor: int
@@ -53,6 +49,7 @@ class Share:
     micro_batch: int
     recompute: Recompute
     split: bool
+    expert: int = 1
 
     def tokens(self, job: Job) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
@@ -63,8 +60,9 @@ class Share:
 class Plan:
     """How a step is spread: d replicas x t x c x p stages, and what each GPU does with its share.
 
-    chunks: v, pieces of each stage in the interleaved schedule.  Ranks are numbered with tensor parallelism
-    innermost, then context, data, and the pipeline outermost (Megatron's and nanotron's default).
+    expert: e, ranks out of the d c, next to each other, that share each layer's experts out.  chunks: v,
+    pieces of each stage in the interleaved schedule.  Ranks are numbered with tensor parallelism innermost,
+    then context, data, and the pipeline outermost (Megatron's and nanotron's default).
     """
 
     data: int
@@ -76,6 +74,7 @@ class Plan:
     context: int = 1
     recompute: Recompute = "none"
     sequence_parallel: bool = True
+    expert: int = 1
 
     @property
     def num_gpus(self) -> int:
@@ -86,7 +85,7 @@ class Plan:
     def share(self) -> Share:
         """The part of the plan that the work on one layer depends on."""
         split = self.sequence_parallel and self.tensor > 1
-        return Share(self.tensor, self.context, self.micro_batch, self.recompute, split)
+        return Share(self.tensor, self.context, self.micro_batch, self.recompute, split, self.expert)
 
     @property
     def replicas(self) -> int:
@@ -100,6 +99,7 @@ class Plan:
     def __str__(self) -> str:
         parts = [f"dp {self.data}", f"tp {self.tensor}", f"pp {self.pipeline}"]
         parts += [f"cp {self.context}"] if self.context > 1 else []
+        parts += [f"ep {self.expert}"] if self.expert > 1 else []
         parts += [f"micro-batch {self.micro_batch}", f"ZeRO {self.zero}"]
         parts += [f"{self.chunks} chunks a stage"] if self.chunks > 1 else []
         parts += [f"recompute {self.recompute}"] if self.recompute != "none" else []

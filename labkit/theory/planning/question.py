@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labkit.theory.parameters import count_parameters
 from labkit.theory.planning.cluster import Cluster
 from labkit.theory.planning.job import Job
 from labkit.theory.planning.search import Priced
@@ -32,8 +33,10 @@ class Question:
     def heading(self) -> str:
         """The question in one line."""
         job, cluster = self.job, self.cluster
+        counted = count_parameters(job.model)
+        active = f", {counted.active / 1e9:.3g} active" if job.model.mixture else ""
         return (
-            f"{job.model.name} ({job.num_params / 1e9:.3g} billion parameters) on {cluster.nodes} nodes of "
-            f"{cluster.gpus_per_node} x {cluster.gpu.name}: sequences of {job.sequence}, {job.batch} a step "
-            f"({job.tokens / 2**20:.3g} Mi tokens), {job.recipe.name}, as {self.software.name} runs it"
+            f"{job.model.name} ({counted.total / 1e9:.3g} billion parameters{active}) on "
+            f"{cluster.nodes} nodes of {cluster.gpus_per_node} x {cluster.gpu.name}: sequences of "
+            f"{job.sequence}, {job.batch} a step ({job.tokens / 2**20:.3g} Mi tokens), {job.recipe.name}, as {self.software.name} runs it"
         )

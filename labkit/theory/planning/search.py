@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 
 from labkit.theory.activations import Recompute
 from labkit.theory.planning.cluster import Cluster
@@ -22,6 +23,7 @@ TERMS = {
     "elementwise": "elementwise kernels",
     "tensor": "tensor-parallel traffic",
     "context": "context-parallel traffic",
+    "dispatch": "rows to experts and back",
     "host": "waiting for the host's launches",
     "bubble": "the pipeline's bubble",
     "send": "sending between stages",
@@ -123,12 +125,12 @@ def _nothing_fits(job: Job, cluster: Cluster, considered: int, least: float) -> 
 
 def candidates(job: Job, cluster: Cluster) -> Iterator[Plan]:
     """Every plan that divides: grid, micro-batch, chunks, ZeRO stage and recomputation."""
-    for plan in _grids(job, cluster):
+    for plan in chain.from_iterable(_expert_degrees(job, grid) for grid in _grids(job, cluster)):
         for micro_batch in _divisors(job.batch // plan.data):
             for chunks in range(1, MOST_CHUNKS + 1):
                 one = replace(plan, micro_batch=micro_batch, chunks=chunks)
                 if _divides(job, one):
-                    for zero, recompute in product(_stages(one), _recomputes(job)):
+                    for zero, recompute in product(_stages(job, one), _recomputes(job)):
                         yield replace(one, zero=zero, recompute=recompute)
 
 
@@ -138,13 +140,22 @@ def _grids(job: Job, cluster: Cluster) -> Iterator[Plan]:
     for t in _divisors(cluster.gpus_per_node):
         if model.num_heads % t or model.ffn % t or (model.num_kv_heads % t and t % model.num_kv_heads):
             continue
-        for c in _divisors(gpus // t):
+        if model.mixture and model.mixture.expert_ffn % t:
+            continue
+        for c in [1] if model.latent else _divisors(gpus // t):
             if job.sequence % (c * t) or (c > 1 and job.sequence // c < SHORTEST_SHARE):
                 continue
             for p in _divisors(gpus // (t * c)):
                 d = gpus // (t * c * p)
                 if p <= model.num_layers and job.batch % d == 0:
                     yield Plan(d, t, p, context=c)
+
+
+def _expert_degrees(job: Job, plan: Plan) -> Iterator[Plan]:
+    """The grid with every number of its replicas that experts can be shared out over."""
+    mixture = job.model.mixture
+    degrees = _divisors(math.gcd(mixture.num_experts, plan.replicas)) if mixture else [1]
+    return (replace(plan, expert=degree) for degree in degrees)
 
 
 def _divides(job: Job, plan: Plan) -> bool:
@@ -154,14 +165,16 @@ def _divides(job: Job, plan: Plan) -> bool:
     return even and job.model.num_layers % (plan.pipeline * plan.chunks) == 0
 
 
-def _stages(plan: Plan) -> tuple[int, ...]:
-    """ZeRO stages worth a look. In a pipeline 1 alone.
+def _stages(job: Job, plan: Plan) -> tuple[int, ...]:
+    """ZeRO stages worth a look. In a pipeline 1 alone; with experts 0 or 1, as `impossible` says.
 
     There, 0 hides nothing that 1 does not, holds more, and measured runs with it were up to 28 times slower.
     """
     if plan.replicas == 1:
         return (1,)
-    return (1,) if plan.pipeline > 1 else (0, 1, 2, 3)
+    if plan.pipeline > 1:
+        return (1,)
+    return (0, 1) if job.model.mixture else (0, 1, 2, 3)
 
 
 def _recomputes(job: Job) -> tuple[Recompute, ...]:

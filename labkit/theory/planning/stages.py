@@ -7,19 +7,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from labkit.theory.models import ModelConfig
-from labkit.theory.parameters import embedding_weights, head_weights, layer_weights
+from labkit.theory.parameters import embedding_weights, head_weights, layer_weights, routed_weights
 from labkit.theory.pipeline import layers_of_stages
 from labkit.theory.planning.software import Balance
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What one pipeline stage holds. place: its number, from 0."""
+    """What one pipeline stage holds. place: its number, from 0.  mixtures: how many layers have experts."""
 
     place: int
     layers: int
     embedding: bool
     head: bool
+    mixtures: int = 0
+
+    def by_kind(self, model: ModelConfig) -> list[tuple[int, int]]:
+        """(a layer's number in the model, how many of the stage's layers are like it), of each kind."""
+        first = model.mixture.dense_layers if model.mixture else 0
+        kinds = [(0, self.layers - self.mixtures), (first, self.mixtures)]
+        return [(layer, number) for layer, number in kinds if number]
 
 
 def stages_of(model: ModelConfig, num_stages: int, balance: Balance) -> tuple[Stage, ...]:
@@ -27,15 +34,19 @@ def stages_of(model: ModelConfig, num_stages: int, balance: Balance) -> tuple[St
     return _BALANCES[balance](model, num_stages)
 
 
-def _stages(counts: Sequence[int]) -> tuple[Stage, ...]:
-    last = len(counts) - 1
-    return tuple(Stage(place, layers, place == 0, place == last) for place, layers in enumerate(counts))
+def _stages(model: ModelConfig, counts: Sequence[int]) -> tuple[Stage, ...]:
+    last, made, done = len(counts) - 1, list[Stage](), 0
+    for place, layers in enumerate(counts):
+        mixtures = sum(model.has_experts(layer) for layer in range(done, done + layers))
+        made.append(Stage(place, layers, place == 0, place == last, mixtures))
+        done += layers
+    return tuple(made)
 
 
 @lru_cache(maxsize=4096)
 def equal_stages(model: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
     """As many layers on each stage, as far as they go (Megatron-LM)."""
-    return _stages(layers_of_stages(model.num_layers, num_stages))
+    return _stages(model, layers_of_stages(model.num_layers, num_stages))
 
 
 @lru_cache(maxsize=4096)
@@ -46,15 +57,17 @@ def balanced_stages(model: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
     which is as much as several layers of a small model: of 16 layers of a 1B model on two stages the first
     gets 11 and the last 5 with the head. (nanotron's rule, `build_model`; the embedding costs nothing.)
     """
-    layer = layer_weights(model).total - layer_weights(model).replicated
-    total = model.num_layers * layer + model.vocabulary * model.hidden
+    visited = model.mixture.active_experts if model.mixture else None
+    weights = [layer_weights(model, layer, visited) for layer in range(model.num_layers)]
+    costs = [layer.total - layer.replicated for layer in weights]
+    total = sum(costs) + model.vocabulary * model.hidden
     counts, stage, done = [0] * num_stages, 0, 0
-    for _ in range(model.num_layers):
+    for cost in costs:
         counts[stage] += 1
-        done += layer
+        done += cost
         if stage < num_stages - 1 and done * num_stages > total * (stage + 1):
             stage += 1
-    return _stages(counts)
+    return _stages(model, counts)
 
 
 _BALANCES = {"cost": balanced_stages, "layers": equal_stages}
@@ -66,16 +79,34 @@ def kinds_of(model: ModelConfig, num_stages: int, balance: Balance) -> tuple[tup
 
     The first of a kind is also the fullest: it has the most micro-batches in flight.
     """
-    kinds: dict[tuple[int, bool, bool], list[Stage]] = {}
+    kinds: dict[tuple[int, bool, bool, int], list[Stage]] = {}
     for stage in stages_of(model, num_stages, balance):
-        kinds.setdefault((stage.layers, stage.embedding, stage.head), []).append(stage)
+        kinds.setdefault((stage.layers, stage.embedding, stage.head, stage.mixtures), []).append(stage)
     return tuple((same[0], len(same)) for same in kinds.values())
 
 
 @lru_cache(maxsize=4096)
-def stage_parameters(model: ModelConfig, num_stages: int, stage: Stage, tensor: int) -> int:
-    """Parameters of a stage on one tensor-parallel rank; a tied table is on the first and the last."""
-    count = stage.layers * layer_weights(model).per_rank(tensor)
+def stage_routed(model: ModelConfig, stage: Stage, tensor: int, expert: int) -> int:
+    """Those of a stage's parameters on one rank that belong to experts which a router chooses among."""
+    if model.mixture is None:
+        return 0
+    local = model.mixture.num_experts // expert
+    return sum(
+        number * routed_weights(model, layer, local).per_rank(tensor)
+        for layer, number in stage.by_kind(model)
+    )
+
+
+@lru_cache(maxsize=4096)
+def stage_parameters(model: ModelConfig, num_stages: int, stage: Stage, tensor: int, expert: int = 1) -> int:
+    """Parameters of a stage on one tensor- and expert-parallel rank.
+
+    A tied table is on the first stage and on the last.
+    """
+    local = model.mixture.num_experts // expert if model.mixture else None
+    count = sum(
+        number * layer_weights(model, layer, local).per_rank(tensor) for layer, number in stage.by_kind(model)
+    )
     if stage.embedding:
         count += embedding_weights(model).per_rank(tensor)
     if stage.head:

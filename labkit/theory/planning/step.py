@@ -10,8 +10,14 @@ from labkit.theory.planning.compute import head_work, host_floor, layer_work
 from labkit.theory.planning.job import Job, Plan
 from labkit.theory.planning.parts import Parts
 from labkit.theory.planning.software import Software
-from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters
-from labkit.theory.planning.traffic import context_seconds, reduce_seconds, send_seconds, tensor_seconds
+from labkit.theory.planning.stages import Stage, kinds_of, stage_parameters, stage_routed
+from labkit.theory.planning.traffic import (
+    context_seconds,
+    dispatch_seconds,
+    reduce_seconds,
+    send_seconds,
+    tensor_seconds,
+)
 
 UPDATE_BYTES = 34  # AdamW in fp32: gradient, weight and two averages read, three written, a 16-bit weight too
 CLEAR_BYTES = 6  # gradients of all parameters cleared
@@ -22,15 +28,17 @@ class StepTime(Parts):
     """Seconds of a step on the slowest stage, by term.
 
     products: matrix products. elementwise: everything else on the GPU. tensor, context: their traffic.
-    host: waiting for launches where the GPU is faster than the host. bubble: waiting while the pipeline fills
-    and drains. send: between stages. data: gradients and weights between replicas. optimizer: the update and
-    the sums of gradients. stall: a job of many nodes hands out micro-batches no faster.
+    dispatch: rows sent to experts and back. host: waiting for launches where the GPU is faster than the host.
+    bubble: waiting while the pipeline fills and drains. send: between stages. data: gradients and weights
+    between replicas. optimizer: the update and the sums of gradients. stall: a job of many nodes hands out
+    micro-batches no faster.
     """
 
     products: float
     elementwise: float
     tensor: float
     context: float
+    dispatch: float
     host: float
     bubble: float
     send: float
@@ -47,23 +55,34 @@ class _Turn(Parts):
     elementwise: float
     tensor: float
     context: float
+    dispatch: float
     host: float
+
+    def __add__(self, other: _Turn) -> _Turn:
+        theirs = other.as_dict()
+        return _Turn(**{part: seconds + theirs[part] for part, seconds in self.as_dict().items()})
+
+    def __mul__(self, times: int) -> _Turn:
+        return _Turn(**{part: times * seconds for part, seconds in self.as_dict().items()})
+
+
+def _layer_turn(job: Job, plan: Plan, layer: int, cluster: Cluster, software: Software) -> _Turn:
+    """Of the layer with that number in the model."""
+    work = layer_work(job, plan.share, cluster, software, layer)
+    tensor = tensor_seconds(job, plan.share, cluster, software, layer)
+    context = context_seconds(job, plan, cluster, work.products / 4)
+    dispatch = dispatch_seconds(job, plan, cluster, layer)
+    busy = work.total + tensor + context + dispatch
+    host = max(0.0, host_floor(plan, cluster, software) - busy)
+    return _Turn(work.products, work.elementwise, tensor, context, dispatch, host)
 
 
 def _turn(job: Job, plan: Plan, stage: Stage, cluster: Cluster, software: Software) -> _Turn:
-    layer = layer_work(job, plan.share, cluster, software)
-    tensor = tensor_seconds(job, plan.share, cluster, software)
-    context = context_seconds(job, plan, cluster, layer.products / 4)
-    busy = layer.total + tensor + context
-    host = max(0.0, host_floor(plan, cluster, software) - busy)
     head = head_work(job, plan.share, cluster, software)
-    return _Turn(
-        products=stage.layers * layer.products + stage.head * head.products,
-        elementwise=stage.layers * layer.elementwise + stage.head * head.elementwise,
-        tensor=stage.layers * tensor,
-        context=stage.layers * context,
-        host=stage.layers * host,
-    )
+    turn = _Turn(stage.head * head.products, stage.head * head.elementwise, 0.0, 0.0, 0.0, 0.0)
+    for layer, number in stage.by_kind(job.model):
+        turn += _layer_turn(job, plan, layer, cluster, software) * number
+    return turn
 
 
 def step_time(job: Job, plan: Plan, cluster: Cluster, software: Software) -> StepTime:
@@ -78,27 +97,35 @@ def step_time(job: Job, plan: Plan, cluster: Cluster, software: Software) -> Ste
     slowest = max((turn for turn, _ in turns), key=lambda turn: turn.total)
     m = plan.micro_batches(job)
     waits = (sum(turn.total * number for turn, number in turns) - slowest.total) / plan.chunks
-    count = max(stage_parameters(job.model, plan.pipeline, stage, plan.tensor) for stage, _ in kinds)
+    count, routed = max(_parameters(job, plan, stage) for stage, _ in kinds)
     sends = m * plan.chunks + plan.pipeline - 1
     return StepTime(
         products=m * slowest.products,
         elementwise=m * slowest.elementwise,
         tensor=m * slowest.tensor,
         context=m * slowest.context,
+        dispatch=m * slowest.dispatch,
         host=m * slowest.host,
         bubble=waits,
         send=sends * send_seconds(job, plan, cluster, software),
-        data=reduce_seconds(count, slowest.total * 2 / 3, job, plan, cluster, software),
-        optimizer=_optimizer_seconds(count, m, job, plan, cluster, software),
+        data=reduce_seconds(count, slowest.total * 2 / 3, job, plan, cluster, software, routed),
+        optimizer=_optimizer_seconds(count, routed, m, plan, cluster, software),
         stall=m * max(0.0, _stall_seconds(cluster, software) - slowest.total),
     )
 
 
+def _parameters(job: Job, plan: Plan, stage: Stage) -> tuple[int, int]:
+    """Of a stage on one rank: all, and those of its experts."""
+    count = stage_parameters(job.model, plan.pipeline, stage, plan.tensor, plan.expert)
+    return count, stage_routed(job.model, stage, plan.tensor, plan.expert)
+
+
 def _optimizer_seconds(
-    count: float, m: int, job: Job, plan: Plan, cluster: Cluster, software: Software
+    count: float, routed: float, m: int, plan: Plan, cluster: Cluster, software: Software
 ) -> float:
-    shards = plan.replicas if plan.zero else 1
-    update = software.optimizer_passes * (UPDATE_BYTES * count / shards + CLEAR_BYTES * count)
+    shards, sharing = (plan.replicas, plan.replicas // plan.expert) if plan.zero else (1, 1)
+    own = (count - routed) / shards + routed / sharing
+    update = software.optimizer_passes * (UPDATE_BYTES * own + CLEAR_BYTES * count)
     return (update + m * software.accumulate_bytes * count) / cluster.rates.memory
 
 

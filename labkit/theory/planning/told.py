@@ -26,8 +26,19 @@ def plan_text(question: Question, plan: Priced) -> str:
     terms = sorted(plan.time.as_dict().items(), key=lambda term: -term[1])
     shown = [f"{TERMS[name]} {seconds:.3g} s" for name, seconds in terms if seconds >= plan.time.total / 500]
     lines.append(f"  time: {', '.join(shown)}")
+    lines += [f"  {line}" for line in _expert_lines(question, plan)]
     lines += [f"  {line}" for line in _memory_lines(question, plan)]
     return "\n".join(lines)
+
+
+def _expert_lines(question: Question, plan: Priced) -> list[str]:
+    """Where the experts are, and what is taken for granted about them."""
+    mixture, ranks = question.job.model.mixture, plan.plan.expert
+    if mixture is None:
+        return []
+    local = mixture.num_experts // ranks
+    where = f"{local} of {mixture.num_experts} of each layer on a rank, each on {plan.plan.replicas // ranks}"
+    return [f"experts: {where} replicas; taken to be visited equally often, with nothing to hide their rows"]
 
 
 def _memory_lines(question: Question, plan: Priced) -> list[str]:
