@@ -168,7 +168,7 @@ def test_the_command_explains_a_plan() -> None:
         (("--model", "foo"), "no model 'foo': give the path of a config.json, or one of GPT-2 124M"),
         (("--model", "llama-3-8b", "--gpu", "q9"), "no GPU 'q9'"),
         (("--model", "llama-3-405b"), "fits: the smallest needs"),
-        (("--model", "mixtral-8x7b"), "experts"),
+        (("--model", "mixtral"), "may be any of Mixtral 8x7B, Mixtral 8x22B: say more of the name"),
     ],
 )
 def test_the_command_says_what_cannot_be_used(arguments: tuple[str, ...], said: str) -> None:

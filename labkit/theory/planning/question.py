@@ -33,10 +33,11 @@ class Question:
     def heading(self) -> str:
         """The question in one line."""
         job, cluster = self.job, self.cluster
-        counted = count_parameters(job.model)
-        active = f", {counted.active / 1e9:.3g} active" if job.model.mixture else ""
+        active = count_parameters(job.model).active
+        visited = f", {active / 1e9:.3g} active" if job.model.mixture else ""
         return (
-            f"{job.model.name} ({counted.total / 1e9:.3g} billion parameters{active}) on "
+            f"{job.model.name} ({job.num_params / 1e9:.3g} billion parameters{visited}) on "
             f"{cluster.nodes} nodes of {cluster.gpus_per_node} x {cluster.gpu.name}: sequences of "
-            f"{job.sequence}, {job.batch} a step ({job.tokens / 2**20:.3g} Mi tokens), {job.recipe.name}, as {self.software.name} runs it"
+            f"{job.sequence}, {job.batch} a step ({job.tokens / 2**20:.3g} Mi tokens), {job.recipe.name}, "
+            f"as {self.software.name} runs it"
         )
