@@ -544,8 +544,9 @@ class OnDevice(torch.autograd.Function):
 # - Autograd keeps what backward needs, and a linear layer's backward needs its weight. So after forward *all*
 #   copies would still be on the device. The way out that you may know from checkpointing: run each offloaded
 #   layer under `checkpoint(..., use_reentrant=False)`. Its results are forgotten, and in backward the layer
-#   runs again, which fetches its weights again, from the last layer to the first. (Lesson 05 builds
-#   `checkpoint`. It costs one more forward pass of these layers.)
+#   runs again, which fetches its weights again, from the last layer to the first. Dropout draws the same
+#   numbers again: `checkpoint` sees to it. (Lesson 05 builds `checkpoint`. It costs one more forward pass of
+#   these layers.)
 #
 # ### Exercise: weights that come just in time
 # The first `resident_layers` layers live on the device. The others live in pinned host memory; their
@@ -575,7 +576,8 @@ class OffloadedModel(nn.Module):
     """Layers in a row that all compute on one device, with most of their weights waiting on the host.
 
     layers: the first `resident_layers` are moved to `compute_device`, the others to pinned host memory; every
-    parameter stays the object it is. Several forward passes may come before their backward.
+    parameter stays the object it is. Several forward passes may come before their backward. Layers may have
+    dropout.
     Raises ValueError, naming the number, for resident_layers below 0 or above the number of layers.
     """
 

@@ -9,7 +9,7 @@ from random import Random
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_02.layerwise import layerwise_case
-from labkit.checks.lesson_02.offloading import offload_case, wide_layers, with_buffers
+from labkit.checks.lesson_02.offloading import offload_case, wide_layers, with_buffers, with_dropout
 from labkit.checks.lesson_02.partitions import model_costs, partition_case, partition_refusals
 from labkit.checks.lesson_02.remote_stages import stage_case
 from labkit.checks.lesson_02.small_layers import Specs
@@ -53,6 +53,7 @@ def _timing_cases(seed: int) -> list[Case]:
     return _hidden(
         [
             timing_case("three", "device-time", [20, draw.randint(45, 60), 30], seed),
+            timing_case("unequal", "device-time", [25], seed, second_ms=draw.randint(140, 180)),
             timing_case("slow start", "first-step", [30, 40], seed, first_ms=draw.randint(200, 300)),
             timing_case("queue", "earlier-work", [50], seed, earlier_ms=draw.randint(250, 300)),
         ]
@@ -95,6 +96,7 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("memory, none", "watched", wide, 0, [1], seed),
             offload_case("late", "late", layers, draw.randint(0, 4), lead, seed),
             offload_case("buffers", "buffers", with_buffers(layers), draw.randint(0, 5), lead, seed),
+            offload_case("dropout", "dropout", with_dropout(layers), draw.randint(0, 6), lead, seed),
             offload_case("none", "extreme", layers, 0, lead, seed),
             offload_case("all", "extreme", layers, 7, lead, seed),
             offload_case("one of one", "extreme", layers[:1], 0, lead, seed),

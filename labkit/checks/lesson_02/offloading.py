@@ -43,7 +43,11 @@ def _model_on_device(
     """The student's model on one stand-in device, its layers, and the device."""
     with devices.stand_in(1, BYTES_EACH, late_copies=late) as gpu:
         layers = build_layers(rank.case, rank.inputs)
-        yield _made(rank, layers), layers, gpu
+        handed = list(nn.Sequential(*layers).parameters())
+        model = _made(rank, layers)
+        kept = {id(parameter) for parameter in model.parameters()}
+        rank.fact("replaced", sum(id(parameter) not in kept for parameter in handed))
+        yield model, layers, gpu
 
 
 def _made(rank: Rank, layers: Sequence[nn.Module]) -> nn.Module:
@@ -129,7 +133,7 @@ def _run(on_rank: Callable[[Rank], None]) -> Run:
 
 
 RUNS = {
-    **dict.fromkeys(("values", "buffers", "extreme"), _run(use_offloaded_model)),
+    **dict.fromkeys(("values", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
     "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
     "late": _run(partial(use_offloaded_model, late=True)),
     "watched": _run(watch_offloaded_model),
@@ -144,6 +148,13 @@ def on_the_device(evidence: Watched) -> Iterator[Finding]:
     """The output is where the layers work."""
     device = evidence.answers[0].facts["output device"]
     yield Finding(device == "cuda:0", "the output on cuda:0", f"on {device}")
+
+
+def parameters_stay(evidence: Watched) -> Iterator[Finding]:
+    """The model has the very parameters that it was handed."""
+    replaced = evidence.answers[0].facts["replaced"]
+    told = "every parameter the object it was, as an optimizer has it"
+    yield Finding(replaced == 0, told, f"{replaced} replaced by others")
 
 
 class Sizes:
@@ -256,6 +267,11 @@ def with_buffers(layers: Specs) -> Specs:
     return [["scaled", *sizes] if kind == "dense" else [kind, *sizes] for kind, *sizes in layers]
 
 
+def with_dropout(layers: Specs) -> Specs:
+    """The same layers, each with dropout behind it."""
+    return [spec for layer in layers for spec in (layer, ["dropout", 0.4])]
+
+
 def _offload_cases(seed: int) -> list[Case]:
     wide = wide_layers(64, 6)
     return [
@@ -266,6 +282,7 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("memory, 5 of 6 resident", "watched", wide, 5, [1], seed),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
         offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
+        offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),
         offload_case("two batches, one backward", "two-batches", SMALL, 2, [3], seed),
         offload_case("none resident", "extreme", SMALL, 0, [3], seed),
         offload_case("all resident", "extreme", SMALL, 5, [3], seed),
@@ -303,12 +320,12 @@ EXERCISE = Exercise(
             1,
             "After two steps of SGD every weight is what it would be in the plain model.",
             "copies fetched before the optimizer's step were used after it",
-            {"values": equals("trained")},
+            {"values": every(equals("trained"), parameters_stay)},
         ),
         Property(
             "peak-memory",
             "mechanism",
-            5,
+            6,
             "The device never holds more than the resident layers, the layer at work and the one on its way.",
             "autograd keeps every layer's weights for backward, or the copies are never dropped",
             {"watched": stays_in_bounds},
@@ -324,7 +341,7 @@ EXERCISE = Exercise(
         Property(
             "prefetch",
             "mechanism",
-            5,
+            6,
             "While a layer works, the weights of the next are on their way, on a stream of their own.",
             "each layer fetches its own weights when it starts, the last resident one fetches nothing, or the"
             " copy is not non_blocking or not from pinned memory",
@@ -333,7 +350,7 @@ EXERCISE = Exercise(
         Property(
             "waits-for-copies",
             "mechanism",
-            5,
+            6,
             "A layer starts when its weights have arrived, and not before.",
             "no wait_stream or wait_event between the stream of the copies and the one that computes",
             {"late": equals("output", "grad", "trained")},
@@ -345,6 +362,14 @@ EXERCISE = Exercise(
             "Constant buffers of offloaded layers are on the device when their layer works.",
             "only parameters are fetched",
             {"buffers": equals("output", "grad", "trained")},
+        ),
+        Property(
+            "dropout",
+            "robustness",
+            1,
+            "Dropout strikes in backward where it struck in forward.",
+            "a layer that runs again draws other random numbers: checkpoint(..., preserve_rng_state=False)",
+            {"dropout": equals("output", "input_grad", "grad", "trained")},
         ),
         Property(
             "two-batches",

@@ -129,6 +129,7 @@ def _both_ways(rank: Rank, made: _Made, prefix: str = "") -> None:
     with rank.recording(f"{prefix}forward"):
         out = _forward(made.stage, x)
     _report_output(rank, made.place, out, prefix)
+    rank.fact(f"{prefix}dimensions", out.dim())
     with rank.recording(f"{prefix}backward"):
         out.backward(rank.inputs.get(f"{prefix}grad_output"))
     rank.answer(f"{prefix}input_grad", None if x is None else x.grad)
@@ -223,6 +224,13 @@ def crosses_each_boundary_once(*phases: str) -> Judge:
     return judge
 
 
+def _handle_is_a_scalar(evidence: BesideWhole, answer: RankAnswer) -> Finding:
+    """A rank that sends returns a handle without dimensions."""
+    found = answer.facts["dimensions"]
+    right = _is_last(place_of(evidence.case, answer.rank)) or found == 0
+    return Finding(right, "a handle of no dimensions", f"one of {found}", answer.rank)
+
+
 def _awaited(evidence: BesideWhole, answer: RankAnswer) -> Finding:
     return all_awaited(answer)
 
@@ -289,7 +297,7 @@ EXERCISE = Exercise(
             2,
             "The last rank has the output of the whole model.",
             "a stage sends what it received, or its layers were not run",
-            {"values": stage_equals("output")},
+            {"values": every(stage_equals("output"), on_each(_handle_is_a_scalar))},
         ),
         Property(
             "gradients",

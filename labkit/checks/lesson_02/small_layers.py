@@ -18,6 +18,7 @@ Specs = list[list[Any]]
 
 SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["dense", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
 STEPS = 2
+DROPOUT_SEED = 11
 SHARE = 0.5  # of the squared error: with the learning rate, 0.05 of it a step
 
 
@@ -32,7 +33,9 @@ class Log:
 
 
 class Dense(nn.Module):
-    """tanh(x W' + b), no buffers. Calls `on_start`, where it is set, when it starts."""
+    """tanh(x W' + b), half of it in evaluation mode; no buffers. Calls `on_start`, where it is set, when it
+    starts.
+    """
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -43,16 +46,17 @@ class Dense(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.on_start is not None:
             self.on_start()
-        return torch.tanh(nn.functional.linear(x, self.weight, self.bias))
+        out = torch.tanh(nn.functional.linear(x, self.weight, self.bias))
+        return out if self.training else out / 2
 
 
 class Scaled(Dense):
-    """scale * tanh(x W' + b), with a constant buffer `scale`."""
+    """scale * tanh(x W' + b), with a constant buffer `scale` that no state_dict has."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(inputs, outputs, dtype)
         self.scale: Tensor
-        self.register_buffer("scale", torch.linspace(0.5, 1.5, outputs, dtype=dtype))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, outputs, dtype=dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.scale
@@ -86,8 +90,8 @@ class Transposed(nn.Module):
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
-    Each is ["dense" or "scaled", inputs, outputs], ["counting", width] or ["tied", whose weight it has]. The
-    case's `frozen` names parameters ("2.weight") that are not trained.
+    Each is ["dense" or "scaled", inputs, outputs], ["counting", width], ["dropout", how likely] or ["tied",
+    whose weight it has]. The case's `frozen` names parameters ("2.weight") that are not trained.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     own = range(len(layers))[first:last]
@@ -112,6 +116,8 @@ def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn
             layers.append(Scaled(sizes[0], sizes[1], dtype))
         elif kind == "counting":
             layers.append(Counting(sizes[0], dtype))
+        elif kind == "dropout":
+            layers.append(nn.Dropout(sizes[0]))
         else:
             tied = layers[sizes[0]]
             assert isinstance(tied, Dense), f"{case_text(specs)}: only a dense layer's weight can be tied"
@@ -145,12 +151,16 @@ def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
 def compare(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
     """Run a model forward and backward, then train it, as the plain one is.
 
-    Answers output, input_grad, grad.N, buffer.N and trained.N (N counts in order)."""
+    Answers output, input_grad, grad.N, buffer.N and trained.N (N counts in order). Random numbers are the
+    same in every call of this, and go on from pass to pass.
+    """
     x = inputs["x"].clone().requires_grad_()
-    observe(seat, model, [x], inputs["grad_output"], charged="gradients", named=by_number)
-    for number, buffer in enumerate(model.buffers()):
-        seat.answer(f"buffer.{number}", buffer)
-    train(seat, model, batches_of(inputs), error_of, named=by_number)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(DROPOUT_SEED)
+        observe(seat, model, [x], inputs["grad_output"], charged="gradients", named=by_number)
+        for number, buffer in enumerate(model.buffers()):
+            seat.answer(f"buffer.{number}", buffer)
+        train(seat, model, batches_of(inputs), error_of, named=by_number)
 
 
 def batches_of(inputs: Inputs) -> list[list[Tensor]]:

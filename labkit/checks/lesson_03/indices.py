@@ -141,7 +141,7 @@ EXERCISE = Exercise(
         Property(
             "every-sample",
             "numbers",
-            1,
+            3,
             "Together the ranks visit every sample, and only the filling-up twice",
             "each rank shuffled on its own, so shares overlap",
             {"values": _all_are_visited},
