@@ -13,6 +13,7 @@ from lesson_grading import report_of
         ("02", "one-device"),
         ("03", "after-backward"),
         ("04", "1f1b-is-gpipe"),
+        ("04", "own-schedule"),
         ("05", "nothing-forgotten"),
     ],
 )

@@ -153,7 +153,7 @@ EXERCISES = [
         "What backward needs",
         ("activation_bytes",),
         numbers(
-            "kept", 2, "sbhL(34 + 5as/h) bytes.", "the bracket is bytes already: it is not times two again"
+            "kept", 1, "sbhL(34 + 5as/h) bytes.", "the bracket is bytes already: it is not times two again"
         ),
         numbers(
             "tensor-parallel",
@@ -161,7 +161,7 @@ EXERCISES = [
             "Tensor parallelism divides 24 of the 34, and the scores, by t.",
             "the 10 that stay whole (norms, dropouts, their inputs) divided too, or 5as/h times t",
         ),
-        numbers("sequence-parallel", 1, "Sequence parallelism divides the rest too: everything by t."),
+        numbers("sequence-parallel", 2, "Sequence parallelism divides the rest too: everything by t."),
         numbers(
             "recompute",
             2,
@@ -170,7 +170,7 @@ EXERCISES = [
         ),
         numbers(
             "fused-attention",
-            1,
+            2,
             "Fused attention never keeps the scores.",
             "the term in s^2 kept although the kernel is fused, or dropped although it is not",
         ),

@@ -40,6 +40,8 @@ def _cases(seed: int) -> list[Case]:
         buckets_case("one larger than a bucket", large, 64, seed),
         buckets_case("some frozen", frozen, 64, seed),
         buckets_case("two dtypes", mixed, 1000, seed),
+        buckets_case("two dtypes, full buckets", [([4], f, True), *[([4], d, True)] * 4], 64, seed),
+        buckets_case("one without elements", [([3], f, True), ([0], f, True), ([4], f, True)], 16, seed),
         buckets_case("two that exceed a bucket by a byte", [([8], f, True)] * 4, 63, seed),
         buckets_case("none", [], 64, seed),
     ]

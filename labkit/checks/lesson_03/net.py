@@ -67,7 +67,9 @@ def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case
 
 
 class Net(nn.Module):
-    """Three linear layers, one beside them that only some ranks use, and buffers of two kinds."""
+    """Three linear layers, one beside them that only some ranks use, and buffers of two kinds, of which one
+    is in no state_dict. Half of its output in evaluation mode.
+    """
 
     def __init__(self, width: int, inner: int):
         super().__init__()
@@ -75,12 +77,13 @@ class Net(nn.Module):
         self.second = nn.Linear(inner, inner + 1, bias=False)
         self.last = nn.Linear(inner + 1, width)
         self.aside = nn.Linear(width, width)
-        self.register_buffer("scale", torch.ones(width))
+        self.register_buffer("scale", torch.ones(width), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor, use_aside: bool = True) -> Tensor:
         out = self.last(torch.tanh(self.second(torch.tanh(self.first(x))))) * self.scale
-        return out + self.aside(x) if use_aside else out
+        out = out + self.aside(x) if use_aside else out
+        return out if self.training else out / 2
 
 
 def _empty_net(case: Case) -> Net:
@@ -92,10 +95,17 @@ def net_of(case: Case, handed: Inputs) -> Net:
     are not trained.
     """
     net = _empty_net(case)
-    net.load_state_dict({name: handed[f"state.{name}"].clone() for name in net.state_dict()})
+    for name, tensor in state_of(net).items():
+        tensor.data.copy_(handed[f"state.{name}"])
     for name in case.params.get("frozen", ()):
         net.get_parameter(name).requires_grad_(False)
     return net
+
+
+def state_of(net: nn.Module) -> State:
+    """Every parameter and every buffer, under each of its names, whether a state_dict has it or not."""
+    named = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach() for name, tensor in named}
 
 
 def lie_differently(rank: Rank, net: nn.Module) -> None:
@@ -125,7 +135,7 @@ def net_inputs(case: Case, generator: torch.Generator) -> Inputs:
     """Everything is drawn, and differs on every rank."""
     found: Inputs = {}
     for rank in range(case.ranks):
-        for name, tensor in _empty_net(case).state_dict().items():
+        for name, tensor in state_of(_empty_net(case)).items():
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
             found[f"state.{rank}.{name}"] = drawn if tensor.is_floating_point() else (drawn * 100).long()
     shape = (STEPS, case.ranks, MICRO_BATCHES, case.params["rows"], case.params["width"])
@@ -183,7 +193,7 @@ def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
 
 def send_state(rank: Rank, net: nn.Module, prefix: str) -> None:
     """Answers: every parameter and buffer as "PREFIX.NAME"."""
-    for name, tensor in net.state_dict().items():
+    for name, tensor in state_of(net).items():
         rank.answer(f"{prefix}.{name}", tensor)
 
 
@@ -225,7 +235,7 @@ class ReplicaEvidence(Evidence):
     def _reference(self, members: list[int]) -> State:
         handed = {rank: hand_replica(self.case, self.inputs, rank) for rank in members}
         net = net_of(self.case, handed[members[0]])
-        found = _named("start", net.state_dict())
+        found = _named("start", state_of(net))
         for step in range(STEPS):
             losses = {r: self.loss(net, self.case, handed[r], r, step) for r in members}
             torch.stack(list(losses.values())).mean().backward()
@@ -233,7 +243,7 @@ class ReplicaEvidence(Evidence):
             found |= _named(f"loss {step}", {str(r): loss for r, loss in losses.items()})
             descend(net)
             net.zero_grad()
-        return found | _named("trained", net.state_dict())
+        return found | _named("trained", state_of(net))
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> State:

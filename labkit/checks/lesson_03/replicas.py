@@ -25,6 +25,7 @@ from labkit.checks.lesson_03.net import (
     own_loss,
     send_gradients_and_step,
     send_state,
+    state_of,
     subgroup,
     trained,
 )
@@ -81,7 +82,7 @@ def _broadcast(rank: Rank) -> None:
 
 
 def _addresses(net: Net) -> dict[str, int]:
-    return {name: tensor.data_ptr() for name, tensor in net.state_dict(keep_vars=True).items()}
+    return {name: tensor.data_ptr() for name, tensor in state_of(net).items()}
 
 
 def _has_the_firsts(*kinds: str) -> Judge:
@@ -91,7 +92,7 @@ def _has_the_firsts(*kinds: str) -> Judge:
         for answer in evidence.answers:
             net = _tied(evidence.first_net(answer))
             buffers = dict(net.named_buffers())
-            for name, tensor in net.state_dict().items():
+            for name, tensor in state_of(net).items():
                 if ("buffers" if name in buffers else "parameters") in kinds:
                     yield same(f"{name} of the group's first rank", tensor, answer, f"state.{name}")
 
@@ -109,7 +110,7 @@ def _stays_in_place(evidence: ReplicaEvidence) -> Iterator[Finding]:
 
 def _each_is_sent_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        tensors = _tied(evidence.first_net(answer)).state_dict(keep_vars=True).values()
+        tensors = state_of(_tied(evidence.first_net(answer))).values()
         total = sum({tensor.data_ptr(): nbytes(tensor) for tensor in tensors}.values())
         calls = calls_of(answer, "broadcast")
         right = {op for op, _ in calls} == {"broadcast"} and sum(size for _, size in calls) == total

@@ -28,6 +28,7 @@ def tokens_case(name: str, kind: str, tokens: list[int], seed: int, **params: An
 def _cases(seed: int) -> list[Case]:
     return [
         tokens_case("3 and 8 tokens", "values", [3, 8], seed, late=[1]),
+        tokens_case("1,001 and 258 tokens", "values", [1001, 258], seed),
         tokens_case("1, 6, 2 and 9 tokens", "values", [1, 6, 2, 9], seed),
         tokens_case("a rank without tokens", "empty", [0, 5], seed),
         tokens_case("no tokens at all", "empty", [0, 0], seed),

@@ -171,7 +171,7 @@ RUN = Exercise(
         Property(
             "trained-weights",
             "numbers",
-            3,
+            2,
             "Two steps of plain SGD end with the reference's weights, and return the loss.",
             "gradients of the last step are still there, or the optimizer steps before the last backward",
             {"train": every(equals("trained"), returns_the_loss)},
@@ -179,7 +179,7 @@ RUN = Exercise(
         Property(
             "messages",
             "mechanism",
-            2,
+            4,
             "Each activation and each gradient crosses each boundary between ranks once, and is waited for.",
             "shapes are sent too, the gradient of the first stage's input is sent back, or nobody waits for a"
             " send",
@@ -188,7 +188,7 @@ RUN = Exercise(
         Property(
             "follows-the-list",
             "mechanism",
-            2,
+            6,
             "Each rank does the list's actions in the list's order.",
             "the executor has a schedule of its own",
             {"gpipe": follows_the_list, "naive": follows_the_list},
@@ -196,7 +196,7 @@ RUN = Exercise(
         Property(
             "in-flight",
             "mechanism",
-            2,
+            6,
             "After a micro-batch's backward nothing of it is kept; 1F1B holds p-r at stage r.",
             "retain_graph=True, or all losses are kept and one backward is done at the end",
             {"in-flight": every(keeps_few, equals("grad"))},
