@@ -236,7 +236,7 @@ EXERCISE = Exercise(
         Property(
             "scalars-only",
             "mechanism",
-            3,
+            8,
             "A few numbers a token are sent, in forward only.",
             "the logits were gathered: that is V numbers a token",
             {"values": _few_numbers},
