@@ -350,9 +350,9 @@ EXERCISE = Exercise(
             "empty",
             "robustness",
             1,
-            "A rank without tokens takes part.",
+            "A rank without tokens takes part, and sends no rows of its own.",
             "the other ranks wait for it in forward, or in backward",
-            {"empty": EVERYTHING},
+            {"empty": every(EVERYTHING, _judge_messages)},
         ),
         Property(
             "low-precision",
