@@ -92,8 +92,8 @@ Table(
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Attention over two sets of keys from attention over each: (out, lse).
 
-    out, other: [..., s, d]. lse, other_lse: [..., s]; -inf for a query that saw no key of that set. A query
-    that saw none of either gets zeros and -inf.
+    out, other: [..., s, d]. lse, other_lse: [..., s]; zeros and -inf for a query that saw no key of that
+    set, and again for one that saw none of either. What is given is not changed.
     """
     ### BEGIN SOLUTION
     total = torch.logaddexp(lse, other_lse)
@@ -155,7 +155,8 @@ draw_pairs([0, 0, 0, 0])
 def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Causal attention with scores of one pair of blocks at a time: out [..., s, d] and lse [..., s].
 
-    q, k, v: [..., s, d]. block: tokens of a block; the last one may be shorter.
+    q, k, v: [..., s, d]. block: tokens of a block; the last one may be shorter. Pairs that lie in the future
+    are not computed, and no tensor has more numbers than one pair's scores, or than the output.
     """
     ### BEGIN SOLUTION
     outs, lses = [], []
@@ -286,7 +287,7 @@ Table(
 def own_tokens(sequence: int, rank: int, ranks: int) -> list[int]:
     """Positions of the tokens of a rank: those of chunk `rank` of 2n, then those of chunk 2n - 1 - rank.
 
-    Raises ValueError, naming both numbers, when 2n does not divide `sequence`.
+    Raises ValueError, naming `sequence` and `ranks`, when 2n does not divide the sequence.
     """
     ### BEGIN SOLUTION
     size, rest = divmod(sequence, 2 * ranks)
@@ -349,8 +350,10 @@ def ring_forward(
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of this rank's queries over the whole sequence: out [..., c, d] and lse [..., c].
 
-    q, k, v: [..., c, d], of the tokens that `own_tokens` gives this rank. Sends 2(n - 1) tensors to the next
-    rank of the group. attend(q, k, v, diagonal): one block, as `attend_block`.
+    q, k, v: [..., c, d], of the tokens that `own_tokens` gives this rank; often views, not contiguous,
+    and not to be changed. Sends 2(n - 1) tensors to the next rank of the group, while blocks are computed.
+    attend(q, k, v, diagonal): one block, as `attend_block`. Asked for 2n + 1 blocks of a half by a half, or
+    as much in other pieces: none of the future.
     """
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -434,7 +437,10 @@ draw_timeline(job)
 class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, group):
-        """q, k, v: [..., c, d], of the tokens `own_tokens` gives this rank. Returns out [..., c, d]."""
+        """q, k, v: [..., c, d], of the tokens `own_tokens` gives this rank; often views, and not changed.
+
+        Returns out [..., c, d]. 2n - 2 tensors go to the next rank.
+        """
         ### BEGIN SOLUTION
         out, lse = ring_forward(q, k, v, group, attend_block)
         ctx.group = group
@@ -444,7 +450,9 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        """Gradients of q, k and v, of the rank's own tokens; 4n - 2 tensors go to the next rank."""
+        """Gradients of q, k and v, of the rank's own tokens; 4n - 2 tensors go to the next rank, none
+        where there is no other.
+        """
         ### BEGIN SOLUTION
         q, k, v, out, lse = ctx.saved_tensors
         group = ctx.group
@@ -582,7 +590,8 @@ def ulysses_attention(
 ) -> Tensor:
     """Causal attention of this rank's queries over the whole sequence: [b, a, c, d].
 
-    q: [b, a, c, d]; k, v: [b, key-value heads, c, d], of the rank's n-th of the tokens, in their order.
+    q: [b, a, c, d]; k, v: [b, key-value heads, c, d], of the rank's n-th of the tokens, in their order; often
+    views that are not contiguous, and not to be changed.
     attend(q, k, v): the same of whole sequences, with an n-th of both kinds of heads. Sends (n-1)/n of q, k,
     v and of the output. Raises ValueError, naming both numbers, when n does not divide the heads or the
     key-value heads, before anything is sent.

@@ -27,7 +27,7 @@ def _merge_cases(seed: int) -> list[Case]:
     s, d, first = draw.randint(4, 9), draw.randint(2, 5), draw.randint(1, 3)
     return [
         merge_case("unseen: parts of other sizes", "values", [1, 3, s, d], first, seed),
-        merge_case("unseen: float32", "values", [2, 1, s, d], first, seed, dtype="float32"),
+        merge_case("unseen: one head", "values", [s, d], first, seed, dtype="float32"),
         merge_case("unseen: large", "large", [1, 2, s, d], first, seed, scale=float(draw.randint(500, 900))),
         merge_case("unseen: nothing seen", "empty", [2, 1, s, d], first, seed, dtype="float32"),
     ]
@@ -39,7 +39,7 @@ def _block_cases(seed: int) -> list[Case]:
     heads = draw.randint(1, 3)
     return [
         block_case("unseen: blocks", "values", [2, heads, block * blocks, 2], block, seed),
-        block_case("unseen: float32", "values", [1, 2, 4 * block, 3], block, seed, dtype="float32"),
+        block_case("unseen: one head", "values", [4 * block, 3], block, seed, dtype="float32"),
         block_case("unseen: ragged", "ragged", [1, heads, block * blocks + 1, 3], block, seed),
         block_case("unseen: blocks of one", "ragged", [2, 1, 5, 3], 1, seed),
     ]
@@ -47,9 +47,10 @@ def _block_cases(seed: int) -> list[Case]:
 
 def _pair_cases(seed: int) -> list[Case]:
     draw = Random(f"11/pairs/{seed}")
-    rows, d = draw.randint(2, 5), draw.randint(2, 6)
+    rows, d, columns = draw.randint(2, 5), draw.randint(2, 6), draw.randint(1, 2)
+    more = {"rows": rows, "columns": rows + columns}
     return [
-        pair_case("unseen: before", "past", [1, 2, 4 * rows, d], 2 * rows, seed, rows=rows),
+        pair_case("unseen: before", "past", [1, 2, 4 * rows, d], rows - columns, seed, **more),
         pair_case("unseen: first, float32", "past", [2, 1, 2 * rows, d], 0, seed, rows=rows, dtype="float32"),
         pair_case("unseen: diagonal", "diagonal", [1, 3, 3 * rows, d], 2 * rows, seed, rows=rows),
     ]

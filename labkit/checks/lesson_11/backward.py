@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_11.partial import causal, queries_keys_values, whole_attention
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import same
@@ -17,16 +17,17 @@ GRADIENTS = ("q", "k", "v")
 
 
 def pair_case(name: str, kind: str, shape: list[int], keys: int, seed: int, **params: object) -> Case:
-    """shape: [b, a, s, d] of the whole; the block's queries are the last `rows` of it, its keys begin at
-    `keys`, as many.
+    """shape: [..., s, d] of the whole; the block's queries are the last `rows` of it, its keys the `columns`
+    from `keys` on, as many unless it says otherwise.
     """
-    return Case(name, 1, {"shape": shape, "keys": keys, "rows": 4, **params}, seed, kind=kind)
+    settings = {"shape": shape, "keys": keys, "rows": 4, **params}
+    return Case(name, 1, {"columns": settings["rows"], **settings}, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
         pair_case("a block before", "past", [2, 2, 12, 3], 4, seed),
-        pair_case("the first block, float32", "past", [1, 3, 8, 5], 0, seed, dtype="float32"),
+        pair_case("three keys, float32", "past", [3, 8, 5], 0, seed, dtype="float32", columns=3),
         pair_case("the block on the diagonal", "diagonal", [2, 2, 12, 3], 8, seed),
         pair_case("alone on the diagonal", "diagonal", [1, 2, 4, 6], 0, seed),
     ]
@@ -50,7 +51,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 def _block(case: Case, inputs: Inputs) -> dict[str, Tensor]:
     """What the student's function is given."""
     q, out, lse = _whole(case, inputs)
-    keys = slice(case.params["keys"], case.params["keys"] + case.params["rows"])
+    keys = slice(case.params["keys"], case.params["keys"] + case.params["columns"])
     return {
         "q": q.contiguous(),
         "k": inputs["k"][..., keys, :].contiguous(),
@@ -85,7 +86,7 @@ def _expected(case: Case, inputs: Inputs) -> dict[str, Tensor]:
     seen = causal(positions[rows:], positions)
     scale = leaves["q"].shape[-1] ** 0.5
     scores = (block["q"] @ inputs["k"].transpose(-2, -1)) / scale
-    ours = slice(first, first + case.params["rows"])
+    ours = slice(first, first + case.params["columns"])
     scores[..., ours] = leaves["q"] @ leaves["k"].transpose(-2, -1) / scale
     values = inputs["v"].clone()
     values[..., ours, :] = leaves["v"]
@@ -143,7 +144,7 @@ EXERCISE = Exercise(
             2,
             "On the diagonal what a query does not see gets no gradient, and gives none.",
             "scores of the future are masked here too",
-            {"diagonal": gradient_is("k")},
+            {"diagonal": every(gradient_is("k"), gradient_is("q"))},
         ),
     ),
 )

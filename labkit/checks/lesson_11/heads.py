@@ -12,7 +12,14 @@ from torch import Tensor
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_11.partial import causal, drawn, whole_attention
+from labkit.checks.lesson_11.partial import (
+    as_handed,
+    causal,
+    drawn,
+    tell_changed,
+    unchanged,
+    whole_attention,
+)
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, is_refused, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
@@ -84,11 +91,12 @@ class WholeSequences(Evidence):
 
 
 def _attend(rank: Rank) -> None:
-    """Answers out and grad.q, .k, .v; recordings forward and backward. Fact attended: the shapes of queries
-    and keys of each time that attention was asked for.
+    """Answers out and grad.q, .k, .v; recordings forward and backward. Facts: changed; attended: the shapes
+    of queries and keys of each time that attention was asked for. Between forward and backward there is
+    another forward, as there is in a model of two layers.
     """
     group, attended = enter_group(rank), list[JSON]()
-    leaves = [rank.inputs[name].clone().requires_grad_() for name in PARTS]
+    leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         attended.append([list(q.shape), list(k.shape)])
@@ -96,10 +104,12 @@ def _attend(rank: Rank) -> None:
 
     with rank.recording("forward"):
         out = rank.student.ulysses_attention(*leaves, group, attend)
-    rank.fact("attended", attended)
+    rank.fact("attended", list(attended))
+    rank.student.ulysses_attention(*(1.0 - leaf for leaf in leaves), group, attend_whole)
     rank.answer("out", out)
     with rank.attempt("gradients"), rank.recording("backward"):
-        (out * rank.inputs["grad"]).sum().backward()
+        (out * as_handed(rank, "grad")).sum().backward()
+    tell_changed(rank, {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)})
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
 
@@ -123,6 +133,7 @@ def _are_gradients(evidence: WholeSequences) -> Iterator[Finding]:
         for name in PARTS:
             told = f"gradient of {name} from the whole sequence"
             yield same(told, evidence.own(answer.rank, name), answer, f"grad.{name}")
+        yield unchanged(evidence, answer)
 
 
 def left_rank(calls: Sequence[dict[str, JSON]], rank: int) -> int:
@@ -233,7 +244,7 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, and on one rank alone.",
+            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
             "no group was handed on",
             {"subgroup": every(EVERYTHING, stays_in_group), "alone": EVERYTHING},
         ),

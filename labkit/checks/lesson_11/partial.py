@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from labkit.checks.case import Case, Inputs
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
 
 Partial = tuple[Tensor, Tensor]  # out [..., s, d] and lse [..., s]
@@ -36,8 +38,29 @@ def drawn(case: Case, generator: torch.Generator, *shape: int, scale: float = 1.
 
 
 def queries_keys_values(case: Case, generator: torch.Generator, *more: str) -> Inputs:
-    """q, k and v of the case's shape [b, a, s, d], and what else is named."""
+    """q, k and v of the case's shape [..., s, d], and what else is named."""
     return {name: drawn(case, generator, *case.params["shape"]) for name in ("q", "k", "v", *more)}
+
+
+def as_handed(rank: Rank, name: str) -> Tensor:
+    """A copy of an input [..., heads, s, d]; of kind "subgroup" it lies in memory as a model's heads do,
+    [..., s, heads, d], which is not contiguous.
+    """
+    given = rank.inputs[name].clone()
+    if rank.case.kind == "subgroup":
+        return given.transpose(-3, -2).contiguous().transpose(-3, -2)
+    return given
+
+
+def tell_changed(rank: Rank, given: Mapping[str, Tensor]) -> None:
+    """Fact changed: inputs that are no longer what they were, of those handed over."""
+    rank.fact("changed", [name for name, t in given.items() if not torch.equal(t, rank.inputs[name])])
+
+
+def unchanged(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Whether the inputs are what they were, by `tell_changed`."""
+    changed = answer.facts["changed"]
+    return Finding(not changed, "the inputs as they were given", f"changed: {changed}", answer.rank)
 
 
 def answer_partial(rank: Rank, name: str, partial: Partial) -> None:

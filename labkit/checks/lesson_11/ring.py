@@ -15,9 +15,12 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_11.partial import (
     Partial,
     answer_partial,
+    as_handed,
     causal,
     queries_keys_values,
     reported,
+    tell_changed,
+    unchanged,
     whole_attention,
 )
 from labkit.checks.lesson_11.tokens import zigzag
@@ -112,22 +115,26 @@ def _block(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
 
 
 def _go_round(rank: Rank) -> None:
-    """Answers ring.out, .lse, .empty. Fact open: for each block that was computed, the receives that had been
-    started by then and not been waited for.
+    """Answers ring.out, .lse, .empty, read when a second call with other numbers is over. Facts: changed;
+    open: for each time that attention was asked for, the receives that had been started by then and not been
+    waited for, and how many pairs of a query and a key.
     """
     group, recorder = enter_group(rank), current_recorder()
     assert recorder is not None
-    q, k, v = (rank.inputs[name].clone() for name in PARTS)
-    opened: list[int] = []
+    given = {name: as_handed(rank, name) for name in PARTS}
+    opened: list[list[int]] = []
     first = len(recorder.entries)
 
-    def attend(*arguments: Any) -> Partial:
-        opened.append(sum(e.op == "recv" and e.end is None for e in recorder.entries[first:]))
-        return _block(*arguments)
+    def attend(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
+        receives = sum(e.op == "recv" and e.end is None for e in recorder.entries[first:])
+        opened.append([receives, q.shape[-2] * k.shape[-2]])
+        return _block(q, k, v, diagonal)
 
     with rank.recording("forward"):
-        partial = rank.student.ring_forward(q, k, v, group, attend)
+        partial = rank.student.ring_forward(*given.values(), group, attend)
+    rank.student.ring_forward(*(1.0 - t for t in given.values()), group, _block)
     answer_partial(rank, "ring", partial)
+    tell_changed(rank, given)
     rank.fact("open", opened)
 
 
@@ -138,6 +145,7 @@ def _is_attention(evidence: Whole) -> Iterator[Finding]:
         for name, tensor in reported("ring", (out, lse)).items():
             told = f"{name.rpartition('.')[2]} of this rank's queries over the whole sequence"
             yield same(told, tensor, answer, name)
+        yield unchanged(evidence, answer)
 
 
 def _message_bytes(evidence: Evidence, rank: int) -> int:
@@ -165,17 +173,28 @@ def sends(phase: str, messages: Callable[[int], int]) -> Judge:
     return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
 
 
+def _of_a_block(evidence: Evidence, rank: int) -> int:
+    """Pairs of a query and a key in one half of the rank's queries and one of keys."""
+    return (evidence.case.params["shape"][2] // place_of(evidence.case, rank).size // 2) ** 2
+
+
 def _work(evidence: Evidence, answer: RankAnswer) -> Finding:
-    expected, seen = 2 * place_of(evidence.case, answer.rank).size + 1, len(answer.facts["open"])
-    return Finding(seen == expected, f"{expected} blocks computed", f"{seen}", answer.rank)
+    """However `attend` is asked: two blocks side by side at once, or those on the diagonal in parts."""
+    size, block = place_of(evidence.case, answer.rank).size, _of_a_block(evidence, answer.rank)
+    seen = sum(pairs for _, pairs in answer.facts["open"]) / block
+    fewest = (2 * size - 1) + (1 + block**-0.5)  # half of each block on the diagonal is seen
+    told = f"attend asked for {2 * size + 1} blocks' worth of queries and keys"
+    return Finding(fewest - 1e-6 <= seen <= 2 * size + 1, told, f"{seen:g}", answer.rank)
 
 
 def _open_meanwhile(evidence: Evidence, answer: RankAnswer) -> Finding:
     """The keys of another rank make two blocks; nothing is to come any more while the last two are made."""
-    opened = answer.facts["open"]
-    idle = sum(not number for number in opened)
-    told = "a receive under way while blocks are computed, but for the two blocks of the last keys"
-    return Finding(idle <= 2, told, f"none in {idle} of {len(opened)} blocks", answer.rank)
+    opened, block = answer.facts["open"], _of_a_block(evidence, answer.rank)
+    total = sum(pairs for _, pairs in opened) / block
+    idle = sum(pairs for receives, pairs in opened if not receives) / block
+    told = "a receive under way while attend computes blocks, but for the two blocks of the last keys"
+    seen = f"none in {idle:g} of {total:g} blocks"
+    return Finding(idle <= 2 < total, told, seen, answer.rank)
 
 
 FORWARD = Run(_go_round, _inputs, _own, Whole)
@@ -206,7 +225,7 @@ RING_FORWARD = Exercise(
             "blocks",
             "mechanism",
             1,
-            "2n + 1 blocks are computed on every rank.",
+            "2n + 1 blocks are computed on every rank, by the attend that was handed in.",
             "pairs of halves in the future are computed too",
             {"values": on_each(_work)},
         ),
@@ -214,7 +233,7 @@ RING_FORWARD = Exercise(
             "overlap",
             "mechanism",
             2,
-            "The next keys are on their way while blocks are computed.",
+            "The next keys are on their way while attend computes blocks.",
             "messages are started before the blocks, and waited for after them",
             {"values": on_each(_open_meanwhile)},
         ),
@@ -222,7 +241,7 @@ RING_FORWARD = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, and on one rank alone.",
+            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
             "a rank of the group was used as a global rank",
             {"subgroup": every(_is_attention, stays_in_group), "alone": _is_attention},
         ),
@@ -236,16 +255,20 @@ RING_FORWARD = Exercise(
 
 
 def _differentiate(rank: Rank) -> None:
-    """Answers out and grad.q, .k, .v; recordings forward and backward; fact kept_bytes, from the input's."""
+    """Answers out and grad.q, .k, .v; recordings forward and backward; facts kept_bytes, from the input's,
+    and changed. Between forward and backward there is another forward, as there is in a model of two layers.
+    """
     group = enter_group(rank)
-    leaves = [rank.inputs[name].clone().requires_grad_() for name in PARTS]
+    leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
     before = storages()
     with rank.recording("forward"):
         out = rank.student.RingAttention.apply(*leaves, group)
     rank.fact("kept_bytes", held_since(before))
+    rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
     rank.answer("out", out)
     with rank.attempt("gradients"), rank.recording("backward"):
-        out.backward(rank.inputs["grad"])
+        out.backward(as_handed(rank, "grad"))
+    tell_changed(rank, {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)})
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
 
@@ -260,6 +283,7 @@ def _are_gradients(evidence: Whole) -> Iterator[Finding]:
         for name in PARTS:
             expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
             yield same(f"gradient of {name} from the whole sequence", expected, answer, f"grad.{name}")
+        yield unchanged(evidence, answer)
 
 
 def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -322,7 +346,7 @@ RING_ATTENTION = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, and on one rank alone.",
+            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
             "a rank of the group was used as a global rank",
             {"subgroup": every(_are_gradients, stays_in_group), "alone": _are_gradients},
         ),

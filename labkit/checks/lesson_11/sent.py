@@ -19,21 +19,21 @@ def asked(way: str, shape: tuple[int, int, int, int], ranks: int, **more: Any) -
 
 
 def _cases(seed: int) -> list[Case]:
-    odd = (30, 9, 3, 5)  # 6 or 10 tokens a rank
+    odd = (45, 9, 3, 5)  # 9 or 15 tokens a rank
     ring: list[Row] = [
         (asked("ring", LLAMA_8B, 8), 469_762_048),
         (asked("ring", LLAMA_8B, 2), 268_435_456),
-        (asked("ring", odd, 5, element=4), 2_880),
+        (asked("ring", odd, 5, element=4), 4_320),
     ]
     back: list[Row] = [
         (asked("ring", LLAMA_8B, 8, backward=True), 1_006_632_960),
         (asked("ring", LLAMA_8B, 2, backward=True), 805_306_368),
-        (asked("ring", odd, 3, backward=True, element=8), 12_000),
+        (asked("ring", odd, 3, backward=True, element=8), 18_000),
     ]
     ulysses: list[Row] = [
         (asked("ulysses", LLAMA_8B, 8), 293_601_280),
         (asked("ulysses", LLAMA_8B, 4, backward=True), 503_316_480),
-        (asked("ulysses", odd, 3, element=4), 3_200),
+        (asked("ulysses", odd, 3, element=4), 4_800),
     ]
     alone = [asked(way, LLAMA_8B, 1, backward=b) for way in ("ring", "ulysses") for b in (False, True)]
     refused = [

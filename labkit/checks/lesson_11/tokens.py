@@ -146,7 +146,7 @@ EXERCISE = Exercise(
             "refused",
             "robustness",
             1,
-            "A sequence that 2n chunks do not divide is a ValueError that names both numbers.",
+            "A sequence that 2n chunks do not divide is a ValueError that names it and the ranks.",
             "2n chunks must divide it, not n",
             {"refused": is_refused("refusal", "ValueError", names=lambda case: case.params["settings"][0])},
         ),

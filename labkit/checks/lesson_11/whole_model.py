@@ -23,7 +23,7 @@ from labkit.checks.lesson_11.losses import IGNORED, MOST_BYTES
 from labkit.checks.lesson_11.ring import TORCHS_OWN
 from labkit.checks.lesson_11.tokens import zigzag
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import STEPS, State, calls_text, descend, nbytes, same
+from labkit.checks.shared.beside import STEPS, State, calls_text, descend, nbytes, on_each, same
 from labkit.checks.shared.cuts import cut_block, part_of
 from labkit.checks.shared.cuts import under as put_under
 from labkit.checks.shared.split import loaded, numbers_taken, under
@@ -150,7 +150,7 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward and backward of the last step, with
-    the sums of gradients in the second.
+    the sums of gradients in the second. Fact changed: what is no longer as it was in the whole model.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
     model = rank.student.ContextParallelGPT(full, *_groups(rank))
@@ -167,6 +167,8 @@ def _train(rank: Rank) -> None:
         descend(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         rank.answer(f"trained.{name}", parameter)
+    before = under("full.", rank.inputs)
+    rank.fact("changed", [n for n, p in full.named_parameters() if not torch.equal(p, before[n])])
 
 
 # -- in the judge
@@ -223,6 +225,11 @@ def _states(*kinds: str) -> Judge:
                     yield same(told, expected, answer, f"{kind}.{name}")
 
     return judge
+
+
+def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
+    changed = answer.facts["changed"]
+    return Finding(not changed, "`full` as it was given", f"changed: {', '.join(changed)}", answer.rank)
 
 
 def _keys_alone(phase: str, backward: bool) -> Judge:
@@ -287,9 +294,9 @@ EXERCISE = Exercise(
             "weights",
             "numbers",
             1,
-            "So are the weights after two steps.",
+            "So are the weights after two steps, and `full` is left alone.",
             "a table and its tied head became two",
-            {"values": _states("trained")},
+            {"values": every(_states("trained"), on_each(_left_alone))},
         ),
         Property(
             "tensor",
