@@ -1,0 +1,22 @@
+"""Autograd of a sum whose gradients are those of the block, as lse and delta are constants in it."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def block_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, lse: Tensor, delta: Tensor, diagonal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.enable_grad():
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        probabilities = (scores - lse.detach()[..., None]).exp()
+        if diagonal:
+            probabilities = probabilities.tril()
+        total = (grad_out.detach() * (probabilities @ v)).sum() - (
+            probabilities.sum(-1) * delta.detach()
+        ).sum()
+    dq, dk, dv = torch.autograd.grad(total, (q, k, v))
+    return dq, dk, dv
