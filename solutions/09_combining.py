@@ -359,6 +359,7 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 #   $d$ replicas.
 # * **Random numbers.** Tensor-parallel ranks draw alike where they hold the same tensor. Replicas and
 #   stages must not draw alike: equal dropout masks on all replicas are noise that does not average out.
+#   Blocks drop by themselves; that the whole model drops its embeddings too is left to you.
 #
 # A gradient is 1.0 in each of 12 numbers: 8 of cut weights (4 on each of 2 tensor-parallel ranks) and 4 of
 # whole ones, on 2 replicas. The norm should be $\sqrt{12} = 3.46$. **What does a program get that adds up

@@ -712,7 +712,9 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 #
 # ### Exercise: slow program 1
 #
-# Repair it. There is a second way to do it badly, one call for each parameter: each pays its latency.
+# Repair it: in each step at least half of the bytes are on their way while backward computes. There is a
+# second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
+# step or more, and at most half as many as there are parameters, and send every gradient once.
 #
 # <details><summary>Hint</summary>Three to eight buckets of about equal bytes. Which gradients come
 # first?</details>

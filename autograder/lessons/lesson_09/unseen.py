@@ -128,7 +128,7 @@ def _reasons(seed: int) -> list[Case]:
     draw = Random(f"09/feasible/{seed}")
     two, pairs = machines(2, 8, H100), machines(4, 2, A100_40)
     model = {**SMALL_GPT, "hidden": 2560, "num_heads": 20, "num_kv_heads": 10, "ffn": 10_240}
-    plan = {"data": 1, "tensor": 2, "pipeline": 4, "micro_batch": draw.choice([1, 2, 4]), "zero": 0}
+    plan = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": draw.choice([1, 2, 4]), "zero": 0}
     return [
         case_of("unseen: run", "runs", plans(model, two, 48, (8, 2, 1, 1), (4, 1, 4, 3), (1, 2, 8, 1)), seed),
         case_of("unseen: GPUs", "gpus", plans(model, two, 48, (4, 2, 1, 1), (12, 2, 1, 1)), seed),

@@ -25,7 +25,7 @@ def _overlap(seed: int) -> list[Case]:
         overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths),
         overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]]),
         overlap_case(f"{PREFIX}one rank", "alone", 1, seed, widths, steps=3),
-        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [20] * draw.randint(9, 12), steps=1),
+        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [20] * draw.randint(9, 12)),
     ]
 
 

@@ -24,6 +24,9 @@ from labkit.theory.models import ModelConfig
 BYTES_ID = "09.bytes-between-nodes"
 SENT = {"dp": 1000.0, "pp": 10.0, "tp": 100_000.0}
 TOLERANCE = 1e-6
+# Sizes, GPUs of a node, sent: what an axis sends, times its size or not, does not tell the best order.
+EVEN, RISING = {"dp": 3e3, "pp": 2e3, "tp": 2e3}, {"dp": 2e3, "pp": 3e3, "tp": 4e3}
+CLOSE = (((2, 2, 4), 3, EVEN), ((2, 3, 3), 4, RISING), ((2, 3, 4), 8, EVEN), ((2, 2, 6), 6, EVEN))
 Setting = Mapping[str, Any]
 
 
@@ -86,7 +89,8 @@ def _cases(seed: int) -> list[Case]:
                 for sizes in ((4, 2, 2), (2, 4, 4), (8, 1, 2))
                 for node in (2, 4)
                 for sent in (SENT, {"dp": 9e5, "pp": 1e5, "tp": 1e3}, {"dp": 1.0, "pp": 7e3, "tp": 2e3})
-            ],
+            ]
+            + [crossing_setting(sizes, MEGATRON, node, sent) for sizes, node, sent in CLOSE],
             seed,
             "order",
         ),

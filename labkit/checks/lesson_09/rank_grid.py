@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from labkit.checks.case import Case, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_09.given import HIDES, TORCHS_GRIDS
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, same
+from labkit.checks.shared.beside import is_refused, on_each, same
 from labkit.checks.shared.plain_numbers import number_or_words
 from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
+from labkit.torch_private import groups_made
 
 GRID_ID = "09.rank-grid"
 Sizes = Mapping[str, int]
@@ -113,12 +114,14 @@ def _build(rank: Rank) -> None:
 
 
 def _refuse(rank: Rank) -> None:
-    """Fact: refusal."""
+    """Facts: refusal; made, how many groups this rank has in the end that it had not."""
     arguments = list(rank.params["arguments"])
     if rank.params["call"] == "build_groups":
         arguments.append(rank.group)
+    before = groups_made()
     with rank.expect_error("refusal"):
         getattr(rank.student, rank.params["call"])(*arguments)
+    rank.fact("made", len(groups_made() - before))
 
 
 # -- in the judge
@@ -188,6 +191,11 @@ def _sums(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
 
 def _all_sums(evidence: Evidence) -> Iterator[Finding]:
     return (finding for answer in evidence.answers for finding in _sums(evidence, answer))
+
+
+def _nothing_made(evidence: Evidence, answer: RankAnswer) -> Finding:
+    made = answer.facts["made"]
+    return Finding(made == 0, "refused before a group is made", f"{made} made", answer.rank)
 
 
 def _of_one(evidence: Evidence) -> Iterator[Finding]:
@@ -267,7 +275,12 @@ EXERCISE = Exercise(
             "A grid that does not fit the job, a rank or coordinate outside it, an order without an axis:"
             " ValueErrors.",
             "-1 is a rank to Python's arithmetic",
-            {"refused": is_refused("refusal", "ValueError", names=lambda case: case.params["names"])},
+            {
+                "refused": every(
+                    is_refused("refusal", "ValueError", names=lambda case: case.params["names"]),
+                    on_each(_nothing_made),
+                )
+            },
         ),
     ),
     forbids=TORCHS_GRIDS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property
-from labkit.checks.lesson_09.given import A100_40, H100, HIDES, LLAMA_8B, SMALL_GPT, machines, told
+from labkit.checks.lesson_09.given import A100_40, H100, HIDES, LLAMA_8B, LLAMA_70B, SMALL_GPT, machines, told
 from labkit.checks.lesson_09.settings import Setting, answers_of, arguments, asks, case_of, setting
 from labkit.theory.grid import costs  # an empty file where this lesson is graded: judges alone call it
 from labkit.theory.units import GIB
@@ -43,6 +43,7 @@ def _cases(seed: int) -> list[Case]:
     twelve = {**SMALL_GPT, "num_heads": 12, "ffn": 9216}
     narrow = {**SMALL_GPT, "ffn": 9220}
     runs = plans(SMALL_GPT, two, 32, (2, 8, 1, 1), (16, 1, 1, 2), (2, 4, 2, 4), (1, 1, 16, 4))
+    runs += plans({**SMALL_GPT, "vocabulary": 50_257}, two, 32, (2, 8, 1, 1))
     few = {"data": 2, "tensor": 1, "pipeline": 4, "micro_batch": 2, "zero": 1}
     close = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 2, "zero": 1}
     return [
@@ -75,11 +76,21 @@ def _cases(seed: int) -> list[Case]:
             [
                 *plans(twelve, pairs, 10, (3, 8, 1, 1), (3, 5, 40, 1)),
                 *plans(narrow, two, 32, (4, 8, 1, 3)),
+                *plans(LLAMA_70B, small, 32, (2, 2, 1, 1), (2, 2, 2, 3)),  # memory is not asked about
             ],
             seed,
         ),
         case_of("too large", "memory", plans(LLAMA_8B, small, 64, (8, 1, 1, 1), (1, 2, 4, 16)), seed),
-        case_of("just", "close", [filled(SMALL_GPT, 32, share, **close) for share in (0.98, 1.02)], seed),
+        case_of(
+            "just",
+            "close",
+            [
+                filled(SMALL_GPT, 32, share, **close | {"zero": zero})
+                for zero in (0, 1)
+                for share in (0.98, 1.02)
+            ],
+            seed,
+        ),
         case_of(
             "just, with fewer micro-batches than stages",
             "close",

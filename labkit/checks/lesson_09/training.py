@@ -20,6 +20,7 @@ from labkit.checks.lesson_09.training_job import STEPS, plain_model, spot_of
 from labkit.checks.lesson_09.training_judges import (
     GridEvidence,
     agree_along_tensor,
+    drops_embeddings,
     keeps_its_stage,
     leaves_the_model,
     losses,
@@ -296,9 +297,9 @@ EXERCISE = Exercise(
             "dropout",
             "numbers",
             1,
-            "With dropout, what tensor-parallel ranks have whole stays equal.",
-            "the embedding's dropout is not drawn from the shared stream",
-            {"dropout": agree_along_tensor},
+            "With dropout, of the embeddings too, what tensor-parallel ranks have whole stays equal.",
+            "the embedding's dropout is left out, or not drawn from the shared stream",
+            {"dropout": every(agree_along_tensor, drops_embeddings)},
         ),
         Property(
             "uneven",

@@ -18,6 +18,7 @@ from labkit.checks.shared.split import loaded, under
 
 SCALARS = 64  # bytes of a few numbers: losses, norms
 ELEMENT = 8
+TORCHS_ADDED = 1e-6  # to the norm by torch.nn.utils.clip_grad_norm_, against a division by 0
 
 
 class GridEvidence(Evidence):
@@ -25,7 +26,20 @@ class GridEvidence(Evidence):
 
     @cached_property
     def reference(self) -> State:
-        """STEP.loss, STEP.norm and weights by name, of the whole model and batch."""
+        """STEP.loss, STEP.norm and weights by name, of the whole model and batch.
+
+        Clipped to `max_norm`, or to a hair less, as `torch.nn.utils.clip_grad_norm_` clips: what rank 0 says
+        of the last norm tells which of the two is meant.
+        """
+        last = f"{STEPS - 1}.norm"
+        told = self.answers[0].tensors.get(f"norm.{STEPS - 1}")
+        trained = [self._trained(added) for added in (0.0, TORCHS_ADDED)]
+        if told is None or told.shape != trained[0][last].shape:
+            return trained[0]
+        return min(trained, key=lambda state: (state[last] - told).abs().nan_to_num(0.0).item())
+
+    def _trained(self, added: float) -> State:
+        """One process. added: to the norm, where gradients are clipped."""
         model = plain_model(self.case)
         loaded(model, under("full.", self.inputs))
         found: State = {}
@@ -35,7 +49,7 @@ class GridEvidence(Evidence):
             loss.backward()
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-            factor = min(1.0, self.case.params["max_norm"] / norm.item())
+            factor = min(1.0, self.case.params["max_norm"] / (norm.item() + added))
             with torch.no_grad():
                 for weight, gradient in zip(model.parameters(), gradients, strict=True):
                     weight.sub_(self.case.params["learning_rate"] * factor * gradient)
@@ -172,6 +186,18 @@ def seeds_differ(evidence: GridEvidence) -> Iterator[Finding]:
             first = owners.setdefault(note["seed"], members)
             told = f"another seed for ranks {members} than for ranks {first}"
             yield Finding(first == members, told, f"seed {note['seed']} for both", answer.rank)
+
+
+def drops_embeddings(evidence: GridEvidence) -> Iterator[Finding]:
+    """The first stage draws from the shared stream for its embeddings too, in every forward."""
+    params = evidence.case.params
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        forwards = params["micro_batches"] * STEPS
+        wanted = forwards * (2 * len(spot.layers) + spot.first)  # two in a block
+        drawn = sum(note["shared"] for note in answer.facts["streams"])
+        told = f"{wanted} draws from the shared stream in {forwards} forwards of stage {spot.stage}"
+        yield Finding(drawn >= wanted, told, f"{drawn}", answer.rank)
 
 
 def agree_along_tensor(evidence: GridEvidence) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.record.replay import Act
 
 SEVERAL = 3  # buckets at least, where the model has as many layers
-HIDDEN_SHARE = 0.5  # of the gradients' bytes that must have computation behind them
+HIDDEN_SHARE = 0.5  # of the bytes of all steps that must have computation behind them: more than one of two
 
 
 def overlap_case(name: str, kind: str, ranks: int, seed: int, widths: Sequence[int], **more: object) -> Case:
@@ -36,8 +36,8 @@ def _cases(seed: int) -> list[Case]:
         overlap_case("four ranks", "values", 4, seed, even, steps=3, rows=2, learning_rate=OTHER_RATE),
         overlap_case("two groups of two", "subgroup", 4, seed, uneven, groups=[[0, 2], [1, 3]]),
         overlap_case("one rank", "alone", 1, seed, uneven),
-        overlap_case("two ranks, watched", "watched", 2, seed, even, steps=1),
-        overlap_case("uneven layers, watched", "watched", 2, seed, uneven, steps=1),
+        overlap_case("two ranks, watched", "watched", 2, seed, even),
+        overlap_case("uneven layers, watched", "watched", 2, seed, uneven),
     ]
 
 
@@ -114,19 +114,20 @@ def acts_of(answer: RankAnswer) -> list[Act]:
 
 def _whole_gradients(evidence: Evidence, answer: RankAnswer) -> Finding:
     starts = [act for act in acts_of(answer) if act.kind == "start"]
-    whole = sum(nbytes(p) for p in net_of(evidence.case).parameters())
+    steps = evidence.case.params["steps"]
+    whole = steps * sum(nbytes(p) for p in net_of(evidence.case).parameters())
     moved = sum(act.num_bytes for act in starts)
     ops = sorted({act.op for act in starts})
     right = moved == whole and ops == ["all_reduce"]
-    told = f"all_reduces of the gradients' {whole:,} bytes, once"
+    told = f"all_reduces of the gradients' {whole:,} bytes in {steps} steps, once a step"
     return Finding(right, told, f"{moved:,} bytes by {' and '.join(ops) or 'nothing'}", answer.rank)
 
 
 def _not_one_a_parameter(evidence: Evidence, answer: RankAnswer) -> Finding:
     parameters = len(list(net_of(evidence.case).parameters()))
-    count = sum(act.kind == "start" for act in acts_of(answer))
-    told = f"from {SEVERAL} to {parameters // 2} all_reduces for {parameters} parameters"
-    return Finding(SEVERAL <= count <= parameters // 2, told, f"{count}", answer.rank)
+    each = sum(act.kind == "start" for act in acts_of(answer)) / evidence.case.params["steps"]
+    told = f"from {SEVERAL} to {parameters // 2} all_reduces a step for {parameters} parameters"
+    return Finding(SEVERAL <= each <= parameters // 2, told, f"{each:g}", answer.rank)
 
 
 def hidden_bytes(acts: Sequence[Act]) -> int:

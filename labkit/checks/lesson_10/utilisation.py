@@ -165,8 +165,8 @@ def mfu_cases(seed: int, prefix: str) -> list[Case]:
         _timing(f"{prefix}two slow steps first", "warm-up", seed, [*slow, *takes], 2, 4),
         _timing(f"{prefix}one step only", "warm-up", seed, [*slow, *takes], 3, 1),
         _timing(f"{prefix}work queued before", "queued", seed, takes, 0, 3, queued_before=4),
-        Case(f"{prefix}nothing recomputed", 1, {"rows": _rows(draw, "none")}, seed, kind="plain-mfu"),
-        Case(f"{prefix}recomputed", 1, {"rows": _rows(draw, "full")}, seed, kind="recomputed"),
+        _rating(f"{prefix}nothing recomputed", "plain-mfu", seed, _rows(draw, "none", "none")),
+        _rating(f"{prefix}recomputed", "recomputed", seed, _rows(draw, "full", "selective")),
     ]
 
 
@@ -177,9 +177,13 @@ def _timing(
     return Case(name, 1, about, seed, kind=kind)
 
 
-def _rows(draw: Random, recompute: str) -> list[dict[str, Any]]:
+def _rating(name: str, kind: str, seed: int, rows: list[dict[str, Any]]) -> Case:
+    return Case(name, 1, {"rows": rows}, seed, kind=kind)
+
+
+def _rows(draw: Random, *recomputed: str) -> list[dict[str, Any]]:
     rows = []
-    for gpu in ("A100 80 GB", "H100 80 GB"):
+    for gpu, recompute in zip(("A100 80 GB", "H100 80 GB"), recomputed, strict=True):
         heads = draw.choice([8, 16])
         sequence = draw.choice([512, 1024, 2048])
         config = {
