@@ -119,8 +119,24 @@ def _telling(machine: Machine) -> dict[str, Any]:
 
 
 def _reading(machine: Machine) -> dict[str, Any]:
-    """What only a tensor on the host can do: be a NumPy array, be pinned."""
-    placement, array_before = machine.placement, Tensor.__array__
+    """What only a tensor on the host can do: be a NumPy array, be pinned; and what the host waits for, as it
+    needs all values: a list, a text.
+    """
+    placement, array_before, text_before = machine.placement, Tensor.__array__, Tensor.__repr__
+
+    def wait_for(x: Tensor) -> None:
+        home = placement.home(x)
+        if home is not HOST and not machine.watcher.paused:
+            machine.queues.current(home).finish()
+
+    def tolist(x: Tensor) -> Any:
+        wait_for(x)
+        return Base.tolist(x)
+
+    def as_text(x: Tensor, **how: Any) -> str:
+        wait_for(x)
+        with machine.watcher.pause():
+            return text_before(x, **how)
 
     def numpy(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if placement.home(x) is not HOST:
@@ -141,6 +157,8 @@ def _reading(machine: Machine) -> dict[str, Any]:
     return {
         "numpy": numpy,
         "__array__": as_array,
+        "tolist": tolist,
+        "__repr__": as_text,
         "pin_memory": pin_memory,
         "is_pinned": lambda x, *_: placement.is_pinned(x),
     }

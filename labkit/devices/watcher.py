@@ -16,7 +16,12 @@ from labkit.torch_private import TorchDispatchMode
 
 aten = torch.ops.aten
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-READS_A_VALUE = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero"}
+# What gives the host a value, or a tensor whose size depends on values: the host has to wait for these.
+READS_A_VALUE = {
+    *("aten::_local_scalar_dense", "aten::equal", "aten::allclose", "aten::nonzero", "aten::masked_select"),
+    *("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive"),
+    "aten::bincount",
+}
 
 
 class Watcher(TorchDispatchMode):
@@ -64,7 +69,7 @@ class Watcher(TorchDispatchMode):
             self._check_indices(home, args)
         if home is not HOST:
             queue = self.queues.current(home)
-            queue.finish() if name in READS_A_VALUE else queue.reach()
+            queue.finish() if name in READS_A_VALUE or _picks_by_mask(name, args) else queue.reach()
         out = func(*args, **kwargs)
         self._settle(out, home, open_inputs=home is HOST and any(map(self.placement.is_open, tensors)))
         return out
@@ -139,6 +144,11 @@ class Watcher(TorchDispatchMode):
                 self.placement.leave_open(tensor)
             else:
                 self.placement.put(tensor, home)
+
+
+def _picks_by_mask(name: str, args: Sequence[Any]) -> bool:
+    """Whether a mask says how many elements there will be, as in `x[x > 0]`."""
+    return name == "aten::index" and any(i.dtype is torch.bool for i in tensors_of(args[1:2], {}))
 
 
 def tensors_of(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:

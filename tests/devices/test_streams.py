@@ -122,6 +122,40 @@ def test_reading_a_value_waits_for_the_device(gpus):
     assert time.perf_counter() - start >= 0.05
 
 
+READS = {
+    "item": lambda x: x[0].item(),
+    "float": lambda x: float(x[0]),
+    "a condition": lambda x: bool(x.sum() > 1),
+    "tolist": lambda x: x.tolist(),
+    "tolist of one": lambda x: x[0].tolist(),
+    "print": str,
+    "a format": lambda x: f"{x[0]:.3f}",
+    "a mask": lambda x: x[x > 0],
+    "masked_select": lambda x: torch.masked_select(x, x > 0),
+    "unique": lambda x: x.unique(),
+    "nonzero": lambda x: x.nonzero(),
+    "allclose": lambda x: torch.allclose(x, x),
+    "cpu": lambda x: x.cpu(),
+}
+
+
+@pytest.mark.parametrize("reads", READS.values(), ids=READS)
+def test_the_host_waits_once_for_what_it_reads(gpus, reads):
+    """As CUDA makes it wait for a value, or for a size that depends on values."""
+    x = torch.ones(3, device="cuda:0")
+    before = gpus.host_waits
+    reads(x)
+    assert gpus.host_waits - before == 1
+
+
+def test_the_host_does_not_wait_for_what_stays_on_the_device_or_is_its_own(gpus):
+    x, own = torch.ones(3, device="cuda:0"), torch.ones(3)
+    before = gpus.host_waits
+    (x.where(x > 0, 0.0), x[torch.tensor([0, 2], device="cuda:0")], torch.stack([x, x]).sum(), x[0].clone())
+    (str(own), own.tolist(), own[own > 0], own.unique())
+    assert gpus.host_waits == before
+
+
 def test_events_measure_time(gpus):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
