@@ -93,17 +93,24 @@ def _cases(seed: int) -> list[Case]:
     slow = {**H100, "network": 1.5e9}
     usual = [setting(LLAMA_8B, h100, 256, 4096), setting(SMALL_GPT, a100, 192, 2048)]
     short = setting(SMALL_GPT, machines(2, 8, H100), 192, 256)  # micro-batches of 12 are best
+    many = setting(SMALL_GPT, machines(16, 8, H100), 128, 2048)  # two stages for one micro-batch
+    fast = {**H100, "links": 900e9, "layer_floor": 0.0}
+    few = setting(LLAMA_8B, machines(4, 8, fast), 4, 4096)  # a whole node of tensor parallelism
+    # Stages inside of nodes, ZeRO 1, and recomputation although other plans run without.
+    deep = setting(LLAMA_70B, machines(4, 8, {**H100, "links": 60e9}), 256, 4096)
     slower = {**H100, "network": 1e8}
     lonely = {**A100_40, "memory": 18.7e9}  # a stage for each layer fits, and nothing else
     six = {**A100_40, "layer_floor": 0.0}
     return [
         case_of("three clusters", "usual", [*usual, short], seed, SECONDS),
+        case_of("many GPUs for small batches", "usual", [many, few], seed, SECONDS),
         case_of(
             "slow networks",
             "slow",
             [
                 setting(LLAMA_8B, machines(8, 8, slow), 128, 4096),
                 setting(LLAMA_8B, machines(3, 8, slower), 16, 4096),
+                deep,
             ],
             seed,
             SECONDS,
