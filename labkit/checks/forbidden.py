@@ -63,9 +63,8 @@ class _Finder(MetaPathFinder):
         """
         for name in self.names[module.__name__]:
             if hasattr(module, name):
-                original = getattr(module, name)
-                self._originals.append((module, name, original))
-                setattr(module, name, _refusal(f"{module.__name__}.{name}", isinstance(original, type)))
+                self._originals.append((module, name, getattr(module, name)))
+                setattr(module, name, _refusal(f"{module.__name__}.{name}"))
 
     def allow(self) -> None:
         """Put everything back."""
@@ -78,10 +77,8 @@ def refuse(dotted: str) -> NoReturn:
     raise ForbiddenCall(f"this exercise is about building what {dotted} does; it may not be called here")
 
 
-def _refusal(dotted: str, of_class: bool) -> Any:
-    """A class stays one: what torch imports later writes annotations with it, such as `DeviceMesh | None`."""
-
+def _refusal(dotted: str) -> Any:
     def refused(*_: object, **__: object) -> None:
         refuse(dotted)
 
-    return type(dotted.rpartition(".")[2], (), {"__new__": refused}) if of_class else refused
+    return refused

@@ -68,7 +68,6 @@ class GPT3D:
         self.stage = Stage(
             full, self.number, sizes["pp"], tensor, self.parts.streams(seeded, tensor), self.parts
         )
-        self.optimizer = torch.optim.SGD(self.stage.parameters(), lr=1.0)
 
     def end_pairs(self, order: Sequence[str], group: dist.ProcessGroup) -> dist.ProcessGroup | None:
         """For each rank of a first stage: it, and the one of the last stage with its other coordinates."""
@@ -86,7 +85,8 @@ class GPT3D:
     def step(
         self, ids: Tensor, targets: Tensor, num_micro_batches: int, learning_rate: float, max_norm: float
     ) -> tuple[Tensor, Tensor]:
-        self.optimizer.zero_grad()
+        for weight in self.stage.parameters():
+            weight.grad = None
         inputs, answers = ids.tensor_split(num_micro_batches), targets.tensor_split(num_micro_batches)
         width = self.config.hidden
         last = self.sizes["pp"] - 1
@@ -111,10 +111,9 @@ class GPT3D:
         every = [torch.empty_like(told) for _ in range(self.sizes["dp"])]
         dist.all_gather(every, told, group=self.by_axis["dp"])
         norm = self.gradient_norm()
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for weight in self.stage.parameters():
-            weight.grad.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-        self.optimizer.param_groups[0]["lr"] = learning_rate
-        self.optimizer.step()
+            weight.data.sub_(weight.grad * factor, alpha=learning_rate)
         return torch.stack(every).mean(), norm
 
     def tied(self) -> TiedWeight | None:
