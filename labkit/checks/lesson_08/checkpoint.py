@@ -44,13 +44,15 @@ PATIENCE = 3.0  # seconds a rank waits for one that could not write
 
 def _save_and_load(rank: Rank) -> None:
     """All saves of the case; load on as many ranks, the last ones, as it lists. Facts: files, loaded.SIZE.
-    Answers: loaded.SIZE.NAME.
+    Answers: loaded.SIZE.NAME. Recordings: "save TURN", which no judge asks for: they tell the grader that
+    ranks agree with each other in ways of their own.
     """
     with own_disk() as folder:
         for save in saves(rank.case):
             group = _group(rank, save.members)
             if rank.rank in save.members:
-                _save(rank, folder, save, group)
+                with rank.recording(f"save {save.turn}"):
+                    _save(rank, folder, save, group)
         dist.barrier(rank.group)
         rank.fact("files", [_described(p, folder) for p in sorted(folder.rglob("*")) if p.is_file()])
         exchange_files(folder, rank.group)
@@ -110,7 +112,8 @@ def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], No
     size = rank.world_size
     with own_disk() as folder:
         for save in saves(rank.case)[:-2]:
-            growths = count_growths(folder, partial(_save, rank, folder, save, rank.group))
+            with rank.recording(f"save {save.turn}"):
+                growths = count_growths(folder, partial(_save, rank, folder, save, rank.group))
         rank.fact("growths", growths)
         impatient = dist.new_group(list(range(size)), timeout=timedelta(seconds=PATIENCE))
         over = time.monotonic() + PATIENCE + 1.5

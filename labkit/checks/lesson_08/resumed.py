@@ -34,12 +34,16 @@ def hand_rows(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def train_save_resume(rank: Rank) -> None:
-    """A step on all ranks, a checkpoint, and the rest on `resume_on` of them. Answers: weights STEP.NAME."""
+    """A step on all ranks, a checkpoint, and the rest on `resume_on` of them. Answers: weights STEP.NAME.
+    Recordings: "first step" and "save", for the grader alone: own parts may communicate in another way.
+    """
     run = _Run(rank, handed_net(rank), rank.group)
-    run.step(0)
+    with rank.recording("first step"):
+        run.step(0)
     fewer = dist.new_group(list(range(rank.params["resume_on"])))
     with own_disk() as folder:
-        rank.student.save_shards(folder, 1, run.state(), run.totals, {"trained": 1}, rank.group)
+        with rank.recording("save"):
+            rank.student.save_shards(folder, 1, run.state(), run.totals, {"trained": 1}, rank.group)
         exchange_files(folder, rank.group)
         if rank.rank < rank.params["resume_on"]:
             again = _Run(rank, net_of(rank.case).to(rank.device), fewer)
