@@ -192,8 +192,8 @@ for asks in (True, False):
 #
 # The arguments can be tensors or anything else, the function can return one tensor or several, and not
 # every result need be used. If somebody overwrites an argument between forward and backward, the second run
-# would be another one: plain autograd raises a `RuntimeError` then, and so must yours, rather than give a
-# wrong gradient (`ctx.save_for_backward` sees to that).
+# is another one: plain autograd raises a `RuntimeError` then, and yours will too if its tensors are kept by
+# `ctx.save_for_backward`. (That is good style; no check overwrites an argument.)
 #
 # Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
 # results, 16 KiB are free for states and the like. Numbers are compared with those of plain autograd in

@@ -531,9 +531,7 @@ Table(
 # targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand.
 #
 # "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay
-# as they are; where somebody overwrites them between forward and backward, the gradient is still right, or
-# backward raises a `RuntimeError`, as with what `ctx.save_for_backward` keeps. What comes out when every
-# token is ignored is not asked.
+# as they are. What comes out when every token is ignored is not asked.
 #
 # With **label smoothing** $\varepsilon$ the target gets $1 - \varepsilon$ of the weight and *all $V$*
 # tokens share $\varepsilon$:
@@ -976,8 +974,7 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is the sum of $\partial Y$ over all tokens.
 #
 # What both keep between forward and backward is counted by all that the process holds: the slice, what your
-# caller keeps, and 24 KiB beside. Who overwrites $x$ before backward must get autograd's `RuntimeError`,
-# and no wrong gradient. The sums of bias gradients are not counted among the calls.
+# caller keeps, and 24 KiB beside. The sums of bias gradients are not counted among the calls.
 #
 # <details><summary>Hint 1</summary><code>ctx.save_for_backward(x, weight)</code> with the slice;
 # <code>ctx.needs_input_grad[2]</code> says whether there is a bias to care for.</details>

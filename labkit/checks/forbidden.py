@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, NoReturn
 
+_ABSENT = object()  # of a class that inherited it
+
 
 class ForbiddenCall(Exception):
     """The student's code called what the exercise asks them to build."""
@@ -42,7 +44,7 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, names: dict[str, list[str]]):
         self.names = names
-        self._originals: list[tuple[ModuleType, str, Any]] = []
+        self._originals: list[tuple[ModuleType | type, str, Any]] = []
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path) if fullname in self.names else None
@@ -58,18 +60,30 @@ class _Finder(MetaPathFinder):
         return spec
 
     def forbid(self, module: ModuleType) -> None:
-        """Put a refusal in place of each forbidden name the module has; where it is graded, some are taken
-        away.
-        """
+        """Have each forbidden name refuse that the module has; where it is graded, some are taken away."""
         for name in self.names[module.__name__]:
-            if hasattr(module, name):
-                self._originals.append((module, name, getattr(module, name)))
-                setattr(module, name, _refusal(f"{module.__name__}.{name}"))
+            found = getattr(module, name, None)
+            if isinstance(found, type):
+                self._refuse_objects(found, f"{module.__name__}.{name}")
+            elif found is not None:
+                self._replace(module, name, _refusal(f"{module.__name__}.{name}"))
+
+    def _refuse_objects(self, kind: type, dotted: str) -> None:
+        """The class stays: modules that are loaded only now name it in annotations, or register it."""
+        self._replace(kind, "__init__", _refusal(dotted))
+        self._replace(kind, "__init_subclass__", classmethod(_refusal(dotted)))
+
+    def _replace(self, owner: ModuleType | type, name: str, refusal: Any) -> None:
+        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, refusal)
 
     def allow(self) -> None:
         """Put everything back."""
-        for module, name, original in reversed(self._originals):
-            setattr(module, name, original)
+        for owner, name, original in reversed(self._originals):
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
 
 def refuse(dotted: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -36,3 +37,51 @@ def test_a_module_imported_inside_refuses_and_recovers():
     )
     assert "colorsys.rgb_to_hsv" in done.stdout.splitlines()[0]
     assert done.stdout.splitlines()[1] == "(0.0, 0.0, 0)"
+
+
+OPTIMIZER = """
+import sys, torch
+import torch.distributed.device_mesh as mesh
+from labkit.checks.forbidden import ForbiddenCall, forbidding
+with forbidding(["torch.distributed.device_mesh.DeviceMesh", "torch.distributed.DeviceMesh"]):
+    assert "torch._dynamo" not in sys.modules, "what torch loads late is to be loaded inside"
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    for use in (lambda: mesh.DeviceMesh("cpu", [0]), lambda: type("Own", (mesh.DeviceMesh,), {})):
+        try:
+            use()
+        except ForbiddenCall as refusal:
+            print(refusal)
+print(type("Own", (mesh.DeviceMesh,), {}).__name__, "__init_subclass__" in vars(mesh.DeviceMesh))
+"""
+
+
+def test_a_class_refuses_and_stays_a_class_for_what_torch_loads_late():
+    done = subprocess.run(
+        [sys.executable, "-c", OPTIMIZER], capture_output=True, text=True, timeout=100, check=True
+    )
+    first, second, after = done.stdout.splitlines()
+    assert "torch.distributed" in first
+    assert "torch.distributed" in second
+    assert after == "Own False"
+
+
+def test_a_class_that_inherits_its_beginning_is_as_it_was():
+    class Base:
+        def __init__(self) -> None:
+            self.began = True
+
+    class Inherits(Base):
+        pass
+
+    module = ModuleType("made_up")
+    module.Inherits = Inherits  # type: ignore[attr-defined]
+    sys.modules["made_up"] = module
+    try:
+        with forbidding(["made_up.Inherits"]):
+            with pytest.raises(ForbiddenCall, match=r"made_up\.Inherits"):
+                Inherits()
+            assert Base().began
+        assert Inherits().began
+        assert "__init__" not in vars(Inherits)
+    finally:
+        del sys.modules["made_up"]

@@ -17,7 +17,6 @@ from labkit.checks.lesson_05.recomputing import (
     inner_runs_thrice,
     keeps_its_ends,
     restores_after_error,
-    right_or_refused,
     runs_twice,
     sends_twice,
 )
@@ -44,7 +43,6 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("an MLP, measured", "measured", seed, rows=48, width=32, inner=160),
         checkpoint_case("a layer of it frozen", "values", seed, frozen=["0.weight", "2.bias"]),
         checkpoint_case("the same one twice in a row", "values", seed, in_a_row=2),
-        checkpoint_case("an argument overwritten before backward", "overwritten", seed),
         checkpoint_case("dropout", "dropout", seed),
         checkpoint_case("dropout twice in a row", "dropout", seed, in_a_row=2),
         checkpoint_case("bfloat16 autocast", "autocast", seed),
@@ -142,12 +140,10 @@ EXERCISES = [
                 "parameter-gradients",
                 "numbers",
                 2,
-                "The parameters' gradients are those of plain autograd; where an argument was overwritten, an"
-                " error instead",
+                "The parameters' gradients are those of plain autograd",
                 "backward has to go through the second run; torch.autograd.grad for the inputs alone"
-                " leaves them out; an argument that is kept in ctx, and not by save_for_backward, may have"
-                " changed",
-                {"values": as_plain("grad"), "overwritten": right_or_refused},
+                " leaves them out",
+                {"values": as_plain("grad")},
             ),
             Property(
                 "random-state",

@@ -236,18 +236,6 @@ def _raises(rank: Rank, recipe: Recipe) -> None:
     rank.answer("state_after", torch.get_rng_state())
 
 
-def _overwritten(rank: Rank, recipe: Recipe) -> None:
-    """The argument is changed in place between forward and backward. Answers: grad.NAME. Fact: backward."""
-    subject = recipe.subject(rank.case, rank.inputs)
-    output = rank.student.checkpoint(subject.function, *subject.args)
-    with torch.no_grad():
-        subject.args[0].neg_()
-    with rank.expect_error("backward"):
-        output.backward(subject.grad_output)
-    for name, parameter in subject.module.named_parameters():
-        rank.answer(f"grad.{name}", parameter.grad)
-
-
 def _over_ranks(rank: Rank, recipe: Recipe) -> None:
     """Recording: all."""
     subject = recipe.subject(rank.case, rank.inputs)
@@ -304,7 +292,6 @@ def _run(
 RUNS: Mapping[str, Run] = {
     "values": _run(_once),
     "measured": _run(_measured),
-    "overwritten": _run(_overwritten),
     "dropout": _run(_once, Recipe(_with_dropout)),
     "autocast": _run(_once, Recipe(dtype=torch.float32, autocast=torch.bfloat16)),
     "half": _run(_once, Recipe(dtype=torch.float32, autocast=torch.float16)),
@@ -334,13 +321,6 @@ def as_plain(*prefixes: str) -> Judge:
             yield Finding(not found, "no gradient where plain autograd has none", found, answer.rank)
 
     return judge
-
-
-def right_or_refused(evidence: BesidePlainCalls) -> Iterator[Finding]:
-    """The gradients of what was handed over, or the RuntimeError that plain autograd raises."""
-    kinds = evidence.answers[0].facts["backward"].get("kinds", [])
-    if "RuntimeError" not in kinds:
-        yield from as_plain("grad")(evidence)
 
 
 def runs_twice(evidence: Evidence) -> Iterator[Finding]:

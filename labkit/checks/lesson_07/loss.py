@@ -37,7 +37,6 @@ loss_case = case_maker(batch=2, sequence=5, vocabulary=12)
 def _cases(seed: int) -> list[Case]:
     return [
         loss_case("12 tokens", "values", 2, seed, times=-1.5, late=[0]),
-        loss_case("logits and targets overwritten before backward", "overwritten", 2, seed),
         loss_case("11 tokens", "uneven", 2, seed, vocabulary=11),
         loss_case("some ignored", "ignored", 2, seed),
         loss_case("another ignore_index", "ignored", 2, seed, ignore_index=3),
@@ -111,19 +110,6 @@ def _ask(rank: Rank) -> None:
     rank.answer("targets after", targets)
 
 
-def _overwrite(rank: Rank) -> None:
-    """Logits and targets are changed in place between forward and backward. Answer: grad. Fact: backward."""
-    group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
-    targets = rank.inputs["targets"].clone()
-    loss = rank.student.vocab_parallel_cross_entropy(logits, targets, rank.params["vocabulary"], group)
-    with torch.no_grad():
-        logits.neg_()
-        targets.zero_()
-    with rank.expect_error("backward"):
-        loss.backward()
-    rank.answer("grad", logits.grad)
-
-
 def _ask_for_wrong_targets(rank: Rank) -> None:
     """Facts: one for each of WRONG_TARGETS."""
     group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
@@ -171,13 +157,6 @@ def _right_gradients(evidence: LossEvidence) -> Iterator[Finding]:
         yield same("this rank's columns of the gradient of the whole logits", real, answer, "grad")
 
 
-def _right_or_refused(evidence: LossEvidence) -> Iterator[Finding]:
-    """The gradients of what was handed over, or the RuntimeError of autograd's own functions."""
-    raised = [answer.facts["backward"].get("kinds", []) for answer in evidence.answers]
-    if not all("RuntimeError" in kinds for kinds in raised):
-        yield from _right_gradients(evidence)
-
-
 def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         for name, given in _hand(evidence.case, evidence.inputs, answer.rank).items():
@@ -210,7 +189,6 @@ EXERCISE = Exercise(
         "smoothed": _ASKED,
         "large": _ASKED,
         "bfloat16": _ASKED,
-        "overwritten": Run(_overwrite, _inputs, _hand, LossEvidence),
         "wrong-targets": Run(_ask_for_wrong_targets, _inputs, _hand),
         "subgroup": _ASKED,
     },
@@ -229,9 +207,9 @@ EXERCISE = Exercise(
             "numbers",
             3,
             "Each rank has its columns of the gradient: softmax minus one at the target; what was handed over"
-            " stays, and where others overwrite it, there is no wrong gradient.",
+            " stays.",
             "a sum that is differentiated needs g, whose backward is the identity; all_reduce cuts the graph",
-            {"values": every(_right_gradients, _handed_over_kept), "overwritten": _right_or_refused},
+            {"values": every(_right_gradients, _handed_over_kept)},
         ),
         Property(
             "scalars-only",

@@ -33,7 +33,6 @@ def _cases(seed: int) -> list[Case]:
         products_case("two ranks", "values", 2, seed, late=[1]),
         products_case("without bias", "bare", 2, seed, bias=False),
         products_case("four ranks", "values", 4, seed, batch=3),
-        products_case("x overwritten before backward", "overwritten", 2, seed),
         products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=64, inner=32),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
@@ -75,20 +74,6 @@ def _use_both(rank: Rank) -> None:
         out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
     rank.answer("output", out)
     with rank.attempt("input-gradients"), rank.recording("backward"):
-        (out * rank.inputs["grad_output"]).sum().backward()
-    for name, tensor in state.items():
-        rank.answer(f"grad.{name}", tensor.grad)
-
-
-def _overwrite_x(rank: Rank) -> None:
-    """x is changed in place between forward and backward. Answers: grad.NAME. Fact: backward."""
-    group = enter_group(rank)
-    state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
-    column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
-    out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), True)
-    with torch.no_grad():
-        state["x"].neg_()
-    with rank.expect_error("backward"):
         (out * rank.inputs["grad_output"]).sum().backward()
     for name, tensor in state.items():
         rank.answer(f"grad.{name}", tensor.grad)
@@ -148,13 +133,6 @@ def _right_gradients(*names: str) -> Judge:
     return judge
 
 
-def _right_or_refused(evidence: ProductsEvidence) -> Iterator[Finding]:
-    """The gradients of what was handed over, or the RuntimeError that F.linear's backward raises."""
-    raised = [answer.facts["backward"].get("kinds", []) for answer in evidence.answers]
-    if not all("RuntimeError" in kinds for kinds in raised):
-        yield from _right_gradients("x", *CUT)(evidence)
-
-
 def _keeps_slices(evidence: ProductsEvidence) -> Iterator[Finding]:
     params, x = evidence.case.params, nbytes(evidence.inputs["x"][0])
     for answer in evidence.answers:
@@ -186,7 +164,6 @@ EXERCISE = Exercise(
         "values": _USED,
         "kept": Run(_keep_for_backward, _inputs, _hand, ProductsEvidence),
         "bare": _USED,
-        "overwritten": Run(_overwrite_x, _inputs, _hand, ProductsEvidence),
         "subgroup": _USED,
     },
     _cases,
@@ -211,11 +188,9 @@ EXERCISE = Exercise(
             "parameter-gradients",
             "numbers",
             3,
-            "Blocks of weights have the gradient of all tokens, and so has the whole bias; where x was"
-            " overwritten, there is an error instead.",
-            "the bias is added to this rank's tokens only: its gradient must be summed over the ranks; x is"
-            " kept in ctx, and not by save_for_backward",
-            {"values": _right_gradients(*CUT), "overwritten": _right_or_refused},
+            "Blocks of weights have the gradient of all tokens, and so has the whole bias.",
+            "the bias is added to this rank's tokens only: its gradient must be summed over the ranks",
+            {"values": _right_gradients(*CUT)},
         ),
         Property(
             "kept-slices",
