@@ -878,7 +878,8 @@ class RemoteStage(nn.Module):
 
     module: this rank's layers, some of which are trained. A group of one rank sends nothing. Under
     torch.no_grad() activations are sent and no gradient is waited for. Messages of integers, which announce a
-    shape, are not counted. When forward or backward returns, what went in or came out may be overwritten.
+    shape, are not counted. When backward returns, or forward under no_grad, what went in or came out may be
+    overwritten.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup):

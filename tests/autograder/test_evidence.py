@@ -93,6 +93,8 @@ def test_calls_that_no_judge_asks_about_count_too() -> None:
     usual = replace(REDUCED, recorded=(4, 120_000))
     more = replace(OTHER, calls=usual.calls, num_bytes=usual.num_bytes, recorded=(8, 240_000))
     assert flags(more, usual) == []
+    fewer_and_larger = replace(more, recorded=(2, 240_000))
+    assert flags(fewer_and_larger, usual) == []
     assert "but the network carried" in flags(replace(more, recorded=usual.recorded), usual)[0]
 
 
