@@ -51,7 +51,7 @@ def _systematic(wanted: Sequence[str], sample: int | None, seed: int | None, job
 
 
 def _trials(lessons: Sequence[str], exercises: Sequence[str], jobs: int, seeds: int) -> bool:
-    from autograder.selftest.trials import NoWrongAnswers, kill_table, run_trials, trials
+    from autograder.selftest.trials import NoWrongAnswers, Row, kill_table, run_trials, trials
 
     names = dict.fromkeys(name[:2] for name in _wanted(lessons, exercises))
     try:
@@ -61,7 +61,15 @@ def _trials(lessons: Sequence[str], exercises: Sequence[str], jobs: int, seeds: 
     with click.progressbar(
         run_trials(wanted, sandbox_here(False), jobs), len(wanted), file=sys.stderr
     ) as rows:
-        done = list(rows)
+        done = list[Row]()
+        try:
+            for row in rows:
+                done.append(row)
+                if not row.ok:
+                    click.echo(f"\n{row}", err=True)
+        except KeyboardInterrupt:
+            kill_table(done, click.echo)
+            raise
     return kill_table(done, click.echo)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from threading import Lock
 
 from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, Harness, hidden_files
@@ -116,13 +118,14 @@ def run_trials(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator
 
 def _run_lesson(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterator[Row]:
     free: queue.SimpleQueue[Harness] = queue.SimpleQueue()
+    sent = _SentByReferences()
     hide = hidden_files([trial.exercise for trial in wanted])
     harnesses = [Harness(sandbox, hide) for _ in range(jobs)]
     for harness in harnesses:
         free.put(harness)
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            for future in as_completed([pool.submit(_grade, trial, free) for trial in wanted]):
+            for future in as_completed([pool.submit(_grade, trial, free, sent) for trial in wanted]):
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
@@ -143,23 +146,35 @@ def kill_table(rows: Sequence[Row], show: Callable[[str], None]) -> bool:
     return not wrong
 
 
-def _grade(trial: Trial, free: queue.SimpleQueue[Harness]) -> Row:
+class _SentByReferences:
+    """What students' work is held against: the traffic of a reference in the same cases, in a run of its own,
+    made when it is first asked for.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], Baseline] = {}
+        self._making: defaultdict[tuple[str, int], Lock] = defaultdict(Lock)
+
+    def of(self, trial: Trial, harness: Harness) -> Baseline:
+        """For a trial on all cases."""
+        key = (trial.exercise.id, trial.seed)
+        with self._making[key]:
+            if key not in self._made:
+                cells = solved_cells(trial.exercise.lesson)
+                run = harness.grade(trial.exercise, cells, trial.seed, _cases(trial))
+                self._made[key] = Baseline.of(run.jobs)
+            return self._made[key]
+
+
+def _grade(trial: Trial, free: queue.SimpleQueue[Harness], sent: _SentByReferences) -> Row:
     harness = free.get()
     try:
         graded = harness.grade(trial.exercise, trial.cells, trial.seed, _cases(trial))
         if trial.must_fail is None and graded.jobs:
-            harness.cross_check(graded, trial.exercise, trial.seed, _sent_by_reference(trial, harness))
+            harness.cross_check(graded, trial.exercise, trial.seed, sent.of(trial, harness))
         return Row(trial, graded)
     finally:
         free.put(harness)
-
-
-def _sent_by_reference(trial: Trial, harness: Harness) -> Baseline:
-    """What a student's work is held against: the traffic of the reference in the same cases, in a run of its
-    own.
-    """
-    cells = solved_cells(trial.exercise.lesson)
-    return Baseline.of(harness.grade(trial.exercise, cells, trial.seed, _cases(trial)).jobs)
 
 
 def _cases(trial: Trial) -> list[Case]:
