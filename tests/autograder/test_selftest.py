@@ -130,7 +130,7 @@ def test_a_wrong_answer_is_written_and_moves_with_its_reference(course: Path) ->
     lesson_source.cache_clear()
     moved, lost = refresh(LESSON)
     assert written.path in moved
-    assert lost == []
+    assert [told for told in lost if written.path.name in told] == []  # others may be about that very line
     (written,) = (answer for answer in wrong_answers(LESSON) if answer.id == "no-group")
     cell = next(c.source for c in lesson_source(LESSON).cells if c.options.get("exercise") == exercise)
     assert written.apply(cell) == cell.replace("        ctx.group = group\n", "", 1)

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from labkit import devices
 from labkit.checks.case import Case
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.rank import Rank
 
 BELOW, ABOVE = 0.9, 1.6  # of the true time: a busy host adds to it
+TRIES = 3
 
 
 def time_steps(rank: Rank) -> None:
-    """Have the student time steps that keep stand-in devices busy for stated times (milliseconds)."""
-    params = rank.params
-    with devices.stand_in(len(params["busy_ms"]), bytes_each=2**20) as gpus:
-        calls = [0]
-        if params["earlier_ms"]:
-            devices.busy(params["earlier_ms"] / 1e3, "cuda:0", "earlier work")
-        step = _step(params["busy_ms"], {1: params["first_ms"], 2: params["second_ms"]}, calls)
-        seconds = rank.student.seconds_per_step(step, gpus.devices, params["steps"])
-        rank.fact("milliseconds", float(seconds) * 1e3)
+    """Have the student time steps that keep stand-in devices busy for stated times (milliseconds).
+
+    A busy host only ever adds: what is too much is timed again, and the least is taken.
+    """
+    params, times = rank.params, list[float]()
+    for _ in range(TRIES):
+        with devices.stand_in(len(params["busy_ms"]), bytes_each=2**20) as gpus:
+            calls = [0]
+            if params["earlier_ms"]:
+                devices.busy(params["earlier_ms"] / 1e3, "cuda:0", "earlier work")
+            step = _step(params["busy_ms"], {1: params["first_ms"], 2: params["second_ms"]}, calls)
+            seconds = rank.student.seconds_per_step(step, gpus.devices, params["steps"])
+        times.append(float(seconds) * 1e3)
+        rank.fact("milliseconds", min(times))
         rank.fact("calls", calls[0])
+        if times[-1] <= ABOVE * _true_milliseconds(params):
+            break
+
+
+def _true_milliseconds(params: Mapping[str, Any]) -> float:
+    """Of a step, in the mean: as long as the slowest device is busy."""
+    return max(params["busy_ms"]) + params["second_ms"] / params["steps"]
 
 
 def _step(busy_ms: list[float], more_ms: dict[int, float], calls: list[int]) -> Callable[[], None]:
@@ -40,11 +54,15 @@ def _step(busy_ms: list[float], more_ms: dict[int, float], calls: list[int]) -> 
 def is_the_slowest_devices(evidence: Evidence) -> Iterator[Finding]:
     """The mean is that of the slowest device, whatever went before."""
     params, facts = evidence.case.params, evidence.answers[0].facts
-    true = max(params["busy_ms"]) + params["second_ms"] / params["steps"]
+    true = _true_milliseconds(params)
     seen = facts["milliseconds"]
     wanted = f"about {true:g} ms a step, as long as the slowest device is busy with one in the mean"
     yield Finding(BELOW * true <= seen <= ABOVE * true, wanted, f"{seen:.1f} ms")
-    calls, asked = facts["calls"], params["steps"] + 1
+
+
+def one_call_goes_before(evidence: Evidence) -> Iterator[Finding]:
+    """As many calls as steps, and one."""
+    calls, asked = evidence.answers[0].facts["calls"], evidence.case.params["steps"] + 1
     yield Finding(calls == asked, f"{asked} calls, the one before included", f"{calls} calls")
 
 
@@ -96,7 +114,7 @@ EXERCISE = Exercise(
             1,
             "A first step, with its one-time costs, is run and not counted.",
             "the clock starts before the first step",
-            {"first-step": is_the_slowest_devices},
+            {"first-step": every(is_the_slowest_devices, one_call_goes_before)},
         ),
         Property(
             "earlier-work",

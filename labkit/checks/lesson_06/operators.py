@@ -45,7 +45,7 @@ def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Ten
 
 def _use(rank: Rank, name: str) -> None:
     """Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
-    a call that another one follows. Recordings: forward, backward.
+    a call that another one follows. Recordings: forward, backward, later.
     """
     group = enter_group(rank)
     x, grad_output = _arguments(rank.case, rank.inputs, rank.rank)
@@ -59,7 +59,7 @@ def _use(rank: Rank, name: str) -> None:
     rank.answer("input_grad", x.grad)
     rank.answer("x after", x)
     rank.answer("grad_output after", grad_output)
-    with rank.attempt("callers-tensors"):
+    with rank.attempt("callers-tensors"), rank.recording("later"):
         later = first_of_two(lambda tensor: operator.apply(tensor, group), x, grad_output)
         for what, tensor in zip(("output", "gradient"), later, strict=True):
             rank.answer(f"{what} later", tensor)

@@ -70,7 +70,7 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
         rank.answer(f"{name} input_grad", given.grad)
         rank.answer(f"{name} {x} after", given)
         rank.answer(f"{name} {gradient} after", back)
-        with rank.attempt("callers-tensors"):
+        with rank.attempt("callers-tensors"), rank.recording(f"{name} later"):
             out, of_input = first_of_two(partial(_applied, operator, group), given, back)
             rank.answer(f"{name} output later", out)
             rank.answer(f"{name} input_grad later", of_input)
