@@ -863,8 +863,9 @@ draw_block(ranks=4, sequence_parallel=True)
 #
 # Tokens are dim 1 of $[b, s, h]$. `reduce_scatter(output, parts, group)`, given below, adds the ranks'
 # `parts[0]` for rank 0, their `parts[1]` for rank 1, and so on. (PyTorch has this under two names in
-# different releases, and as `dist.reduce_scatter` for a list of tensors, which is slower on CPUs.) Each way
-# is one all-gather of a rank's slice or one reduce-scatter of the whole, by any of their names.
+# different releases.) Each way is one all-gather of a rank's slice or one reduce-scatter of the whole, by
+# any of the names that take one tensor: `dist.reduce_scatter` of a list of tensors gives the same numbers,
+# but over gloo it sends several times as much, and grading would hold the points of *communication* back.
 #
 # <details><summary>Hint</summary>You have <code>joined</code>. Write its mirror image once, and each of
 # the four methods is one line. <code>torch.stack(x.chunk(t, dim=1))</code> has the parts in order.</details>

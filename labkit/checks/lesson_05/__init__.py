@@ -275,7 +275,7 @@ EXERCISES = [
                 "even-segments",
                 "mechanism",
                 2,
-                "There are as many segments as asked for; lengths differ by at most one, longer ones first",
+                "There are as many segments as asked for, and their lengths differ by at most one",
                 "len(layers) // segments leaves a remainder, which one long segment then takes",
                 {"values": segments_are_even},
             ),
