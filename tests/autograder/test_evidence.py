@@ -105,6 +105,14 @@ def test_a_record_that_is_longer_excuses_no_bytes_that_are_missing() -> None:
         assert "but the network carried" in flags(forged, replace(SMALL, recorded=(4, 120_000)))[0]
 
 
+def test_where_no_call_is_judged_fewer_and_larger_ones_are_as_good() -> None:
+    """As gradients in one tensor: less goes beside them. The job's own record must still fit its bytes."""
+    usual = replace(REDUCED, calls=0, num_bytes=0, largest=0, recorded=(40, 120_000))
+    fewer = replace(usual, recorded=(4, 120_000), least=120_000.0, most=130_000.0, wire=140_000, pairs=())
+    assert flags(fewer, usual) == []
+    assert "but it carried" in flags(replace(fewer, wire=60_000), usual)[0]
+
+
 def test_more_groups_explain_more_bytes_up_to_a_point() -> None:
     usual = replace(REDUCED, calls=0, num_bytes=0, largest=0, least=0.0, most=0.0, pairs=(), groups=20)
     assert flags(replace(usual, groups=40, wire=2 * usual.wire), usual) == []

@@ -1,4 +1,4 @@
-"""The context is set up apart from forward; places in one tensor are filled by index, and calls are awaited."""
+"""The context is set up apart from forward; places in one tensor are filled, and calls are awaited."""
 
 import torch
 import torch.distributed as dist
