@@ -19,9 +19,11 @@ SHORTEST = 40  # what is left of any text
 LONGEST_WORD = 64  # a longer one is no word: what is packed or encoded has such
 MOST_SCRAPS = 24  # words of one or two characters in a row: what is encoded and spaced out has more
 UNSEEN = "an unseen case"
-_PLACES = r"\b(?:ranks?|cell|line|on) \d+(?:(?:, | and |–|:)\d+)*"  # numbers that tell nothing of a case
+_CELL = r"cell (?:In \[\d+\]|\d+)"  # as a cell is called that was run, or by its place
+# Numbers that tell nothing of a case.
+_PLACES = rf"\b(?:{_CELL}|(?:ranks?|line|on) \d+(?:(?:, | and |–|:)\d+)*)"
 _NUMBER = re.compile(rf"(?P<place>{_PLACES})|\b\d[\w.]*")
-_OWN_LINE = re.compile(r"(?P<text>.*)(?P<where> \(cell \d+, line \d+: (?P<source>.*)\))", re.DOTALL)
+_OWN_LINE = re.compile(rf"(?P<text>.*)(?P<where> \({_CELL}, line \d+: (?P<source>.*)\))", re.DOTALL)
 
 
 def for_the_student(report: Report, exercise: Exercise, submission: Submission) -> Report:

@@ -53,7 +53,7 @@ def read_within_limits(cells: Sequence[Cell]) -> list[ReadCell]:
     left = cells[len(done) :]
     done += [_unread(f"{c.label} was not read: cells above took too long") for c in left]
     return [
-        ReadCell(c.label, c.source, c.exercise, ParsedCell.from_json(found.parsed), found.clues)
+        ReadCell(c.label, c.source, c.exercise, ParsedCell.from_json(found.parsed), c.place, found.clues)
         for c, found in zip(cells, done, strict=True)
     ]
 

@@ -69,8 +69,7 @@ def places_of(cells: Sequence[Cell], exercises: Sequence[Exercise]) -> dict[str,
     found: dict[str, int] = {}
     for cell in cells:
         defined = {name for statement in cell.read().statements for name in statement.defines}
-        number = int(cell.label.split()[-1]) - 1
-        found.update({exercise.id: number for exercise in exercises if defined & set(exercise.names)})
+        found.update({exercise.id: cell.place - 1 for exercise in exercises if defined & set(exercise.names)})
     return found
 
 

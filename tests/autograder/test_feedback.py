@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 
 import pytest
@@ -52,6 +53,15 @@ def test_the_reference_does_not_come_out(way: str) -> None:
 def test_many_texts_together_are_no_more_than_a_few() -> None:
     told = shown(*(f"{n} " + "word " * 100 for n in range(20)))
     assert sum(map(len, told)) <= LONGEST_TOGETHER + 20 * (SHORTEST + 10)
+
+
+@pytest.mark.parametrize("cell", ["cell 3", "cell In [12]"])
+def test_an_error_in_an_unseen_case_names_the_cell(cell: str) -> None:
+    own = next(line for line in sorted(OWN) if re.search(r"\d", line))
+    told = f"rank 1 (and on 1 more): NameError: x is set in {cell}, line 4"
+    stop = Stop(f"{told} ({cell}, line 7: {own})", "an unseen case on 2 ranks")
+    report = for_the_student(Report(EXERCISE.id, "", [], "error", stops=[stop]), EXERCISE, SUBMISSION)
+    assert report.stops[0].text == stop.text
 
 
 def test_an_error_in_an_unseen_case_tells_no_sizes() -> None:

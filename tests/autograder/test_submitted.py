@@ -12,6 +12,7 @@ from conftest import notebook
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autograder.grade.grading import read_submission
 from autograder.grade.reference import graded_submission
 from autograder.grade.submitted import MOST_VALUES, parse_notebook, places_of, read_notebook
 from autograder.gradebook import rebuild
@@ -134,6 +135,20 @@ def test_marks_are_put_back_whatever_was_done_to_them() -> None:
     assert marked[0][1]["grade"] is False
     assert "points" not in marked[0][1]
     assert len(made.cells) == 3, "a copy of a graded cell is left out"
+
+
+def test_cells_that_were_run_are_found_by_their_places_too() -> None:
+    """A saved notebook has the numbers beside its cells: in any order, twice, or no numbers at all."""
+    raw = notebook("x = 1", DEFINES_F, "y = 2", DEFINES_F, "z = 3")
+    for cell, count in zip(raw["cells"], (7, 3, 3, 12, "12"), strict=True):
+        cell["execution_count"] = count
+    assert [cell.label for cell in cells_of(raw)] == [
+        "cell In [7]",
+        *("cell 2", "cell 3", "cell In [12]", "cell 5"),
+    ]
+    _, cells, places = read_submission(json.dumps(raw).encode(), "06.ipynb", [F])
+    assert places == {F.id: 3}
+    assert cells[places[F.id]].source == DEFINES_F
 
 
 def test_the_last_definition_is_the_exercise() -> None:

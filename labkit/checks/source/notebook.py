@@ -53,6 +53,7 @@ def cells_of(notebook: Any, name: str = "the notebook") -> list[Cell]:
             _called(i, _executed(cell), counts),
             _text(cell.get("source")),
             _named_exercise(cell.get("metadata")),
+            place=i,
         )
         for i, cell in code
     ]

@@ -33,12 +33,16 @@ _LISTS = ("statements", "reference", "additions")
 
 @dataclass(frozen=True)
 class Cell:
-    """One code cell: what an error calls it, its text, and the exercise its metadata names, if any."""
+    """One code cell: what an error calls it, its text, and the exercise its metadata names, if any.
+
+    place: which cell of its notebook it is, from 1; 0 where it comes from no notebook's file.
+    """
 
     label: str
     source: str
     exercise: str | None = None
     parsed: ParsedCell | None = field(default=None, compare=False, repr=False)  # where it was read before
+    place: int = 0
 
     def read(self) -> ParsedCell:
         """What the cell holds."""
