@@ -60,10 +60,11 @@ def stand_in_cells(lesson: str) -> tuple[Cell, ...]:
     """A lesson's reference as it goes in beside a student's code: without comments, texts about it and the
     marks of solutions.
     """
-    return tuple(replace(cell, source=_bare(cell.source)) for cell in reference_cells(lesson))
+    return tuple(replace(cell, source=bare_code(cell.source)) for cell in reference_cells(lesson))
 
 
-def _bare(source: str) -> str:
+def bare_code(source: str) -> str:
+    """Python without comments, and without the texts about its functions and classes."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -70,7 +70,7 @@ def variants(exercise: str) -> tuple[Variant, ...]:
     found: dict[str, Edit] = {}
     for cell in solved_cells(exercise[:2]):
         if cell.exercise == exercise:
-            for first, last in _regions(cell.source):
+            for first, last in _solutions(cell.source):
                 found |= {edit.source: edit for edit in edits(cell.source, first, last)}
     return tuple(Variant(exercise, edit) for edit in found.values())
 
@@ -82,7 +82,7 @@ def try_variants(wanted: Sequence[Variant], jobs: int) -> Iterator[Tried]:
         by_exercise[variant.exercise].append(variant)
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            tracks = dict(zip(by_exercise, pool.map(_Track, by_exercise), strict=True))
+            tracks = dict(zip(by_exercise, pool.map(Track, by_exercise), strict=True))
             waiting = [
                 pool.submit(tracks[exercise].run, variant)
                 for exercise, found in by_exercise.items()
@@ -94,7 +94,7 @@ def try_variants(wanted: Sequence[Variant], jobs: int) -> Iterator[Tried]:
             pool.shutdown(cancel_futures=True)
 
 
-class _Track:
+class Track:
     """The cases of an exercise in the order variants run them, and how long each group may take."""
 
     def __init__(self, exercise: str) -> None:
@@ -113,7 +113,7 @@ class _Track:
         cells = with_source(self.exercise, variant.edit.source)
         for cases, deadline in zip(self.groups, self.deadlines, strict=True):
             try:
-                report = _report(self.exercise, cells, cases, _Job(deadline))
+                report = self._patient(cells, cases, deadline)
             except _Ended as ended:
                 by_error = ended.verdict in ("error", "not_attempted")
                 return Tried(variant, "error" if by_error else "hung", ended.verdict)
@@ -121,6 +121,17 @@ class _Track:
             if lost:
                 return Tried(variant, "error" if report.verdict == "error" else "lost", lost[0])
         return Tried(variant, "survived")
+
+    def _patient(self, cells: tuple[Cell, ...], cases: list[Case], deadline: float) -> Report:
+        """Once more with twice the time where that alone was missing: the host may be busy with others. A
+        deadlock is told by who waits for whom, and tried once.
+        """
+        try:
+            return _report(self.exercise, cells, cases, _Job(deadline))
+        except _Ended as ended:
+            if ended.verdict != "timeout":
+                raise
+            return _report(self.exercise, cells, cases, _Job(deadline, times=2.0))
 
 
 class _Ended(Exception):
@@ -133,12 +144,16 @@ class _Ended(Exception):
 
 @dataclass(frozen=True)
 class _Job:
-    """Runs a request on this host's ranks, for at most `deadline` seconds."""
+    """Runs a request on this host's ranks, for at most `deadline` seconds or as long as it asks for, either
+    taken `times` times.
+    """
 
     deadline: float
+    times: float = 1.0
 
     def __call__(self, directory: Path, request: RunRequest) -> JobFailure | None:
-        failure = run_on_host(directory, replace(request, timeout=min(request.timeout, self.deadline)))
+        timeout = self.times * min(request.timeout, self.deadline)
+        failure = run_on_host(directory, replace(request, timeout=timeout))
         if failure is not None and failure.verdict != "could_not_be_graded":
             raise _Ended(failure.verdict)
         return failure
@@ -175,7 +190,13 @@ def _groups(exercise: Exercise) -> list[list[Case]]:
     return [by_ranks[key] for key in order]
 
 
-def _regions(source: str) -> Iterator[tuple[int, int]]:
+def regions(cell: Cell) -> list[str]:
+    """What a student writes in a cell, to the letter: edits are written down with their lines' comments."""
+    lines = cell.source.split("\n")
+    return ["\n".join(lines[first:last]) for first, last in _solutions(cell.source)]
+
+
+def _solutions(source: str) -> Iterator[tuple[int, int]]:
     """First and last line of each solution in a cell."""
     first = 0
     for number, line in enumerate(source.split("\n"), 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from autograder.selftest import record, survivors
 from autograder.selftest.edits import Edit
 from autograder.selftest.survivors import Excused, Survivor, SurvivorsError, excused
 from autograder.selftest.systematic import run_all, run_sample
-from autograder.selftest.variants import Tried, Variant, try_variants, variants
+from autograder.selftest.variants import Track, Tried, Variant, try_variants, variants
 from labkit.checks import registry
 
 EXERCISE = "03.token-weighted-loss"
@@ -96,7 +97,7 @@ def test_only_what_changed_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
     tally = record.keep(EXERCISE, [Tried(lost, "lost", "gradients"), Tried(alive, "survived")])
     assert record.load("03") == {EXERCISE: tally}
     assert record.is_current(EXERCISE)
-    monkeypatch.setattr(record, "checks_digest", lambda lesson: "other")
+    monkeypatch.setattr(record, "digest_of", lambda exercise: "other")
     assert not record.is_current(EXERCISE)
 
 
@@ -117,3 +118,16 @@ def test_a_survivor_fails_the_run_until_it_is_excused(
     monkeypatch.setattr(record, "excused", lambda lesson: Excused([because, gone]))
     assert not run_all([EXERCISE], 1, told.append)
     assert "is no edit" in told[-1]
+
+
+def test_too_slow_is_tried_once_more_with_twice_the_time() -> None:
+    """A host that is busy makes no wrong answer of what is only slow; what never ends has hung."""
+    track = Track(EXERCISE)
+    assert len(track.groups) > 1
+    track.groups = track.groups[:1]
+    for seconds, deadline, fate in ((6.0, 5.0, "survived"), (1e3, 1.0, "hung")):
+        track.deadlines = [deadline]
+        asleep = f"import time; time.sleep(0 if hasattr(time, 'slept') else {seconds}); time.slept = True"
+        begin = time.monotonic()
+        assert track.run(changed(SUM, f"{asleep}\n    {SUM}")).fate == fate
+        assert time.monotonic() - begin > min(3 * deadline, deadline + seconds)
