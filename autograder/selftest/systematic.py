@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autograder.selftest import record
+from autograder.selftest.kept import Kept, key_of
+from autograder.selftest.progress import told_now_and_then
 from autograder.selftest.survivors import excused
-from autograder.selftest.variants import Tried, try_variants, variants
+from autograder.selftest.variants import Fate, Tried, try_variants, variants
 
 Show = Callable[[str], None]
 
@@ -15,11 +17,15 @@ Show = Callable[[str], None]
 def run_all(exercises: Sequence[str], jobs: int, show: Show) -> bool:
     """Try all variants of these exercises, except where nothing changed since, and write down what came of
     them. Whether each lost points or is excused, and every excuse is about one that does not.
+
+    A run that is interrupted has kept what it did, and the next goes on from there.
     """
-    for exercise in exercises:
-        if not record.is_current(exercise):
-            tally = record.keep(exercise, try_variants(variants(exercise), jobs))
-            show(f"{exercise}: {record.row(exercise, tally)}")
+    kept, stale = Kept(), [name for name in exercises if not record.is_current(name)]
+    for number, exercise in enumerate(stale, 1):
+        doing = f"edits of {exercise}, {number} of {len(stale)} exercises"
+        tried = told_now_and_then(all_tried(exercise, jobs, kept), len(variants(exercise)), doing, show)
+        tally = record.keep(exercise, tried)
+        show(f"{exercise}: {record.row(exercise, tally)}")
     tallies = {name: record.load(name)[name] for name in exercises}
     for line in record.table(tallies):
         show(line)
@@ -29,6 +35,18 @@ def run_all(exercises: Sequence[str], jobs: int, show: Show) -> bool:
     for problem in wrong:
         show(problem)
     return not wrong
+
+
+def all_tried(exercise: str, jobs: int, kept: Kept) -> Iterator[Tried]:
+    """What becomes of every variant of an exercise: of those tried before as it was then."""
+    digest = record.digest_of(exercise)
+    keys = {variant: key_of(digest, variant.edit.source) for variant in variants(exercise)}
+    before = {variant: kept.get(key, tuple[Fate, str]) for variant, key in keys.items()}
+    yield from (Tried(variant, *found) for variant, found in before.items() if found)
+    left = [variant for variant, found in before.items() if not found]
+    for each in try_variants(left, jobs) if left else ():
+        kept.add(keys[each.variant], (each.fate, each.by))
+        yield each
 
 
 def run_sample(exercises: Sequence[str], count: int, seed: int, jobs: int, show: Show) -> bool:

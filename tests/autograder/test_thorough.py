@@ -1,15 +1,23 @@
-"""What wrong answers earn on all cases, and which of those that keep most have a word said for them."""
+"""What wrong answers earn on all cases, which of those that keep most have a word said for them, and that a
+run which was interrupted goes on where it was.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from autograder.grade.harness import Graded
 from autograder.grade.reference import all_cases, graded_submission
-from autograder.selftest.thorough import SPECIAL, fair, told
+from autograder.selftest.kept import Kept, key_of
+from autograder.selftest.progress import told_now_and_then
+from autograder.selftest.systematic import all_tried
+from autograder.selftest.thorough import SPECIAL, fair, resumed, told
 from autograder.selftest.trials import Row, Trial, trials
+from autograder.selftest.variants import variants
 from labkit.checks.judge import judge_exercise
 from labkit.checks.practice import run_on_host
 
@@ -53,3 +61,58 @@ def test_those_that_keep_most_come_last_and_are_counted(row: Row) -> None:
     assert [SPECIAL in line for line in lines].count(True) == 1
     assert SPECIAL not in lines[0]
     assert count.startswith("2 of 3 wrong answers keep more than 80%, 1 of them without a word why")
+
+
+def test_trials_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
+    """What was as it must be is not tried again, by another sandbox it is, and what failed is."""
+    right, wrong, other = trials("00", [1], [EXERCISE])[:3]
+    asked_too_much = replace(wrong, must_fail=None)
+    wanted, tried = [right, asked_too_much, other], list[str]()
+
+    def run(left: list[Trial]) -> Iterator[Row]:
+        for trial in left:
+            tried.append(trial.name)
+            yield _row(trial)
+
+    first = resumed(wanted, "one", run, Kept(tmp_path / "kept"))
+    assert [next(first).ok, next(first).ok] == [True, False]
+    first.close()
+    again = list(resumed(wanted, "one", run, Kept(tmp_path / "kept")))
+    assert [row.trial.name for row in again] == [right.name, wrong.name, other.name]
+    assert tried == [right.name, wrong.name, wrong.name, other.name]
+    assert again[0].graded.report == _row(right).graded.report
+    next(resumed(wanted, "another", run, Kept(tmp_path / "kept")))
+    assert tried[-1] == right.name
+
+
+@pytest.mark.timeout(120)
+def test_edits_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
+    kept, exercise = Kept(tmp_path / "kept"), "00.bus-bandwidth"
+    tried = all_tried(exercise, 1, kept)
+    some = [next(tried) for _ in range(3)]
+    tried.close()
+    assert len(kept) >= 3
+    before = len(Kept(kept.path))
+    rest = list(all_tried(exercise, 1, Kept(kept.path)))
+    assert {each.variant for each in some} <= {each.variant for each in rest[:before]}
+    assert [each for each in rest if each.variant == some[0].variant] == some[:1]
+    assert {each.variant for each in rest} == set(variants(exercise))
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "there" / "kept")
+    for number in range(3):
+        kept.add(key_of("number", number), number)
+    kept.path.write_bytes(kept.path.read_bytes()[:-4])
+    again = Kept(kept.path)
+    assert [again.get(key_of("number", n), int) for n in range(3)] == [0, 1, None]
+    assert again.get(key_of("number", 0), str) is None
+    again.clear()
+    assert len(Kept(kept.path)) == 0
+
+
+def test_how_far_a_run_is_is_told() -> None:
+    said = list[str]()
+    assert list(told_now_and_then(iter("abc"), 3, "letters", said.append, every=0.0)) == ["a", "b", "c"]
+    assert [line.partition(" in ")[0] for line in said[:3]] == [f"letters: {n} of 3" for n in (1, 2, 3)]
+    assert said[3].startswith("letters: 3 of 3 done")
