@@ -113,6 +113,7 @@ class Harness:
                     report, jobs = again, own_jobs
         except CouldNotBeGraded as problem:
             return Graded(could_not_be_graded(exercise, str(problem)), flags)
+        report.notes += [] if report.passed else submission.notes
         seconds = sum(outcome.seconds for outcome in self.outcomes)
         if not self.sandbox.apart and any(row.kind == "mechanism" and row.passed for row in report.rows):
             report.notes.append(_BY_RECORD)

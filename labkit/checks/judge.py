@@ -24,7 +24,7 @@ from labkit.checks.jobs import (
     run_cases,
 )
 from labkit.checks.report import STOPPED, PropertyResult, Report, Stop
-from labkit.checks.source.submission import Submission
+from labkit.checks.source.submission import ONLY_DEFINITIONS, Submission
 
 LONGEST_TEXT = 800  # characters of what is shown as expected or seen
 NOT_REACHED = "not reached: no case gave evidence for it"
@@ -190,7 +190,9 @@ def _row(rule: Property, noted: Sequence[Noted]) -> PropertyResult:
 
 def not_attempted(exercise: Exercise, submission: Submission) -> Report:
     """The report of an exercise whose names the notebook does not define."""
-    why = next((p for p in submission.problems.values()), "")
+    left = [(n, submission.left_out[n]) for n in exercise.names if n in submission.left_out]
+    where = [f"{n} is set in {at} by code that is not a definition; {ONLY_DEFINITIONS}" for n, at in left]
+    why = next(iter((*where, *submission.problems.values())), "")
     seen = f"no cell defines {' and '.join(exercise.names)}" + (f"; {why}" if why else "")
     rows = [
         PropertyResult(p.name, p.kind, 0, p.points, False, p.says, seen=seen) for p in exercise.properties

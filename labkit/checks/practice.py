@@ -46,7 +46,7 @@ def check_cells(exercise: Exercise, cells: list[Cell]) -> Report:
     submission = collect_exercise(cells, exercise)
     report = judge_exercise(exercise, exercise.cases(VISIBLE_SEED), submission, submission, run_on_host)
     told = rules(exercise, registry.exercises(exercise.lesson))
-    report.notes += [told] if told and not report.passed else []
+    report.notes += [] if report.passed else [*([told] if told else []), *submission.notes]
     return report
 
 

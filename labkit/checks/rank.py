@@ -15,7 +15,7 @@ import torch.distributed as dist
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer, StudentError
 from labkit.checks.files import LONGEST_MESSAGE
 from labkit.checks.forbidden import ForbiddenCall
-from labkit.checks.source.submission import Submission
+from labkit.checks.source.submission import MODULE_NAME, ONLY_DEFINITIONS, Submission
 from labkit.checks.traffic import traffic_of_block
 from labkit.record.journal import Journal
 from labkit.record.recorder import Recorder
@@ -136,13 +136,20 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 def student_error(error: BaseException, left_out: dict[str, str] | None = None) -> StudentError:
     """An exception in the student's terms: their line, and for a missing name where it was left."""
     message = str(error)[:LONGEST_MESSAGE]
-    where = (left_out or {}).get(str(error.name)) if isinstance(error, NameError) else None
+    where = (left_out or {}).get(_missing_name(error))
     if where:
-        message += (
-            f". It is set in {where} by code that is not a definition; only imports, functions, classes and "
-            "plain assignments are collected: write it as one of these, or compute it where it is used"
-        )
+        message += f". It is set in {where} by code that is not a definition; {ONLY_DEFINITIONS}"
     return StudentError(type(error).__name__, message, _students_line(error.__traceback__))
+
+
+def _missing_name(error: BaseException) -> str:
+    """The name that was looked for among the student's, and is not there; empty for any other error."""
+    match error:
+        case NameError(name=str(name)):
+            return name
+        case AttributeError(name=str(name), obj=ModuleType(__name__=module)) if module == MODULE_NAME:
+            return name
+    return ""
 
 
 def _students_line(trace: TracebackType | None) -> str:

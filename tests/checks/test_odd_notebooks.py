@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+from labkit.checks import registry
+from labkit.checks.judge import not_attempted
 from labkit.checks.rank import load_student, student_error
-from labkit.checks.source.notebook import read_cells
+from labkit.checks.source.notebook import live_cells, read_cells
 from labkit.checks.source.submission import Cell, Submission, collect
 
 # The cells, each of which ends in `Made() == 6`.
@@ -110,6 +113,42 @@ ODD = {
         "import asyncio\nawait asyncio.sleep(0)\nasync def later(): return 6",
         "def Made(): return 6",
     ],
+    "a timed line": ["%time K = 6\n%time -q L = 0", "def Made(): return K + L"],
+    "what looks like a magic beside magics": [
+        "%load_ext autoreload\nK = (13\n% 7)\nTEXT = '''\n!ls\nwhy?\n'''\nL = K - 6  # ok?\nfiles = !ls",
+        "def Made(): return K + L if TEXT == '\\n!ls\\nwhy?\\n' else 0",
+    ],
+    "a command over two lines": ["!pip install -q \\\n    nothing\nK = 6", "def Made(): return K"],
+    "copied with its prompts": [">>> K = 6\n>>> def Made():\n...     return K\n"],
+    "indented as a whole": ["    K = 6\n    def Made():\n        return K\n"],
+    "only where it is the program": [
+        "if __name__ == '__main__':\n    def helper(): return 6",
+        "def Made(): return helper()",
+    ],
+    "a list and a table that are filled": [
+        "ITEMS = []\nITEMS.append(2)\nITEMS.extend([1, 3])\nTABLE = dict(a=1)",
+        "TABLE.update(a=0, b=len(ITEMS))\nTABLE.setdefault('b', 7)",
+        "def Made(): return sum(ITEMS) + TABLE['a'] + TABLE['b'] - 3",
+    ],
+    "a method set by name": [
+        "class Made(int):\n    def __new__(cls): return cls.value(cls)",
+        "def value(cls): return 6\nsetattr(Made, 'value', value)",
+    ],
+    "variants by type": [
+        "from functools import singledispatch\n@singledispatch\ndef area(x): return 0",
+        "@area.register\ndef _(x: int): return 2 * x",
+        "def Made(): return area(3)",
+    ],
+    "tables of the standard library": [
+        "import torch\nfrom collections import *\nfrom types import SimpleNamespace",
+        "COUNTS = Counter('aab')\nT = defaultdict(int)\nT['a'] += 2\nC = SimpleNamespace(k=2)",
+        "D = deque([1])\nSIZE, W = torch.Size([1, 2]), torch.tensor([1.0, 2.0])",
+        "def Made(): return COUNTS['a'] + T['a'] + C.k + len(D) + SIZE.numel() - int(W.sum())",
+    ],
+    "sums over other tables": [
+        "A = [2, 1]\nK = sum(a * b for a, b in zip(A, [2, 2]))",
+        "def Made(): return K",
+    ],
     "a star in the middle": ["from math import *\nK = 2", "def Made(): return floor(3.5) * K"],
 }
 
@@ -145,7 +184,10 @@ def test_what_a_notebook_does_to_libraries_is_not_done_on_ranks() -> None:
 
 @pytest.mark.parametrize(
     "work",
-    ["K = sum(compute())", "for K in range(7): pass", "with open('x') as file: K = file.read()", "(K := 6)"],
+    [
+        *("K = sum(compute())", "K = [n for n in compute()]", "K = dict(a=compute())", "K = f'{compute()}'"),
+        *("for K in range(7): pass", "with open('x') as file: K = file.read()", "(K := 6)"),
+    ],
 )
 def test_what_is_left_out_is_named_where_it_is_missed(work: str) -> None:
     cells = [Cell("cell 1", f"def compute(): return [6]\n{work}"), Cell("cell 2", "def Made(): return K")]
@@ -155,6 +197,57 @@ def test_what_is_left_out_is_named_where_it_is_missed(work: str) -> None:
     told = str(student_error(missed.value, submission.left_out))
     assert "cell 1, line 2" in told
     assert "write it as one of these" in told
+
+
+@pytest.mark.parametrize(
+    "work",
+    ["Made = compute(Made)", "with open('x'):\n    def Made(): return 6", "for _ in (1,):\n    Made = 1"],
+)
+def test_an_answer_that_is_left_out_is_named(work: str) -> None:
+    """Found by the cell it was handed out in, or not at all: both times where it stands is told."""
+    exercise = registry.exercise("06.copy-to-tensor-parallel")
+    name, source = exercise.names[0], work.replace("Made", exercise.names[0])
+    above = "def compute(f=None): return f"
+    cells = [Cell("cell 1", above), Cell("cell 2", source, exercise.id)]
+    with pytest.raises(AttributeError) as missed:
+        getattr(collect(cells, exercise.id, exercise.names).load(), name)
+    submission = collect([cells[0], Cell("cell 2", source)], exercise.id, exercise.names)
+    report = not_attempted(exercise, submission)
+    assert report.verdict == "error"
+    for told in (str(student_error(missed.value, submission.left_out)), report.rows[0].seen):
+        assert "cell 2, line" in told
+        assert "write it as one of these" in told
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "for n in range(2):\n    TABLE[n] = n",
+        "TABLE = compute()",
+        "TABLE.append(compute())",
+        "TABLE[0].x = compute()",
+    ],
+)
+def test_work_on_what_is_collected_is_told(work: str) -> None:
+    """Before its last definition it made no difference."""
+    made, used = "TABLE = []\ndef compute(): return 6", "def Made(): return TABLE"
+    later = collect([Cell("cell 1", made), Cell("cell 2", work), Cell("cell 3", used)], "06.made", ["Made"])
+    assert [note.partition(" by")[0] for note in later.notes] == ["TABLE is set or changed in cell 2, line 1"]
+    sooner = collect([Cell("cell 1", work), Cell("cell 2", made), Cell("cell 3", used)], "06.made", ["Made"])
+    assert sooner.notes == []
+
+
+def test_cells_are_those_that_were_typed() -> None:
+    """The kernel keeps them rewritten too: `%%time` and what stands below it as one call. Saved are these."""
+    shell = InteractiveShell.instance()
+    try:
+        for source in ("%%time\ndef three(): return 3", "%time K = 2", "def Made(): return K * three()"):
+            shell.run_cell(source, store_history=True)
+        made = type("Made", (), {"__module__": "__main__"})
+        submission = collect(live_cells(made), "06.made", ["Made"])
+    finally:
+        InteractiveShell.clear_instance()
+    assert vars(submission.load())["Made"]() == 6
 
 
 def test_a_file_with_a_mark_of_byte_order_is_read(tmp_path: Path) -> None:

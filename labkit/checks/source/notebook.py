@@ -60,7 +60,7 @@ def cells_of(notebook: Any, name: str = "the notebook") -> list[Cell]:
 
 
 def cells_of_history(inputs: list[str]) -> list[Cell]:
-    """The cells a kernel has executed, as IPython keeps them in `In`."""
+    """The cells a kernel has executed, as they were typed, which is what is saved and graded."""
     return [Cell(f"cell In [{i}]", source) for i, source in enumerate(inputs) if source.strip()]
 
 
@@ -70,7 +70,7 @@ def live_cells(made: object) -> list[Cell]:
     """
     shell = _shell()
     if shell is not None and getattr(made, "__module__", "__main__") == "__main__":
-        return cells_of_history(list(shell.user_ns.get("In", [])))
+        return cells_of_history(list(shell.history_manager.input_hist_raw))
     path = inspect.getsourcefile(made)  # type: ignore[arg-type]
     if path is None:
         raise BadNotebook(

@@ -39,13 +39,23 @@ PURE_CALLS = {
     ),
     *("dict", "list", "set", "tuple", "range", "Path", "getLogger", "compile", "Enum", "IntEnum", "auto"),
     *("len", "min", "max", "abs", "round", "sorted", "bool", "ceil", "floor", "log", "log2"),
-    *("device", "is_available"),
+    *("sum", "prod", "zip", "enumerate", "reversed", "items", "keys", "values", "split"),
+    *("defaultdict", "OrderedDict", "Counter", "deque", "SimpleNamespace"),
+    *("device", "is_available", "hasattr", "finfo", "iinfo", "Size", "tensor"),
+}
+# Methods that fill what was made above: a table or a list of a notebook's, a function's variants by type.
+_FILLS = {
+    *("append", "extend", "insert", "appendleft", "add", "update", "setdefault", "remove", "pop", "clear"),
+    *("sort", "reverse", "register"),
 }
 LARGEST_CELL = 200_000  # characters; a cell a person wrote is far below
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_IN_THE_NOTEBOOK = ("%%time", "%%capture")  # magics of a cell that is executed as it would be without them
+_IN_THE_NOTEBOOK = ("%%time", "%%capture", "%%prun")  # of a cell that is executed as it would be without them
 _TELLS = ("print", "warn", "warning", "info")  # calls that only tell a person something
 _ASSIGNS_MAGIC = re.compile(r"[\w, ]+=\s*[%!]")  # files = !ls
+_TIMED = re.compile(r"(?P<indent>\s*)%time\s+(?:--?[a-z-]+\s+)*(?P<code>.*\n?)")  # %time K = 6, which sets K
+_PROMPT = re.compile(r"(?:>>>|\.\.\.|In \[\d+\]:|\s*\.\.\.+:)(?: |$)")  # of what was copied with its prompts
+_MOST_LOOKS = 100  # times that a cell is parsed to tell its magics from its code
 
 
 @dataclass(frozen=True)
@@ -81,13 +91,14 @@ class Statement:
 
 @dataclass
 class ParsedCell:
-    """A cell's definitions; the names set by other code and where; why it could not be read, if it could
-    not.
+    """A cell's definitions; the names that other code sets, or what they stand for changes, and where; why it
+    could not be read, if it could not.
     """
 
     source: str = ""
     statements: list[Statement] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    left_changes: dict[str, str] = field(default_factory=dict)
     problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +134,8 @@ def _parsed(label: str, source: str) -> ParsedCell:
         else:
             where = f"{label}, line {node.lineno}"
             result.left_out.update(dict.fromkeys(defined_names(node), where))
+            inside = (each for each in ast.walk(node) if isinstance(each, ast.stmt))
+            result.left_changes.update((name, where) for each in inside for name in _changed_names(each))
     return result
 
 
@@ -131,7 +144,7 @@ def _as_python(source: str) -> tuple[str, ast.Module]:
     try:
         return source, parse(source)
     except SyntaxError:
-        without = without_magics(source)
+        without = without_magics(_without_prompts(source))
         if without == source:
             raise
         return without, parse(without)
@@ -143,8 +156,29 @@ def _compiled(body: Sequence[ast.stmt], label: str) -> list[CodeType]:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     for name in features:
         flags |= getattr(__future__, name).compiler_flag
-    modules = (ast.Module(body=[node], type_ignores=[]) for node in body)
+    modules = (ast.Module(body=[_in_a_notebook(node)], type_ignores=[]) for node in body)
     return [compile(module, label, "exec", flags=flags, dont_inherit=True) for module in modules]
+
+
+def _in_a_notebook(node: ast.stmt) -> ast.stmt:
+    """`if __name__ == "__main__":` holds in a notebook; what is collected of it has another name."""
+    if _is_main_guard(node):
+        assert isinstance(node, ast.If)
+        return ast.copy_location(
+            ast.If(ast.copy_location(ast.Constant(True), node.test), node.body, node.orelse), node
+        )
+    return node
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    match node:
+        case ast.If(
+            test=ast.Compare(
+                left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]
+            )
+        ):
+            return True
+    return False
 
 
 def _features(node: ast.ImportFrom) -> list[str]:
@@ -219,6 +253,8 @@ def is_definition(node: ast.stmt) -> bool:
         case ast.Try(body=body, handlers=handlers, orelse=other, finalbody=final):
             inside = body + other + final + [n for h in handlers for n in h.body]
             return all(is_definition(n) or _does_nothing(n) for n in inside)
+        case ast.Expr(value=ast.Call(args=args, keywords=keywords)) if _filled(node):
+            return all(map(_is_simple, (*args, *keywords)))
     return isinstance(node, getattr(ast, "TypeAlias", ()))  # of Python 3.12
 
 
@@ -247,18 +283,58 @@ def defined_names(node: ast.AST) -> list[str]:
 
 
 def without_magics(source: str) -> str:
-    """The cell with IPython's own lines made to do nothing, so that line numbers stay."""
-    return "".join(_without_magic(line) for line in python_lines(source))
+    """The cell with IPython's own lines made to do nothing, so that line numbers stay.
+
+    What looks like one may be Python: a line of a text, or of an expression in brackets. So a line is taken
+    out where the parser stumbles over it; all that look so, where it stumbles over something else.
+    """
+    lines = python_lines(source)
+    for _ in range(_MOST_LOOKS):
+        try:
+            parse("".join(lines))
+            return "".join(lines)
+        except SyntaxError as error:
+            at = (error.lineno or 0) - 1
+            if not (0 <= at < len(lines) and _is_magic(lines[at])):
+                break
+            _take_out(lines, at)
+    return "".join(_without_magic(line) for line in lines)
+
+
+def _take_out(lines: list[str], at: int) -> None:
+    """Have a magic do nothing, with the lines on which it goes on."""
+    goes_on = lines[at].rstrip("\r\n").endswith("\\")
+    lines[at] = _without_magic(lines[at])
+    while goes_on and at + 1 < len(lines):
+        at += 1
+        goes_on, lines[at] = lines[at].rstrip("\r\n").endswith("\\"), "\n"
+
+
+def _is_magic(line: str) -> bool:
+    """Whether a line looks like a magic, a command for the shell, or asks for help."""
+    code = line.strip()
+    asks = code.startswith("?") or (code.endswith("?") and "#" not in code)
+    return asks or code.startswith(("%", "!")) or _ASSIGNS_MAGIC.match(code) is not None
 
 
 def _without_magic(line: str) -> str:
-    """`line`, or `pass` in its place where it is a magic, a command for the shell, or asks for help."""
-    code = line.strip()
-    asks = code.startswith("?") or (code.endswith("?") and not code.startswith("#"))
-    if not asks and not code.startswith(("%", "!")) and not _ASSIGNS_MAGIC.match(code):
+    """`line`, or `pass` in place of a magic; what %time times is executed."""
+    if not _is_magic(line):
         return line
+    if timed := _TIMED.fullmatch(line):
+        return timed["indent"] + timed["code"]
     indent = line[: len(line) - len(line.lstrip())]
     return f"{indent}pass\n"
+
+
+def _without_prompts(source: str) -> str:
+    """The cell without prompts before its lines and without their common indentation, as IPython takes it."""
+    lines = python_lines(source)
+    first = next((line for line in lines if line.strip()), "")
+    if _PROMPT.match(first):
+        return "".join(_PROMPT.sub("", line, count=1) for line in lines)
+    indent = first[: len(first) - len(first.lstrip())]
+    return "".join(line.removeprefix(indent) for line in lines)
 
 
 def _statement(label: str, index: int, node: ast.stmt, code: CodeType) -> Statement:
@@ -279,8 +355,15 @@ def _statement(label: str, index: int, node: ast.stmt, code: CodeType) -> Statem
 
 
 def _changed_names(node: ast.stmt) -> Iterator[str]:
-    """Names of what an assignment to an attribute, or to an entry, changes."""
+    """Names of what a statement changes: by assigning to an attribute or entry, by a call that fills it, or
+    as a decorator.
+    """
+    targets: Sequence[ast.expr]
     match node:
+        case ast.Expr():
+            targets = _filled(node)
+        case ast.FunctionDef(decorator_list=found) | ast.ClassDef(decorator_list=found):
+            targets = [each.func if isinstance(each, ast.Call) else each for each in found]
         case ast.Assign(targets=targets):
             pass
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
@@ -294,13 +377,23 @@ def _changed_names(node: ast.stmt) -> Iterator[str]:
                 yield place.id
 
 
+def _filled(node: ast.stmt) -> list[ast.expr]:
+    """Of a statement that is a call, the place it fills: `TABLE.update(...)`, `setattr(Made, "f", f)`."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) as place)) if name in _FILLS:
+            return [place]
+        case ast.Expr(value=ast.Call(func=ast.Name(id="setattr"), args=[place, *_])):
+            return [ast.Attribute(place, "set")]
+    return []
+
+
 def _names_in_strings(node: ast.AST) -> set[str]:
     """Identifiers written as strings: forward references in annotations."""
     strings = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
     return {s for s in strings if s.isidentifier()}
 
 
-def _is_simple(value: ast.expr) -> bool:
+def _is_simple(value: ast.AST) -> bool:
     """Whether computing the value calls nothing but PURE_CALLS. What a lambda would do later does not
     count.
     """
@@ -312,4 +405,5 @@ def _is_simple(value: ast.expr) -> bool:
                 return False
         case ast.Call() | ast.Await() | ast.Yield() | ast.YieldFrom():
             return False
-    return all(_is_simple(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
+    parts = (ast.expr, ast.comprehension, ast.keyword)
+    return all(_is_simple(child) for child in ast.iter_child_nodes(value) if isinstance(child, parts))

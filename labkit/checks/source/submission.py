@@ -29,6 +29,11 @@ from labkit.checks.source.text import python_lines
 
 MODULE_NAME = "notebook"
 _LISTS = ("statements", "reference", "additions")
+ONLY_DEFINITIONS = (
+    "only imports, functions, classes and plain assignments are collected: write it as one of these, or "
+    "compute it where it is used"
+)
+MOST_TOLD = 3  # names that a report says are overlooked
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Submission:
     additions: the student's own earlier classes that have methods which the reference's do not.
     replaced: names that come from `reference` instead of the student's cells.
     left_out: names the student's cells set by code that is not a definition -> where, for error messages.
+    overlooked: names among the statements that other code sets or changes further down -> where.
     problems: cells that cannot be read as Python -> why.
     """
 
@@ -68,6 +74,7 @@ class Submission:
     replaced: list[str] = field(default_factory=list)
     additions: list[Statement] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    overlooked: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     found: bool = True  # the notebook has a cell for this exercise
 
@@ -85,6 +92,15 @@ class Submission:
         """The submission that `to_json` wrote."""
         lists = {key: [Statement.from_json(s) for s in data[key]] for key in _LISTS}
         return cls(**{**data, **lists})
+
+    @property
+    def notes(self) -> list[str]:
+        """What may explain that this code does something else than it does in the notebook."""
+        return [
+            f"{name[:60]} is set or changed in {where} by code that is no definition, which is not executed "
+            f"here; {ONLY_DEFINITIONS}"
+            for name, where in list(self.overlooked.items())[:MOST_TOLD]
+        ]
 
     def load(self) -> types.ModuleType:
         """Execute the statements in a new module and return it. Lets the student's errors through."""
@@ -127,9 +143,24 @@ def collect(
         replaced=list(replaced),
         additions=additions,
         left_out={name: where for result in parsed for name, where in result.left_out.items()},
+        overlooked=_overlooked(kept, cells, parsed),
         problems={cell.label: r.problem for cell, r in zip(cells, parsed, strict=True) if r.problem},
         found=bool(asked_for) or any(cell.exercise == exercise_id for cell in cells),
     )
+
+
+def _overlooked(
+    kept: Sequence[Statement], cells: Sequence[Cell], parsed: Sequence[ParsedCell]
+) -> dict[str, str]:
+    """The names of these statements that code below them sets or changes which is no definition."""
+    order = {cell.label: number for number, cell in enumerate(cells)}
+    defined = {name: (order[s.cell], s.last_line) for s in kept for name in s.defines if not s.imports}
+    return {
+        name: where
+        for number, result in enumerate(parsed)
+        for name, where in (*result.left_out.items(), *result.left_changes.items())
+        if name in defined and (number, int(where.rpartition(" ")[2])) > defined[name]
+    }
 
 
 def _with_more_methods(
