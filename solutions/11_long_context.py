@@ -209,7 +209,7 @@ def block_backward(
     """dq, dk and dv of one block, as parts of the whole rows' gradients.
 
     q, grad_out: [..., c, d]; k, v: [..., e, d]. lse, delta: [..., c], of the whole rows: delta is the sum of
-    grad_out times the whole output. diagonal: as for `attend_block`.
+    grad_out times the whole output. diagonal: as for `attend_block`. What is given is not changed.
     """
     ### BEGIN SOLUTION
     scale = math.sqrt(q.shape[-1])
@@ -321,7 +321,8 @@ labkit.check("11.own-tokens", own_tokens, block_pairs)
 # blocks are made from these (Liu et al. 2023, arXiv 2310.01889).
 #
 # Passing on takes two messages a tensor, one out and one in. They are only *started* here: both run until you
-# wait for them.
+# wait for them. A long message leaves only while its receiver takes it: ranks that all send first, and wait
+# until that has left, wait for ever.
 
 
 # %%
@@ -352,6 +353,7 @@ def ring_forward(
 
     q, k, v: [..., c, d], of the tokens that `own_tokens` gives this rank; often views, not contiguous,
     and not to be changed. Sends 2(n - 1) tensors to the next rank of the group, while blocks are computed.
+    No other rank's keys and values have come more than one step before their blocks are computed.
     attend(q, k, v, diagonal): one block, as `attend_block`. Asked for 2n + 1 blocks of a half by a half, or
     as much in other pieces: none of the future.
     """
@@ -450,7 +452,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        """Gradients of q, k and v, of the rank's own tokens; 4n - 2 tensors go to the next rank, none
+        """Gradients of q, k and v, of the rank's own tokens; neither grad_out nor the output is changed.
+        4n - 2 tensors go to the next rank, none
         where there is no other.
         """
         ### BEGIN SOLUTION

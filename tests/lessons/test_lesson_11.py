@@ -54,7 +54,7 @@ def test_a_rank_of_the_ring_is_handed_its_own_tokens_alone() -> None:
         for rank in range(case.ranks):
             handed = run.hand(case, drawn, rank)
             members = next(m for m in case.params.get("groups", [list(range(case.ranks))]) if rank in m)
-            assert {t.shape[-2] for t in handed.values()} == {case.params["shape"][2] // len(members)}
+            assert {t.shape[-2] for t in handed.values()} == {case.params["shape"][-2] // len(members)}
 
 
 def test_the_figure_of_the_exchange_says_what_a_rank_has() -> None:

@@ -9,9 +9,15 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_11.partial import causal, queries_keys_values, whole_attention
+from labkit.checks.lesson_11.partial import (
+    causal,
+    queries_keys_values,
+    tell_changed,
+    unchanged,
+    whole_attention,
+)
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import same
+from labkit.checks.shared.beside import on_each, same
 
 GRADIENTS = ("q", "k", "v")
 
@@ -29,7 +35,7 @@ def _cases(seed: int) -> list[Case]:
         pair_case("a block before", "past", [2, 2, 12, 3], 4, seed),
         pair_case("three keys, float32", "past", [3, 8, 5], 0, seed, dtype="float32", columns=3),
         pair_case("the block on the diagonal", "diagonal", [2, 2, 12, 3], 8, seed),
-        pair_case("alone on the diagonal", "diagonal", [1, 2, 4, 6], 0, seed),
+        pair_case("alone on the diagonal", "diagonal", [2, 4, 6], 0, seed),
     ]
 
 
@@ -67,10 +73,11 @@ def _handed(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _differentiate(rank: Rank) -> None:
-    """Answers grad.q, grad.k, grad.v."""
-    arguments = [rank.inputs[name].clone() for name in ("q", "k", "v", "grad_out", "lse", "delta")]
-    given = rank.student.block_backward(*arguments, rank.case.kind == "diagonal")
-    for name, gradient in zip(GRADIENTS, given, strict=True):
+    """Answers grad.q, grad.k, grad.v. Fact changed."""
+    given = {name: rank.inputs[name].clone() for name in ("q", "k", "v", "grad_out", "lse", "delta")}
+    gradients = rank.student.block_backward(*given.values(), rank.case.kind == "diagonal")
+    tell_changed(rank, given)
+    for name, gradient in zip(GRADIENTS, gradients, strict=True):
         rank.answer(f"grad.{name}", gradient)
 
 
@@ -134,9 +141,9 @@ EXERCISE = Exercise(
             "queries-gradient",
             "numbers",
             2,
-            "dq is this block's part of the queries' gradient.",
+            "dq is this block's part of the queries' gradient, and what was given is as it was.",
             "scores were divided by sqrt(d), and so are their gradients",
-            {"past": gradient_is("q")},
+            {"past": every(gradient_is("q"), on_each(unchanged))},
         ),
         Property(
             "diagonal",

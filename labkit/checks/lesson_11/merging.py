@@ -13,6 +13,8 @@ from labkit.checks.lesson_11.partial import (
     answer_partial,
     queries_keys_values,
     reported,
+    tell_changed,
+    unchanged,
     whole_attention,
 )
 from labkit.checks.rank import Rank
@@ -59,12 +61,12 @@ def _handed(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def _merge(rank: Rank) -> None:
     """Answers merged.out, .lse and .empty, and the same of the parts the other way round as swapped, both
-    read when both calls are over: a call that changes what it was given, or gave before, is seen.
+    read when both calls are over: a call that changes what it gave before is seen. Fact changed.
     """
-    one, other = (
-        (rank.inputs[f"{name}.out"].clone(), rank.inputs[f"{name}.lse"].clone()) for name in ("one", "other")
-    )
+    given = {name: tensor.clone() for name, tensor in rank.inputs.items()}
+    one, other = ((given[f"{name}.out"], given[f"{name}.lse"]) for name in ("one", "other"))
     merged, swapped = rank.student.merge(*one, *other), rank.student.merge(*other, *one)
+    tell_changed(rank, given)
     answer_partial(rank, "merged", merged)
     answer_partial(rank, "swapped", swapped)
 
@@ -73,6 +75,7 @@ def _is_the_whole(evidence: Evidence) -> Iterator[Finding]:
     whole: Partial = evidence.inputs["whole.out"], evidence.inputs["whole.lse"]
     for answer in evidence.answers:
         yield from _equal(whole, answer)
+        yield unchanged(evidence, answer)
 
 
 def _equal(whole: Partial, answer: RankAnswer) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +39,12 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.record.current import current_recorder
 
 PARTS = ("q", "k", "v")
+LONG = 75_000  # numbers a token: a message of more bytes than a connection holds until it is received
 _PRIVATE = "torch.distributed.tensor.experimental._context_parallel._attention"
+WHEREVER = (
+    "It works in a group that is not the whole job, on one rank alone, on views of tensors, and with long"
+    " messages."
+)
 TORCHS_OWN = (
     "torch.nn.functional.scaled_dot_product_attention",
     f"{_PRIVATE}._templated_ring_attention",
@@ -47,28 +53,29 @@ TORCHS_OWN = (
 
 
 def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
-    """shape: [b, a, s, d] of the whole sequence."""
+    """shape: [..., s, d] of the whole sequence."""
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
-        ring_case("three ranks", "values", 3, [2, 2, 24, 4], seed),
-        ring_case("four ranks, float32", "values", 4, [1, 3, 16, 6], seed, dtype="float32"),
+        ring_case("three ranks", "values", 3, [2, 2, 24, 4], seed, late=[1]),
+        ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32"),
         ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
-        ring_case("alone", "alone", 1, [1, 2, 6, 4], seed),
+        ring_case("alone", "alone", 1, [2, 6, 1], seed),
+        ring_case("long messages", "long", 2, [1, 1, 4, LONG], seed),
     ]
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """One sequence for each group: [groups, b, a, s, d]."""
+    """One sequence for each group: [groups, ..., s, d]."""
     each = [queries_keys_values(case, generator, "grad") for _ in groups_of(case)]
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 
 def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
     place = place_of(case, rank)
-    own = zigzag(case.params["shape"][2], place.position, place.size)
+    own = zigzag(case.params["shape"][-2], place.position, place.size)
     return {name: t[place.index][..., own, :].contiguous() for name, t in inputs.items()}
 
 
@@ -78,7 +85,7 @@ class Whole(Evidence):
 
     @cached_property
     def partials(self) -> list[Partial]:
-        positions = torch.arange(self.case.params["shape"][2])
+        positions = torch.arange(self.case.params["shape"][-2])
         sees = causal(positions, positions)
         return [
             whole_attention(q, k, v, sees)
@@ -87,7 +94,7 @@ class Whole(Evidence):
 
     @cached_property
     def gradients(self) -> list[dict[str, Tensor]]:
-        positions = torch.arange(self.case.params["shape"][2])
+        positions = torch.arange(self.case.params["shape"][-2])
         sees = causal(positions, positions)
         found = []
         for group in range(len(groups_of(self.case))):
@@ -101,7 +108,7 @@ class Whole(Evidence):
     def own(self, rank: int, of_groups: Sequence[Tensor], dim: int = -2) -> Tensor:
         """The rank's tokens of its group's tensor."""
         place = place_of(self.case, rank)
-        own = zigzag(self.case.params["shape"][2], place.position, place.size)
+        own = zigzag(self.case.params["shape"][-2], place.position, place.size)
         return of_groups[place.index].index_select(dim, torch.tensor(own))
 
 
@@ -117,7 +124,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
 def _go_round(rank: Rank) -> None:
     """Answers ring.out, .lse, .empty, read when a second call with other numbers is over. Facts: changed;
     open: for each time that attention was asked for, the receives that had been started by then and not been
-    waited for, and how many pairs of a query and a key.
+    waited for, the bytes of those that had been waited for, and how many pairs of a query and a key.
     """
     group, recorder = enter_group(rank), current_recorder()
     assert recorder is not None
@@ -126,8 +133,9 @@ def _go_round(rank: Rank) -> None:
     first = len(recorder.entries)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
-        receives = sum(e.op == "recv" and e.end is None for e in recorder.entries[first:])
-        opened.append([receives, q.shape[-2] * k.shape[-2]])
+        receives = [e for e in recorder.entries[first:] if e.op == "recv"]
+        come = sum(e.num_bytes for e in receives if e.end is not None)
+        opened.append([sum(e.end is None for e in receives), come, q.shape[-2] * k.shape[-2]])
         return _block(q, k, v, diagonal)
 
     with rank.recording("forward"):
@@ -149,8 +157,8 @@ def _is_attention(evidence: Whole) -> Iterator[Finding]:
 
 
 def _message_bytes(evidence: Evidence, rank: int) -> int:
-    b, a, s, d = evidence.case.params["shape"]
-    return b * a * (s // place_of(evidence.case, rank).size) * d * evidence.inputs["q"].element_size()
+    numbers = math.prod(evidence.case.params["shape"]) // place_of(evidence.case, rank).size
+    return numbers * evidence.inputs["q"].element_size()
 
 
 def sends(phase: str, messages: Callable[[int], int]) -> Judge:
@@ -175,13 +183,13 @@ def sends(phase: str, messages: Callable[[int], int]) -> Judge:
 
 def _of_a_block(evidence: Evidence, rank: int) -> int:
     """Pairs of a query and a key in one half of the rank's queries and one of keys."""
-    return (evidence.case.params["shape"][2] // place_of(evidence.case, rank).size // 2) ** 2
+    return (evidence.case.params["shape"][-2] // place_of(evidence.case, rank).size // 2) ** 2
 
 
 def _work(evidence: Evidence, answer: RankAnswer) -> Finding:
     """However `attend` is asked: two blocks side by side at once, or those on the diagonal in parts."""
     size, block = place_of(evidence.case, answer.rank).size, _of_a_block(evidence, answer.rank)
-    seen = sum(pairs for _, pairs in answer.facts["open"]) / block
+    seen = sum(pairs for *_, pairs in answer.facts["open"]) / block
     fewest = (2 * size - 1) + (1 + block**-0.5)  # half of each block on the diagonal is seen
     told = f"attend asked for {2 * size + 1} blocks' worth of queries and keys"
     return Finding(fewest - 1e-6 <= seen <= 2 * size + 1, told, f"{seen:g}", answer.rank)
@@ -190,11 +198,25 @@ def _work(evidence: Evidence, answer: RankAnswer) -> Finding:
 def _open_meanwhile(evidence: Evidence, answer: RankAnswer) -> Finding:
     """The keys of another rank make two blocks; nothing is to come any more while the last two are made."""
     opened, block = answer.facts["open"], _of_a_block(evidence, answer.rank)
-    total = sum(pairs for _, pairs in opened) / block
-    idle = sum(pairs for receives, pairs in opened if not receives) / block
+    total = sum(pairs for *_, pairs in opened) / block
+    idle = sum(pairs for receives, _, pairs in opened if not receives) / block
     told = "a receive under way while attend computes blocks, but for the two blocks of the last keys"
     seen = f"none in {idle:g} of {total:g} blocks"
     return Finding(idle <= 2 < total, told, seen, answer.rank)
+
+
+def _step_by_step(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Keys of a rank make two blocks. Who gathers them all first has them many steps too early, though a last
+    receive be left open.
+    """
+    of_two_blocks = 2 * _of_a_block(evidence, answer.rank)
+    of_a_rank = 2 * _message_bytes(evidence, answer.rank)
+    done = early = 0.0
+    for _, come, pairs in answer.facts["open"]:
+        early = max(early, come / of_a_rank - done / of_two_blocks)
+        done += pairs
+    told = "keys and values of another rank come at most a step before their blocks are computed"
+    return Finding(early <= 1 + 1e-6, told, f"those of {early:g} ranks waited", answer.rank)
 
 
 FORWARD = Run(_go_round, _inputs, _own, Whole)
@@ -202,7 +224,7 @@ RING_FORWARD = Exercise(
     "11.ring-forward",
     "Keys and values go round",
     ("ring_forward",),
-    dict.fromkeys(("values", "subgroup", "alone"), FORWARD),
+    dict.fromkeys(("values", "subgroup", "alone", "long"), FORWARD),
     _cases,
     (
         Property(
@@ -235,15 +257,19 @@ RING_FORWARD = Exercise(
             2,
             "The next keys are on their way while attend computes blocks.",
             "messages are started before the blocks, and waited for after them",
-            {"values": on_each(_open_meanwhile)},
+            {"values": every(on_each(_open_meanwhile), on_each(_step_by_step))},
         ),
         Property(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
+            WHEREVER,
             "a rank of the group was used as a global rank",
-            {"subgroup": every(_is_attention, stays_in_group), "alone": _is_attention},
+            {
+                "subgroup": every(_is_attention, stays_in_group),
+                "alone": _is_attention,
+                "long": _is_attention,
+            },
         ),
     ),
     builds_on=("11.merge-partials", "11.own-tokens"),
@@ -255,8 +281,9 @@ RING_FORWARD = Exercise(
 
 
 def _differentiate(rank: Rank) -> None:
-    """Answers out and grad.q, .k, .v; recordings forward and backward; facts kept_bytes, from the input's,
-    and changed. Between forward and backward there is another forward, as there is in a model of two layers.
+    """Answers out, out.later, when backward is over, and grad.q, .k, .v; recordings forward and backward;
+    facts kept_bytes, from the input's, and changed. Between forward and backward there is another forward, as
+    there is in a model of two layers.
     """
     group = enter_group(rank)
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
@@ -266,9 +293,12 @@ def _differentiate(rank: Rank) -> None:
     rank.fact("kept_bytes", held_since(before))
     rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
     rank.answer("out", out)
+    grad = as_handed(rank, "grad")
     with rank.attempt("gradients"), rank.recording("backward"):
-        out.backward(as_handed(rank, "grad"))
-    tell_changed(rank, {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)})
+        out.backward(grad)
+    rank.answer("out.later", out)
+    given = {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)}
+    tell_changed(rank, {**given, "grad": grad})
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
 
@@ -284,13 +314,13 @@ def _are_gradients(evidence: Whole) -> Iterator[Finding]:
             expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
             yield same(f"gradient of {name} from the whole sequence", expected, answer, f"grad.{name}")
         yield unchanged(evidence, answer)
+        yield same("the output as forward gave it", answer.tensors["out"], answer, "out.later")
 
 
 def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
     """The output and the lse beside q, k and v, which the caller has."""
-    b, a, s, _ = evidence.case.params["shape"]
     own = _message_bytes(evidence, answer.rank)
-    lse = b * a * (s // place_of(evidence.case, answer.rank).size) * evidence.inputs["q"].element_size()
+    lse = own // evidence.case.params["shape"][-1]
     most, kept = own + lse + 256, answer.facts["kept_bytes"]
     told = f"at most {most:,} bytes kept: the output and its lse"
     return Finding(kept <= most, told, f"{kept:,} bytes", answer.rank)
@@ -301,7 +331,7 @@ RING_ATTENTION = Exercise(
     "11.ring-attention",
     "The ring, with its backward",
     ("RingAttention",),
-    dict.fromkeys(("values", "subgroup", "alone"), ATTENTION),
+    dict.fromkeys(("values", "subgroup", "alone", "long"), ATTENTION),
     _cases,
     (
         Property(
@@ -346,9 +376,13 @@ RING_ATTENTION = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
+            WHEREVER,
             "a rank of the group was used as a global rank",
-            {"subgroup": every(_are_gradients, stays_in_group), "alone": _are_gradients},
+            {
+                "subgroup": every(_are_gradients, stays_in_group),
+                "alone": _are_gradients,
+                "long": _are_gradients,
+            },
         ),
     ),
     builds_on=("11.merge-partials", "11.block-backward", "11.own-tokens", "11.ring-forward"),
