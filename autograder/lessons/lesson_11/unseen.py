@@ -133,7 +133,12 @@ def _bytes_cases(seed: int) -> list[Case]:
     back = _bytes_row(draw, "ulysses", draw.randint(2, 16), True)
     alone = [_bytes_row(draw, way, 1, back) for way in ("ring", "ulysses") for back in (False, True)]
     few = (720, 24, draw.choice([2, 3, 4]), 16)
-    refused = [asked("ulysses", few, 6), asked("ring", (700, 8, 8, 4), 8), asked("Ring Attention", few, 2)]
+    refused = [
+        asked("ulysses", few, 6),
+        asked("ulysses", (700, 8, 8, 4), 8),
+        asked("ring", (700, 8, 8, 4), 8),
+        asked("Ring Attention", few, 2),
+    ]
     return [
         *cases,
         values_case("ulysses", [back], seed, ", unseen backward"),

@@ -36,7 +36,7 @@ def heads_case(
 
 def _cases(seed: int) -> list[Case]:
     return [
-        heads_case("three ranks", "values", 3, [2, 6, 12, 4], 3, seed),
+        heads_case("three ranks", "values", 3, [2, 6, 12, 4], 3, seed, late=[1]),
         heads_case("four ranks, float32", "values", 4, [1, 8, 16, 6], 8, seed, dtype="float32"),
         heads_case("two ranks, two heads for each key", "values", 2, [1, 8, 6, 2], 4, seed),
         heads_case("crossed groups", "subgroup", 4, [1, 4, 8, 4], 2, seed, groups=[[0, 3], [1, 2]]),
@@ -166,13 +166,15 @@ def _sends(phase: str) -> Judge:
 
 
 def _own_heads(evidence: Evidence, answer: RankAnswer) -> Finding:
-    """However often attention is asked for: every time over all tokens, in all for an n-th of the heads."""
+    """However often attention is asked for: every time over all tokens, in all for an n-th of the heads, and
+    with no more key-value heads than these heads of queries share.
+    """
     b, a, s, d = evidence.case.params["shape"]
-    heads = a // place_of(evidence.case, answer.rank).size
+    kv_heads, size = evidence.case.params["kv_heads"], place_of(evidence.case, answer.rank).size
     shapes = answer.facts["attended"]
-    whole = all(q[2:] == [s, d] and k[2] == s for q, k in shapes)
-    right = whole and sum(q[0] * q[1] for q, _ in shapes) == b * heads
-    told = f"attention over {s} tokens for {heads} of {a} heads"
+    whole = all(q[2:] == [s, d] and k[2] == s and k[1] <= -(-q[1] * kv_heads // a) for q, k in shapes)
+    right = whole and sum(q[0] * q[1] for q, _ in shapes) == b * a // size
+    told = f"attention over {s} tokens for {a // size} of {a} heads, {kv_heads // size} of {kv_heads} of keys"
     return Finding(right, told, f"queries and keys of {shapes}", answer.rank)
 
 
@@ -223,8 +225,8 @@ EXERCISE = Exercise(
             "own-heads",
             "mechanism",
             1,
-            "Each rank attends over all tokens, for its own n-th of the heads alone.",
-            "every rank computes all heads",
+            "Each rank attends over all tokens, for its own n-th of both kinds of heads alone.",
+            "every rank computes all heads, or keys are repeated for the heads that share them",
             {"values": on_each(_own_heads)},
         ),
         Property(

@@ -39,6 +39,7 @@ def _cases(seed: int) -> list[Case]:
     refused = [
         asked("ulysses", LLAMA_8B, 16),
         asked("ulysses", (120, 8, 6, 4), 3),
+        asked("ulysses", (132, 8, 8, 4), 8),
         asked("ring", LLAMA_8B, 3),
         asked("star", LLAMA_8B, 4),
     ]

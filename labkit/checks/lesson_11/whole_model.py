@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
@@ -53,7 +53,7 @@ def gpt_case(name: str, kind: str, dp: int, cp: int, tp: int, seed: int, **param
 
 def _cases(seed: int) -> list[Case]:
     return [
-        gpt_case("dp 2, cp 2", "values", 2, 2, 1, seed),
+        gpt_case("dp 2, cp 2", "values", 2, 2, 1, seed, late=[1]),
         gpt_case("cp 3, untied", "values", 1, 3, 1, seed, tied=False, layers=1, rows=3),
         gpt_case("cp 2, tp 2", "tensor", 1, 2, 2, seed),
         gpt_case("a rank without targets", "without", 1, 2, 1, seed, sequence=8),
@@ -153,6 +153,7 @@ def _train(rank: Rank) -> None:
     the sums of gradients in the second. Fact changed: what is no longer as it was in the whole model.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
+    given = _held(full)
     model = rank.student.ContextParallelGPT(full, *_groups(rank))
     for step in range(STEPS):
         model.zero_grad()
@@ -167,8 +168,22 @@ def _train(rank: Rank) -> None:
         descend(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         rank.answer(f"trained.{name}", parameter)
-    before = under("full.", rank.inputs)
-    rank.fact("changed", [n for n, p in full.named_parameters() if not torch.equal(p, before[n])])
+    before, held = under("full.", rank.inputs), _held(full)
+    other = {n for n, p in full.named_parameters() if not torch.equal(p, before[n])}
+    other |= {n for n in given.keys() | held.keys() if given.get(n, given) is not held.get(n, held)}
+    rank.fact("changed", sorted(other))
+
+
+def _held(model: nn.Module) -> dict[str, object]:
+    """What the modules of a model hold by name, such as functions, hooks and switches; of dictionaries each
+    entry.
+    """
+    found: dict[str, object] = {f"{n}.requires_grad": p.requires_grad for n, p in model.named_parameters()}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            entries = value.items() if isinstance(value, dict) else [("", value)]
+            found |= {f"{name}.{key}.{entry}".strip("."): held for entry, held in entries}
+    return found
 
 
 # -- in the judge
