@@ -149,8 +149,8 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _train(rank: Rank) -> None:
-    """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward and backward of the last step, with
-    the sums of gradients in the second. Fact changed: what is no longer as it was in the whole model.
+    """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
+    of the last step. Fact changed: what is no longer as it was in the whole model.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
     given = _held(full)
@@ -161,6 +161,7 @@ def _train(rank: Rank) -> None:
             loss = model.loss(rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone())
         with rank.recording("backward"):
             loss.backward()
+        with rank.recording("sums"):
             model.sum_gradients()
         rank.answer(f"loss.{step}", loss)
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -247,19 +248,19 @@ def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
     return Finding(not changed, "`full` as it was given", f"changed: {', '.join(changed)}", answer.rank)
 
 
-def _keys_alone(phase: str, backward: bool) -> Judge:
+def _keys_alone(phase: str, *more: str) -> Judge:
     """Between the pieces of a sequence go the ring's messages, beside a loss's two numbers and the sums of
-    gradients; what tensor-parallel ranks send each other does not count.
+    gradients; what tensor-parallel ranks send each other does not count. more: recordings that belong to the
+    phase.
     """
 
     def find(evidence: OneProcess, answer: RankAnswer) -> Iterator[Finding]:
         spot, p = spot_of(evidence.case, answer.rank), evidence.case.params
-        size = len(spot.context)
+        size, backward = len(spot.context), phase == "backward"
         tensor = p["rows"] * p["sequence"] // size * p["hidden"] // len(spot.tensor) * 8
         messages = p["layers"] * (4 * size - 2 if backward else 2 * (size - 1))
-        calls = [
-            c for c in answer.collectives[phase] if c["source"] == "python" and not _within(c, spot.tensor)
-        ]
+        found = [c for name in (phase, *more) for c in answer.collectives[name]]
+        calls = [c for c in found if c["source"] == "python" and not _within(c, spot.tensor)]
         sent = sum(c["num_bytes"] for c in calls if c["op"] == "send" and _within(c, spot.context))
         told = f"{phase}: {messages * tensor:,} bytes sent to the next piece of the sequence"
         yield Finding(sent == messages * tensor, told, f"{sent:,} bytes", answer.rank)
@@ -281,7 +282,7 @@ def _within(call: Mapping[str, Any], members: list[int]) -> bool:
 TRAINED = Run(_train, _inputs, _hand, OneProcess)
 GRADIENTS = _states(*(f"grad.{step}" for step in range(STEPS)))
 ALL = every(_losses, GRADIENTS, _states("trained"))
-TRAFFIC = every(_keys_alone("forward", False), _keys_alone("backward", True))
+TRAFFIC = every(_keys_alone("forward"), _keys_alone("backward", "sums"))
 EXERCISE = Exercise(
     "11.context-parallel-gpt",
     "A whole model on divided sequences",
