@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ NOT_REACHED = "not reached: no case gave evidence for it"
 LONGEST_STOP = 4000  # characters of an error; a deadlock's report has a line for each rank
 MOST_STOPS = 3  # of an exercise: one mistake may have an error of its own in each case
 WHICH_RANKS = re.compile(r"^rank \d+( \(and on \d+ more\))?: ")
+# Some of what is expected is drawn from torch's default generator, which the threads of a process share, and
+# submissions are graded in threads: two judged at once would draw each other's numbers.
+_ONE_AT_A_TIME = threading.Lock()
 UNREADABLE = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
@@ -65,14 +69,22 @@ def judge_exercise(
     """
     if not submission.found:
         return not_attempted(exercise, submission)
-    inputs = {case.name: draw_inputs(exercise, case, secret) for case in cases}
-    handed = {case.name: _handed(exercise, case, inputs[case.name]) for case in cases}
+    with _ONE_AT_A_TIME:
+        inputs = {case.name: draw_inputs(exercise, case, secret) for case in cases}
+        handed = {case.name: _handed(exercise, case, inputs[case.name]) for case in cases}
     outcomes: dict[str, Outcome] = {}
     for together in cases_of_jobs(cases):
         request = RunRequest(
             exercise.id, together, submission, own_parts, together[0].ranks, _seconds(together)
         )
         outcomes.update(run_cases(request, handed, run_job))
+    with _ONE_AT_A_TIME:
+        return _judged(exercise, cases, inputs, outcomes)
+
+
+def _judged(
+    exercise: Exercise, cases: Sequence[Case], inputs: dict[str, Inputs], outcomes: dict[str, Outcome]
+) -> Report:
     noted = [n for case in cases for n in _noted(exercise, case, inputs[case.name], outcomes[case.name])]
     stops = [stop for case in cases for stop in _stops(case, outcomes[case.name])]
     report = _report(exercise, noted, outcomes, stops)
