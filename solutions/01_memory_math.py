@@ -699,8 +699,8 @@ labkit.check("01.global-batch-size", global_batch_size, accumulation_steps)
 # From the list you saw above: without dropout there are no masks, and the dropped probabilities are the
 # probabilities. Per layer there remain 16 tensors of $sbh$ numbers (count them: two norm inputs, two inputs
 # of attention and MLP, queries, keys, values, the attention output, and 4 + 4 around GeLU) and, with explicit
-# attention, $as^2b$ probabilities. After the last layer: the inputs of the final norm and the head, and the
-# logits, 4 bytes each whatever $e$ is.
+# attention, $as^2b$ probabilities. After the last layer: the inputs of the final norm and of the head, of
+# $sbh$ numbers each, and the logits, which alone take 4 bytes a number whatever $e$ is.
 #
 # ### Exercise: predict a step
 # Both numbers in bytes, for the step described above.

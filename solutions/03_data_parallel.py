@@ -653,8 +653,9 @@ Table(
 # %% [markdown]
 # ### Exercise: accumulate_gradients
 #
-# Backward for every micro-batch; only the last one
-# sends. The gradients are those of the mean over all rows together, and the mean loss is returned.
+# Backward for every micro-batch; only the last one sends. The gradients are those of the mean over all rows
+# together, and the mean loss is returned. Who calls it has cleared the gradients before, as between steps:
+# whether you clear them once more makes no difference.
 
 
 # %% exercise="03.accumulate-gradients" difficulty=2 minutes=10

@@ -352,7 +352,8 @@ labkit.check("04.peak-in-flight", peak_in_flight)
 # when $m$ is a multiple of $p$.
 #
 # ### Exercise: interleaved 1F1B
-# Return what one *rank* does, all its chunks in one list.
+# Return what one *rank* does, all its chunks in one list. Another order is as good, a shorter warm-up too, if
+# the batch takes no longer (messages taking no time) and no rank holds more than this warm-up and one chunk.
 #
 # <details><summary>Hint 1</summary>Make the list of all forwards of the rank first: for group, for stage,
 # for micro-batch in group. The backwards differ in one word.</details>
@@ -564,7 +565,7 @@ except labkit.LaunchError as error:
 #
 # `Mail` and `check_list` are suggestions: only `run_schedule` and `train_step` are called from outside.
 # `check_list` finds mistakes before anything is sent: a stage that is not here, a micro-batch that does
-# not exist, a backward before its forward or missing altogether.
+# not exist, an action that is there twice, a backward before its forward or missing altogether.
 #
 # <details><summary>Hint 1</summary>Start with GPipe on two ranks and nothing else. Keep (input, output)
 # of each forward in a dict until its backward, and pop it there: what stays in the dict stays in
@@ -644,6 +645,8 @@ def check_list(part: PipelinePart, actions: list[Action]) -> None:
             raise ValueError(f"{action}: this rank has stages {sorted(part.stages)}")
         if not 0 <= micro_batch < len(part.micro_batches):
             raise ValueError(f"{action}: there are {len(part.micro_batches)} micro-batches, from 0")
+        if action in done:
+            raise ValueError(f"{action}: it is there twice")
         if kind == "backward" and Action("forward", stage, micro_batch) not in done:
             raise ValueError(f"{action}: its forward does not come before it")
         done.add(action)

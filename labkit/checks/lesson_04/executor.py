@@ -124,8 +124,10 @@ def bad_lists_case(seed: int) -> Case:
         "a stage that is not this rank's": [["forward", 5, 0], *good],
         "a backward before its forward": [["backward", 1, 1], *good[:6], good[7]],
         "a missing backward": good[:7],
+        "a forward that is there twice": [*good[:5], *good[4:]],
+        "a backward that is there twice": [*good, good[7]],
     }
-    names = {label: [n] for label, n in zip(bad, (7, 2, -1, 5, 1, 1), strict=True)}
+    names = {label: [n] for label, n in zip(bad, (7, 2, -1, 5, 1, 1, 1, 1), strict=True)}
     params = {"lists": [good], "widths": TWO, "sizes": [2, 2], "bad": bad, "names": names}
     return Case("bad lists, one rank", 1, params, seed, kind="bad")
 

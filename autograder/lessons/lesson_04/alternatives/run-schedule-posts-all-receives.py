@@ -81,6 +81,8 @@ def check(part, actions):
             raise ValueError(f"no stage for {action}")
         if action.micro_batch < 0 or action.micro_batch >= len(part.micro_batches):
             raise ValueError(f"no micro-batch for {action}")
+        if place in (forwards if action.kind == "forward" else backwards):
+            raise ValueError(f"once is enough: {action}")
         if action.kind == "forward":
             forwards.add(place)
         elif place in forwards:

@@ -71,6 +71,8 @@ def _look_over(part, actions):
             raise ValueError(f"cannot do {action} here")
         if kind == "backward" and ("forward", stage, i) not in seen:
             raise ValueError(f"{action} comes before its forward")
+        if (kind, stage, i) in seen:
+            raise ValueError(f"{action} for the second time")
         seen.add((kind, stage, i))
     for stage in part.stages:
         for i in range(len(part.micro_batches)):
