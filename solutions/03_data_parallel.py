@@ -217,7 +217,7 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Overwrite parameters and buffers of `module`, in place, with those of the first rank of `group`.
 
     A tensor that has two names is sent once, by broadcast. On some ranks tensors may be views that are not
-    contiguous; `requires_grad` stays as it is.
+    contiguous. `requires_grad`, gradients and the mode (training or not) stay as they are.
     """
     ### BEGIN SOLUTION
     for tensor in [*module.parameters(), *module.buffers()]:
@@ -255,9 +255,9 @@ labkit.check("03.broadcast-module", broadcast_module)
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Replace the gradient of every parameter that requires one by its mean over `group`.
 
-    One all_reduce for each; frozen parameters stay without a gradient. A parameter that has none on this rank
-    counts as zeros. Gradients may be views that are not contiguous, on some ranks alone. Called by all ranks,
-    after backward.
+    One all_reduce for each; frozen parameters stay without a gradient, and one with two names counts once. A
+    parameter that has none on this rank counts as zeros. Gradients may be views that are not contiguous, on
+    some ranks alone. Called by all ranks, after backward.
     """
     ### BEGIN SOLUTION
     for parameter in module.parameters():
@@ -653,9 +653,9 @@ Table(
 # %% [markdown]
 # ### Exercise: accumulate_gradients
 #
-# Backward for every micro-batch; only the last one sends. The gradients are those of the mean over all rows
-# together, and the mean loss is returned. Who calls it has cleared the gradients before, as between steps:
-# whether you clear them once more makes no difference.
+# Backward for every micro-batch; only the last one sends, as the model does by itself. The gradients are
+# those of the mean over all rows together, and the mean loss is returned. Who calls it has cleared the
+# gradients before, as between steps: whether you clear them once more makes no difference.
 
 
 # %% exercise="03.accumulate-gradients" difficulty=2 minutes=10

@@ -49,6 +49,7 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("unseen: three ranks", "values", 3, seed, **sizes),
         net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
         net_case("unseen: last unused", "unused", 4, seed, aside=[0], **sizes),
+        net_case("unseen: frozen", "frozen", 2, seed, frozen=["aside.weight", "last.bias"], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: two have views", "layout", 3, seed, views_on=[0, 2], aside=[1], **sizes),
     ]
@@ -56,7 +57,7 @@ def _average_cases(seed: int) -> list[Case]:
 
 def _buckets_cases(seed: int) -> list[Case]:
     draw = Random(f"03/buckets/{seed}")
-    kinds = ["float64", "float32", "bfloat16"]
+    kinds = ["float64", "float32", "bfloat16", "float16"]
 
     def some(count: int, dtypes: list[str], frozen: float) -> list[Spec]:
         shapes = [[draw.randint(1, 9) for _ in range(draw.randint(1, 3))] for _ in range(count)]

@@ -55,10 +55,15 @@ def _accumulate(rank: Rank) -> None:
     """Steps of several micro-batches each, through the data-parallel wrapper.
 
     Answers: loss STEP, grad STEP.NAME. Fact: graph, whether a loss that was returned holds one. Recordings:
-    step STEP.
+    plain, of a backward of one micro-batch; step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
+    x, target = _micro_batches(rank.case, rank.inputs, 0)[0]
+    loss = _mean_loss(model(x), target)
+    with rank.recording("plain"):
+        loss.backward()
+    net.zero_grad()
     for step in range(STEPS):
         batches = _micro_batches(rank.case, rank.inputs, step)
         with rank.recording(f"step {step}"):
@@ -93,6 +98,9 @@ def _sends_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
         total, moved = sum(map(nbytes, trained(evidence.first_net(answer)))), sum(n for _, n in calls)
         told = f"the gradients' {total:,} bytes once, whatever the number of micro-batches"
         yield Finding(moved == total, told, f"{moved:,} bytes: {calls_text(calls)}", answer.rank)
+        plain = calls_of(answer, "plain")
+        told = f"what the model sends in one backward: {calls_text(plain)}"
+        yield Finding(calls == plain, told, calls_text(calls), answer.rank)
 
 
 BOTH = every(GRADIENTS, _returns_the_mean)
@@ -123,7 +131,7 @@ EXERCISE = Exercise(
             "communication",
             "mechanism",
             2,
-            "Gradients are sent once a step, whatever the number of micro-batches",
+            "Gradients are sent once a step, by the last backward, whatever the number of micro-batches",
             "model.no_sync() around all but the last backward",
             {"values": _sends_once},
         ),

@@ -35,11 +35,13 @@ def _cases(seed: int) -> list[Case]:
     large: list[Spec] = [([3], f, True), ([100], f, True), ([2], f, True)]
     frozen: list[Spec] = [([4], d, True), ([4], d, False), ([4], d, True), ([4], d, False)]
     mixed: list[Spec] = [([4], f, True), ([4], d, True), ([4], d, True), ([4], f, True)]
+    halves: list[Spec] = [([4], "float16", True), ([4], "bfloat16", True), ([3], "bfloat16", True)]
     return [
         buckets_case("five parameters", plain, 240, seed),
         buckets_case("one larger than a bucket", large, 64, seed),
         buckets_case("some frozen", frozen, 64, seed),
         buckets_case("two dtypes", mixed, 1000, seed),
+        buckets_case("two dtypes of two bytes", halves, 1000, seed),
         buckets_case("two dtypes, full buckets", [([4], f, True), *[([4], d, True)] * 4], 64, seed),
         buckets_case("one without elements", [([3], f, True), ([0], f, True), ([4], f, True)], 16, seed),
         buckets_case("two that exceed a bucket by a byte", [([8], f, True)] * 4, 63, seed),

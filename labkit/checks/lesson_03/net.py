@@ -92,13 +92,19 @@ def _empty_net(case: Case) -> Net:
 
 def net_of(case: Case, handed: Inputs) -> Net:
     """The net in float64, with the state that a rank was handed. The case's `frozen` names parameters that
-    are not trained.
+    are not trained; where it is `tied`, two layers have one bias.
     """
     net = _empty_net(case)
     for name, tensor in state_of(net).items():
         tensor.data.copy_(handed[f"state.{name}"])
     for name in case.params.get("frozen", ()):
         net.get_parameter(name).requires_grad_(False)
+    return tied(net) if case.params.get("tied") else net
+
+
+def tied(net: Net) -> Net:
+    """The net with one parameter under two names."""
+    net.aside.bias = net.last.bias
     return net
 
 
@@ -182,9 +188,11 @@ def own_loss(rank: Rank, model: nn.Module, step: int, m: int = 0) -> Tensor:
 
 
 def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
-    """Answers: "grad STEP.NAME", zeros where a trained parameter has none. Then one step of SGD; the
-    gradients are gone.
+    """Answers: "grad STEP.NAME", zeros where a trained parameter has none. Fact: "frozen STEP", the frozen
+    parameters that have one. Then one step of SGD; the gradients are gone.
     """
+    frozen = [name for name, p in net.named_parameters() if not p.requires_grad and p.grad is not None]
+    rank.fact(f"frozen {step}", frozen)
     for name, gradient in _gradients(net).items():
         rank.answer(f"grad {step}.{name}", gradient)
     descend(net)
@@ -264,3 +272,10 @@ def equals(*kinds: str) -> Judge:
 
 
 GRADIENTS = equals("grad 0", "grad 1")
+
+
+def leaves_frozen_alone(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    """No frozen parameter was given a gradient."""
+    for answer in evidence.answers:
+        given = sorted({name for step in range(STEPS) for name in answer.facts[f"frozen {step}"]})
+        yield Finding(not given, "no gradient for a frozen parameter", f"given to {given}", answer.rank)

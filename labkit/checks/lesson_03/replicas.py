@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import torch
+
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_03.net import (
@@ -17,6 +19,7 @@ from labkit.checks.lesson_03.net import (
     equals,
     hand_replica,
     hand_state,
+    leaves_frozen_alone,
     lie_differently,
     loss_of,
     net_case,
@@ -27,6 +30,7 @@ from labkit.checks.lesson_03.net import (
     send_state,
     state_of,
     subgroup,
+    tied,
     trained,
 )
 from labkit.checks.rank import Rank
@@ -56,29 +60,38 @@ def _broadcast_cases(seed: int) -> list[Case]:
     ]
 
 
-def _tied(net: Net) -> Net:
-    """The net with one parameter under two names."""
-    net.aside.bias = net.last.bias
-    return net
-
-
 def _broadcast(rank: Rank) -> None:
-    """Broadcast nets that differ on every rank, one of their parameters frozen and one shared. Each rank goes
-    on at once to overwrite what it has.
+    """Broadcast nets that differ on every rank, with gradients, one of their parameters frozen, one shared,
+    and one layer in evaluation mode. Each rank goes on at once to overwrite what it has.
 
-    Answers: state.NAME. Facts: moved, asks. Recording: broadcast.
+    Answers: state.NAME. Facts: moved, asks, changed. Recording: broadcast.
     """
-    group, net = enter_group(rank), _tied(net_of(rank.case, rank.inputs))
+    group, net = enter_group(rank), tied(net_of(rank.case, rank.inputs))
     net.aside.weight.requires_grad_(False)
+    net.aside.eval()
     lie_differently(rank, net)
+    for parameter in trained(net):
+        parameter.grad = torch.ones_like(parameter)
     before = _addresses(net)
     with rank.recording("broadcast"):
         rank.student.broadcast_module(net, group)
     rank.fact("moved", sorted(name for name, at in _addresses(net).items() if before[name] != at))
     rank.fact("asks", {name: parameter.requires_grad for name, parameter in net.named_parameters()})
+    rank.fact("changed", sorted(_changed(net)))
     send_state(rank, net, "state")
     for tensor in (*net.parameters(), *net.buffers()):
         tensor.data.zero_()
+
+
+def _changed(net: Net) -> Iterator[str]:
+    """What else than numbers is not as `_broadcast` handed it over."""
+    for name, module in net.named_modules():
+        if module.training == (name == "aside"):
+            yield f"the mode of {name or 'the module'}"
+    for name, parameter in net.named_parameters():
+        kept = parameter.grad is not None and bool((parameter.grad == 1).all())
+        if kept != (name != "aside.weight"):
+            yield f"the gradient of {name}"
 
 
 def _addresses(net: Net) -> dict[str, int]:
@@ -90,7 +103,7 @@ def _has_the_firsts(*kinds: str) -> Judge:
 
     def judge(evidence: ReplicaEvidence) -> Iterator[Finding]:
         for answer in evidence.answers:
-            net = _tied(evidence.first_net(answer))
+            net = tied(evidence.first_net(answer))
             buffers = dict(net.named_buffers())
             for name, tensor in state_of(net).items():
                 if ("buffers" if name in buffers else "parameters") in kinds:
@@ -103,14 +116,16 @@ def _stays_in_place(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         moved = answer.facts["moved"]
         yield Finding(moved == [], "every tensor where it was", f"replaced: {moved}", answer.rank)
-        parameters = _tied(evidence.first_net(answer)).named_parameters()
+        parameters = tied(evidence.first_net(answer)).named_parameters()
         asked = answer.facts["asks"] == {name: name != "aside.weight" for name, _ in parameters}
         yield Finding(asked, "requires_grad as it was", "changed", answer.rank)
+        changed = answer.facts["changed"]
+        yield Finding(not changed, "gradients and modes as they were", f"changed: {changed}", answer.rank)
 
 
 def _each_is_sent_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        tensors = state_of(_tied(evidence.first_net(answer))).values()
+        tensors = state_of(tied(evidence.first_net(answer))).values()
         total = sum({tensor.data_ptr(): nbytes(tensor) for tensor in tensors}.values())
         calls = calls_of(answer, "broadcast")
         right = {op for op, _ in calls} == {"broadcast"} and sum(size for _, size in calls) == total
@@ -144,7 +159,7 @@ BROADCAST = Exercise(
             "in-place",
             "mechanism",
             1,
-            "Every tensor stays where it was, with requires_grad as it was",
+            "Every tensor stays where it was; requires_grad, gradients and modes are as they were",
             "an optimizer made before holds the old tensors: copy into them",
             {"values": _stays_in_place},
         ),
@@ -171,6 +186,7 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("four ranks", "values", 4, seed, rows=3),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
+        net_case("a parameter with two names", "values", 2, seed, tied=True),
         net_case("a frozen layer", "frozen", 2, seed, frozen=["second.weight"]),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
         net_case("one rank", "values", 1, seed),
@@ -234,7 +250,10 @@ AVERAGE = Exercise(
             2,
             "One all_reduce for each gradient, none for what is frozen",
             "parameters are averaged instead, or gathered, or frozen ones are given gradients",
-            {"values": _one_for_each_gradient, "frozen": every(GRADIENTS, _one_for_each_gradient)},
+            {
+                "values": _one_for_each_gradient,
+                "frozen": every(GRADIENTS, leaves_frozen_alone, _one_for_each_gradient),
+            },
         ),
         Property(
             "unused-parameter",

@@ -93,14 +93,14 @@ def _of_all_time(over_ideal: float) -> float:
 def _so_many_are_enough(evidence: Evidence) -> Iterator[Finding]:
     asked, answers = _shares_asked(evidence.case), evidence.answers[0].facts["fewest"]
     for (schedule, p, v, share), seen in zip(asked, answers, strict=True):
-        wanted, chunks = fewest(p, v, share), f", v={v}" if v > 1 else ""
+        wanted, chunks = fewest(schedule, p, v, share), f", v={v}" if v > 1 else ""
         told = f"{wanted} for at most {share:.0%} idle, {schedule}, p={p}{chunks}"
         yield Finding(seen == wanted, told, str(seen))
 
 
-def fewest(p: int, v: int, share: float) -> int:
-    """By trying: interleaved stages take multiples of p only."""
-    step = p if v > 1 else 1
+def fewest(schedule: str, p: int, v: int, share: float) -> int:
+    """By trying: interleaved stages take multiples of p only, also where a rank has one."""
+    step = p if schedule == "interleaved" else 1
     m = step
     while _of_all_time(bubble_over_ideal(p, m, v)) > share + 1e-12:
         m += step
@@ -117,7 +117,8 @@ def _bubble_cases(seed: int) -> list[Case]:
         ("interleaved", 8, 8, 4),
         ("1f1b", 1, 5, 1),
     ]
-    fewest_of = [["gpipe", 4, 1], ["1f1b", 8, 1], ["interleaved", 8, 2], ["gpipe", 1, 1]]
+    one_chunk = ["interleaved", 4, 1]
+    fewest_of = [["gpipe", 4, 1], ["1f1b", 8, 1], ["interleaved", 8, 2], one_chunk, ["gpipe", 1, 1]]
     return [formula_case("published sizes", seed, settings, fewest=fewest_of)]
 
 
