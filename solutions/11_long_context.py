@@ -321,8 +321,8 @@ labkit.check("11.own-tokens", own_tokens, block_pairs)
 # blocks are made from these (Liu et al. 2023, arXiv 2310.01889).
 #
 # Passing on takes two messages a tensor, one out and one in. They are only *started* here: both run until you
-# wait for them. A long message leaves only while its receiver takes it: ranks that all send first, and wait
-# until that has left, wait for ever.
+# wait for them. A message leaves only while its receiver takes it: ranks that all send first, and wait until
+# that has left, wait for ever.
 
 
 # %%

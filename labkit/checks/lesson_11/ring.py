@@ -39,12 +39,7 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.record.current import current_recorder
 
 PARTS = ("q", "k", "v")
-LONG = 75_000  # numbers a token: a message of more bytes than a connection holds until it is received
 _PRIVATE = "torch.distributed.tensor.experimental._context_parallel._attention"
-WHEREVER = (
-    "It works in a group that is not the whole job, on one rank alone, on views of tensors, and with long"
-    " messages."
-)
 TORCHS_OWN = (
     "torch.nn.functional.scaled_dot_product_attention",
     f"{_PRIVATE}._templated_ring_attention",
@@ -63,7 +58,6 @@ def _cases(seed: int) -> list[Case]:
         ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32"),
         ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
         ring_case("alone", "alone", 1, [2, 6, 1], seed),
-        ring_case("long messages", "long", 2, [1, 1, 4, LONG], seed),
     ]
 
 
@@ -224,7 +218,7 @@ RING_FORWARD = Exercise(
     "11.ring-forward",
     "Keys and values go round",
     ("ring_forward",),
-    dict.fromkeys(("values", "subgroup", "alone", "long"), FORWARD),
+    dict.fromkeys(("values", "subgroup", "alone"), FORWARD),
     _cases,
     (
         Property(
@@ -263,13 +257,9 @@ RING_FORWARD = Exercise(
             "subgroup",
             "robustness",
             1,
-            WHEREVER,
+            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
             "a rank of the group was used as a global rank",
-            {
-                "subgroup": every(_is_attention, stays_in_group),
-                "alone": _is_attention,
-                "long": _is_attention,
-            },
+            {"subgroup": every(_is_attention, stays_in_group), "alone": _is_attention},
         ),
     ),
     builds_on=("11.merge-partials", "11.own-tokens"),
@@ -331,7 +321,7 @@ RING_ATTENTION = Exercise(
     "11.ring-attention",
     "The ring, with its backward",
     ("RingAttention",),
-    dict.fromkeys(("values", "subgroup", "alone", "long"), ATTENTION),
+    dict.fromkeys(("values", "subgroup", "alone"), ATTENTION),
     _cases,
     (
         Property(
@@ -376,13 +366,9 @@ RING_ATTENTION = Exercise(
             "subgroup",
             "robustness",
             1,
-            WHEREVER,
+            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
             "a rank of the group was used as a global rank",
-            {
-                "subgroup": every(_are_gradients, stays_in_group),
-                "alone": _are_gradients,
-                "long": _are_gradients,
-            },
+            {"subgroup": every(_are_gradients, stays_in_group), "alone": _are_gradients},
         ),
     ),
     builds_on=("11.merge-partials", "11.block-backward", "11.own-tokens", "11.ring-forward"),
