@@ -522,8 +522,9 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 #
 # After `loss.backward()`, `shards[i].grad` has this rank's part of bucket $i$'s gradient, averaged over
 # ranks, and no parameter of the module has a `.grad`. Two backward passes add up there. Each backward sends
-# one reduce-scatter a bucket, `gather_weights` one all-gather a bucket, and nothing else goes. Peak: the
-# shards, and at most two buckets whole at a time.
+# one reduce-scatter a bucket, `gather_weights` one all-gather a bucket, and nothing else goes; both have
+# ended when the call returns. Weights are held once. Peak of the gradients: the shards, and at most two
+# buckets whole at a time.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and
@@ -787,6 +788,7 @@ class FlatUnit:
 # What must hold: at most two units whole at a time (with `prefetch=1`; one with `prefetch=0`), nothing whole
 # after forward (also one without gradients, or one that raises), after backward or after `full_weights`,
 # gradients of at most two units; three passes a micro-batch: gather, gather, scatter (frozen: two gathers).
+# What is fetched ahead is waited for when its own unit's turn comes, not before.
 # A unit may be called twice, the module too before one backward, or not at all; then all ranks do so.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
@@ -1132,6 +1134,7 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # ranks' files come together when all have saved.) A step may be saved again, by a job that was resumed,
 # perhaps on fewer ranks, and what is there of it may be half written: parts of the two saves must never be
 # read as one. A rank that cannot write raises; the others may raise too, or wait until their group gives up.
+# When `save_shards` returns, what it wrote is on the disk: the checks cut the power then.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of
@@ -1215,7 +1218,7 @@ def read_range(parts: Sequence, name: str, start: int, size: int) -> Tensor:
 # %% check="08.sharded-checkpoint"
 # Numbers: every range, on other numbers of ranks, dtypes kept. Mechanism: each rank writes its own part only,
 # safetensors only, without padding. Robustness: a disk that is full on one rank while it saves, a rank that
-# is killed while it saves, saving again.
+# is killed while it saves, a power failure, saving again.
 # The last property trains with your own module, norm, layout and checkpoint: saved on 4 ranks, resumed on 3.
 labkit.check("08.sharded-checkpoint", save_shards, load_shards)
 

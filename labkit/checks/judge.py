@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from labkit.checks.source.submission import ONLY_DEFINITIONS, Submission
 LONGEST_TEXT = 800  # characters of what is shown as expected or seen
 NOT_REACHED = "not reached: no case gave evidence for it"
 LONGEST_STOP = 4000  # characters of an error; a deadlock's report has a line for each rank
+MOST_PATIENCE = 4.0  # times what a job may take on an idle host
 MOST_STOPS = 3  # of an exercise: one mistake may have an error of its own in each case
 WHICH_RANKS = re.compile(r"^rank \d+( \(and on \d+ more\))?: ")
 # Some of what is expected is drawn from torch's default generator, which the threads of a process share, and
@@ -213,8 +215,14 @@ def not_attempted(exercise: Exercise, submission: Submission) -> Report:
 
 
 def _seconds(cases: Sequence[Case]) -> float:
-    """A job's deadline: its slowest case, and a little for each of the others."""
-    return max(c.timeout for c in cases) + 0.5 * len(cases)
+    """A job's deadline: its slowest case, and a little for each of the others; more on a busy host."""
+    alone = max(c.timeout for c in cases) + 0.5 * len(cases)
+    return alone * patience(os.getloadavg()[0], os.cpu_count() or 1)
+
+
+def patience(load: float, cores: int) -> float:
+    """How many times longer a job may take where so many programs want to run on so many cores."""
+    return min(max(1.0, load / cores), MOST_PATIENCE)
 
 
 def _told(case: Case) -> str:

@@ -9,6 +9,7 @@ share alone.
 from __future__ import annotations
 
 import gc
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -30,10 +31,13 @@ class LiveBytes(TorchDispatchMode):
         the block count from their first use inside it, unless left out. The memory an operation uses within
         itself is not seen. A storage counts with the size it has at that moment: one that is emptied and
         filled again costs nothing in between.
+    most: above so many bytes, what an operation leaves counts if it is still there half a second later. A
+        backend's own thread may let go of a collective's tensors some time after the caller has its result.
     """
 
-    def __init__(self, leave_out: Iterable[Tensor] = ()):
+    def __init__(self, leave_out: Iterable[Tensor] = (), most: float = math.inf):
         super().__init__()
+        self.most = most
         # holding them keeps their keys from being used again
         self._left_out = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in leave_out)}
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -55,9 +59,17 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         self.count(value for value in tree_iter(out) if has_bytes(value))
-        self.history.append(self.now)
+        self.history.append(self._settled())
         self.peak = max(self.peak, self.history[-1])
         return out
+
+    def _settled(self, seconds: float = 0.5) -> int:
+        """Bytes alive now; where that is above `most` and the peak so far, the least in some seconds."""
+        over, held = time.monotonic() + seconds, self.now
+        while held > max(self.most, self.peak) and time.monotonic() < over:
+            time.sleep(seconds / 100)
+            held = min(held, self.now)
+        return held
 
     def restart_peak(self) -> None:
         """Measure the peak from here on."""

@@ -12,6 +12,7 @@ import labkit
 from labkit.checks.case import Case, RankAnswer, StudentError
 from labkit.checks.files import RunRequest, mark_begun, read_request, write_answer
 from labkit.checks.jobs import JobFailure, cases_of_jobs, run_cases
+from labkit.checks.judge import patience
 from labkit.checks.source.submission import Submission
 from labkit.torch_private import end_groups_but, groups_made
 
@@ -148,3 +149,7 @@ def test_nothing_holds_groups_that_were_ended() -> None:
     """A group has threads for as long as anybody holds it, and a sandbox has a bound on threads."""
     for before, between, after in labkit.launch(groups_come_and_go, ranks=2, backend="gloo").results:
         assert before == after < between
+
+
+def test_a_job_may_take_longer_on_a_busy_host() -> None:
+    assert [patience(load, cores=4) for load in (0.5, 4, 10, 100)] == [1, 1, 2.5, 4]

@@ -187,3 +187,13 @@ def test_what_a_backend_lets_go_of_late_is_not_held() -> None:
     before, held = bytes_of_process(), [torch.zeros(1000)]
     threading.Timer(0.1, held.clear).start()
     assert settled_bytes_of_process(seconds=5) == before
+
+
+def test_above_most_counts_what_is_still_there_a_moment_later() -> None:
+    with LiveBytes(most=6000) as live:
+        let_go = [torch.ones(1000)]
+        threading.Timer(0.05, let_go.clear).start()
+        kept = torch.ones(1000)
+        assert live.peak == 4000, "the first was on its way out"
+        more = torch.ones(1000)
+    assert live.peak == kept.nbytes + more.nbytes == 8000

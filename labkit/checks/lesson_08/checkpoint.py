@@ -21,6 +21,7 @@ from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk
 from labkit.checks.lesson_08.formulas import HIDES
 from labkit.checks.lesson_08.killed import count_growths, stop_while_writing
 from labkit.checks.lesson_08.net import FORBIDDEN
+from labkit.checks.lesson_08.power import lose_power_after
 from labkit.checks.lesson_08.resumed import (
     goes_on,
     hand_rows,
@@ -125,6 +126,17 @@ def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], No
         _save(rank, folder, saves(rank.case)[-1], rank.group)
         exchange_files(folder, rank.group)
         _load(rank, folder, rank.group, f"resumed.{size}")
+
+
+def _lose_power(rank: Rank) -> None:
+    """Save, lose what the disk was not told to keep, and load. Fact: loaded.SIZE. Answers:
+    loaded.SIZE.NAME.
+    """
+    (save,) = saves(rank.case)
+    with own_disk() as folder:
+        lose_power_after(folder, partial(_save, rank, folder, save, rank.group))
+        exchange_files(folder, rank.group)
+        _load(rank, folder, rank.group, f"loaded.{rank.world_size}")
 
 
 def _fill_the_disk(rank: Rank, folder: Path, group: dist.ProcessGroup) -> None:
@@ -314,6 +326,7 @@ def checkpoint_cases(seed: int) -> list[Case]:
         killed_case("the first rank is killed while it saves", 2, 0, seed),
         killed_case("a rank is killed while it saves a step again", 2, 1, seed, steps=[3, 9, 9, 9]),
         checkpoint_case("a rank is killed before", "killed", 2, seed, steps=[3, 9, 9, 9], never_comes=0),
+        checkpoint_case("a power failure after a save", "power", 2, seed, tensors=large),
         checkpoint_case("an empty folder", "nothing", 2, seed, steps=[], tensors={}),
         own_parts_case("stage 3, saved on 4 ranks, resumed on 3", 4, 3, seed),
         checkpoint_case("one rank", "same-ranks", 1, seed),
@@ -330,6 +343,7 @@ SHARDED_CHECKPOINT = Exercise(
     | {
         "full-disk": Run(partial(_save_badly, second=_fill_the_disk), saved_inputs, hand_shards),
         "killed": Run(partial(_save_badly, second=_be_killed), saved_inputs, hand_shards),
+        "power": Run(_lose_power, saved_inputs, hand_shards),
         "nothing": Run(_load_nothing),
         "own-parts": Run(train_save_resume, train_inputs, hand_rows),
     },
@@ -380,6 +394,14 @@ SHARDED_CHECKPOINT = Exercise(
                 "full-disk": every(saving_failed, comes_back(first), comes_back(last, "resumed")),
                 "killed": every(comes_back_whole, comes_back(last, "resumed")),
             },
+        ),
+        Property(
+            "power-failure",
+            "robustness",
+            1,
+            "When `save_shards` returns, the disk has every byte of what it wrote.",
+            "on_disk is missing, or was called before the file was written or closed",
+            {"power": comes_back(last)},
         ),
         Property(
             "nothing-there",

@@ -38,7 +38,9 @@ from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_pro
 
 
 def _train(rank: Rank) -> None:
-    """Answers "grad STEP.SHARD" and "weights STEP.NAME"; fact left_over; recordings "step N"."""
+    """Answers "grad STEP.SHARD" and "weights STEP.NAME"; fact left_over; recordings "step N", "gather
+    N".
+    """
     group, net = enter_group(rank), handed_net(rank)
     sharded = rank.student.ShardedGradients(net, group, rank.params["bucket_bytes"])
     left_over = []
@@ -51,13 +53,16 @@ def _train(rank: Rank) -> None:
         for number, shard in enumerate(sharded.shards):
             rank.answer(f"grad {step}.{number}", shard.grad)
         step_plainly(sharded.shards)
-        sharded.gather_weights()
+        with rank.recording(f"gather {step}"):
+            sharded.gather_weights()
         answer_weights(rank, snapshot(net), step)
     rank.fact("left_over", left_over)
 
 
 def _watch(rank: Rank) -> None:
-    """A step of equal layers, watched. Facts: peak, held_bytes, ready. Recordings: "step 0", "gather"."""
+    """A step of equal layers, watched. Facts: made, peak, held_bytes, ready. Recordings: "step 0" and
+    "gather".
+    """
     net = stack(rank.case, [])
     ready: list[float] = []
     for parameter in net.parameters():
@@ -71,8 +76,9 @@ def _watch(rank: Rank) -> None:
         shard.grad = None
     ready.clear()
     loss = net(x).sum()
-    with LiveBytes(leave_out=[x, loss, *net.parameters()]) as live, rank.recording("step 0") as begin:
+    with LiveBytes([x, loss, *net.parameters()], _most(rank.case)) as live, rank.recording("step 0") as begin:
         loss.backward()
+    rank.fact("made", made)
     rank.fact("peak", live.peak)
     rank.fact("held_bytes", settled_bytes_of_process() - before - made)
     rank.fact("ready", [moment - begin for moment in ready])
@@ -133,7 +139,7 @@ def leaves_as_it_comes(evidence: Evidence) -> Iterator[Finding]:
     case = evidence.case
     for answer in evidence.answers:
         scattered = sent(answer, "step 0", "reduce_scatter")
-        expected = [_layer_bytes(case) * case.params["layers_a_bucket"]] * _num_buckets(case)
+        expected = [_bucket_bytes(case)] * _num_buckets(case)
         calls = [c for c in answer.collectives["step 0"] if c["source"] == "python"]
         others = sorted({c["op"] for c in calls} - {"reduce_scatter", "barrier"})
         right = scattered == expected and not others
@@ -158,6 +164,16 @@ def _layer_bytes(case: Case) -> int:
     return 4 * case.params["width"] ** 2
 
 
+def _bucket_bytes(case: Case) -> int:
+    return _layer_bytes(case) * int(case.params["layers_a_bucket"])
+
+
+def _most(case: Case) -> int:
+    """Bytes at the peak: the shards, two buckets, and room for what a backend copies."""
+    whole = case.params["layers"] * _layer_bytes(case)
+    return int(whole // case.ranks + 4.5 * _bucket_bytes(case))
+
+
 def _num_buckets(case: Case) -> int:
     return int(case.params["layers"] // case.params["layers_a_bucket"])
 
@@ -167,10 +183,11 @@ def stays_small(evidence: Evidence) -> Iterator[Finding]:
     case = evidence.case
     whole = case.params["layers"] * _layer_bytes(case)
     share = whole // case.ranks
-    bucket = _layer_bytes(case) * case.params["layers_a_bucket"]
-    most = share + 4 * bucket + bucket // 2
+    bucket, most = _bucket_bytes(case), _most(case)
     for answer in evidence.answers:
-        peak, held = answer.facts["peak"], answer.facts["held_bytes"]
+        made, peak, held = (answer.facts[name] for name in ("made", "peak", "held_bytes"))
+        told = "the weights once, each shard a view of them: no other tensors before backward"
+        yield Finding(made <= bucket // 4, told, f"{made:,} bytes more", answer.rank)
         told = f"at most {most:,} bytes of new tensors in backward (all gradients: {whole:,})"
         yield Finding(share <= peak <= most, told, f"{peak:,}", answer.rank)
         told = f"{share:,} bytes of gradients after backward"
@@ -193,8 +210,8 @@ def _leave_in_turn(case: Case, answer: RankAnswer) -> Iterator[Finding]:
 def gradient_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        bucket_case("two ranks", "values", 2, seed),
-        bucket_case("several micro-batches", "values", 4, seed, micro_batches=3),
+        bucket_case("two ranks", "values", 2, seed, late=[1]),
+        bucket_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
         bucket_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[[1], [0, 2]]),
@@ -263,7 +280,8 @@ SHARDED_GRADIENTS = Exercise(
             "held-bytes",
             "mechanism",
             3,
-            "At the peak of backward a rank holds its shards and at most two buckets; after it, its shards.",
+            "A rank holds the weights once, at the peak of backward its shards of the gradients and at most"
+            " two buckets, and after it its shards.",
             "p.grad or the flat gradients of all buckets were kept",
             {"watched": stays_small},
         ),

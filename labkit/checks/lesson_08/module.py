@@ -47,8 +47,8 @@ Pass = Callable[[Rank, nn.Module, int], None]  # all micro-batches of a step
 
 
 def _train(rank: Rank, one_step: Pass) -> None:
-    """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP";
-    fact: trained, of each shard.
+    """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP",
+    "weights STEP"; fact: trained, of each shard.
     """
     group, net = enter_group(rank), handed_net(rank)
     sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
@@ -57,7 +57,9 @@ def _train(rank: Rank, one_step: Pass) -> None:
         with rank.recording(f"step {step}"):
             one_step(rank, sharded, step)
         step_plainly(sharded.shards)
-        answer_weights(rank, sharded.full_weights(), step)
+        with rank.recording(f"weights {step}"):
+            weights = sharded.full_weights()
+        answer_weights(rank, weights, step)
 
 
 def _each_by_itself(rank: Rank, sharded: nn.Module, step: int) -> None:
@@ -211,8 +213,8 @@ def gathers_again(evidence: Evidence) -> Iterator[Finding]:
 def module_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        unit_case("two ranks", "values", 2, seed),
-        unit_case("several micro-batches", "values", 4, seed, micro_batches=3),
+        unit_case("two ranks", "values", 2, seed, late=[1]),
+        unit_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         unit_case("three ranks, nothing fetched ahead", "values", 3, seed, prefetch=0),
         unit_case("several inputs and outputs", "values", 2, seed, parts=["two", "side"], both=[[], [0, 1]]),
         watched_case("sixteen equal layers", 2, seed, 64, 16, 1),
@@ -340,8 +342,9 @@ FULLY_SHARDED_MODULE = Exercise(
             "prefetch",
             "mechanism",
             2,
-            "While a unit is at work, the gathers of `prefetch` more have begun, in forward and in backward.",
-            "the next unit is gathered when it is needed, or all are gathered at once",
+            "While a unit is at work, the gathers of `prefetch` more have begun, in forward and in backward,"
+            " and nobody has waited for them.",
+            "the next unit is gathered when it is needed, or waited for at once, or all are gathered at once",
             {"watched": fetches_ahead},
         ),
         Property(

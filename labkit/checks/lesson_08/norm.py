@@ -165,8 +165,8 @@ def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Cas
 def norm_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        norm_case("two ranks", "values", 2, seed),
-        norm_case("a norm below the limit", "values", 4, seed, max_norm=1e4),
+        norm_case("two ranks", "values", 2, seed, late=[1]),
+        norm_case("a norm below the limit", "values", 4, seed, max_norm=1e4, late=[0]),
         norm_case("gradients in float16, whose squares it cannot hold", "values", 2, seed, **LARGE),
         norm_case("gradients of one in ten thousand", "values", 3, seed, scale=1e-4, max_norm=1e-4),
         norm_case("padding that holds something", "padded", 4, seed, totals=[13, 6]),

@@ -151,12 +151,14 @@ def _passes(answer: RankAnswer, phase: str, trained: tuple[int, int], size: int)
 def optimizer_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        shard_case("plain SGD", "values", 2, seed, micro_batches=2),
-        shard_case("plain SGD on more ranks", "values", 4, seed),
+        shard_case("plain SGD", "values", 2, seed, micro_batches=2, late=[1]),
+        shard_case("plain SGD on more ranks", "values", 4, seed, late=[0]),
         shard_case("momentum and decay", "stateful", 3, seed, optimizer="momentum"),
         shard_case("AdamW", "stateful", 2, seed, optimizer="adamw", inner=4),
-        shard_case("two groups of options", "groups", 3, seed, option_groups=True),
-        shard_case("two groups of options, AdamW", "groups", 4, seed, option_groups=True, optimizer="adamw"),
+        shard_case("three groups of options", "groups", 3, seed, option_groups=True),
+        shard_case(
+            "three groups of options, AdamW", "groups", 4, seed, option_groups=True, optimizer="adamw"
+        ),
         shard_case("a schedule", "schedule", 2, seed, schedule=True),
         shard_case("a schedule for each group", "schedule", 3, seed, schedule=True, option_groups=True),
         bf16_case("bf16 weights", 3, seed, size=211),

@@ -26,7 +26,7 @@ def watch(rank: Rank) -> None:
     before = bytes_of_process()
     net = stack(rank.case, log)
     sharded = rank.student.FullyShardedModule(net, list(net), group, rank.params["prefetch"])
-    rank.fact("at_rest", bytes_of_process() - before)
+    rank.fact("at_rest", settled_bytes_of_process() - before)
     x = torch.ones(1, rank.params["width"])
     with rank.recording("first backward"):
         sharded(x).sum().backward()
@@ -38,15 +38,17 @@ def watch(rank: Rank) -> None:
         sharded(x)  # nor for one that is evaluated
     log.clear()
     leaving: list[float] = []
-    live = LiveBytes(leave_out=[*others, x])
+    most = _most(rank.case)
+    live = LiveBytes([*others, x], most["forward_peak"])
     live.count(tensors_of_process())
     with live:
         with rank.recording("forward") as begin:
             out = sharded(x)
         rank.fact("forwards", [moment - begin for moment in log])
         rank.fact("forward_peak", live.peak)
-        rank.fact("after_forward", bytes_of_process() - before)
+        rank.fact("after_forward", settled_bytes_of_process() - before)
         live.restart_peak()
+        live.most = most["backward_peak"]
         with rank.recording("backward") as begin:
             _note_backward(out, leaving)
             out.sum().backward()
@@ -113,6 +115,15 @@ def _room(case: Case) -> int:
     return passing + _unit_bytes(case) // 2
 
 
+def _most(case: Case) -> dict[str, int]:
+    """Of each peak: a unit whole in forward, and those fetched ahead; in backward also gradients of two, and
+    room for what a backend copies.
+    """
+    whole, unit = 1 + case.params["prefetch"], _unit_bytes(case)
+    forward = _share(case) + whole * unit + _room(case)
+    return {"forward_peak": forward, "backward_peak": forward + _share(case) + 4 * unit}
+
+
 def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
     """A rank holds its shards, and nothing more, except after backward their gradients too."""
     case = evidence.case
@@ -125,14 +136,11 @@ def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
 
 
 def stays_small(evidence: Evidence) -> Iterator[Finding]:
-    """A unit whole in forward, and those fetched ahead; in backward also gradients of two, and room for what
-    a backend copies.
-    """
+    """The bytes of both peaks, and gradients that leave in turn."""
     case, unit = evidence.case, _unit_bytes(evidence.case)
-    whole = 1 + case.params["prefetch"]
     for answer in evidence.answers:
-        for fact, shards, units in (("forward_peak", 1, whole), ("backward_peak", 2, whole + 4)):
-            peak, most = answer.facts[fact], shards * _share(case) + units * unit + _room(case)
+        for fact, most in _most(case).items():
+            peak = answer.facts[fact]
             told = f"{fact.replace('_', ' ')}: at most {most:,} bytes (a unit: {unit:,})"
             yield Finding(_share(case) <= peak <= most, told, f"{peak:,}", answer.rank)
         yield _leaves_at_once(case, answer)
@@ -178,22 +186,27 @@ def three_passes(evidence: Evidence) -> Iterator[Finding]:
 
 
 def fetches_ahead(evidence: Evidence) -> Iterator[Finding]:
-    """When a unit is at work, its own gather and those of as many more as were asked for have begun."""
+    """When a unit is at work, its own gather and those of as many more as were asked for have begun, and of
+    these nobody has waited for more than its own.
+    """
     case = evidence.case
     for answer in evidence.answers:
         for phase, moments in (("forward", "forwards"), ("backward", "backwards")):
             gathers = [
-                c["start"]
-                for c in answer.collectives[phase]
-                if c["op"] == "all_gather" and c["source"] == "python"
+                c for c in answer.collectives[phase] if c["op"] == "all_gather" and c["source"] == "python"
             ]
             began = answer.facts[moments]
             kept = case.params["layers"] - len(gathers)  # the last unit, which may have stayed
             for number, moment in enumerate(began):
                 wanted = min(number + 1 + case.params["prefetch"], case.params["layers"]) - kept
-                seen = sum(start < moment for start in gathers)
+                seen = sum(c["start"] < moment for c in gathers)
                 told = f"{phase}: {wanted} all_gathers begun when unit {number + 1} of the pass is at work"
                 yield Finding(seen == wanted, told, str(seen), answer.rank)
+                arrived = sum(c["end"] is not None and c["end"] < moment for c in gathers)
+                told = (
+                    f"{phase}: {number + 1 - kept} all_gathers waited for when unit {number + 1} is at work"
+                )
+                yield Finding(arrived <= number + 1 - kept, told, str(arrived), answer.rank)
             if len(began) != case.params["layers"]:
                 yield Finding(
                     False, f"{phase} of {case.params['layers']} units", str(len(began)), answer.rank

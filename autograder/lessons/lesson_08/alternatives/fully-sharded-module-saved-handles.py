@@ -56,8 +56,6 @@ class _Flat:
         if self.work is not None:
             self.work.wait()
             self.work = None
-        if self.whole is not None:
-            self.whole.untyped_storage().resize_(0)  # a backend may let go of the tensor later
         self.whole = None
         for p, shape in zip(self.parameters, self.shapes, strict=True):
             p.data = torch.empty(1, dtype=self.dtype).expand(shape)  # its shape, and next to no memory

@@ -22,10 +22,12 @@ def save_shards(
         left = max(0, totals[name] - rank * shard.numel())
         own[name] = shard.detach()[:left].cpu().contiguous()
     save_file(own, folder / f"part-{rank}.safetensors")
+    on_disk(folder / f"part-{rank}.safetensors")
     dist.barrier(group)
     if rank == 0:
         whole = {"ranks": world_size, "totals": dict(totals), "extra": dict(extra)}
         (folder / "whole.tmp").write_text(json.dumps(whole))
+        on_disk(folder / "whole.tmp")
         (folder / "whole.tmp").replace(folder / "whole.json")
     dist.barrier(group)
 

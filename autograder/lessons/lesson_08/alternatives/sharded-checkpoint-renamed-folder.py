@@ -14,6 +14,7 @@ def save_shards(directory, step, shards, totals, extra, group):
     error = None
     try:
         save_file(mine, folder / f"{rank}.safetensors", metadata=metadata)
+        on_disk(folder / f"{rank}.safetensors")
     except Exception as problem:
         error = problem
     failed = torch.tensor(float(error is not None))
