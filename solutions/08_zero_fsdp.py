@@ -1134,7 +1134,8 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # ranks' files come together when all have saved.) A step may be saved again, by a job that was resumed,
 # perhaps on fewer ranks, and what is there of it may be half written: parts of the two saves must never be
 # read as one. A rank that cannot write raises; the others may raise too, or wait until their group gives up.
-# When `save_shards` returns, what it wrote is on the disk: the checks cut the power then.
+# What `save_shards` wrote is on the disk when it returns, and parts are before a name says "whole": the
+# checks cut the power.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from labkit.checks.case import JSON, Case
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused
 from labkit.theory import sharding  # an empty file where this lesson is graded: judges alone call it
@@ -311,9 +311,9 @@ FLAT_LAYOUT = Exercise(
             "empty-parameters",
             "robustness",
             1,
-            "A parameter without elements is in no piece; no elements at all are no error.",
+            "A parameter without elements is in no piece; no elements at all are no error: shards of 0.",
             "a division by a shard size of 0",
-            {"empty": _each(_owned)},
+            {"empty": every(_each(_shard_size), _each(_owned))},
         ),
         Property(
             "refused",
