@@ -88,7 +88,7 @@ def _gradients(seed: int) -> list[Case]:
             "aside",
             4,
             seed,
-            parts=["side", "unused"],
+            parts=["side", "unused", "ahead"],
             both=[[2], [], [0, 1, 3]],
             **_net(draw),
         ),

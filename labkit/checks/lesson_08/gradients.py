@@ -214,7 +214,9 @@ def gradient_cases(seed: int) -> list[Case]:
         bucket_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
-        bucket_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[[1], [0, 2]]),
+        bucket_case(
+            "weights one rank does not use", "aside", 3, seed, parts=["side", "ahead"], both=[[1], [0, 2]]
+        ),
         bucket_case("a weight nobody uses", "aside", 2, seed, parts=["side"], both=[[]]),
         bucket_case(
             "frozen, half frozen, tied, unused, called twice",

@@ -63,11 +63,13 @@ class Net(nn.Module):
     parts: of "twice" (a layer called twice), "frozen", "early" and "late" (the first layer is frozen, the
     last), "half" (frozen but for its bias), "unused", "tied" (two layers share a weight), "borrowed" (a layer
     that has only a weight of another), "side" (a weight only some ranks use), "skipped" (a layer that is
-    called in some steps), "two" (several inputs and outputs).
+    called in some steps), "ahead" (one before all others, which some ranks call), "two" (several inputs and
+    outputs).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
         super().__init__()
+        self.ahead = nn.Linear(width, width) if "ahead" in parts else None
         self.first = nn.Linear(width, inner)
         self.second = nn.Linear(inner, inner, bias=False)
         self.again = nn.Linear(inner, inner) if "twice" in parts else None
@@ -97,6 +99,8 @@ class Net(nn.Module):
         return list(self.children())
 
     def forward(self, x: Tensor, both: bool = True) -> Tensor:
+        if self.ahead is not None and both:
+            x = torch.tanh(self.ahead(x))
         x = torch.tanh(self.second(torch.tanh(self.first(x))))
         if self.again is not None:
             x = torch.tanh(self.again(x))
