@@ -61,10 +61,10 @@ class Net(nn.Module):
     """Linear layers of which no two have the same size, and what the case asks for beside them.
 
     parts: of "twice" (a layer called twice), "frozen", "early" and "late" (the first layer is frozen, the
-    last), "half" (frozen but for its bias), "unused", "tied" (two layers share a weight), "borrowed" (a layer
-    that has only a weight of another), "side" (a weight only some ranks use), "skipped" (a layer that is
-    called in some steps), "ahead" (one before all others, which some ranks call), "two" (several inputs and
-    outputs).
+    last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers share
+    a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks use),
+    "skipped" (a layer that is called in some steps), "ahead" (one before all others, which some ranks call),
+    "two" (several inputs and outputs).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
@@ -85,8 +85,13 @@ class Net(nn.Module):
         self.unused = nn.Linear(2, 3) if "unused" in parts else None
         if self.frozen is not None:
             self.frozen.requires_grad_(False)
-        self.first.requires_grad_("early" not in parts)
-        self.last.requires_grad_("late" not in parts)
+        if "head" in parts:
+            self.requires_grad_(False)
+            self.last.requires_grad_(True)
+        if "early" in parts:
+            self.first.requires_grad_(False)
+        if "late" in parts:
+            self.last.requires_grad_(False)
         if self.partly is not None:
             self.partly.weight.requires_grad_(False)
         if self.tied is not None:
