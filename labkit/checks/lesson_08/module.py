@@ -201,13 +201,14 @@ def scatters_once(evidence: Evidence) -> Iterator[Finding]:
 
 
 def gathers_again(evidence: Evidence) -> Iterator[Finding]:
-    """The second of two micro-batches gathers what the first did: nothing was kept between them."""
+    """Each of several micro-batches gathers what the first did: nothing was kept between them."""
+    micro_batches = evidence.case.params["micro_batches"]
     for answer in evidence.answers:
         gathered = sent(answer, "step 0", "all_gather")
-        half = len(gathered) // 2
-        first, second = sorted(gathered[:half]), sorted(gathered[half:])
-        told = f"the same all_gathers in the second micro-batch, {first} bytes"
-        yield Finding(first == second, told, str(second), answer.rank)
+        each = -(-len(gathered) // micro_batches)
+        first, *others = (sorted(gathered[n * each : (n + 1) * each]) for n in range(micro_batches))
+        told = f"the same all_gathers in each micro-batch, {first} bytes"
+        yield Finding(all(other == first for other in others), told, str(others), answer.rank)
 
 
 def module_cases(seed: int) -> list[Case]:
@@ -249,7 +250,6 @@ def module_cases(seed: int) -> list[Case]:
             seed,
             parts=["head"],
             input_grad=False,
-            micro_batches=2,
         ),
         unit_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[[1], [0, 2]]),
         bf16_case("bf16 weights", 3, seed, size=211, micro_batches=2),
