@@ -8,30 +8,39 @@ number fitted on one of the two and tested on the other.
 
 The plan is chosen among the measured plans of one model on one number of nodes. Regret: the share of the
 tokens per second of the fastest of them that the chosen one loses. Three rules of thumb choose beside it,
-with the same memory model to say what fits.
+with the same memory model to say what fits. The tool prints three plans to measure: the best of them is
+scored too, beside three drawn at random.
+
+A run on the data that lies here also writes what `labkit plan` says of its own accuracy.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from random import Random
 
-from _common import Row, arguments, median, report
+import msgspec
+from _common import RESULTS, Row, arguments, median, report
 from _measured_runs import OTHER_UNIT, VISIBLE, Run, read_runs
 from _published_steps import fitted_efficiency, korthikanti_steps, mean_error, sc21_steps
 
 from labkit.theory.memory import TrainingPlan, worst_stage
 from labkit.theory.models import preset
-from labkit.theory.planning import Cluster, Job, choose
+from labkit.theory.planning import Cluster, Job, accuracy, choose
+from labkit.theory.planning.accuracy import Accuracy, Group
 from labkit.theory.planning.feasible import memory_limit
 from labkit.theory.recipes import NANOTRON as NANOTRON_RECIPE
 from labkit.theory.units import GIB
 
 Chooser = Callable[[list[Run]], Run]
 DRAWS = 10_000
+SAID = Path(accuracy.__file__).with_name("accuracy.json")
+PRINTED = 3  # plans that `labkit plan` prints
 
 
 def mean(values: Sequence[float]) -> float:
@@ -92,11 +101,34 @@ def fitting(runs: list[Run]) -> list[Run]:
     return [run for run in runs if run.predicted_bytes <= memory_limit(run.cluster)] or runs
 
 
-def planned(runs: list[Run]) -> Run:
-    """The fastest of those that the planner's search would look at: see labkit.theory.planning.search."""
+def ranked(runs: list[Run]) -> list[Run]:
+    """What the planner's search would find among them: the fastest of each grid, the fastest first.
+
+    It looks at what labkit.theory.planning.search looks at, and fastest is what it predicts.
+    """
     looked_at = [run for run in fitting(runs) if run.plan.tensor <= run.cluster.gpus_per_node]
     in_pipelines = [run for run in looked_at if run.plan.pipeline == 1 or run.plan.zero == 1]
-    return max(in_pipelines or looked_at or runs, key=lambda run: run.predicted_tokens)
+    grids: dict[tuple[int, int], Run] = {}
+    for run in sorted(in_pipelines or looked_at or runs, key=lambda run: -run.predicted_tokens):
+        grids.setdefault((run.plan.tensor, run.plan.pipeline), run)
+    return list(grids.values())
+
+
+def planned(runs: list[Run]) -> Run:
+    """The plan that the search would print first."""
+    return ranked(runs)[0]
+
+
+def best_printed(runs: list[Run]) -> Run:
+    """The fastest, measured, of the plans that the search would print."""
+    return max(ranked(runs)[:PRINTED], key=lambda run: run.tokens)
+
+
+def any_printed(group: list[Run]) -> float:
+    """Regret of the fastest of as many of the grids, drawn at random; the mean of all such draws."""
+    grids = ranked(group)
+    draws = combinations(grids, min(PRINTED, len(grids)))
+    return mean([min(regret(run, group) for run in drawn) for drawn in draws])
 
 
 def takeaways(runs: list[Run]) -> Run:
@@ -156,37 +188,60 @@ def choice_rows(runs: list[Run]) -> list[Row]:
         bound("regret, median", 100 * median(ours), 3.0, "%", interval(ours, median)),
         bound("regret, mean", 100 * mean(ours), 10.0, "%", interval(ours, mean)),
     ]
+    rows += _printed_rows(groups)
     for name, theirs in others.items():
         gain = [b - a for a, b in zip(ours, theirs, strict=True)]
         note = f"median {100 * median(theirs):.1f}%; mean gain, {interval(gain, mean)}"
         rows.append(beside("regret, mean", 100 * mean(ours), 100 * mean(theirs), "%", name, note))
-    return rows + [_group_row(group) for group in groups]
+    return rows + [row for group in groups for row in _group_rows(group)]
 
 
-def _group_row(group: list[Run]) -> Row:
-    chosen, best = planned(group), max(group, key=lambda run: run.tokens)
-    model, nodes = group[0].group
-    note = f"chose {chosen.plan}; fastest {best.plan}"
-    return Row(
-        f"regret, {model} on {nodes} nodes", 100 * regret(chosen, group), None, "%", None, None, "", note
-    )
+def _printed_rows(groups: list[list[Run]]) -> list[Row]:
+    """Of who measures all plans that are printed, beside who measures as many of the grids at random."""
+    ours, drawn = regrets(best_printed, groups), [any_printed(group) for group in groups]
+    name, peer = f"regret, best of the {PRINTED} plans it prints", f"{PRINTED} of its grids at random"
+    note = interval(ours, mean) if any(ours) else f"none in all {len(groups)} groups, so no interval"
+    return [
+        Row(f"{name}, {what}", 100 * figure(ours), 100 * figure(drawn), "%", None, None, peer, note)
+        for what, figure in (("median", median), ("mean", mean))
+    ]
+
+
+def _group_rows(group: list[Run]) -> list[Row]:
+    chosen, printed, best = planned(group), best_printed(group), max(group, key=lambda run: run.tokens)
+    where = "{} on {} nodes".format(*group[0].group)
+    grids = [run.plan for run in ranked(group)]
+    place = f"{grids.index(printed.plan) + 1} of {len(grids)} grids"
+    return [
+        _regret_row(where, chosen, group, f"chose {chosen.plan}; fastest {best.plan}"),
+        _regret_row(f"best of the {PRINTED} plans it prints, {where}", printed, group, f"placed {place}"),
+    ]
+
+
+def _regret_row(name: str, run: Run, group: list[Run], note: str) -> Row:
+    return Row(f"regret, {name}", 100 * regret(run, group), None, "%", None, None, "", note)
 
 
 # ---- time
 
 
-def time_rows(runs: list[Run]) -> list[Row]:
-    ratios = [max(run.predicted_seconds / run.seconds, run.seconds / run.predicted_seconds) for run in runs]
-    fast = [
-        ratio
+def factor(run: Run) -> float:
+    """How many times too long or too short a step was predicted."""
+    return max(run.predicted_seconds / run.seconds, run.seconds / run.predicted_seconds)
+
+
+def faster_half(runs: list[Run]) -> list[Run]:
+    """Those at least half as fast as their group's fastest."""
+    return [
+        run
         for group in groups_of(runs)
-        for run, ratio in zip(
-            group,
-            (max(r.predicted_seconds / r.seconds, r.seconds / r.predicted_seconds) for r in group),
-            strict=True,
-        )
-        if run.tokens >= max(r.tokens for r in group) / 2
+        for run in group
+        if run.tokens >= max(other.tokens for other in group) / 2
     ]
+
+
+def time_rows(runs: list[Run]) -> list[Row]:
+    ratios, fast = [factor(run) for run in runs], [factor(run) for run in faster_half(runs)]
     sc21, korthikanti = sc21_steps(), korthikanti_steps()
     on_korthikanti, on_sc21 = fitted_efficiency(korthikanti), fitted_efficiency(sc21)
     forward = 100 * mean_error(sc21, on_korthikanti)
@@ -216,6 +271,47 @@ def time_rows(runs: list[Run]) -> list[Row]:
     ]
 
 
+# ---- what the planner says of itself
+
+
+def accuracy_of(runs: list[Run]) -> Accuracy:
+    """What `labkit plan` says with every plan; of models left out, what planner_fit.py recorded."""
+    remembered = [run.memory_error() for run in runs if run.memory == run.memory]
+    groups = groups_of(runs)
+    left_out = zip(_left_out(runs, ""), _left_out(runs, ", best of 3"), strict=True)
+    return Accuracy(
+        runs=len(runs),
+        memory=_said(mean([abs(error) for error in remembered])),
+        time_factor=_said(median([factor(run) for run in runs])),
+        fast_time_factor=_said(median([factor(run) for run in faster_half(runs)])),
+        groups=tuple(_group(*both) for both in zip(groups, left_out, strict=True)),
+    )
+
+
+def _left_out(runs: list[Run], which: str) -> list[float]:
+    """Recorded regrets, in the order of `groups_of`, of each model with numbers fitted on the others."""
+    recorded = json.loads((RESULTS / "planner_fit.json").read_text())
+    notes = {row["name"]: row["note"] for row in recorded["rows"]}
+    models = sorted({run.model for run in runs})
+    each = [notes[f"regret of {model}, left out of the fit{which}"].split(", ") for model in models]
+    return [float(lost) / 100 for found in each for lost in found]
+
+
+def _group(runs: list[Run], left_out: tuple[float, float]) -> Group:
+    return Group(
+        *runs[0].group,
+        time_factor=_said(median([factor(run) for run in runs])),
+        regret=_said(regret(planned(runs), runs)),
+        best_of_three=_said(regret(best_printed(runs), runs)),
+        left_out_regret=_said(left_out[0]),
+        left_out_best_of_three=_said(left_out[1]),
+    )
+
+
+def _said(figure: float) -> float:
+    return round(figure, 4)
+
+
 # ---- search
 
 
@@ -235,6 +331,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=VISIBLE)
     options = parser.parse_args()
     runs = read_runs(options.data)
+    if options.data == VISIBLE:
+        SAID.write_bytes(msgspec.json.format(msgspec.json.encode(accuracy_of(runs)), indent=1) + b"\n")
     name = "planner" if options.data == VISIBLE else f"planner_{options.data.stem}"
     report(name, [*memory_rows(runs), *choice_rows(runs), *time_rows(runs), search_row()], options.json)
 

@@ -255,6 +255,7 @@ def release(lesson: str, course: Path, force: bool) -> None:
     show_default=True,
     help="Whose habits the times are for. Only nanotron's were checked for the choice of plans.",
 )
+@click.option("--ep", type=click.IntRange(1), help="Only plans that share experts out over so many ranks.")
 @click.option("--explain", metavar="DP,TP,PP,...", help="Price this plan: 16,2,4,mb=2,zero=1,recompute=full.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def plan(explain: str | None, as_json: bool, **asked: Any) -> None:

@@ -1202,8 +1202,8 @@ Table(
 # ## The tool
 #
 # `labkit plan` is your chooser grown up: it has an efficiency curve, interleaved stages, context
-# parallelism, ZeRO 2 and 3, a memory that was held against the runs above; and it says how wrong it was on
-# them.
+# parallelism, ZeRO 2 and 3, experts, a memory that was held against the runs above; and it says how wrong it
+# was on them. On more nodes than 16 that is very wrong: ask it for 64, and read what it says first.
 
 # %%
 from labkit.theory.planning.asked import question_of
@@ -1221,6 +1221,17 @@ from labkit.show.planner import Planner
 Planner(model="Llama 3 70B", nodes=16, sequence=4096, batch=512)
 
 # %% [markdown]
+# **A fourth axis.** In a *mixture of experts* each token visits a few of many MLPs (2 of 8 in Mixtral, 8 of
+# 256 in DeepSeek-V3), and the model has far more parameters than a token uses. So the experts of a layer are
+# shared out over $e$ ranks of the replicas, and the rows of tokens travel to them and back (lesson 12). That
+# is `ep`: it divides the number of experts and the replicas, and takes no GPUs of its own. Mixtral 8x7B on
+# four nodes; set *experts over* to 1 rank and see which axes make room for them instead, then take
+# DeepSeek-V3 and as many nodes as it needs:
+
+# %%
+Planner(model="Mixtral 8x7B", nodes=4, sequence=4096, batch=256)
+
+# %% [markdown]
 # And what does it say of *your* choice for the 70B model? `--explain` prices a plan that you have:
 
 # %%
@@ -1235,7 +1246,8 @@ print(answer(asked, explain=explained).text)
 # Every rank has coordinates, and groups along each axis; tensor parallelism is innermost. You trained one
 # model on five grids to the same losses, and know the five places where such a training goes wrong without
 # a word. You can say what a step costs in four terms, why a plan does not run, and which one to measure
-# first. And you have seen how far to trust a rule: until somebody measures.
+# first. And you have seen how far to trust a rule: until somebody measures. Your chooser knows no experts;
+# `labkit plan` does, but no run it was held against had any.
 #
 # **Think about**
 #

@@ -2,6 +2,7 @@
 
     Planner()                                    # controls, in a running notebook
     Planner(model="Llama 3 70B", nodes=64)       # the same, from another start
+    Planner(model="Mixtral 8x7B", ep=8)          # a layer's experts over 8 ranks, instead of any number
 
 `labkit plan` says the same in a terminal.
 """
@@ -19,13 +20,14 @@ from labkit.show.memory import MemoryBars
 from labkit.show.table import Table
 from labkit.theory.hardware import GPUS
 from labkit.theory.models import PRESETS
-from labkit.theory.planning.accuracy import MEASURED
+from labkit.theory.planning.accuracy import measured
 from labkit.theory.planning.cluster import Cluster
 from labkit.theory.planning.footprint import Footprint
 from labkit.theory.planning.job import Job
 from labkit.theory.planning.question import Question
-from labkit.theory.planning.search import TERMS, Choice, Priced, choose
+from labkit.theory.planning.search import TERMS, Choice, Priced
 from labkit.theory.planning.software import SOFTWARE
+from labkit.theory.planning.told import EVEN, experts_at
 from labkit.theory.recipes import RECIPES
 
 START: Mapping[str, Any] = {
@@ -38,9 +40,10 @@ START: Mapping[str, Any] = {
     "gpus_per_node": 8,
     "network": 50,
     "software": "nanotron",
+    "ep": None,
 }
-LEFT = ("model", "recipe", "sequence", "batch")  # what is trained
-MODELS = [name for name, model in PRESETS.items() if model.mixture is None]
+LEFT = ("model", "ep", "recipe", "sequence", "batch")  # what is trained
+DEGREES = [2**i for i in range(9)]  # ranks that share a layer's experts out
 
 
 def question_of(settings: Mapping[str, Any]) -> Question:
@@ -51,14 +54,14 @@ def question_of(settings: Mapping[str, Any]) -> Question:
     job = Job(
         PRESETS[settings["model"]], settings["sequence"], settings["batch"], RECIPES[settings["recipe"]]
     )
-    return Question(job, cluster, SOFTWARE[settings["software"]])
+    return Question(job, cluster, SOFTWARE[settings["software"]], expert=settings["ep"])
 
 
 def answer_html(settings: Mapping[str, Any]) -> str:
     """Three plans, their memory and time, and why the next lost; the reason where there is none."""
     question = question_of(settings)
     try:
-        choice = choose(question.job, question.cluster, question.software)
+        choice = question.choose()
     except ValueError as problem:
         return render("no_plan", problem=problem)
     names = [f"plan {place}" for place in range(1, len(choice.best) + 1)]
@@ -67,11 +70,21 @@ def answer_html(settings: Mapping[str, Any]) -> str:
         "choice",
         heading=question.heading(),
         plans=_plans(names, choice)._repr_html_(),
+        warning=measured().warning(question.cluster.nodes),
+        experts=_experts(question, names, choice),
+        even=EVEN,
         bars=MemoryBars(bars, question.cluster.gpu, "The fullest GPU of each plan").svg(),
         terms=_terms(names, choice.best)._repr_html_(),
         runners_up=[(str(loser.plan), why) for loser, why in choice.runners_up],
-        accuracy=str(MEASURED),
+        accuracy=str(measured()),
     )
+
+
+def _experts(question: Question, names: list[str], choice: Choice) -> list[tuple[str, str]]:
+    """Plan -> where its experts are; empty for a model without."""
+    if question.job.model.mixture is None:
+        return []
+    return [(name, experts_at(question, one)) for name, one in zip(names, choice.best, strict=True)]
 
 
 def _drawn(held: Footprint) -> dict[str, float]:
@@ -120,7 +133,7 @@ class Planner(Live):
     def __repr__(self) -> str:
         question = question_of(self.settings)
         try:
-            best = choose(question.job, question.cluster, question.software).best[0]
+            best = question.choose().best[0]
         except ValueError as problem:
             return f"no such plan: {problem}"
         return f"{best.plan}: {best.time.total:.3g} s a step, MFU {best.utilization:.1%}"
@@ -134,7 +147,8 @@ def _controls(start: Mapping[str, Any]) -> dict[str, widgets.ValueWidget]:
         return widgets.SelectionSlider(options=options, value=start[name], description=text, **LOOK)
 
     return {
-        "model": choice("model", "model", MODELS),
+        "model": choice("model", "model", list(PRESETS)),
+        "ep": choice("ep", "experts over", [("any number of ranks", None), *_degrees()]),
         "recipe": choice("recipe", "precision", list(RECIPES)),
         "sequence": steps("sequence", "sequence s", [2**i for i in range(9, 18)]),
         "batch": steps("batch", "sequences a step", [2**i for i in range(3, 13)]),
@@ -144,3 +158,7 @@ def _controls(start: Mapping[str, Any]) -> dict[str, widgets.ValueWidget]:
         "network": steps("network", "GB/s of network", [1, 3, 6, 12, 25, 50, 100]),
         "software": choice("software", "framework", list(SOFTWARE)),
     }
+
+
+def _degrees() -> list[tuple[str, int]]:
+    return [(f"{degree} rank{'s' if degree > 1 else ''}", degree) for degree in DEGREES]

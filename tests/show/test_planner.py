@@ -8,8 +8,9 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.show.memory import PARTS
-from labkit.show.planner import MODELS, START, Planner, answer_html, question_of
+from labkit.show.planner import START, Planner, answer_html, question_of
 from labkit.theory import bytes_text
+from labkit.theory.models import PRESETS
 from labkit.theory.planning import choose
 
 
@@ -37,12 +38,40 @@ def test_every_part_drawn_has_a_colour() -> None:
     assert 'fill=""' not in answer_html(START)
     legend = [part for part in PARTS if f">{part}<" in answer_html(START)]
     assert {"weights", "gradients", "optimizer", "activations", "logits"} <= set(legend)
+    assert 'fill=""' not in answer_html({**START, "model": "Mixtral 8x7B"})
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", PRESETS)
 def test_every_model_gives_plans_or_a_reason(model: str) -> None:
     page = answer_html({**START, "model": model, "nodes": 1, "batch": 8})
     assert "To be measured" in page or "No such plan" in page
+
+
+def test_experts_are_shared_out_over_as_many_ranks_as_asked() -> None:
+    """Mixtral's 8 experts on 4 nodes: over 4 ranks each has 2, and 16 are not possible."""
+    shown = Planner(model="Mixtral 8x7B", nodes=4, sequence=4096, batch=256)
+    assert "of 8 of each layer on a rank" in shown.html
+    shown.controls["ep"].value = 4
+    assert shown.html.count("2 of 8 of each layer on a rank") == 3
+    assert shown.html.count(", ep 4,") >= 3
+    shown.controls["ep"].value = 16
+    assert "16 must divide the number of experts" in shown.html
+    shown.controls["model"].value = "Llama 3 8B"
+    assert "Llama 3 8B has no experts to share out over 16 ranks" in shown.html
+    shown.controls["ep"].value = None
+    assert "experts" not in shown.html.split("measured runs")[0].lower()
+
+
+def test_a_mixture_without_a_place_for_all_its_experts_is_told() -> None:
+    shown = Planner(model="DeepSeek-V3 671B", nodes=16, sequence=4096, batch=512)
+    assert "the smallest needs" in shown.html
+    shown.controls["nodes"].value = 64
+    assert "of 256 of each layer on a rank" in shown.html
+
+
+def test_on_many_nodes_it_says_first_that_its_order_was_wrong() -> None:
+    assert "Do not trust the order on 64 nodes" in answer_html({**START, "nodes": 64}).split("<table")[0]
+    assert "Do not trust" not in answer_html(START)
 
 
 def test_what_does_not_fit_is_told() -> None:

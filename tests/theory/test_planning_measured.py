@@ -6,11 +6,12 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from statistics import fmean, median
 from types import ModuleType
 
 import pytest
 
-from labkit.theory.planning.accuracy import MEASURED
+from labkit.theory.planning.accuracy import measured
 from labkit.theory.planning.software import MEGATRON
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -26,25 +27,53 @@ def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_the_figures_said_with_every_plan_are_those_of_the_benchmark(monkeypatch) -> None:
     planner = benchmark("planner", monkeypatch)
+    assert planner.accuracy_of(planner.read_runs(planner.VISIBLE)) == measured()
+
+
+def test_the_figures_said_are_those_of_the_rows(monkeypatch) -> None:
+    planner = benchmark("planner", monkeypatch)
     runs = planner.read_runs(planner.VISIBLE)
     found = {(row.name, row.note): row.ours for row in planner.time_rows(runs)}
     memory = {row.name: row.ours for row in planner.memory_rows(runs)}
     regrets = planner.regrets(planner.planned, planner.groups_of(runs))
     factors = [found[key] for key in found if key[0].endswith("median factor")]
-    assert (len(runs), len(regrets)) == (MEASURED.runs, MEASURED.groups)
-    assert memory["memory, mean error"] == pytest.approx(MEASURED.memory, abs=0.05)
-    assert factors == pytest.approx([MEASURED.time_factor, MEASURED.fast_time_factor], abs=0.006)
-    assert planner.median(regrets) == pytest.approx(MEASURED.median_regret, abs=0.001)
-    assert planner.mean(regrets) == pytest.approx(MEASURED.mean_regret, abs=0.005)
+    assert (len(runs), len(regrets)) == (measured().runs, len(measured().groups))
+    assert memory["memory, mean error"] == pytest.approx(measured().memory, abs=0.05)
+    assert factors == pytest.approx([measured().time_factor, measured().fast_time_factor], abs=0.006)
+    assert regrets == pytest.approx(measured().regrets, abs=1e-4)
 
 
 def test_the_figures_of_a_model_left_out_are_those_recorded() -> None:
     """Fitting takes a minute: what benchmarks/planner_fit.py recorded is compared."""
     recorded = json.loads((BENCHMARKS / "results" / "planner_fit.json").read_text())
     found = {row["name"]: row["ours"] / 100 for row in recorded["rows"]}
-    claimed = MEASURED.median_left_out_regret, MEASURED.mean_left_out_regret
-    names = [f"regret, each model left out once, {figure}" for figure in ("median", "mean")]
-    assert [found[name] for name in names] == pytest.approx(claimed, abs=0.005)
+    first = [group.left_out_regret for group in measured().groups]
+    best = [group.left_out_best_of_three for group in measured().groups]
+    said = median(first), fmean(first), median(best), fmean(best)
+    figures = ("median", "mean", "best of 3, median", "best of 3, mean")
+    names = [f"regret, each model left out once, {figure}" for figure in figures]
+    assert [found[name] for name in names] == pytest.approx(said, abs=1e-3)
+
+
+def test_who_has_many_nodes_is_warned_with_the_figures_of_such_runs() -> None:
+    """On 64 nodes both groups lost more than half; on 16 and fewer none lost a tenth."""
+    said = measured()
+    assert said.good_to == 16
+    assert said.warning(16) == ""
+    for nodes in (17, 32, 64, 1024):
+        for group in said.on(64):
+            assert f"{group.regret:.0%}" in said.warning(nodes)
+    assert "nothing was measured" in said.warning(32)
+    assert "nothing was measured" not in said.warning(64)
+
+
+def test_the_best_of_three_is_never_behind_the_first(monkeypatch) -> None:
+    planner = benchmark("planner", monkeypatch)
+    for group in planner.groups_of(planner.read_runs(planner.VISIBLE)):
+        first, best = planner.planned(group), planner.best_printed(group)
+        assert planner.regret(best, group) <= planner.regret(first, group)
+        grids = [(run.plan.tensor, run.plan.pipeline) for run in planner.ranked(group)]
+        assert len(set(grids)) == len(grids)
 
 
 def test_memory_is_within_three_gib_and_without_bias(monkeypatch) -> None:

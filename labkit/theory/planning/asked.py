@@ -42,8 +42,11 @@ def question_of(
     tokens: str | None = None,
     recipe: str = "20",
     software: str = "nanotron",
+    ep: int | None = None,
 ) -> Question:
-    """The question that these words ask. network: GB/s between nodes, a GPU.
+    """The question that these words ask.
+
+    network: GB/s between nodes, a GPU.  ep: ranks that share a layer's experts out.
 
     The batch is the whole number of sequences nearest to the tokens asked for.
     """
@@ -53,7 +56,7 @@ def question_of(
         raise ValueError(f"a batch of {batch_tokens} tokens holds no sequence of {sequence}: make it larger")
     job = Job(model_named(model), sequence, batch, recipe_named(recipe))
     whole = training_tokens(tokens) if tokens else 0.0
-    return Question(job, cluster, SOFTWARE[software], whole)
+    return Question(job, cluster, SOFTWARE[software], whole, ep)
 
 
 def model_named(text: str) -> ModelConfig:

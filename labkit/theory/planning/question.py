@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labkit.theory.parameters import count_parameters
 from labkit.theory.planning.cluster import Cluster
 from labkit.theory.planning.job import Job
-from labkit.theory.planning.search import Priced
+from labkit.theory.planning.search import Choice, Priced, choose
 from labkit.theory.planning.software import Software
 
 DAY = 86_400.0
@@ -15,12 +15,21 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked: a job on a cluster with a framework. tokens: of the whole training, 0 where unknown."""
+    """What was asked: a job on a cluster with a framework.
+
+    tokens: of the whole training, 0 where unknown.  expert: ranks that share a layer's experts out; None
+    where the search may choose.
+    """
 
     job: Job
     cluster: Cluster
     software: Software
     tokens: float = 0.0
+    expert: int | None = None
+
+    def choose(self) -> Choice:
+        """The plans to measure. ValueError where there is none."""
+        return choose(self.job, self.cluster, self.software, expert=self.expert)
 
     def days(self, plan: Priced) -> float:
         """Of the whole training."""

@@ -83,16 +83,24 @@ def _priced(job: Job, plan: Plan, cluster: Cluster, software: Software) -> Price
 
 
 def choose(
-    job: Job, cluster: Cluster, software: Software = NANOTRON, count: int = 3, runners_up: int = 3
+    job: Job,
+    cluster: Cluster,
+    software: Software = NANOTRON,
+    count: int = 3,
+    runners_up: int = 3,
+    expert: int | None = None,
 ) -> Choice:
     """The `count` fastest plans that fit, of different grids, and the `runners_up` after them.
 
+    expert: look only at plans that share experts out over so many ranks.
     ValueError when nothing fits, with the least memory that any plan needs.
     """
+    if expert not in (None, 1) and job.model.mixture is None:
+        raise ValueError(f"{job.model.name} has no experts to share out over {expert} ranks")
     seconds: dict[tuple[int, int, int], tuple[float, Plan]] = {}
     considered = fitting = 0
     least = float("inf")
-    for plan in candidates(job, cluster):
+    for plan in candidates(job, cluster, expert):
         considered += 1
         peak = peak_bytes(job, plan, software)
         least = min(least, peak)
@@ -103,14 +111,19 @@ def choose(
         found = step_time(job, plan, cluster, software).total, plan
         seconds[grid] = min(seconds.get(grid, found), found, key=lambda pair: pair[0])
     if not seconds:
-        raise ValueError(_nothing_fits(job, cluster, considered, least))
+        raise ValueError(_nothing_fits(job, cluster, considered, least, expert))
     ordered = sorted(seconds.values(), key=lambda pair: pair[0])[: count + runners_up]
     priced = [_priced(job, plan, cluster, software) for _, plan in ordered]
     losers = tuple((loser, why(loser, priced[0])) for loser in priced[count:])
     return Choice(tuple(priced[:count]), losers, considered, fitting)
 
 
-def _nothing_fits(job: Job, cluster: Cluster, considered: int, least: float) -> str:
+def _nothing_fits(job: Job, cluster: Cluster, considered: int, least: float, expert: int | None) -> str:
+    if not considered and expert and next(candidates(job, cluster), None):
+        return (
+            f"no plan of {job.model.name} on {cluster.num_gpus} GPUs shares its experts out over {expert} "
+            f"ranks: {expert} must divide the number of experts and that of replicas"
+        )
     if not considered:
         return (
             f"no grid of {cluster.num_gpus} GPUs divides {job.model.name}'s heads and layers and a batch of "
@@ -123,9 +136,9 @@ def _nothing_fits(job: Job, cluster: Cluster, considered: int, least: float) -> 
     )
 
 
-def candidates(job: Job, cluster: Cluster) -> Iterator[Plan]:
-    """Every plan that divides: grid, micro-batch, chunks, ZeRO stage and recomputation."""
-    for plan in chain.from_iterable(_expert_degrees(job, grid) for grid in _grids(job, cluster)):
+def candidates(job: Job, cluster: Cluster, expert: int | None = None) -> Iterator[Plan]:
+    """Every plan that divides: grid, experts' ranks, micro-batch, chunks, ZeRO stage and recomputation."""
+    for plan in chain.from_iterable(_expert_degrees(job, grid, expert) for grid in _grids(job, cluster)):
         for micro_batch in _divisors(job.batch // plan.data):
             for chunks in range(1, MOST_CHUNKS + 1):
                 one = replace(plan, micro_batch=micro_batch, chunks=chunks)
@@ -151,11 +164,11 @@ def _grids(job: Job, cluster: Cluster) -> Iterator[Plan]:
                     yield Plan(d, t, p, context=c)
 
 
-def _expert_degrees(job: Job, plan: Plan) -> Iterator[Plan]:
-    """The grid with every number of its replicas that experts can be shared out over."""
+def _expert_degrees(job: Job, plan: Plan, asked: int | None) -> Iterator[Plan]:
+    """The grid with every number of replicas that can share experts out, or with the one asked for."""
     mixture = job.model.mixture
     degrees = _divisors(math.gcd(mixture.num_experts, plan.replicas)) if mixture else [1]
-    return (replace(plan, expert=degree) for degree in degrees)
+    return (replace(plan, expert=degree) for degree in degrees if asked in (None, degree))
 
 
 def _divides(job: Job, plan: Plan) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit.theory.planning.accuracy import MEASURED
+import msgspec
+
+from labkit.theory.planning.accuracy import measured
 from labkit.theory.planning.asked import plan_named
 from labkit.theory.planning.feasible import feasible, memory_limit
 from labkit.theory.planning.question import Question
-from labkit.theory.planning.search import TERMS, Choice, Priced, choose, price
+from labkit.theory.planning.search import TERMS, Choice, Priced, price
 from labkit.theory.units import GIB, binary_text
 
+EVEN = "taken to be visited equally often, with nothing to hide their rows"
 WIDEST = 6  # stages shown one by one; of more, the fullest, the first and the last
 
 
@@ -26,19 +29,19 @@ def plan_text(question: Question, plan: Priced) -> str:
     terms = sorted(plan.time.as_dict().items(), key=lambda term: -term[1])
     shown = [f"{TERMS[name]} {seconds:.3g} s" for name, seconds in terms if seconds >= plan.time.total / 500]
     lines.append(f"  time: {', '.join(shown)}")
-    lines += [f"  {line}" for line in _expert_lines(question, plan)]
+    lines += [f"  experts: {experts_at(question, plan)}; {EVEN}"] if question.job.model.mixture else []
     lines += [f"  {line}" for line in _memory_lines(question, plan)]
     return "\n".join(lines)
 
 
-def _expert_lines(question: Question, plan: Priced) -> list[str]:
-    """Where the experts are, and what is taken for granted about them."""
+def experts_at(question: Question, plan: Priced) -> str:
+    """Where the experts are; empty for a model without."""
     mixture, ranks = question.job.model.mixture, plan.plan.expert
     if mixture is None:
-        return []
+        return ""
     local = mixture.num_experts // ranks
-    where = f"{local} of {mixture.num_experts} of each layer on a rank, each on {plan.plan.replicas // ranks}"
-    return [f"experts: {where} replicas; taken to be visited equally often, with nothing to hide their rows"]
+    copies = plan.plan.replicas // ranks
+    return f"{local} of {mixture.num_experts} of each layer on a rank, each on {copies} replicas"
 
 
 def _memory_lines(question: Question, plan: Priced) -> list[str]:
@@ -59,13 +62,20 @@ def _memory_lines(question: Question, plan: Priced) -> list[str]:
 def choice_text(question: Question, choice: Choice) -> str:
     """The plans to measure, why the next ones lost, and how far to trust all this."""
     lines = [question.heading(), f"{choice.considered} plans looked at, {choice.fitting} fit.", ""]
+    lines += [line for warning in _warned(question) for line in (warning, "")]
     lines.append(f"{len(choice.best)} plans to measure:")
     for place, plan in enumerate(choice.best, 1):
         lines.append(f"{place}. {plan_text(question, plan)}")
     if choice.runners_up:
         lines += ["", "Behind the first:"]
         lines += [f"- {loser.plan}: {reason}" for loser, reason in choice.runners_up]
-    return "\n".join([*lines, "", str(MEASURED)])
+    return "\n".join([*lines, "", str(measured())])
+
+
+def _warned(question: Question) -> list[str]:
+    """What is known to go wrong on so many nodes, if anything."""
+    warning = measured().warning(question.cluster.nodes)
+    return [warning] if warning else []
 
 
 def plan_json(question: Question, plan: Priced) -> dict[str, Any]:
@@ -92,7 +102,8 @@ def choice_json(question: Question, choice: Choice) -> dict[str, Any]:
         "fitting": choice.fitting,
         "best": [plan_json(question, plan) for plan in choice.best],
         "runners_up": [plan_json(question, loser) | {"why": why} for loser, why in choice.runners_up],
-        "accuracy": asdict(MEASURED),
+        "warning": measured().warning(question.cluster.nodes),
+        "accuracy": msgspec.to_builtins(measured()),
     }
 
 
@@ -107,12 +118,11 @@ class Answer:
 
 def answer(question: Question, explain: str | None = None) -> Answer:
     """The plans to measure, or the price of the plan `explain` ("16,2,4"). ValueError where there is none."""
-    one = question.job, question.cluster, question.software
     if explain is None:
-        choice = choose(*one)
+        choice = question.choose()
         return Answer(choice_text(question, choice), choice_json(question, choice))
     plan = plan_named(explain)
     priced = price(question.job, plan, question.cluster, question.software)
     refused = feasible(question.job, plan, question.cluster, question.software)
-    text = f"{question.heading()}\n{plan_text(question, priced)}\n{MEASURED}"
-    return Answer(text, plan_json(question, priced), tuple(refused))
+    lines = [question.heading(), *_warned(question), plan_text(question, priced), str(measured())]
+    return Answer("\n".join(lines), plan_json(question, priced), tuple(refused))
