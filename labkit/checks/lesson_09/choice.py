@@ -36,7 +36,7 @@ from labkit.checks.shared.beside import is_refused
 from labkit.theory.grid import GridPlan, costs
 
 CHOOSE_ID = "09.choose-plan"
-WIDE = {**SMALL_GPT, "num_layers": 8, "hidden": 8192, "num_heads": 64, "vocabulary": 8000}
+WIDE = {**SMALL_GPT, "num_layers": 18, "hidden": 8192, "num_heads": 64, "vocabulary": 8000}
 KINDS = ("usual", "slow", "small", "pairs")
 SECONDS = 60.0  # of a case
 
@@ -92,14 +92,17 @@ def _cases(seed: int) -> list[Case]:
     h100, a100 = machines(16, 8, H100), machines(4, 8, A100_40)
     slow = {**H100, "network": 1.5e9}
     usual = [setting(LLAMA_8B, h100, 256, 4096), setting(SMALL_GPT, a100, 192, 2048)]
-    short = setting(SMALL_GPT, machines(2, 8, H100), 192, 256)  # micro-batches of 12 are best
+    # 128 replicas, with one micro-batch of 23 each
+    short = setting(SMALL_GPT, machines(16, 8, {**H100, "network": 200e9, "falloff": 0.0}), 2944, 128)
     many = setting(SMALL_GPT, machines(16, 8, H100), 128, 2048)  # two stages for one micro-batch
     fast = {**H100, "links": 900e9, "layer_floor": 0.0}
     few = setting(LLAMA_8B, machines(4, 8, fast), 4, 4096)  # a whole node of tensor parallelism
     # Stages inside of nodes, ZeRO 1, and recomputation although other plans run without.
     deep = setting(LLAMA_70B, machines(4, 8, {**H100, "links": 60e9}), 256, 4096)
     slower = {**H100, "network": 1e8}
-    lonely = {**A100_40, "memory": 18.7e9}  # a stage for each layer fits, and nothing else
+    lonely = {**A100_40, "memory": 22e9}  # a stage for each layer: what else fits is a third slower
+    # Replicas of the whole model, ZeRO 0, and recomputation: any two of these are slower, or do not fit.
+    whole = setting(SMALL_GPT, machines(8, 1, {**A100_40, "memory": 38e9, "network": 12e9}), 8, 12_288)
     six = {**A100_40, "layer_floor": 0.0}
     return [
         case_of("three clusters", "usual", [*usual, short], seed, SECONDS),
@@ -120,7 +123,8 @@ def _cases(seed: int) -> list[Case]:
             "small",
             [
                 setting(LLAMA_70B, machines(16, 8, A100_40), 256, 4096),
-                setting(WIDE, machines(8, 1, lonely), 64, 1024),
+                setting(WIDE, machines(18, 1, lonely), 64, 1024),
+                whole,
             ],
             seed,
             SECONDS,

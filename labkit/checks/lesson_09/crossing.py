@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.checks.case import JSON, Case
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_09.given import (
     HIDES,
     LLAMA_8B,
@@ -65,6 +65,7 @@ def _cases(seed: int) -> list[Case]:
                 sent_setting(SMALL_GPT, 4, 2, 3, 48, 2),
                 sent_setting(LLAMA_8B, 2, 4, 8, 64, 1, sequence=8192),
                 sent_setting(SMALL_GPT, 2, 5, 3, 2, 1),
+                sent_setting({**SMALL_GPT, "head_size": 128}, 4, 2, 3, 24, 2),  # queries are wider than h
             ],
             seed,
             "sent",
@@ -156,6 +157,14 @@ def _sent(*axes: str) -> Judge:
     return judge
 
 
+def _each_axis_alone(evidence: Evidence) -> Iterator[Finding]:
+    """There is an entry for each axis, and no other: who adds them up counts nothing twice."""
+    for setting, seen in _each(evidence):
+        names = ", ".join(seen) if isinstance(seen, dict) else str(seen)
+        right = isinstance(seen, dict) and set(seen) == set(setting["sizes"])
+        yield Finding(right, f"bytes along {', '.join(setting['sizes'])} alone", names)
+
+
 def _crossing(*axes: str) -> Judge:
     def judge(evidence: Evidence) -> Iterator[Finding]:
         for setting, seen in _each(evidence):
@@ -227,9 +236,9 @@ EXERCISE = Exercise(
             "size-one",
             "robustness",
             1,
-            "An axis of size 1 sends nothing.",
-            "a last stage that sends on",
-            {"sent-of-one": _sent("dp", "pp", "tp")},
+            "An axis of size 1 sends nothing; each axis has its entry, and nothing else has one.",
+            "a last stage that sends on, or a total among the axes",
+            {"sent-of-one": every(_sent("dp", "pp", "tp"), _each_axis_alone)},
         ),
         Property(
             "rings",
@@ -253,7 +262,7 @@ EXERCISE = Exercise(
             1,
             "Groups that lie across nodes are counted border by border.",
             "a group counted as inside or outside as a whole",
-            {"uneven": _crossing("dp", "pp", "tp")},
+            {"uneven": every(_crossing("dp", "pp", "tp"), _each_axis_alone)},
         ),
         Property(
             "best-order",

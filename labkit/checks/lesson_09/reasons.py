@@ -44,6 +44,8 @@ def _cases(seed: int) -> list[Case]:
     narrow = {**SMALL_GPT, "ffn": 9220}
     runs = plans(SMALL_GPT, two, 32, (2, 8, 1, 1), (16, 1, 1, 2), (2, 4, 2, 4), (1, 1, 16, 4))
     runs += plans({**SMALL_GPT, "vocabulary": 50_257}, two, 32, (2, 8, 1, 1))
+    runs += plans(SMALL_GPT, two, 32, (2, 8, 1, 1), sequence=4096)  # more tokens than it was made for
+    runs += [setting(SMALL_GPT, machines(1, 8, H100), 32, 2048, data=1, tensor=8, pipeline=1, zero=1)]
     few = {"data": 2, "tensor": 1, "pipeline": 4, "micro_batch": 2, "zero": 1}
     close = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 2, "zero": 1}
     return [

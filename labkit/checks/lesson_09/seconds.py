@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, every
 from labkit.checks.lesson_09.given import (
     A100_40,
     H100,
@@ -62,6 +62,7 @@ def _cases(seed: int) -> list[Case]:
     slow = machines(4, 4, {**A100_40, "network": 2e9})
     grids: list[Grid] = [(2, 4, 2, 1), (1, 8, 2, 4), (8, 2, 1, 2), (16, 1, 1, 1), (4, 1, 4, 3)]
     whole = priced(SMALL_GPT, gpt_on, 96, grids)
+    whole += priced({**SMALL_GPT, "head_size": 128}, gpt_on, 96, grids[:1])  # queries are wider than h
     return [
         case_of("sixteen GPUs", "terms", whole, seed),
         case_of(
@@ -113,6 +114,14 @@ def terms(*names: str) -> Judge:
                 yield Finding(right, f"{name}: {expected[name]:.6g} s for {told(one)}", shown)
 
     return judge
+
+
+def four_terms(evidence: Evidence) -> Iterator[Finding]:
+    """They are four, by these names: who adds them up counts nothing twice."""
+    for one, seen in answers_of(evidence):
+        names = ", ".join(seen) if isinstance(seen, dict) else str(seen)
+        right = isinstance(seen, dict) and set(seen) == set(TERMS)
+        yield Finding(right, f"{', '.join(TERMS)} for {told(one)}", names)
 
 
 _RUN = asks("step_seconds", numbers_by_name)
@@ -191,9 +200,9 @@ EXERCISE = Exercise(
             "one-gpu",
             "robustness",
             1,
-            "One GPU only computes.",
-            "traffic of a group of one",
-            {"one": terms(*TERMS)},
+            "One GPU only computes; the four terms are there, and no fifth.",
+            "traffic of a group of one, or a total among the terms",
+            {"one": every(terms(*TERMS), four_terms)},
         ),
     ),
     hides=HIDES,
