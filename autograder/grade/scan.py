@@ -24,10 +24,11 @@ from labkit.checks.source.text import python_lines
 
 _CONNECTS, _STARTS, _RUNS_DATA = "opens connections", "starts programs or processes", "runs code from data"
 _BESIDE, _FRAMES = "runs beside the check", "walks frames"
+_BY_NAME, _OPERATORS = "imports by name", "changes what torch's functions do"
 MODULES = {
     **dict.fromkeys(("socket", "urllib", "http", "requests", "ssl"), _CONNECTS),
     **dict.fromkeys(("subprocess", "multiprocessing", "pty"), _STARTS),
-    **dict.fromkeys(("pickle", "marshal", "shelve"), _RUNS_DATA),
+    **dict.fromkeys(("pickle", "marshal", "shelve", "code", "codeop", "runpy"), _RUNS_DATA),
     **dict.fromkeys(("threading", "_thread", "asyncio", "concurrent", "atexit", "signal"), _BESIDE),
     **dict.fromkeys(("inspect", "traceback", "dis", "faulthandler"), _FRAMES),
     "ctypes": "calls into C",
@@ -36,7 +37,12 @@ MODULES = {
     "gc": "walks all objects",
     "sys": "the interpreter's own state",
     "builtins": "changes the language",
-    "importlib": "imports by name",
+    **dict.fromkeys(("importlib", "pkgutil", "zipimport"), _BY_NAME),
+    **dict.fromkeys(("linecache", "tracemalloc", "bdb", "pdb", "trace"), "the interpreter's own state"),
+    **dict.fromkeys(("torch.library", "torch.overrides", "torch.utils._python_dispatch"), _OPERATORS),
+    "numpy.ctypeslib": "calls into C",
+    "numpy.lib.stride_tricks": "reads memory",
+    "torch.distributed.rpc": _CONNECTS,
     "os": "the operating system",
     "shutil": "works on files",
     "unittest": "patches objects",
@@ -48,6 +54,12 @@ MODULES = {
     "labkit.record": "the recorder",
     "torch._C": "torch's internals",
 }
+# Modules of Python's that other modules have imported: `torch.sys` is one as well.
+INTERPRETER = {
+    *("sys", "os", "importlib", "builtins", "gc", "inspect", "ctypes", "pickle", "marshal", "mmap"),
+    *("socket", "subprocess", "threading", "linecache", "traceback", "pkgutil", "runpy", "shutil"),
+}
+PUBLIC = "labkit.launch"  # a function, which the package of the same name stands behind
 ATTRIBUTES = {
     *(
         "__del__",
@@ -69,6 +81,26 @@ ATTRIBUTES = {
         "_getframe",
         "settrace",
         "setprofile",
+        "ag_frame",
+        "tb_next",
+        "__traceback__",
+        "FunctionType",
+        "CodeType",
+    ),
+    *(
+        "__getattribute__",
+        "attrgetter",
+        "methodcaller",
+        "__self__",
+        "__func__",
+        "__wrapped__",
+        "__loader__",
+        "__spec__",
+        "__array_interface__",
+        "__array_struct__",
+        "__torch_function__",
+        "__torch_dispatch__",
+        "_get_default_store",
     ),
     *(
         "current_recorder",
@@ -101,6 +133,8 @@ CALLS = {
     "input",
     "get_ipython",
 }
+# Of these, those that are no name of a variable: mentioning one is as good as calling it.
+BY_ANY_NAME = {"eval", "exec", "__import__", "globals", "get_ipython", "__builtins__", "__loader__"}
 # What leads to no object of labkit's or torch's, as it stands in a finding.
 HARMLESS = (
     *(_CONNECTS, _STARTS, _BESIDE, "the operating system", "works on files", "the notebook", "the grader"),
@@ -133,7 +167,8 @@ class Clue(msgspec.Struct, frozen=True):
     line: int
     why: str = ""
     chain: str = ""
-    use: Literal["", "given", "read", "set", "patched"] = ""  # given: by an import, under its full name
+    # given: by an import, under its full name; made: by a name that is only known when it runs
+    use: Literal["", "given", "read", "set", "patched", "made", "base"] = ""
 
 
 class Clues(msgspec.Struct):
@@ -181,11 +216,17 @@ def _reasons(clue: Clue, imported: Mapping[str, str], forbids: Sequence[str]) ->
         yield clue.why
         return
     dotted = clue.chain if clue.use == "given" else _full(clue.chain, imported)
-    if dotted in forbids and clue.use != "patched":
+    if dotted in forbids and clue.use not in ("patched", "made"):
         yield f"uses {dotted}, forbidden here"
-    if _is_library(dotted) and clue.use == "set":
+    if clue.use != "given" and (way := _on_the_way(dotted)):
+        yield way
+    if dotted and (clue.use == "made" or dotted.endswith(".__dict__")):
+        yield f"reaches into {dotted.removesuffix('.__dict__')} by a name that is made"
+    if clue.use == "base" and dotted in ("torch.Tensor", "torch.nn.Parameter"):
+        yield f"makes a kind of {dotted} of its own"
+    if dotted and clue.use == "set":
         yield f"replaces {dotted}"
-    if _is_library(dotted) and clue.use == "patched":
+    if dotted and clue.use == "patched":
         yield f"replaces something in {dotted}"
 
 
@@ -205,6 +246,14 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
                 target
             ):
                 yield Clue(line, chain=chain, use="patched")
+            case ast.Call(func=ast.Name(id="getattr"), args=[target, name, *_]) if chain := _chain(target):
+                match name:
+                    case ast.Constant(value=str(written)):
+                        yield Clue(line, chain=f"{chain}.{written}", use="read")
+                    case _:
+                        yield Clue(line, chain=chain, use="made")
+            case ast.ClassDef(bases=bases):
+                yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := _chain(base)))
 
 
 def _is_named_modules(node: ast.AST) -> bool:
@@ -214,12 +263,26 @@ def _is_named_modules(node: ast.AST) -> bool:
 
 def _suspicions(node: ast.AST) -> Iterator[str]:
     match node:
+        case ast.Name(id=name, ctx=ast.Load()) if name in BY_ANY_NAME:
+            yield f"mentions {name}" if name == "get_ipython" else f"calls {name}"
+        case ast.MatchClass(kwd_attrs=names):
+            yield from (f"reaches for {name}" for name in names if name in ATTRIBUTES)
+        case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[_, name, *_]) if _is_put_together(name):
+            yield "reaches for something by a name that is put together"
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if _is_somethings_class(
+            target
+        ):
+            yield "replaces something in a class that it looks up"
+        case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if _is_somethings_class(value):
+            yield "replaces something in a class that it looks up"
         case ast.Import(names=names):
             yield from (why for alias in names if (why := _module(alias.name)))
         case ast.ImportFrom(module=str(module), names=names):
             if why := _module(module):
                 yield why
             yield from (why for alias in names if (why := _module(f"{module}.{alias.name}")))
+            inner = (alias.name for alias in names if alias.name in ATTRIBUTES | INTERPRETER)
+            yield from (f"reaches for {name}" for name in inner)
         case ast.Attribute(attr=name) if name in ATTRIBUTES:
             yield f"reaches for {name}"
         case ast.Call(func=ast.Name(id=name)) if name in CALLS:
@@ -230,6 +293,31 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             word in text for word in (*GRADING_WORDS, *ATTRIBUTES - {"entries", "modules", "_C"})
         ):
             yield f"mentions {text[:60]!r}"
+
+
+def _is_somethings_class(node: ast.AST) -> bool:
+    """`type(x)` or `x.__class__`: whose class it is cannot be told from the text."""
+    match node:
+        case ast.Call(func=ast.Name(id="type")) | ast.Attribute(attr="__class__"):
+            return True
+    return False
+
+
+def _is_put_together(name: ast.expr) -> bool:
+    """Whether a name is computed of texts alone, which could have been written as one."""
+    looked_up = any(isinstance(each, ast.Name) for each in ast.walk(name))
+    return not isinstance(name, ast.Constant | ast.Attribute) and not looked_up
+
+
+def _on_the_way(dotted: str) -> str:
+    """What a full name leads through that no exercise needs: `torch.sys.path`, `labkit.record.current`."""
+    parts = dotted.split(".")
+    for length in range(2, len(parts) + 1):
+        name = ".".join(parts[:length])
+        inner = MODULES.get(parts[length - 1]) if parts[length - 1] in INTERPRETER else None
+        if name != PUBLIC and (why := MODULES.get(name) or inner):
+            return f"reaches for {name} ({why})"
+    return ""
 
 
 def _can_forge(why: str) -> bool:
@@ -271,16 +359,3 @@ def _full(chain: str, imported: Mapping[str, str]) -> str:
     first, dot, rest = chain.partition(".")
     full = imported.get(first, first if first == "builtins" else "")
     return full + dot + rest if full else ""
-
-
-def _is_library(dotted: str) -> bool:
-    return bool(dotted) and dotted.split(".")[0] in (
-        "torch",
-        "labkit",
-        "builtins",
-        "numpy",
-        "safetensors",
-        "json",
-        "os",
-        "sys",
-    )

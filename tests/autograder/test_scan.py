@@ -27,7 +27,41 @@ SUSPICIOUS = [
     ("def f(): return getattr(f, '__glo' 'bals__')", "__globals__"),
     ("import torch\ndef f(): return torch.sys.modules['labkit']", "reaches for modules"),
     ("import torch\ndef f(): return torch.sys.modules.get('labkit')", "reaches for modules"),
+    ("import labkit\ndef f(): return labkit.record.current", "the recorder"),
+    ("import labkit\ndef f(): return getattr(labkit, 'record')", "the recorder"),
+    ("import labkit\ndef f(n): return getattr(labkit, n)", "reaches into labkit"),
+    ("import torch\ndef f(n): return torch.__dict__[n]", "reaches into torch"),
+    ("from torch import sys\ndef f(): return sys", "reaches for sys"),
+    ("import torch\ndef f(): return torch.importlib.import_module('x')", "imports by name"),
+    ("import numpy as np\ndef f(x): return np.lib.stride_tricks.as_strided(x, (9,))", "reads memory"),
+    ("def f(x): return getattr(x, 'f_' + 'back')", "put together"),
+    ("def f(x): return getattr(x, ''.join(('f_', 'back')))", "put together"),
+    ("def f(x):\n    match x:\n        case object(f_back=y): return y", "f_back"),
+    ("def f():\n    run = eval\n    return run('1')", "calls eval"),
+    ("def f(): return __builtins__['x']", "__builtins__"),
+    ("import time\ndef f(): time.monotonic = f", "replaces time.monotonic"),
+    ("def f(x): type(x).detach = f", "replaces something in a class"),
+    ("def f(x): x.__class__.detach = f", "replaces something in a class"),
+    ("def f(x): setattr(type(x), 'detach', f)", "replaces something in a class"),
+    ("import torch\nclass A(torch.Tensor): pass", "a kind of torch.Tensor"),
+    ("from torch import Tensor\nclass A(Tensor): pass", "a kind of torch.Tensor"),
+    ("from torch.overrides import TorchFunctionMode\nclass A(TorchFunctionMode): pass", "changes what torch"),
 ]
+HONEST = [
+    "def f(model, name): return getattr(model, name) + getattr(model, f'{name}_norm')",
+    "import torch\ndef f(x): return torch.trace(x) + getattr(x, 'T') + getattr(torch, 'float32').itemsize",
+    "import torch.distributed as dist\ndef f(x): return (getattr(dist, 'new', None) or dist.all_reduce)(x)",
+    "import labkit\ndef f(): return labkit.launch(print, ranks=2)",
+    "import re\ndef f(input, vars): return re.compile(input).search(vars)",
+    "class A:\n    def f(self): self.calls = self.__dict__",
+    "import torch\nfrom torch import nn\nclass A(nn.Module):\n    def f(self): torch.random.manual_seed(0)",
+]
+
+
+@pytest.mark.parametrize("source", HONEST)
+def test_what_is_not_told(source: str) -> None:
+    """A flag that holds points back must have a reason that a person sees at once."""
+    assert scan(collect([Cell("cell 4", source)], F_ID, ["f", "A"])) == []
 
 
 @pytest.mark.parametrize(("source", "why"), SUSPICIOUS)
