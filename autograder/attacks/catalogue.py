@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from autograder.attacks import (
     cheating,
+    disguising,
+    ending,
     forging,
     harming,
     hoarding,
@@ -14,5 +16,5 @@ from autograder.attacks import (
 )
 from autograder.attacks.attack import Attack
 
-FAMILIES = (cheating, forging, prying, leaking, harming, hoarding, lingering, whispering)
+FAMILIES = (cheating, disguising, ending, forging, prying, leaking, harming, hoarding, lingering, whispering)
 ATTACKS: list[Attack] = [attack for family in FAMILIES for attack in family.ATTACKS]

@@ -44,6 +44,10 @@ _KEPT = (
     "Graded with your own {} in place of the course's: your later code uses what only yours has, and with it "
     "passes what is asked of your own parts together."
 )
+_ENDED_TWICE = (
+    f"twice, {AGENT_ENDED} before it could say how the job had; code that closes, limits or locks what its "
+    "own process writes to does that"
+)
 KNOWN_VERDICTS = ("error", "timeout", "deadlock", "out_of_memory", "killed")
 
 
@@ -153,13 +157,13 @@ class Harness:
         did.
         """
         outcome, failure = self._run_once(directory, request)
-        ended = failure is not None and failure.message == AGENT_ENDED
-        if ended or outcome.ended == "died":  # the host's doing, perhaps: once more, with nothing else inside
+        if _is_agents_end(failure) or outcome.ended == "died":
+            # The host's doing, perhaps: once more, with nothing else inside.
             self._end()
             for name in answer_names(request):
                 (directory / name).unlink(missing_ok=True)
             outcome, failure = self._run_once(directory, request)
-        return failure
+        return JobFailure("error", _ENDED_TWICE) if _is_agents_end(failure) else failure
 
     def _run_once(self, directory: Path, request: RunRequest) -> tuple[Outcome, JobFailure | None]:
         confined = self._started()
@@ -235,6 +239,10 @@ def grade_cells(
                 harness.cross_check(graded[-1], exercise, seed, baseline)
             on_graded(graded[-1])
     return graded
+
+
+def _is_agents_end(failure: JobFailure | None) -> bool:
+    return failure is not None and failure.message == AGENT_ENDED
 
 
 def _stem(name: str) -> str:

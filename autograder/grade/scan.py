@@ -44,6 +44,7 @@ MODULES = {
     "numpy.lib.stride_tricks": "reads memory",
     "torch.distributed.rpc": _CONNECTS,
     "os": "the operating system",
+    "resource": "the operating system",
     "shutil": "works on files",
     "unittest": "patches objects",
     "IPython": "the notebook",

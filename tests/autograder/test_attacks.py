@@ -69,7 +69,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_there_are_many() -> None:
-    assert len(ATTACKS) >= 120
+    assert len(ATTACKS) >= 160
     assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
 
 
@@ -120,6 +120,17 @@ def test_a_forged_record_earns_nothing(
     if claimed:
         assert graded.held == ["communication"]
         assert any("the network carried" in flag.why for flag in graded.flags)
+
+
+@pytest.mark.parametrize("id", ["locks-its-folder", "no-room-of-its-own"])
+def test_the_machine_is_not_blamed(
+    id: str, harness: Harness, f_exercise: Exercise, two_ranks: list[Case]
+) -> None:
+    """It is tried twice; what a rank does to its own files is then told as what it is."""
+    attack = next(attack for attack in ATTACKS if attack.id == id)
+    graded = harness.grade(f_exercise, [Cell("cell 1", attack.source)], SEED, two_ranks[:1])
+    assert graded.report.verdict == "error"
+    assert "locks what its own process writes to" in graded.report.stops[0].text
 
 
 def test_an_honest_answer_after_all_that(
