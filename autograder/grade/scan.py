@@ -60,6 +60,11 @@ INTERPRETER = {
     *("sys", "os", "importlib", "builtins", "gc", "inspect", "ctypes", "pickle", "marshal", "mmap"),
     *("socket", "subprocess", "threading", "linecache", "traceback", "pkgutil", "runpy", "shutil"),
 }
+UNCOUNTED = {
+    "memmap",
+    "from_file",
+    "share_memory_",
+}  # memory that is neither the allocator's nor a tensor's own
 PUBLIC = "labkit.launch"  # a function, which the package of the same name stands behind
 ATTRIBUTES = {
     *(
@@ -282,10 +287,12 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             if why := _module(module):
                 yield why
             yield from (why for alias in names if (why := _module(f"{module}.{alias.name}")))
-            inner = (alias.name for alias in names if alias.name in ATTRIBUTES | INTERPRETER)
+            inner = (alias.name for alias in names if alias.name in ATTRIBUTES | INTERPRETER | UNCOUNTED)
             yield from (f"reaches for {name}" for name in inner)
         case ast.Attribute(attr=name) if name in ATTRIBUTES:
             yield f"reaches for {name}"
+        case ast.Attribute(attr=name) if name in UNCOUNTED:
+            yield f"keeps data where no check counts it, by {name}"
         case ast.Call(func=ast.Name(id=name)) if name in CALLS:
             yield f"calls {name}"
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in ATTRIBUTES:

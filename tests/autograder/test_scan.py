@@ -39,6 +39,8 @@ SUSPICIOUS = [
     ("def f(x):\n    match x:\n        case object(f_back=y): return y", "f_back"),
     ("def f():\n    run = eval\n    return run('1')", "calls eval"),
     ("def f(): return __builtins__['x']", "__builtins__"),
+    ("import numpy as np\ndef f(x): return np.memmap('/tmp/x', shape=x.shape)", "no check counts it"),
+    ("def f(x): return x.clone().share_memory_()", "no check counts it"),
     ("import time\ndef f(): time.monotonic = f", "replaces time.monotonic"),
     ("def f(x): type(x).detach = f", "replaces something in a class"),
     ("def f(x): x.__class__.detach = f", "replaces something in a class"),
