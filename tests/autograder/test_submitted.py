@@ -96,7 +96,8 @@ JSON = st.recursive(
     max_leaves=12,
 )
 KINDS = st.sampled_from(["code", "markdown", "raw", 7])
-PARTS = {"cell_type": KINDS, "source": JSON, "metadata": JSON, "id": JSON}
+SOURCES, COUNTS = st.just(DEFINES_F) | JSON, st.integers(0, 3) | JSON
+PARTS = {"cell_type": KINDS, "source": SOURCES, "execution_count": COUNTS, "metadata": JSON, "id": JSON}
 CELL = st.fixed_dictionaries({}, optional=PARTS)
 
 
@@ -109,8 +110,10 @@ def test_any_cells_become_a_valid_notebook(cells: list[Any]) -> None:
     graded = [rebuild.graded_cell("06_copy-to-tensor-parallel__forward-values", 1, 'labkit.score("a", "b")')]
     made = rebuild.rebuilt(raw, places, graded)
     nbformat.validate(made)
-    marks = [c.metadata.nbgrader.grade_id for c in made.cells if "nbgrader" in c.metadata]
-    assert marks == ["06_copy-to-tensor-parallel__forward-values"]
+    marks = {c.metadata.nbgrader.grade_id: c.source for c in made.cells if "nbgrader" in c.metadata}
+    answered = any(cell.source == DEFINES_F for cell in notebook.cells)
+    answer = {"06_copy-to-tensor-parallel": DEFINES_F} if answered else {}
+    assert marks == {"06_copy-to-tensor-parallel__forward-values": graded[0].source} | answer
 
 
 def test_marks_are_put_back_whatever_was_done_to_them() -> None:
