@@ -135,10 +135,11 @@ def add_one():
 job = labkit.launch(add_one, ranks=4)
 prediction("the list on rank 0 holds", your_guess_count, job.results[0])
 
-# %% [markdown]
+# %% [markdown] reveals="shared-list"
 # Every rank got a copy of the list, changed its copy, and no other rank heard of it (the notebook's own
 # list still holds 0). Ranks share **nothing**. Whatever one needs to know from another has to be sent.
-#
+
+# %% [markdown]
 # ## Messages: send and recv
 #
 # The smallest exchange has two sides. One rank calls `dist.send(tensor, dst)`, another calls

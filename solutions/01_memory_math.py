@@ -125,7 +125,7 @@ def count_parameters(config: ModelConfig) -> int:
     ### END SOLUTION
 
 
-# %%
+# %% reveals="twelve-l-h-squared"
 estimate, exact = 12 * 32 * 4096**2, count_parameters(llama_8b)
 print(f"12Lh^2 = {estimate:,}   counted = {exact:,}")
 prediction("how many percent 12Lh^2 is off", your_guess_percent, 100 * (estimate / exact - 1), "computed")

@@ -170,17 +170,19 @@ with labkit.devices.stand_in(1, bytes_each=5 * MIB):
 # %% predict="even-count-fits"
 your_guess_fits = ...
 
-# %%
+# %% reveals="even-count-fits"
 evenly = [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
 largest = max(sum(costs[index] for index in part) for part in evenly)
 print(f"the largest part: {binary_text(largest)}")
 prediction("three layers each fit into 5 MiB", your_guess_fits, largest <= 5 * MIB, "computed")
 
+# %% [markdown] reveals="even-count-fits"
+# It does not fit: equal *counts* are not equal *memory*.
+
 # %% [markdown]
-# Equal *counts* are not equal *memory*. It is no peculiarity of small models. Llama 3 8B over 8 GPUs, 4
-# layers each: the first and the last one carry an embedding or a head of $V h = 128\,256 \times 4096$
-# weights on top (in 16-bit numbers, 2 bytes each; the *Ultra-Scale Playbook* draws the same 2.60 GiB
-# against 1.87):
+# Small models are not alone in this. Take Llama 3 8B over 8 GPUs, 4 layers each: the first and the last one
+# carry an embedding or a head of $V h = 128\,256 \times 4096$ weights on top (in 16-bit numbers, 2 bytes each;
+# the *Ultra-Scale Playbook* draws the same 2.60 GiB against 1.87):
 
 # %%
 llama = preset("Llama 3 8B")

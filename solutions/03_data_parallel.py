@@ -699,13 +699,16 @@ labkit.check("03.accumulate-gradients", accumulate_gradients)
 # %% predict="means"
 your_mean_over_tokens, your_mean_of_means = ..., ...
 
-# %%
-prediction("mean over all tokens", your_mean_over_tokens, (2 * 1 + 6 * 3) / 8, "computed")
+# %% reveals="means"
+Table(
+    ["", "your guess", "computed"],
+    [
+        ["mean over all tokens", your_mean_over_tokens, (2 * 1 + 6 * 3) / 8],
+        ["mean of the ranks' means", your_mean_of_means, (1 + 3) / 2],
+    ],
+)
 
-# %%
-prediction("mean of the ranks' means", your_mean_of_means, (1 + 3) / 2, "computed")
-
-# %% [markdown]
+# %% [markdown] reveals="means"
 # The mean of means gives a token on the short rank three times the weight of one on the long rank. The same
 # mistake in gradient accumulation went unnoticed for years in widely used training code.
 
@@ -770,7 +773,7 @@ Picture(figure, "Throughput of one GPU falls from 1 on 8 GPUs to 0.39 on 256.")
 # %% predict="accumulation-steps"
 your_steps = ...
 
-# %%
+# %% reveals="accumulation-steps"
 prediction("accumulation steps on 512 GPUs", your_steps, 2**22 // 4096 // 512, "computed")
 
 # %% [markdown]

@@ -179,7 +179,7 @@ at_the_limit = simulate([gpipe_schedule(stage, 4, 16) for stage in range(4)], Co
 simulated_percent = round(at_the_limit.bubble_fraction * 100, 1)
 prediction("percent of all time idle, p = 4, m = 16", your_guess_percent, simulated_percent, "simulated")
 
-# %% [markdown]
+# %% [markdown] reveals="negligible-bubble"
 # A sixth of four GPUs is not nothing, and relative to working time the same bubble is 18.75%: say which
 # one you mean. For large $p$, $m = 4p$ leaves 20% of all time idle. (GPipe could call it negligible
 # partly because it recomputes activations, and that work fits into the bubble. Its table of measured
@@ -271,8 +271,11 @@ target("04-one-f-one-b")
 # %%
 draw_schedule(played)
 
+# %% [markdown] reveals="bubble-of-1f1b"
+# The same. **1F1B does not shrink the bubble.** It moves parts of it about.
+
 # %% [markdown]
-# The same. **1F1B does not shrink the bubble.** It moves parts of it about, and it changes what is held:
+# What 1F1B does change is how many micro-batches a stage holds:
 
 # %%
 draw_in_flight(played)
@@ -290,10 +293,11 @@ cheap_backward = simulate(one_f_one_b, Costs(forward=1, backward=1))
 on_stage_0 = cheap_backward.peak_in_flight(0)
 prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, on_stage_0, "simulated")
 
-# %% [markdown]
+# %% [markdown] reveals="in-flight-1b-1f"
 # The assumption has nothing to do with it. The number follows from the *order* of the list, not from how
 # long its actions take. (It is 4 because $p = 4$, and it is 4 on the first stage only.)
-#
+
+# %% [markdown]
 # ### Exercise: micro-batches in flight
 # For each schedule, the most that a rank holds. An interleaved rank holds *chunks*: its warm-up, and one
 # more. The warm-up of interleaved stages is $2(p-r-1) + (v-1)p$ chunks (Megatron-LM's `schedules.py`);

@@ -136,10 +136,11 @@ boundary_bytes = x.nbytes
 layer_bytes = measure_activations(layer, lambda: layer(x.clone().requires_grad_()))
 prediction("activations of one layer, in inputs", your_inputs_worth, round(layer_bytes / boundary_bytes, 2))
 
-# %% [markdown]
+# %% [markdown] reveals="inputs-worth"
 # The input of the norm, its result (which the first product needs), and twice the inner width: before GeLU
 # and after.
-#
+
+# %% [markdown]
 # ## Forget, and run it again
 #
 # The idea in one sentence: in forward, call the function under `torch.no_grad()` and keep only its
@@ -460,7 +461,7 @@ labkit.check("05.best-segment-count", best_segment_count)
 # %% predict="eight-segments"
 your_boundaries = ...
 
-# %%
+# %% reveals="eight-segments"
 prediction("peak of 64 layers in 8 segments, in boundaries", your_boundaries, 7 + 8 * 10, "computed")
 
 # %% [markdown]

@@ -190,7 +190,7 @@ left.set_ylabel("result")
 left.legend(frameon=False, fontsize=8)
 Picture(figure, "GeLU of a sum, and the sum of the GeLUs of its two parts: far apart nearly everywhere.")
 
-# %%
+# %% reveals="gelu-of-parts"
 u = torch.tensor(2.0)
 prediction("GeLU(2) + GeLU(-2)", your_sum_of_gelus, round((F.gelu(u) + F.gelu(-u)).item(), 3), "computed")
 
@@ -283,7 +283,7 @@ def gradient_through_all_reduce(group: dist.ProcessGroup) -> float:
 measured = labkit.launch(gradient_through_all_reduce, ranks=4).results[0]
 prediction("the gradient of x, which should be 1", your_gradient, measured)
 
-# %% [markdown]
+# %% [markdown] reveals="gradient-through-all-reduce"
 # Four times too large: one for each rank. Nothing crashes, nothing looks wrong in forward, and every
 # gradient in front of the all-reduce is silently $t$ times what it should be. So you build your own.
 
@@ -438,7 +438,7 @@ del weight
 measured_mib = kept.untyped_storage().nbytes() / 2**20
 prediction("MiB in memory behind a quarter of 4 MiB", your_mib, measured_mib)
 
-# %% [markdown]
+# %% [markdown] reveals="bytes-behind-a-slice"
 # A slice is a *view*: it points into the old storage and keeps all of it alive. A layer that stores views
 # saves no memory at all, and every shape you print looks right. `clone()` makes a block that stands on its
 # own.
@@ -587,7 +587,7 @@ def bias_before_reduce(group: dist.ProcessGroup) -> float:
 measured = labkit.launch(bias_before_reduce, ranks=4).results[0]
 prediction("bias 1, added on each of 4 ranks", your_output, measured)
 
-# %% [markdown]
+# %% [markdown] reveals="bias-before-reduce"
 # A model whose biases start at zero would not show this at first: it would drift away as it learns.
 # Dividing the bias by $t$ on every rank only hides it. The output is right, but each of the $t$ copies then
 # learns at full speed, so that their sum learns $t$ times too fast.

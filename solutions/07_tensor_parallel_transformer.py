@@ -174,9 +174,10 @@ your_guess = ...
 rows = ["query"] * 4 + ["key"] * 4 + ["value"] * 4  # of the packed matrix of 4 heads of size 1
 prediction("rows of rank 0, cut in one piece", your_guess, ", ".join(rows[: len(rows) // 3]), "counted")
 
-# %% [markdown]
+# %% [markdown] reveals="packed-in-one-piece"
 # All queries, and no key or value to go with them. So cut each of the three first, and pack what is yours.
-#
+
+# %% [markdown]
 # **Grouped-query attention** has fewer key-value heads than heads: $k < a$, and $a/k$ neighbouring query
 # heads share one. Cut in blocks, a rank has $a/t$ query heads and $k/t$ key-value heads, and those belong
 # together, as long as $t$ divides $k$. Llama 3 8B has $a = 32$, $k = 8$: at $t = 8$, how many key-value
@@ -186,7 +187,7 @@ prediction("rows of rank 0, cut in one piece", your_guess, ", ".join(rows[: len(
 your_key_value_heads = ...
 your_share = ...
 
-# %%
+# %% reveals="grouped-query"
 h, a, k, d, t = 4096, 32, 8, 128, 8
 of_one_rank = (a + 2 * k) // t * d * h + h * (a // t) * d
 of_all = (a + 2 * k) * d * h + h * a * d
@@ -499,7 +500,7 @@ labkit.check("07.vocab-parallel-embedding", VocabParallelEmbedding)
 your_logits_gb = ...
 your_numbers_a_token = ...
 
-# %%
+# %% reveals="logits-or-scalars"
 s, V = 8192, 128_256
 Table(
     ["", "your guess", "counted"],
@@ -511,8 +512,7 @@ Table(
 )
 
 # %% [markdown]
-# Three numbers a token. With logits $z_v$, one for each token $v$ of the vocabulary, and target $y$,
-# cross-entropy is
+# With logits $z_v$, one for each token $v$ of the vocabulary, and target $y$, cross-entropy is
 #
 # $$\ell = \log \sum_{v} e^{z_v - m} \;-\; (z_y - m), \qquad m = \max_v z_v$$
 #

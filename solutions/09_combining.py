@@ -368,8 +368,8 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 # %% predict="norm-of-a-grid"
 your_norm = ...
 
-# %%
-prediction("the norm, which should be 3.46", your_norm, (2 * 2 * (4 + 4)) ** 0.5)
+# %% reveals="norm-of-a-grid"
+prediction("the norm, which should be 3.46", your_norm, (2 * 2 * (4 + 4)) ** 0.5, "computed")
 
 # %% [markdown]
 # ### Exercise: train in three dimensions

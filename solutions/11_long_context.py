@@ -86,6 +86,13 @@ Table(
 
 # %% [markdown]
 # ### Exercise: two partial attentions made one
+#
+# <details><summary>Hint</summary>
+#
+# `torch.logaddexp` takes care of the larger one. Where the sum is $-\infty$, $-\infty - (-\infty)$ is not a
+# number: put any finite number in its place before you subtract.
+#
+# </details>
 
 
 # %% exercise="11.merge-partials" difficulty=2 minutes=10
@@ -105,14 +112,6 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
 
 # %% check="11.merge-partials"
 labkit.check("11.merge-partials", merge)
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `torch.logaddexp` takes care of the larger one. Where the sum is $-\infty$, $-\infty - (-\infty)$ is not a
-# number: put any finite number in its place before you subtract.
-#
-# </details>
 
 # %% [markdown]
 # ## Attention block by block
@@ -149,6 +148,13 @@ draw_pairs([0, 0, 0, 0])
 #
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
 # FlashAttention does inside one GPU.
+#
+# <details><summary>Hint</summary>
+#
+# Begin each block of queries with its diagonal block: there every query sees at least itself, so there is a
+# partial to merge the others into.
+#
+# </details>
 
 
 # %% exercise="11.blockwise-attention" difficulty=2 minutes=12
@@ -177,14 +183,6 @@ def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, block: int) -> tuple[Te
 labkit.check("11.blockwise-attention", blockwise_attention)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Begin each block of queries with its diagonal block: there every query sees at least itself, so there is a
-# partial to merge the others into.
-#
-# </details>
-
-# %% [markdown]
 # ## Backward, one block at a time
 #
 # Autograd would keep the probabilities of every block, and bring the $s^2$ numbers back. They need not be
@@ -200,6 +198,13 @@ labkit.check("11.blockwise-attention", blockwise_attention)
 # known before the first block (Dao et al. 2022, arXiv 2205.14135).
 #
 # ### Exercise: the gradients of one block
+#
+# <details><summary>Hint</summary>
+#
+# Nothing of other blocks is needed but `lse` and `delta`, and both come in. Masked scores are $-\infty$, so
+# their probabilities are 0, and with them every gradient that passes through.
+#
+# </details>
 
 
 # %% exercise="11.block-backward" difficulty=3 minutes=15
@@ -230,14 +235,6 @@ def block_backward(
 
 # %% check="11.block-backward"
 labkit.check("11.block-backward", block_backward)
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Nothing of other blocks is needed but `lse` and `delta`, and both come in. Masked scores are $-\infty$, so
-# their probabilities are 0, and with them every gradient that passes through.
-#
-# </details>
 
 # %% [markdown]
 # ## Who gets which tokens
@@ -343,6 +340,14 @@ def start_passing(tensors: list[Tensor], group: dist.ProcessGroup) -> tuple[list
 # ### Exercise: keys and values go round
 #
 # Blocks are handed in as `attend`, which is `attend_block` or something that behaves like it.
+#
+# <details><summary>Hint</summary>
+#
+# Start each half of the queries with zeros and $-\infty$: a part that saw nothing. In each step but the
+# last: start passing what you hold, compute with it, wait, and take what has come. Whose keys are they now?
+# Those of rank $r - i$ of the group, counted round.
+#
+# </details>
 
 
 # %% exercise="11.ring-forward" difficulty=4 minutes=20
@@ -377,14 +382,6 @@ def ring_forward(
 labkit.check("11.ring-forward", ring_forward)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Start each half of the queries with zeros and $-\infty$: a part that saw nothing. In each step but the
-# last: start passing what you hold, compute with it, wait, and take what has come. Whose keys are they now?
-# Those of rank $r - i$ of the group, counted round.
-#
-# </details>
-#
 # Now look at your ring on four ranks. While the blocks of one step are computed, the messages of the next are
 # under way.
 
@@ -433,6 +430,13 @@ draw_timeline(job)
 # else's.
 #
 # ### Exercise: ring attention
+#
+# <details><summary>Hint</summary>
+#
+# `tensor.chunk(2, dim=-2)` gives views: adding to one of them adds to the tensor. The sums must not be passed
+# on before the last block of the step has been added, and must be passed on in the last step too.
+#
+# </details>
 
 
 # %% exercise="11.ring-attention" difficulty=5 minutes=30
@@ -484,14 +488,6 @@ class RingAttention(torch.autograd.Function):
 
 # %% check="11.ring-attention"
 labkit.check("11.ring-attention", RingAttention)
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `tensor.chunk(2, dim=-2)` gives views: adding to one of them adds to the tensor. The sums must not be passed
-# on before the last block of the step has been added, and must be passed on in the last step too.
-#
-# </details>
 
 # %% [markdown]
 # ## The same numbers as PyTorch's own attention
@@ -559,6 +555,14 @@ draw_exchange(heads=8, ranks=4)
 #
 # `Exchange` gives away pieces along one dimension and joins what comes along another one; with it,
 # attention is four lines. `attend` is handed in: attention of some heads over a whole sequence.
+#
+# <details><summary>Hint</summary>
+#
+# `torch.stack(x.chunk(n, dim))` has the pieces along a new first dimension, in memory of its own, and
+# `torch.cat(pieces.unbind(), dim)` is its inverse. In backward what was joined is cut, and what was cut is
+# joined: the same class does it.
+#
+# </details>
 
 
 # %% exercise="11.ulysses" difficulty=4 minutes=15
@@ -613,14 +617,6 @@ def ulysses_attention(
 labkit.check("11.ulysses", ulysses_attention)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `torch.stack(x.chunk(n, dim))` has the pieces along a new first dimension, in memory of its own, and
-# `torch.cat(pieces.unbind(), dim)` is its inverse. In backward what was joined is cut, and what was cut is
-# joined: the same class does it.
-#
-# </details>
-#
 # Heads in a row share a key-value head, so the $i$-th $n$-th of the heads needs the $i$-th $n$-th of the
 # key-value heads: nothing else has to be thought of, as long as $n$ divides both.
 
@@ -785,6 +781,13 @@ Table(
 # $N$ of all ranks. Gradients of weights are then *summed* over ranks, and nothing is divided any more.
 #
 # ### Exercise: the loss of a divided sequence
+#
+# <details><summary>Hint</summary>
+#
+# `F.cross_entropy` has `reduction="sum"`, which over no targets is 0 and not nan. To return the value of all
+# and the gradient of your own: add what the others have as a number that is not differentiated.
+#
+# </details>
 
 
 # %% exercise="11.sharded-loss" difficulty=3 minutes=10
@@ -809,14 +812,6 @@ def sharded_loss(logits: Tensor, targets: Tensor, group: dist.ProcessGroup, igno
 labkit.check("11.sharded-loss", sharded_loss)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `F.cross_entropy` has `reduction="sum"`, which over no targets is 0 and not nan. To return the value of all
-# and the gradient of your own: add what the others have as a number that is not differentiated.
-#
-# </details>
-
-# %% [markdown]
 # ## A whole model
 #
 # Put it together: a GPT whose sequences are divided over a *context* group. Weights are whole on every rank,
@@ -837,6 +832,18 @@ labkit.check("11.sharded-loss", sharded_loss)
 # there decides how attention is computed.
 #
 # ### Exercise: a GPT on divided sequences
+#
+# <details><summary>Hint 1</summary>
+#
+# A deep copy of the whole model keeps the head tied to the table; copies of its parts, one by one, do not.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `self.positions(own)` with the positions of the rank's own tokens, as a tensor of whole numbers. Rows of
+# other ranks' positions get a gradient of zeros, which the sum over ranks fills.
+#
+# </details>
 
 
 # %% exercise="11.context-parallel-gpt" difficulty=5 minutes=20
@@ -891,19 +898,7 @@ class ContextParallelGPT(nn.Module):
 labkit.check("11.context-parallel-gpt", ContextParallelGPT)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>
-#
-# A deep copy of the whole model keeps the head tied to the table; copies of its parts, one by one, do not.
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# `self.positions(own)` with the positions of the rank's own tokens, as a tensor of whole numbers. Rows of
-# other ranks' positions get a gradient of zeros, which the sum over ranks fills.
-#
-# </details>
-#
-# Train it: two replicas with two pieces of each sequence, and one process beside it.
+# Train it on one batch: two replicas with two pieces of each sequence, and one process beside it.
 
 
 # %%
@@ -913,9 +908,9 @@ def small_gpt() -> Transformer:
     return Transformer(shape, explicit_attention).double().to(device())
 
 
-def batch_of(step: int) -> tuple[Tensor, Tensor]:
-    """ids and targets [4, 32]; the first 10 targets of each row are ignored."""
-    torch.manual_seed(1 + step)
+def one_batch() -> tuple[Tensor, Tensor]:
+    """ids and targets [4, 32], the same in every step; the first 10 targets of each row are ignored."""
+    torch.manual_seed(1)
     ids = torch.randint(64, (4, 33))
     targets = ids[:, 1:].clone()
     targets[:, :10] = -100
@@ -925,7 +920,7 @@ def batch_of(step: int) -> tuple[Tensor, Tensor]:
 def descend(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter -= 0.5 * parameter.grad
+            parameter -= 0.2 * parameter.grad
 
 
 def train_divided(group: dist.ProcessGroup) -> list[float]:
@@ -935,9 +930,9 @@ def train_divided(group: dist.ProcessGroup) -> list[float]:
     alone = [dist.new_group([rank]) for rank in range(4)][dist.get_rank(group)]
     model, losses = ContextParallelGPT(small_gpt(), context, alone, group), []
     own = torch.tensor(own_tokens(32, piece, 2), device=device())
-    for step in range(5):
+    for _ in range(5):
         model.zero_grad()
-        ids, targets = (t.chunk(2)[replica][:, own] for t in batch_of(step))
+        ids, targets = (t.chunk(2)[replica][:, own] for t in one_batch())
         loss = model.loss(ids, targets)
         loss.backward()
         model.sum_gradients()
@@ -948,9 +943,9 @@ def train_divided(group: dist.ProcessGroup) -> list[float]:
 
 def train_whole(group: dist.ProcessGroup) -> list[float]:
     model, losses = small_gpt(), []
-    for step in range(5):
+    for _ in range(5):
         model.zero_grad()
-        ids, targets = batch_of(step)
+        ids, targets = one_batch()
         loss = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
         loss.backward()
         descend(model)

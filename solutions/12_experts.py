@@ -351,7 +351,7 @@ draw_dispatch(sent_rows)
 # %% predict="rows-that-leave"
 your_part = ...
 
-# %%
+# %% reveals="rows-that-leave"
 prediction("rows that leave, of all", your_part, "(n - 1) / n = 2/3", "computed")
 
 # %% [markdown]
@@ -488,7 +488,7 @@ draw_timeline(job)
 # %% predict="mean-of-losses"
 your_mean = ...
 
-# %%
+# %% reveals="mean-of-losses"
 alone = [2 * (1.0 * 0.9 + 0.0 * 0.1), 2 * (0.0 * 0.1 + 1.0 * 0.9)]
 prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed")
 
@@ -695,7 +695,7 @@ def attention_parameters(config: ModelConfig) -> int:
 
 
 # %% [markdown]
-# Which part of DeepSeek-V3's 671 billion does a token use? It visits 8 of 256 experts, and one shared one.
+# Which part of DeepSeek-V2's 236 billion does a token use? It visits 6 of 160 experts, and two shared ones.
 
 # %% predict="active-part"
 your_active_part = ...
@@ -764,7 +764,7 @@ Table(
             [model.name, f"{total / 1e9:.2f}", f"{active / 1e9:.2f}", f"{active / total:.1%}"]
             for model, (total, active) in zip(published, counts, strict=True)
         ),
-        ["your guess for DeepSeek-V3", "", "", your_active_part],
+        ["your guess for DeepSeek-V2", "", "", your_active_part],
     ],
     caption="Their papers say 46.7 and 12.9, 141 and 39, 236 and 21, 671 and 37",
 )
@@ -811,14 +811,15 @@ Table(
 # %% predict="divide-experts-by"
 your_divisor = ...
 
-# %%
+# %% reveals="divide-experts-by"
 prediction("divide the two copies' sum by", your_divisor, 4, "the mean of 4 losses")
 
-# %% [markdown]
+# %% [markdown] reveals="divide-experts-by"
 # Whoever takes the mean over an expert's copies, as a DistributedDataParallel around them would, divides by 2
 # here, and experts learn twice as fast as the rest. With 64 ranks and one copy they would learn 64 times as
 # fast, and nobody would see an error.
-#
+
+# %% [markdown]
 # ### Exercise: gradients of two kinds
 
 

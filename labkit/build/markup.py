@@ -19,6 +19,7 @@ OPTIONS: dict[str, type] = {
     "check": str,
     "scoreboard": bool,
     "predict": str,
+    "reveals": str,
     "tags": list,
 }
 _FORMS = '`# %%`, `# %% [markdown]`, or options as in `# %% exercise="06.row-parallel-linear" minutes=15`'

@@ -23,6 +23,8 @@ _GRADED_CELLS = (
     "### Points\nOne locked cell for each property. Grading fills them in; you need not look at them."
 )
 FOLDED = {"source_hidden": True}  # JupyterLab shows the first line, and the rest when asked
+_REVEALS = "# The answer to your guess: run this cell once you have written one\n"
+_REVEALED_TEXT = "<details><summary>Once you have guessed</summary>\n\n{}\n\n</details>"
 _LONGEST_ID = 64  # of a cell, by the notebook format
 
 
@@ -85,9 +87,11 @@ def _above_hints(text: str, forbidden: str) -> str:
 def _cells(cell: Cell, lesson: Lesson, exercises: Sequence[Exercise]) -> Iterator[NotebookNode]:
     """The notebook's cells for one cell of the lesson: one, and after the scoreboard the graded ones."""
     if cell.kind == "markdown":
-        yield new_markdown_cell(cell.source, metadata=_metadata(cell))
+        text = _REVEALED_TEXT.format(cell.source) if "reveals" in cell.options else cell.source
+        yield new_markdown_cell(text, metadata=_metadata(cell))
         return
-    made = new_code_cell(cell.source, metadata=_metadata(cell))
+    first_line = _REVEALS if "reveals" in cell.options else ""
+    made = new_code_cell(first_line + cell.source, metadata=_metadata(cell))
     if "exercise" in cell.options:
         made.metadata.nbgrader = _nbgrader(grade_id(cell.options["exercise"]), solution=True)
         made.metadata.labkit = {"exercise": cell.options["exercise"]}
@@ -107,10 +111,12 @@ def _metadata(cell: Cell) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     if cell.options.get("tags"):
         metadata["tags"] = list(cell.options["tags"])
-    if "setup" in cell.options.get("tags", ()):
+    if "setup" in cell.options.get("tags", ()) or (cell.kind == "code" and "reveals" in cell.options):
         metadata["jupyter"] = dict(FOLDED)
     if "predict" in cell.options:
         metadata["labkit"] = {"predict": cell.options["predict"]}
+    if "reveals" in cell.options:
+        metadata["labkit"] = {"reveals": cell.options["reveals"]}
     return metadata
 
 

@@ -22,6 +22,7 @@ def check_lesson(lesson: Lesson, exercises: Sequence[Exercise]) -> None:
         if "exercise" in cell.options:
             _check_exercise_cell(lesson, cell, known[cell.options["exercise"]])
     _check_pairs(lesson, known)
+    _check_guesses(lesson)
     _check_scoreboard(lesson)
 
 
@@ -143,6 +144,20 @@ def _check_pairs(lesson: Lesson, known: dict[str, Exercise]) -> None:
             raise LessonError(
                 lesson.path, 1, f'no cell with exercise="{exercise_id}", which the checks define'
             )
+
+
+def _check_guesses(lesson: Lesson) -> None:
+    """What reveals an answer stands after its guess; and what has it in its source says that it reveals it."""
+    asked: set[str] = set()
+    for cell in lesson.cells:
+        if "predict" in cell.options:
+            asked.add(cell.options["predict"])
+        elif "reveals" in cell.options:
+            if cell.options["reveals"] not in asked:
+                name = cell.options["reveals"]
+                raise lesson.error(cell, f'reveals="{name}", and no cell before it has predict="{name}"')
+        elif cell.kind == "code" and re.search(r"""^prediction\((?s:.*)"computed"\s*\)$""", cell.source, re.M):
+            raise lesson.error(cell, 'a computed answer to a guess is in sight: expected reveals="..."')
 
 
 def _check_scoreboard(lesson: Lesson) -> None:

@@ -28,6 +28,12 @@ import labkit
 # %% predict="ranks"
 your_guess = ...
 
+# %% reveals="ranks"
+print(2, your_guess)
+
+# %% [markdown] reveals="ranks"
+# Two, of course.
+
 # %% [markdown]
 # ### Exercise: double it
 # Twice, on every rank.

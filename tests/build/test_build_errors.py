@@ -86,6 +86,18 @@ MISTAKES = {
     "a title": ('# %% predict="ranks"', "# %% A guess", '# %% predict="ranks"', "found `# %% A guess`"),
     "no quotes": ('predict="ranks"', "predict=ranks", '# %% predict="ranks"', "found `# %% predict=ranks`"),
     "no quotes, a letter": ('predict="ranks"', "predict=x", '# %% predict="ranks"', "found `# %% predict=x`"),
+    "an answer to no guess": (
+        '# %% reveals="ranks"',
+        '# %% reveals="rank"',
+        '# %% reveals="rank"',
+        'no cell before it has predict="rank"',
+    ),
+    "an answer in sight": (
+        '# %% reveals="ranks"\nprint(2, your_guess)',
+        '# %%\nprediction("ranks", your_guess, 2, "computed")',
+        "# %%\nprediction(",
+        'expected reveals="..."',
+    ),
     "difficulty a word": ("difficulty=2", 'difficulty="2"', EXERCISE, "expected difficulty= a whole number"),
     "scoreboard a word": (
         "scoreboard=true",

@@ -73,6 +73,15 @@ def test_what_a_lesson_imports_is_folded(released: Any) -> None:
     assert imports.metadata.jupyter.source_hidden
 
 
+def test_the_answer_to_a_guess_is_folded(released: Any) -> None:
+    """What JupyterLab shows of the code is its first line, and of the text nothing."""
+    (code,) = (c for c in released.cells if c.source.endswith("print(2, your_guess)"))
+    assert code.metadata.jupyter.source_hidden
+    assert code.source.splitlines()[0].startswith("# The answer to your guess")
+    (text,) = (c for c in released.cells if "Two, of course." in c.source)
+    assert text.source.startswith("<details><summary>") and text.source.endswith("</details>")
+
+
 def test_checks_and_graded_cells_are_locked_and_exercises_are_not(released: Any) -> None:
     locked = {c.id for c in released.cells if c.metadata.get("editable") is False}
     assert locked == {"check_90_double-it", "90_double-it__forward-values", "90_double-it__one_all-reduce"}
