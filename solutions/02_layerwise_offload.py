@@ -181,8 +181,8 @@ prediction("three layers each fit into 5 MiB", your_guess_fits, largest <= 5 * M
 
 # %% [markdown]
 # Small models are not alone in this. Take Llama 3 8B over 8 GPUs, 4 layers each: the first and the last one
-# carry an embedding or a head of $V h = 128\,256 \times 4096$ weights on top (in 16-bit numbers, 2 bytes each;
-# the *Ultra-Scale Playbook* draws the same 2.60 GiB against 1.87):
+# carry an embedding or a head of $V h = 128\,256 \times 4096$ weights on top (in 16-bit numbers, 2 bytes
+# each; the *Ultra-Scale Playbook* draws the same 2.60 GiB against 1.87):
 
 # %%
 llama = preset("Llama 3 8B")

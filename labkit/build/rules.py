@@ -11,6 +11,8 @@ from labkit.checks.exercise import Exercise
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
+_COMPUTED = re.compile(r"""^prediction\((?s:.*)"computed"\s*\)$""", re.MULTILINE)
+
 
 def check_lesson(lesson: Lesson, exercises: Sequence[Exercise]) -> None:
     """Raise LessonError, naming file and line, at the first thing that would make a wrong notebook."""
@@ -147,7 +149,7 @@ def _check_pairs(lesson: Lesson, known: dict[str, Exercise]) -> None:
 
 
 def _check_guesses(lesson: Lesson) -> None:
-    """What reveals an answer stands after its guess; and what has it in its source says that it reveals it."""
+    """What reveals an answer stands after its guess, and a cell that computes one says that it reveals it."""
     asked: set[str] = set()
     for cell in lesson.cells:
         if "predict" in cell.options:
@@ -156,7 +158,7 @@ def _check_guesses(lesson: Lesson) -> None:
             if cell.options["reveals"] not in asked:
                 name = cell.options["reveals"]
                 raise lesson.error(cell, f'reveals="{name}", and no cell before it has predict="{name}"')
-        elif cell.kind == "code" and re.search(r"""^prediction\((?s:.*)"computed"\s*\)$""", cell.source, re.M):
+        elif cell.kind == "code" and _COMPUTED.search(cell.source):
             raise lesson.error(cell, 'a computed answer to a guess is in sight: expected reveals="..."')
 
 

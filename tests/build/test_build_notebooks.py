@@ -79,7 +79,8 @@ def test_the_answer_to_a_guess_is_folded(released: Any) -> None:
     assert code.metadata.jupyter.source_hidden
     assert code.source.splitlines()[0].startswith("# The answer to your guess")
     (text,) = (c for c in released.cells if "Two, of course." in c.source)
-    assert text.source.startswith("<details><summary>") and text.source.endswith("</details>")
+    assert text.source.startswith("<details><summary>")
+    assert text.source.endswith("</details>")
 
 
 def test_checks_and_graded_cells_are_locked_and_exercises_are_not(released: Any) -> None:
