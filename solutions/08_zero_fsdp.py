@@ -123,8 +123,8 @@ def rank_bytes(numels: Sequence[int], recipe: Recipe, stage: int, world_size: in
 
 
 # %% [markdown]
-# Table 1 of the ZeRO paper, from your function: 7.5 billion parameters, GB (of $10^9$ bytes) a rank. The
-# paper has 120, 31.4, 16.6 and 1.88 in the row of 64 ranks; it counts the state at rest, without `working`.
+# Table 1 of the ZeRO paper, from your function, in GB (of $10^9$ bytes) a rank. For 7.5 billion parameters on
+# 64 ranks the paper has 120, 31.4, 16.6 and 1.88; it counts the state at rest, without `working`.
 
 # %%
 model_sizes = {"7.5B": 7_500_000_000, "128B": 128_000_000_000, "1T": 1_000_000_000_000}
@@ -136,11 +136,13 @@ def gigabytes_at_rest(num_params: int, stage: int, ranks: int) -> float:
     return (parts["weights"] + parts["gradients"] + parts["optimizer"]) / 1e9
 
 
+rank_counts = (1, 4, 16, 64, 256, 1024)
 Table(
-    ["ranks", *(f"{name}, stage {stage}" for name in model_sizes for stage in (0, 1, 2, 3))],
+    ["parameters", "stage", *(f"{d:,} ranks" for d in rank_counts)],
     [
-        [d, *(gigabytes_at_rest(n, stage, d) for n in model_sizes.values() for stage in (0, 1, 2, 3))]
-        for d in (1, 4, 16, 64, 256, 1024)
+        [name, str(stage), *(gigabytes_at_rest(num_params, stage, d) for d in rank_counts)]
+        for name, num_params in model_sizes.items()
+        for stage in (0, 1, 2, 3)
     ],
     caption="GB a rank",
 )
@@ -1418,7 +1420,7 @@ Table(
 #   2304.11277), sections 3 and 4: flat parameters, prefetching, rate limits.
 # - Tazi et al., *The Ultra-Scale Playbook: training LLMs on GPU clusters* (2025,
 #   huggingface.co/spaces/nanotron/ultrascale-playbook), the chapter on ZeRO, and its data: the configurations
-#   (`benchmarks/data/measured_configurations.csv` here) and the bandwidths above.
+#   (`benchmarks/data/measured_configurations.csv` in this course's repository) and the bandwidths above.
 
 # %% scoreboard=true
 labkit.scoreboard("08")

@@ -302,7 +302,7 @@ guesses = [["the axis that passes on most", your_axis, most]]
 guesses.append(["times the axis that passes on least", your_times_the_least, f"{ratio}, of {least}"])
 display(Table(["", "your guess", "computed"], guesses))
 Table(
-    ["order, outermost first", *(f"between nodes along {axis}" for axis in cube), "in all"],
+    ["order, outermost first", *(f"along {axis}" for axis in cube), "in all"],
     [
         [
             ", ".join(order),
@@ -312,7 +312,7 @@ Table(
         for order in permutations(cube)
         for crossing in [bytes_between_nodes(cube, order, 8, each_sends)]
     ],
-    caption=f"64 ranks on nodes of 8; your best order: {', '.join(best_order(cube, 8, each_sends))}",
+    caption=f"Bytes between nodes, 64 ranks on nodes of 8; your best order: {best_order(cube, 8, each_sends)}",
 )
 
 # %% [markdown]
@@ -801,7 +801,7 @@ draw_over_nodes({**MEASURED_BANDWIDTH, "network / nodes^0.6": model_line}, NODES
 # %% predict="data-parallel-on-256"
 your_percent = ...
 
-# %%
+# %% reveals="data-parallel-on-256"
 TOKENS = [40149.94, 37609.69, 35367.61, 31112.23, 26446.44, 15700.38]  # on 8, 16, ... 256 GPUs
 prediction("percent of the tokens a second and GPU on 8 GPUs", your_percent, 100 * TOKENS[-1] / TOKENS[0])
 
@@ -917,7 +917,7 @@ print(f"fitted on the first row: {reached / 1e12:.0f} TFLOP/s of 312")
 Table(
     ["billions", "t", "p", "GPUs", "published, s", "predicted, s", "off by"],
     [
-        [row[0], row[4], row[5], row[6], row[-1], f"{seconds:.2f}", f"{seconds / row[-1] - 1:+.0%}"]
+        [row[0], row[4], row[5], row[6], f"{row[-1]:.2f}", f"{seconds:.2f}", f"{seconds / row[-1] - 1:+.0%}"]
         for row in SC21
         for seconds in [sc21_seconds(row, reached)]
     ],
@@ -1123,7 +1123,7 @@ Table(
 # %% predict="fastest-with-t-8"
 your_groups_with_t_8 = ...
 
-# %%
+# %% reveals="fastest-with-t-8"
 # model, nodes, fastest (d, t, p, b, ZeRO), its tokens/s/GPU; the best with t = 8, with t > 8, with p > 1
 BEST = [
     ("1B", 1, (8, 1, 1, 2, 0), 40150, 28101, None, 38895),
@@ -1209,7 +1209,7 @@ Table(
 from labkit.theory.planning.asked import question_of
 from labkit.theory.planning.told import answer
 
-print(answer(question_of("llama-3-8b", nodes=16, sequence=4096, batch_tokens="1M")).text)
+print(answer(question_of("llama-3-8b", nodes=16, sequence=4096, batch_tokens="1M")))
 
 # %% [markdown]
 # In a terminal that is `labkit plan --model llama-3-8b --nodes 16 --sequence 4096 --batch-tokens 1M`. With
@@ -1238,7 +1238,7 @@ Planner(model="Mixtral 8x7B", nodes=4, sequence=4096, batch=256)
 explained = f"{chosen.data},{chosen.tensor},{chosen.pipeline},mb={chosen.micro_batch},zero={chosen.zero}"
 explained += ",recompute=full" if chosen.recompute else ""
 asked = question_of("llama-3-70b", nodes=16, sequence=4096, batch_tokens="2M")
-print(answer(asked, explain=explained).text)
+print(answer(asked, explain=explained))
 
 # %% [markdown]
 # ## Where this leaves you

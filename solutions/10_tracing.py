@@ -794,7 +794,7 @@ print(f"the host waited {slow_waits} times in 8 steps")
 draw_utilisation({"slow program 2": slow_timeline})
 
 # %% [markdown]
-# White is time in which the GPU has nothing to do. Who could have given it something? Each wait costs little
+# Grey is time in which the GPU has nothing to do. Who could have given it something? Each wait costs little
 # here. On a GPU whose step is a thousand kernels of 10 µs, a host that waits has to queue the next ones from
 # nothing, and the gap is the time the host needs for them.
 #

@@ -33,7 +33,7 @@ class TraceFile:
 
     def __repr__(self) -> str:
         return (
-            f"{self.path}: {self.ranks} ranks, {self.events:,} events, {self.num_bytes / 1e6:.1f} MB. "
+            f"{self.path}: {self.ranks} ranks, {self.events:,} events, {self.num_bytes / 1e3:,.0f} kB. "
             "Open it at https://ui.perfetto.dev (nothing is uploaded) or in chrome://tracing"
         )
 

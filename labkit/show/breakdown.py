@@ -89,7 +89,7 @@ def draw_breakdown(job: HasRecord, step: str = "", warm_up: int = 0) -> Picture:
     axes.set_yticks(range(job.ranks), [f"rank {rank}" for rank in range(job.ranks)])
     axes.set_ylim(job.ranks - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("milliseconds of a step", fontsize=9)
+    axes.set_xlabel("milliseconds of a step" if step else "milliseconds of the run", fontsize=9)
     patches = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, c, h in PARTS.values()]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return Picture(figure, _in_words(shares))
@@ -101,4 +101,4 @@ def _in_words(shares: Sequence[StepShare]) -> str:
         + ", ".join(f"{PARTS[part][0]} {s * 1e3:.1f} ms" for part, s in share.as_dict().items())
         for rank, share in enumerate(shares)
     ]
-    return "Where a step's time goes. " + "; ".join(ranks) + "."
+    return "Where the time goes. " + "; ".join(ranks) + "."

@@ -102,7 +102,8 @@ def draw_over_nodes(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(nodes, [str(n) for n in nodes])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    for write in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        write(lambda value, _: f"{value:,.0f}" if f"{value:.0e}"[0] in "125" else "")
     axes.set_xlabel("nodes", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
     axes.grid(True, which="both", color="#DDDDDD", linewidth=0.6)

@@ -55,4 +55,6 @@ def _text(value: Any) -> str:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return str(value)

@@ -89,13 +89,13 @@ MISTAKES = {
     "an answer to no guess": (
         '# %% reveals="ranks"',
         '# %% reveals="rank"',
-        '# %% reveals="rank"',
+        '# %% reveals="ranks"',
         'no cell before it has predict="rank"',
     ),
     "an answer in sight": (
         '# %% reveals="ranks"\nprint(2, your_guess)',
         '# %%\nprediction("ranks", your_guess, 2, "computed")',
-        "# %%\nprediction(",
+        '# %% reveals="ranks"',
         'expected reveals="..."',
     ),
     "difficulty a word": ("difficulty=2", 'difficulty="2"', EXERCISE, "expected difficulty= a whole number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from labkit.theory.units import GIB, binary_text
 
 EVEN = "taken to be visited equally often, with nothing to hide their rows"
 WIDEST = 6  # stages shown one by one; of more, the fullest, the first and the last
+WIDTH = 96  # characters of a line that a notebook shows whole
 
 
 def plan_text(question: Question, plan: Priced) -> str:
@@ -107,6 +109,11 @@ def choice_json(question: Question, choice: Choice) -> dict[str, Any]:
     }
 
 
+def _wrapped(line: str) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(line.lstrip(), WIDTH, initial_indent=indent, subsequent_indent=indent + "    ")
+
+
 @dataclass(frozen=True)
 class Answer:
     """What is said: in words, as JSON, and why a plan that was asked about does not run."""
@@ -114,6 +121,11 @@ class Answer:
     text: str
     data: dict[str, Any]
     refused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """The words in lines that a notebook shows whole; what goes on is indented."""
+        lines = (line.rstrip() for line in self.text.splitlines())
+        return "\n".join(line if len(line) <= WIDTH else _wrapped(line) for line in lines)
 
 
 def answer(question: Question, explain: str | None = None) -> Answer:
