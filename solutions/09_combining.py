@@ -312,7 +312,7 @@ Table(
         for order in permutations(cube)
         for crossing in [bytes_between_nodes(cube, order, 8, each_sends)]
     ],
-    caption=f"Bytes between nodes, 64 ranks on nodes of 8; your best order: {best_order(cube, 8, each_sends)}",
+    caption=f"Bytes between nodes of 8; your best order: {', '.join(best_order(cube, 8, each_sends))}",
 )
 
 # %% [markdown]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,7 +141,8 @@ class NotebookPage:
             self.page.keyboard.press("Control+s")
             self.page.wait_for_timeout(500)
             if self.page.locator(".jp-mod-dirty").count() == 0:
-                return nbformat.read(file, as_version=4)
+                with suppress(nbformat.reader.NotJSONError):  # read while Jupyter writes it once more
+                    return nbformat.read(file, as_version=4)
         raise AssertionError("the notebook cannot be saved")
 
     def screenshot(self, at: Locator, path: Path) -> None:
