@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "01", title: "Memory math: what fits", minutes: 110}
+# lesson: {number: "01", title: "Memory math: what fits", minutes: 140}
 # ---
 
 # %% [markdown]
@@ -15,7 +15,7 @@
 # **You need** what a transformer layer is made of, and Python. **You will have built** a calculator: twelve
 # functions of a few lines each that give parameters, memory, operations and batch sizes, the first to the
 # last parameter, and you will have checked them against published tables and against a training step that
-# really ran. About 110 minutes.
+# really ran. About 140 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "02", title: "Layers over devices, and weights that come just in time", minutes: 110}
+# lesson: {number: "02", title: "Layers over devices, and weights that come just in time", minutes: 140}
 # ---
 
 # %% [markdown]
@@ -15,7 +15,7 @@
 #
 # **You need** `nn.Module`, autograd, and `send`/`recv` (lesson 00). **You will have built** a fair cut of a
 # model, a model over four devices, a stopwatch that does not lie about GPUs, a model whose weights stream in
-# with prefetch, and a stage that talks to the next one by messages. About 110 minutes.
+# with prefetch, and a stage that talks to the next one by messages. About 140 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "04", title: "Pipelines: from naive to GPipe, 1F1B and interleaved", minutes: 120}
+# lesson: {number: "04", title: "Pipelines: from naive to GPipe, 1F1B and interleaved", minutes: 140}
 # ---
 
 # %% [markdown]
@@ -17,7 +17,7 @@
 # **You need** `send` and `recv` (lesson 00), gradient accumulation (lesson 03), and autograd's `backward`
 # with a gradient handed in. **You will have built** three schedules as plain lists, an executor that runs
 # any of them on real ranks with the gradients of the unsplit model, and a way to say beforehand how long
-# a batch takes and how much every stage has to hold. About 120 minutes.
+# a batch takes and how much every stage has to hold. About 140 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
@@ -298,45 +298,6 @@ prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, on_sta
 # long its actions take. (It is 4 because $p = 4$, and it is 4 on the first stage only.)
 
 # %% [markdown]
-# ### Exercise: micro-batches in flight
-# For each schedule, the most that a rank holds. An interleaved rank holds *chunks*: its warm-up, and one
-# more. The warm-up of interleaved stages is $2(p-r-1) + (v-1)p$ chunks (Megatron-LM's `schedules.py`);
-# the next section says why.
-#
-# <details><summary>Hint</summary>Read 1F1B's numbers off the legend above. Then think of m = 2 on 4
-# stages.</details>
-
-
-# %% exercise="04.peak-in-flight" difficulty=2 minutes=10
-def peak_in_flight(
-    schedule: str, rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int = 1
-) -> int:
-    """The most forwards of this rank that wait for their backward at once.
-
-    schedule: "gpipe", "1f1b" or "interleaved". Interleaved: chunks, each 1/num_chunks of the rank's layers.
-    """
-    ### BEGIN SOLUTION
-    total = num_chunks * num_micro_batches
-    if schedule == "gpipe":
-        return total
-    if schedule == "1f1b":
-        return min(num_ranks - rank, total)
-    return min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks + 1, total)
-    ### END SOLUTION
-
-
-# %%
-rows = [
-    ["GPipe", *(peak_in_flight("gpipe", rank, 4, 8) for rank in range(4))],
-    ["1F1B", *(peak_in_flight("1f1b", rank, 4, 8) for rank in range(4))],
-    ["interleaved, v = 2 (chunks)", *(peak_in_flight("interleaved", rank, 4, 8, 2) for rank in range(4))],
-]
-Table(["forwards open at once", *(f"rank {rank}" for rank in range(4))], rows, caption="p = 4, m = 8")
-
-# %% check="04.peak-in-flight"
-labkit.check("04.peak-in-flight", peak_in_flight)
-
-# %% [markdown]
 # Two consequences. The first stage of 1F1B holds $p$ micro-batches of $L/p$ layers each: activations of
 # all $L$ layers, **however many stages there are** (Korthikanti et al. 2022, section 4.2.3). And the
 # stages are not alike: the first holds $p$ times what the last does, so equal layer counts are not equal
@@ -392,6 +353,44 @@ draw_schedule({"1F1B": played["1F1B"], "interleaved, v = 2": simulate(interleave
 
 # %% check="04.interleaved-schedule"
 labkit.check("04.interleaved-schedule", interleaved_schedule)
+
+# %% [markdown]
+# ### Exercise: micro-batches in flight
+# For each of the three schedules, the most that a rank holds. An interleaved rank holds *chunks*: its
+# warm-up, and one more.
+#
+# <details><summary>Hint</summary>Read 1F1B's numbers off the legend of the picture of what is held. Then
+# think of m = 2 on 4 stages.</details>
+
+
+# %% exercise="04.peak-in-flight" difficulty=2 minutes=10
+def peak_in_flight(
+    schedule: str, rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int = 1
+) -> int:
+    """The most forwards of this rank that wait for their backward at once.
+
+    schedule: "gpipe", "1f1b" or "interleaved". Interleaved: chunks, each 1/num_chunks of the rank's layers.
+    """
+    ### BEGIN SOLUTION
+    total = num_chunks * num_micro_batches
+    if schedule == "gpipe":
+        return total
+    if schedule == "1f1b":
+        return min(num_ranks - rank, total)
+    return min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks + 1, total)
+    ### END SOLUTION
+
+
+# %%
+rows = [
+    ["GPipe", *(peak_in_flight("gpipe", rank, 4, 8) for rank in range(4))],
+    ["1F1B", *(peak_in_flight("1f1b", rank, 4, 8) for rank in range(4))],
+    ["interleaved, v = 2 (chunks)", *(peak_in_flight("interleaved", rank, 4, 8, 2) for rank in range(4))],
+]
+Table(["forwards open at once", *(f"rank {rank}" for rank in range(4))], rows, caption="p = 4, m = 8")
+
+# %% check="04.peak-in-flight"
+labkit.check("04.peak-in-flight", peak_in_flight)
 
 # %% [markdown]
 # ### Exercise: the bubble in formulas
@@ -890,7 +889,7 @@ Table(
         ]
         for name, job in jobs.items()
     ],
-    caption="p = 4, m = 8, v = 2 where interleaved",
+    caption="p = 4, m = 8, v = 2 where interleaved; the middle of three runs of each",
 )
 
 # %%

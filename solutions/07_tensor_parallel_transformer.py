@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "07", title: "The tensor-parallel transformer: attention, embeddings, loss", minutes: 120}
+# lesson: {number: "07", title: "The tensor-parallel transformer: attention, embeddings, loss", minutes: 180}
 # ---
 
 # %% [markdown]
@@ -14,7 +14,7 @@
 #
 # **You need** lesson 06: the operators $f$ and $g$, and the cuts by columns and by rows. **You will have
 # built** a GPT that is loaded from an ordinary one, trains on any number of ranks that divides its heads with
-# the same losses and the same weights, and goes back to an ordinary one. About 120 minutes.
+# the same losses and the same weights, and goes back to an ordinary one. About 180 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
@@ -548,7 +548,7 @@ Table(
 # <details><summary>Hint 3: fewer calls</summary>Stack the sums and send them through g together.</details>
 
 
-# %% exercise="07.vocab-parallel-cross-entropy" difficulty=4 minutes=18
+# %% exercise="07.vocab-parallel-cross-entropy" difficulty=4 minutes=20
 def vocab_parallel_cross_entropy(
     logits: Tensor,
     targets: Tensor,
@@ -697,7 +697,7 @@ def seeded_state(seed: int, group: dist.ProcessGroup) -> Tensor:
     return torch.Generator(where).manual_seed(seed).get_state()
 
 
-# %% exercise="07.random-streams" difficulty=2 minutes=7
+# %% exercise="07.random-streams" difficulty=2 minutes=10
 class RandomStreams:
     """Two streams of random numbers: one that all ranks of a group draw alike, one that is a rank's own."""
 
@@ -793,7 +793,7 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 # <code>shared()</code>; <code>in</code> is that of the whole weight in both.</details>
 
 
-# %% exercise="07.initial-weights" difficulty=2 minutes=4
+# %% exercise="07.initial-weights" difficulty=2 minutes=8
 def initial_weight(
     shape: tuple[int, int], cut: int | None, streams: RandomStreams, group: dist.ProcessGroup
 ) -> Tensor:
@@ -982,7 +982,7 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # <details><summary>Hint 2</summary><code>total + copy_to_ranks(bias, group)</code></details>
 
 
-# %% exercise="07.sequence-parallel-linear" difficulty=4 minutes=12
+# %% exercise="07.sequence-parallel-linear" difficulty=4 minutes=20
 def sequence_column_parallel(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
 ) -> Tensor:
@@ -1082,7 +1082,7 @@ class TensorParallelMLP(nn.Module):
 # parameters themselves when they are not: then their gradients are whole already.</details>
 
 
-# %% exercise="07.tensor-parallel-block" difficulty=4 minutes=12
+# %% exercise="07.tensor-parallel-block" difficulty=4 minutes=20
 class TensorParallelBlock(nn.Module):
     """x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))), on the ranks of a group."""
 
@@ -1247,7 +1247,7 @@ Table(
 # of a cut region is still grey.</details>
 
 
-# %% exercise="07.activation-bytes" difficulty=2 minutes=5
+# %% exercise="07.activation-bytes" difficulty=2 minutes=8
 def block_activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: bool = False) -> float:
     """Bytes a rank keeps of one block for its backward: 16-bit activations, dropout, explicit attention."""
     ### BEGIN SOLUTION
@@ -1345,7 +1345,7 @@ draw_memory(
 # rank's gradient has all rows before the sum.</details>
 
 
-# %% exercise="07.tensor-parallel-gpt" difficulty=4 minutes=15
+# %% exercise="07.tensor-parallel-gpt" difficulty=4 minutes=20
 class TensorParallelGPT(nn.Module):
     """A GPT on the ranks of a group: `labkit.model.Transformer` with its largest matrices cut."""
 
@@ -1534,7 +1534,7 @@ prediction("the norm, which should be 2", your_norm, found)
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only.</details>
 
 
-# %% exercise="07.clip-grad-norm" difficulty=3 minutes=5
+# %% exercise="07.clip-grad-norm" difficulty=3 minutes=8
 def clip_grad_norm(
     cut: Sequence[nn.Parameter], whole: Sequence[nn.Parameter], max_norm: float, group: dist.ProcessGroup
 ) -> Tensor:

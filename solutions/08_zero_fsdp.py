@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "08", title: "ZeRO and FSDP: sharding the data-parallel state", minutes: 120}
+# lesson: {number: "08", title: "ZeRO and FSDP: sharding the data-parallel state", minutes: 160}
 # ---
 
 # %% [markdown]
@@ -14,7 +14,7 @@
 #
 # **You need** reduce-scatter and all-gather (lesson 00), the bytes of a training state (lesson 01), gradient
 # hooks (lesson 03). **You will have built** the three stages of ZeRO (the third is what PyTorch calls FSDP),
-# a norm over shards, and a checkpoint that four ranks write and three can read. About 2 hours.
+# a norm over shards, and a checkpoint that four ranks write and three can read. About 160 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

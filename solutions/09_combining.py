@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "09", title: "Combining: 3D parallelism and choosing a strategy", minutes: 120}
+# lesson: {number: "09", title: "Combining: 3D parallelism and choosing a strategy", minutes: 150}
 # ---
 
 # %% [markdown]
@@ -16,7 +16,7 @@
 # **You need** process groups (lesson 00), the bytes of a training state (01), and what lessons 03, 04, 07
 # and 08 are about. You do not need your own solutions of them: their final forms are in `labkit.parallel`.
 # **You will have built** a GPT that trains on any grid of data-, pipeline- and tensor-parallel ranks with
-# the losses and weights of one process, and a planner. About 2 hours.
+# the losses and weights of one process, and a planner. About 150 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

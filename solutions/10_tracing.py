@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "10", title: "Tracing: seeing what the ranks do", minutes: 120}
+# lesson: {number: "10", title: "Tracing: seeing what the ranks do", minutes: 140}
 # ---
 
 # %% [markdown]
@@ -14,7 +14,7 @@
 #
 # **You need** buckets and overlap (lesson 03), the stand-in devices (lesson 02), MFU (lesson 01). **You will
 # have built** the four numbers that sum up a trace, a repair for each of three slow programs, and a training
-# program that is as fast as you can make it. About 2 hours.
+# program that is as fast as you can make it. About 140 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "11", title: "Long context: one sequence over many ranks", minutes: 150}
+# lesson: {number: "11", title: "Long context: one sequence over many ranks", minutes: 180}
 # ---
 
 # %% [markdown]
@@ -18,7 +18,7 @@
 # **You will have built** attention that never holds all scores, forward and backward, a fair way of cutting
 # a sequence, and from them Ring Attention: keys and values travel round a ring of ranks, and each rank adds
 # up what its queries see of them. Then the other way, Ulysses, which gives heads away for tokens, a loss over
-# a divided sequence, and a whole GPT that trains on one. About 150 minutes.
+# a divided sequence, and a whole GPT that trains on one. About 180 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "12", title: "Experts: a model of which each token uses a part", minutes: 110}
+# lesson: {number: "12", title: "Experts: a model of which each token uses a part", minutes: 150}
 # ---
 
 # %% [markdown]
@@ -16,7 +16,7 @@
 # **You need** all-to-all and groups (lesson 00), a `torch.autograd.Function` (lesson 05), and what data
 # parallelism does with gradients (lesson 03). **You will have built** a layer of experts over any number of
 # ranks that gives what one process gives, number for number, and what keeps it trainable: balance, a
-# capacity, gradients and their norm over two kinds of parameters. About 110 minutes.
+# capacity, gradients and their norm over two kinds of parameters. About 150 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

@@ -25,6 +25,7 @@ def check_lesson(lesson: Lesson, exercises: Sequence[Exercise]) -> None:
             _check_exercise_cell(lesson, cell, known[cell.options["exercise"]])
     _check_pairs(lesson, known)
     _check_guesses(lesson)
+    _check_minutes(lesson)
     _check_scoreboard(lesson)
 
 
@@ -160,6 +161,14 @@ def _check_guesses(lesson: Lesson) -> None:
                 raise lesson.error(cell, f'reveals="{name}", and no cell before it has predict="{name}"')
         elif cell.kind == "code" and _COMPUTED.search(cell.source):
             raise lesson.error(cell, 'a computed answer to a guess is in sight: expected reveals="..."')
+
+
+def _check_minutes(lesson: Lesson) -> None:
+    """A lesson takes at least as long as its exercises."""
+    minutes = sum(cell.options["minutes"] for cell in lesson.cells if "exercise" in cell.options)
+    if lesson.minutes < minutes:
+        problem = f"the lesson is said to take {lesson.minutes} minutes, and its exercises {minutes} together"
+        raise LessonError(lesson.path, 1, problem)
 
 
 def _check_scoreboard(lesson: Lesson) -> None:

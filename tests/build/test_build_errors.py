@@ -70,6 +70,7 @@ MISTAKES = {
     ),
     "no header": ("# lesson: {", "# lesso: {", "# ---", "expected `lesson: {number"),
     "minutes a word": ("minutes: 25}", 'minutes: "25"}', "# ---", "expected `lesson: {number"),
+    "too few minutes": ("minutes: 25}", "minutes: 14}", "# ---", "its exercises 15 together"),
     "other number": ('number: "90"', 'number: "91"', "# ---", "the header says lesson '91'"),
     "raw cell": (
         '# %% predict="ranks"',

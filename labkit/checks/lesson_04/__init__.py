@@ -6,8 +6,8 @@ EXERCISES = [
     splitting.EXERCISE,
     schedules.GPIPE,
     schedules.ONE_F_ONE_B,
-    formulas.PEAK_IN_FLIGHT,
     schedules.INTERLEAVED,
+    formulas.PEAK_IN_FLIGHT,
     formulas.BUBBLE_FRACTION,
     executor.RUN,
 ]
