@@ -856,6 +856,8 @@ def kept_for_backward(group: dist.ProcessGroup) -> float:
 
 
 measured = {t: labkit.launch(kept_for_backward, ranks=t).results[0] for t in (1, 2, 4)}
+
+# %% reveals="kept-for-backward"
 Table(
     ["", "t = 1", "t = 2", "t = 4"],
     [

@@ -43,9 +43,12 @@ def _worst(expected: torch.Tensor, seen: torch.Tensor, error: torch.Tensor, tole
     index = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     wrong = int((error > tolerance).sum())
     was, wanted = _told_apart(seen[index].item(), expected[index].item())
+    times = _in_proportion(expected.double(), seen.double(), tolerance)
+    if error.dim() == 0:
+        return f"{was} ({_name(seen.dtype)}) instead of {wanted}" + (f"; {times}" if times else "")
     return (
         f"{wrong} of {error.numel()} elements ({_name(seen.dtype)}) differ; worst at {list(index)}: "
-        f"{was} instead of {wanted}{_in_proportion(expected.double(), seen.double(), tolerance)}"
+        f"{was} instead of {wanted}" + (f"; all are {times}" if times else "")
     )
 
 
@@ -67,7 +70,7 @@ def _in_proportion(expected: torch.Tensor, seen: torch.Tensor, tolerance: float)
     off = float((seen - times * expected).abs().max())
     if off > tolerance * max(1.0, abs(times)):
         return ""
-    return "; all are zero" if abs(times) < 1e-12 else f"; all are {times:.4g} times what was expected"
+    return "zero" if abs(times) < 1e-12 else f"{times:.4g} times what was expected"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -136,7 +136,7 @@ def test_a_mistake_is_told_by_file_and_line(name: str, tmp_path: Path) -> None:
 
 def test_a_check_before_its_exercise(tmp_path: Path) -> None:
     moved = small_lesson.SOURCE.replace(CHECK, "").replace(EXERCISE, CHECK + "\n" + EXERCISE)
-    with pytest.raises(LessonError, match=r'26: no cell with exercise="90\.double-it" before its check'):
+    with pytest.raises(LessonError, match=r'32: no cell with exercise="90\.double-it" before its check'):
         instructor_notebook(read_lesson(small_lesson.write(tmp_path, moved)), small_lesson.EXERCISES)
 
 

@@ -26,6 +26,13 @@ def test_what_is_said(seen: torch.Tensor, says: str) -> None:
     assert says in (difference(NUMBERS, seen) or "nothing")
 
 
+def test_one_number_has_no_elements() -> None:
+    """A loss or a norm is told as what it is, with the factor where there is one."""
+    expected = torch.tensor(4.0, dtype=torch.float64)
+    assert difference(expected, expected / 2) == "2 (float64) instead of 4; 0.5 times what was expected"
+    assert difference(0 * expected, expected) == "4 (float64) instead of 0"
+
+
 @pytest.mark.parametrize("seen", [NUMBERS + 1, torch.tensor([2.0, -2.0, 0.5]).double()])
 def test_no_factor_where_there_is_none(seen: torch.Tensor) -> None:
     assert "times" not in (difference(NUMBERS, seen) or "nothing")
