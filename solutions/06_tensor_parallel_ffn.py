@@ -93,7 +93,8 @@ draw_matmul_split("columns", ranks=2)
 
 # %% [markdown]
 # **By rows**. Then $X$ is cut by columns to match, and each rank has a matrix as large as $Y$ in which
-# every number is *unfinished*, a partial sum:
+# every number is *unfinished*, a partial sum (the picture has the sizes of the MLP's second product, which
+# will be cut so):
 #
 # $$Y = \begin{bmatrix} X_0 & X_1 \end{bmatrix} \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} = X_0 A_0 + X_1 A_1$$
 

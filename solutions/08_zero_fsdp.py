@@ -333,9 +333,9 @@ def flatten(parameters: Sequence[nn.Parameter], world_size: int) -> Tensor:
 #   own. The flat cut does not ask where a group ends: a rank's shard may have a piece of each. So the inner
 #   optimizer gets one tensor *a group*, in as many groups as were given. (One tensor for the whole shard
 #   would decay a bias because it lies behind a matrix.)
-# * **Precision.** In bf16 numbers next to 1 are $2^{-7}$ apart: add $10^{-3}$ to a weight of 1, and nothing
-#   happens, however often. So the shard has an fp32 *master* copy, which is what is stepped; the weights are
-#   the master, rounded. Only the owner needs one. Gradients are averaged in the master's precision as well.
+# * **Precision.** A step changes a weight by little, and in bf16 the numbers next to 1 are $2^{-7}$ apart. So
+#   the shard has an fp32 *master* copy, which is what is stepped; the weights are the master, rounded. Only
+#   the owner needs one. Gradients are averaged in the master's precision as well.
 #
 # How often must $10^{-3}$ be added to a bf16 weight of 1 before it changes? Ten times, a hundred, never?
 
