@@ -224,7 +224,8 @@ draw_collectives(job.results)
 # - **all-reduce** gives everyone the sum: gradients (03), partial products of a split matrix (06).
 # - **reduce-scatter** leaves each rank one part of the sum, **all-gather** puts parts together: sharded
 #   training (08).
-# - **all-to-all** transposes: rank $i$'s part $j$ becomes rank $j$'s part $i$: mixtures of experts.
+# - **all-to-all** transposes: rank $i$'s part $j$ becomes rank $j$'s part $i$: long sequences (11),
+#   experts (12).
 # - **reduce** is an all-reduce of which only one rank gets the result.
 #
 # Look at the picture once more: reduce-scatter leaves one part on each rank, and with one part on each rank
@@ -793,7 +794,7 @@ draw_collectives(labkit.launch(nine_collectives, ranks=4, backend="gloo").result
 # | `all_reduce` | all have $S$, all get the sum | $2\frac{n-1}{n}S$ | `all_reduce` | 03, 06 |
 # | `reduce_scatter` | all have $S$, each gets a part of the sum | $\frac{n-1}{n}S$ | `all_gather` | 07, 08 |
 # | `all_gather` | each has a part, all get $S$ | $\frac{n-1}{n}S$ | `reduce_scatter` | 07, 08 |
-# | `all_to_all` | each has $n$ parts, gets one of each rank | $\frac{n-1}{n}S$ | `all_to_all` | 11 |
+# | `all_to_all` | each has $n$ parts, gets one of each rank | $\frac{n-1}{n}S$ | `all_to_all` | 11, 12 |
 #
 # $S$ is the whole tensor's size on $n$ ranks, and the third column is that of a ring (direct messages for
 # scatter, gather and all-to-all). The fourth: what has to be done to gradients if the call was a step of the

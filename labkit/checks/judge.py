@@ -37,6 +37,7 @@ WHICH_RANKS = re.compile(r"^rank \d+( \(and on \d+ more\))?: ")
 # Some of what is expected is drawn from torch's default generator, which the threads of a process share, and
 # submissions are graded in threads: two judged at once would draw each other's numbers.
 _ONE_AT_A_TIME = threading.Lock()
+IN_WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 6: "six", 8: "eight"}  # ranks, in the names of cases
 UNREADABLE = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
@@ -228,4 +229,7 @@ def patience(load: float, cores: int) -> float:
 def _told(case: Case) -> str:
     """How a case is named to a student: a hidden one only by its world size."""
     ranks = "1 rank" if case.ranks == 1 else f"{case.ranks} ranks"
-    return f"an unseen case on {ranks}" if case.hidden else f"{case.name}, {ranks}"
+    if case.hidden:
+        return f"an unseen case on {ranks}"
+    said = f"{IN_WORDS.get(case.ranks)} rank" in case.name
+    return case.name if said else f"{case.name}, {ranks}"

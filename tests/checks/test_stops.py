@@ -65,7 +65,7 @@ def judged(
 def test_an_error_is_told_once_and_rows_say_they_were_not_reached() -> None:
     report = judged({0: WRONG, 1: WRONG, 2: WRONG})
     assert [(stop.text, stop.case) for stop in report.stops] == [
-        (f"rank 0 (and on 1 more): {WRONG}", "two ranks, 2 ranks")
+        (f"rank 0 (and on 1 more): {WRONG}", "two ranks")
     ]
     assert [(row.seen, row.usual_cause) for row in report.rows] == [(STOPPED, "")] * 2
     assert repr(report).count("no such block") == report.html().count("no such block") == 1
