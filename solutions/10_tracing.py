@@ -152,6 +152,8 @@ labkit.launch(profiled_training, str(profiles), options, 3, ranks=2, backend="gl
 labkit.trace(profiles, folder / "profiles.json")
 
 # %% [markdown]
+# (The warning is torch's: what was in memory before it watched is not in its curves.)
+#
 # The same function, given a folder, merges what the profiler wrote on each rank; on the command line it is
 # `labkit trace FOLDER -o all.json`, also for a training under Slurm (`cluster/slurm/train.py --profile
 # FOLDER`). Ranks on several hosts have several clocks: they are put right as you will do it below. What no

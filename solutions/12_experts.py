@@ -695,7 +695,8 @@ def attention_parameters(config: ModelConfig) -> int:
 
 
 # %% [markdown]
-# Which part of DeepSeek-V2's 236 billion does a token use? It visits 6 of 160 experts, and two shared ones.
+# How many percent of DeepSeek-V2's 236 billion does a token use? It visits 6 of 160 experts, and two shared
+# ones.
 
 # %% predict="active-part"
 your_active_part = ...
