@@ -103,7 +103,7 @@ def draw_over_nodes(
     axes.set_yscale("log")
     axes.set_xticks(nodes, [str(n) for n in nodes])
     for write in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        write(lambda value, _: f"{value:,.0f}" if f"{value:.0e}"[0] in "125" else "")
+        write(lambda value, _: f"{value:,.0f}" if f"{value:.0e}"[0] in "12345" else "")
     axes.set_xlabel("nodes", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
     axes.grid(True, which="both", color="#DDDDDD", linewidth=0.6)
