@@ -240,7 +240,7 @@ def exposed_communication(
 
 
 # %% [markdown]
-# Your function on rank 0 of the run above, in milliseconds a step, with everything computed named by a span:
+# Your function on each rank of the run above, in milliseconds a step; all that computes has a span:
 
 
 # %%
