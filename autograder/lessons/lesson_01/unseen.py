@@ -162,6 +162,8 @@ def _state_calls(random: Random) -> Iterable[Call]:
             yield Call(name, "training_state_bytes", arguments)
     unknown = {"num_params": 1000, "recipe": random.choice(["adamw", "lion-mixed", ""])}
     yield Call("unknown-recipe", "training_state_bytes", unknown, may_raise=True)
+    nearly = {"num_params": 1000, "recipe": "AdamW-mixed"}
+    yield Call("unknown-recipe", "training_state_bytes", nearly, may_raise=True)
 
 
 def _zero_calls(random: Random) -> Iterable[Call]:
@@ -207,6 +209,10 @@ def _activation_calls(random: Random) -> Iterable[Call]:
     yield call("fused-attention", fused_attention=True, tensor_parallel=4)
     wrong = call("wrong-argument", recompute=random.choice(["some", "half", ""]))
     yield Call("wrong-argument", wrong.function, wrong.arguments, may_raise=True)
+    yield call("fused-attention", fused_attention=True, tensor_parallel=8, sequence_parallel=True)
+    for options in ({"fused_attention": True}, {"tensor_parallel": 4, "sequence_parallel": True}):
+        wrong = call("wrong-argument", recompute="half", **options)
+        yield Call("wrong-argument", wrong.function, wrong.arguments, may_raise=True)
 
 
 def _flops_calls(random: Random) -> Iterable[Call]:
