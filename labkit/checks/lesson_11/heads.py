@@ -13,6 +13,7 @@ from torch import Tensor
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_11.partial import (
+    PATIENCE,
     as_handed,
     causal,
     drawn,
@@ -31,7 +32,8 @@ def heads_case(
     name: str, kind: str, ranks: int, shape: list[int], kv_heads: int, seed: int, **params: Any
 ) -> Case:
     """shape: [b, a, s, d] of the whole sequence."""
-    return Case(name, ranks, {"shape": shape, "kv_heads": kv_heads, **params}, seed, kind=kind)
+    settings = {"shape": shape, "kv_heads": kv_heads, **params}
+    return Case(name, ranks, settings, seed, kind=kind, timeout=PATIENCE)
 
 
 def _cases(seed: int) -> list[Case]:

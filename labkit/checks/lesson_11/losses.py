@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_11.partial import drawn
+from labkit.checks.lesson_11.partial import PATIENCE, drawn
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
@@ -27,7 +27,8 @@ def loss_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **p
     """shape: [b, c, V] of one rank's logits. without: ranks that have no targets. ignore: what stands for no
     target.
     """
-    return Case(name, ranks, {"shape": shape, "ignore": IGNORED, "without": [], **params}, seed, kind=kind)
+    settings = {"shape": shape, "ignore": IGNORED, "without": [], **params}
+    return Case(name, ranks, settings, seed, kind=kind, timeout=PATIENCE)
 
 
 def _cases(seed: int) -> list[Case]:

@@ -13,6 +13,7 @@ from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
 
 Partial = tuple[Tensor, Tensor]  # out [..., s, d] and lse [..., s]
+PATIENCE = 60.0  # seconds a case of several ranks may take: a deadlock is told much sooner
 
 
 def whole_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Partial:

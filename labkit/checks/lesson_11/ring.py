@@ -14,6 +14,7 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_11.partial import (
+    PATIENCE,
     Partial,
     answer_partial,
     as_handed,
@@ -49,7 +50,7 @@ TORCHS_OWN = (
 
 def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
     """shape: [..., s, d] of the whole sequence."""
-    return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind)
+    return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind, timeout=PATIENCE)
 
 
 def _cases(seed: int) -> list[Case]:

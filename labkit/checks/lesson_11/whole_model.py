@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_11.losses import IGNORED, MOST_BYTES
+from labkit.checks.lesson_11.partial import PATIENCE
 from labkit.checks.lesson_11.ring import TORCHS_OWN
 from labkit.checks.lesson_11.tokens import zigzag
 from labkit.checks.rank import Rank
@@ -48,7 +49,7 @@ def gpt_case(name: str, kind: str, dp: int, cp: int, tp: int, seed: int, **param
     """
     settings = {**USUAL, "sizes": {"dp": dp, "cp": cp, "tp": tp}, **params}
     own = kind == "own-parts"
-    return Case(name, dp * cp * tp, settings, seed, kind=kind, own_parts=own, timeout=60.0)
+    return Case(name, dp * cp * tp, settings, seed, kind=kind, own_parts=own, timeout=PATIENCE)
 
 
 def _cases(seed: int) -> list[Case]:
