@@ -30,6 +30,7 @@ from torch import Tensor, nn
 import labkit
 from IPython.display import display
 from labkit.show import Picture, Table, draw_timeline, new_figure, prediction
+from labkit.show.target import target
 from labkit.theory.units import binary_text
 
 # %load_ext labkit
@@ -274,6 +275,10 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 # %% [markdown]
 # Run it. Forward, backward, and then, when all the work is done, the green part begins. Every rank sits
 # idle while its gradients travel.
+
+
+# %%
+target("03-naive")
 
 
 # %%
@@ -571,6 +576,10 @@ print(" ".join(op for op in calls if op != "broadcast"))
 # %% [markdown]
 # Your step, with the same stack and the same bucket size as PyTorch's in the first picture. Compare: how
 # many all-reduces, and where do they lie?
+
+
+# %%
+target("03-overlapped")
 
 
 # %%
