@@ -716,7 +716,8 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 #
 # Repair it: in each step at least half of the bytes are on their way while backward computes. There is a
 # second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
-# step or more, and at most half as many as there are parameters, and send every gradient once.
+# step or more, and at most half as many as there are parameters, and send every gradient once. Wait for each
+# by its `wait()`, and multiply nothing but what forward and backward do.
 #
 # <details><summary>Hint</summary>Three to eight buckets of about equal bytes. Which gradients come
 # first?</details>
@@ -899,7 +900,8 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # ### Exercise: slow program 3
 #
 # Same weights, and no rank with more than 15% more tokens than the mean. There may be fewer documents than
-# ranks.
+# ranks. A document goes through the model whole and by itself: in most models what comes of a token depends
+# on all tokens before it.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best). All ranks must come to the same shares without talking.</details>
@@ -997,7 +999,8 @@ draw_breakdown(plain_record)
 # Any plan of this course is fair: fewer calls, larger ones, later ones, behind backward, shards. Take each
 # batch when its step begins (the iterator hands it over then); it has the micro-batches `[m, rows, s + 1]`
 # for all ranks, and `rows` is a multiple of the number of ranks. At the end every rank has all of the
-# weights. Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
+# weights. Wait for each call by its `wait()`: the machine of fixed speeds knows of no other way. Libraries'
+# own wrappers (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
 # order, and not on the computer they did it on. Points are given for at most 60% and at most 40% of the

@@ -875,9 +875,9 @@ def clip_grad_norm(
     """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`. A norm below
     that, 0 too, leaves them as they are.
 
-    shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are. Parameters
-    without gradient are left out. Sums squares in float32 or better. Sends one number. Returns the norm
-    before scaling, the same on every rank.
+    shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there may be no
+    shared ones, or no experts. Parameters without gradient are left out. Sums squares in float32 or better.
+    Sends one number. Returns the norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION
     squares = square_sum(experts) / dist.get_world_size(replicas)

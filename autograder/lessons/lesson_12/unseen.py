@@ -163,6 +163,7 @@ def _clip_cases(seed: int) -> list[Case]:
         clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
         clip_case("unseen: nothing", "small", 2, 2, seed, scale=0.0),
         clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
+        clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared"),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
     ]

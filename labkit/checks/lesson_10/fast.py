@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_10.acts import acts_of, all_waited_for
 from labkit.checks.lesson_10.exposed import HIDES
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import nbytes, same
+from labkit.checks.shared.beside import nbytes, on_each, same
 from labkit.checks.shared.places import enter_group
 from labkit.model import Transformer, explicit_attention
 from labkit.record.live import bytes_of_process, settled_bytes_of_process
@@ -144,7 +144,7 @@ class FastEvidence(Evidence):
     @cached_property
     def shares(self) -> list[Any]:
         """Each rank's seconds of a step, in four parts (`labkit.theory.breakdown.StepShare`)."""
-        record = replay([msgspec.convert(a.facts["acts"], list[Act]) for a in self.answers])
+        record = replay([acts_of(answer) for answer in self.answers])
         came = everybody_came(record.collectives)
         end = max(event.end or 0.0 for event in record.timeline)
         steps = self.case.params["steps"]
@@ -253,7 +253,12 @@ EXERCISE = Exercise(
             3,
             f"At most {MOST_EXPOSED:.0%} of a step is communication that nothing hides.",
             "calls are waited for before backward goes on",
-            {"measured": _part_is_small(MOST_EXPOSED, "communication with nothing behind it", "exposed")},
+            {
+                "measured": every(
+                    _part_is_small(MOST_EXPOSED, "communication with nothing behind it", "exposed"),
+                    on_each(all_waited_for),
+                )
+            },
         ),
         Property(
             "busy",

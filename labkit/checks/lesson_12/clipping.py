@@ -22,7 +22,9 @@ SHAPES = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 
 
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
-    """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None."""
+    """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None.
+    without: the kind of which the model has no parameters.
+    """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
 
 
@@ -37,16 +39,23 @@ def _cases(seed: int) -> list[Case]:
         clip_case("no norm at all", "small", 1, 2, seed, scale=0.0),
         clip_case("without gradient", "missing", 2, 2, seed, missing=some),
         clip_case("a rank's experts without gradient", "missing", 1, 2, seed, missing=one_side),
+        clip_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
         clip_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
         clip_case("alone", "subgroup", 1, 1, seed),
     ]
 
 
+def _shapes(case: Case) -> dict[str, tuple[tuple[int, ...], ...]]:
+    return {kind: () if kind == case.params.get("without") else shapes for kind, shapes in SHAPES.items()}
+
+
 def _names(case: Case, rank: int) -> list[str]:
     """The parameters that have a gradient on a rank."""
     place, missing = seats_of(case, rank).spread.index(rank), case.params.get("missing", {})
-    every_name = [f"{kind}.{number}" for kind, shapes in SHAPES.items() for number in range(len(shapes))]
+    every_name = [
+        f"{kind}.{number}" for kind, shapes in _shapes(case).items() for number in range(len(shapes))
+    ]
     return [name for name in every_name if place not in missing.get(name, [])]
 
 
@@ -67,7 +76,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 def _clip(rank: Rank) -> None:
     """Answers norm and KIND.NUMBER, the gradients afterwards. Recording all."""
     sides = enter_grid(rank)
-    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in SHAPES.items()}
+    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in _shapes(rank.case).items()}
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(
             owned["shared"], owned["experts"], rank.params["max_norm"], sides.everyone, sides.replicas
@@ -154,7 +163,7 @@ EXERCISE = Exercise(
             "missing",
             "robustness",
             1,
-            "Parameters without gradient are left out; a rank whose experts have none takes part.",
+            "What has no gradient is left out; a rank without experts, or gradients of them, takes part.",
             "a rank without gradients of experts leaves out the call that the others wait in",
             {"missing": BOTH},
         ),
