@@ -51,7 +51,8 @@ def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inp
     wide = torch.promote_types(wide, kept)
     inputs = {"router": router}
     if biased:
-        inputs["bias"] = 0.2 * torch.randn(num_experts, generator=generator, dtype=wide)
+        spread = 0.2 * torch.randn(num_experts, generator=generator, dtype=wide)
+        inputs["bias"] = spread - 2  # scores are below 0 and -1: neither stands for an expert that is taken
     tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"))
     weights = {
         f"weight.{name}": torch.randn(n, num_experts, generator=generator, dtype=wide)
