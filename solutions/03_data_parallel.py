@@ -464,7 +464,8 @@ class OverlappedDataParallel(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes inside add up on this rank, and nothing is sent. The next backward
-        outside sends the sums, of parameters that it does not use itself too.
+        outside sends the sums, of parameters that it does not use itself too. One no_sync inside another
+        changes nothing.
         """
         ### BEGIN SOLUTION
         before, self.sync = self.sync, False

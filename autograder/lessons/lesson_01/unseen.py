@@ -29,13 +29,17 @@ UNSEEN = ", unseen"  # ends the names of these cases, so that they differ from t
 
 @dataclass(frozen=True)
 class Call:
-    """One call as evidence for a property; `expected` is left to REFERENCE unless the call must raise."""
+    """One call as evidence for a property; `expected` is left to REFERENCE unless the call must raise.
+
+    naming: what the text of the error must hold.
+    """
 
     property: str
     function: str
     arguments: dict[str, Any]
     tolerance: float = EXACT
     may_raise: bool = False
+    naming: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         plain = {k: asdict(v) if isinstance(v, ModelConfig | GPU) else v for k, v in self.arguments.items()}
@@ -44,6 +48,7 @@ class Call:
             "arguments": plain,
             "tolerance": self.tolerance,
             "may_raise": self.may_raise,
+            **({"naming": list(self.naming)} if self.naming else {}),
             "told": f"{self.function}({', '.join(f'{k}={_told(v)}' for k, v in self.arguments.items())})",
         }
 
@@ -160,10 +165,10 @@ def _state_calls(random: Random) -> Iterable[Call]:
         for recipe in recipes:
             arguments = {"num_params": random.randrange(10**6, 10**11), "recipe": recipe}
             yield Call(name, "training_state_bytes", arguments)
-    unknown = {"num_params": 1000, "recipe": random.choice(["adamw", "lion-mixed", ""])}
-    yield Call("unknown-recipe", "training_state_bytes", unknown, may_raise=True)
-    nearly = {"num_params": 1000, "recipe": "AdamW-mixed"}
-    yield Call("unknown-recipe", "training_state_bytes", nearly, may_raise=True)
+    there_are = tuple(recipe for recipes in of.values() for recipe in recipes)
+    for unknown in (random.choice(["adamw", "lion-mixed", ""]), "AdamW-mixed"):
+        arguments = {"num_params": 1000, "recipe": unknown}
+        yield Call("unknown-recipe", "training_state_bytes", arguments, may_raise=True, naming=there_are)
 
 
 def _zero_calls(random: Random) -> Iterable[Call]:

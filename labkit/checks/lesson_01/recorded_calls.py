@@ -23,6 +23,7 @@ from labkit.theory.hardware import GPU
 from labkit.theory.models import ModelConfig
 
 ARGUMENT_TYPES = {"config": ModelConfig, "gpu": GPU}
+LONGEST_TEXT = 2000  # characters of an error that are sent back
 
 
 @cache
@@ -56,7 +57,7 @@ def call_student(rank: Rank) -> None:
         except Exception as error:
             problem = error
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            rank.fact(str(index), {"raised": kinds, "message": str(error)[:200]})
+            rank.fact(str(index), {"raised": kinds, "message": str(error)[:LONGEST_TEXT]})
         if problem is not None and not call["may_raise"]:
             with rank.attempt(rank.case.kind):
                 raise problem
@@ -72,17 +73,19 @@ def returns_the_values(evidence: Evidence) -> Iterator[Finding]:
             zip(case.params["calls"], case.expected["values"], strict=True)
         ):
             reply = answer.facts[str(index)]
-            wrong = _wrong_error(reply) if call["may_raise"] else _wrong_value(value, reply["value"], call)
+            wrong = _wrong_error(reply, call) if call["may_raise"] else _wrong_value(value, reply["value"], call)
             hushed = wrong is None or case.hidden
             told = call["told"] if hushed else f"{call['told']} = {_expected_text(value)}"
             yield Finding(wrong is None, told, wrong or "")
 
 
-def _wrong_error(reply: JSON) -> str | None:
+def _wrong_error(reply: JSON, call: dict[str, JSON]) -> str | None:
+    """None for a ValueError whose text holds what the call's `naming` lists."""
     if "raised" not in reply:
         return f"no error, but {shown(reply.get('value'))}"
     if "ValueError" in reply["raised"]:
-        return None
+        silent = [name for name in call.get("naming", []) if name not in reply["message"]]
+        return f"a ValueError that does not name {', '.join(silent)}" if silent else None
     return f"{reply['raised'][0]}: {reply['message']}"
 
 

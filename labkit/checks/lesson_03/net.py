@@ -175,10 +175,11 @@ def hand_replica(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def loss_of(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int, m: int = 0) -> Tensor:
     """The mean squared error of one micro-batch of a rank. The case's `aside` lists the ranks that use the
-    layer beside, and its `aside_in` how many of the micro-batches do; without them all do.
+    layer beside, and its `aside_in` how many of the micro-batches do; without them all do. That is said by
+    keyword, which a wrapper must pass on.
     """
     ranks, first = case.params.get("aside", range(case.ranks)), case.params.get("aside_in", MICRO_BATCHES)
-    out = model(handed["x"][step, m], rank in ranks and m < first)
+    out = model(handed["x"][step, m], use_aside=rank in ranks and m < first)
     return F.mse_loss(out, handed["target"][step, m])
 
 

@@ -109,14 +109,17 @@ class _Interrupted(Exception):
 
 
 def _accumulate(rank: Rank) -> None:
-    """Backward passes inside no_sync and one outside; then an exception inside it and a normal step.
+    """Backward passes inside no_sync, the first in another no_sync within, and one outside; then an exception
+    inside it and a normal step.
 
     Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
     """
     net = net_of(rank.case, rank.inputs)
     model = _wrap(rank, net)
     with rank.recording("inside"), model.no_sync():
-        for m in range(MICRO_BATCHES - 1):
+        with model.no_sync():
+            own_loss(rank, model, 0, 0).backward()
+        for m in range(1, MICRO_BATCHES - 1):
             own_loss(rank, model, 0, m).backward()
     with rank.recording("outside"):
         own_loss(rank, model, 0, MICRO_BATCHES - 1).backward()
