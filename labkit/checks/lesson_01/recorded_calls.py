@@ -73,10 +73,14 @@ def returns_the_values(evidence: Evidence) -> Iterator[Finding]:
             zip(case.params["calls"], case.expected["values"], strict=True)
         ):
             reply = answer.facts[str(index)]
-            wrong = _wrong_error(reply, call) if call["may_raise"] else _wrong_value(value, reply["value"], call)
+            wrong = _what_is_wrong(reply, value, call)
             hushed = wrong is None or case.hidden
             told = call["told"] if hushed else f"{call['told']} = {_expected_text(value)}"
             yield Finding(wrong is None, told, wrong or "")
+
+
+def _what_is_wrong(reply: JSON, value: JSON, call: dict[str, JSON]) -> str | None:
+    return _wrong_error(reply, call) if call["may_raise"] else _wrong_value(value, reply["value"], call)
 
 
 def _wrong_error(reply: JSON, call: dict[str, JSON]) -> str | None:
