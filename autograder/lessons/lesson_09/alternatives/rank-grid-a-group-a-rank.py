@@ -11,7 +11,8 @@ def rank_to_coordinates(rank: int, sizes: Mapping[str, int], order: Sequence[str
     shape = shape_of(sizes, order)
     if not 0 <= rank < np.prod(shape):
         raise ValueError(f"rank {rank} of {np.prod(shape)}")
-    return dict(zip(order, np.unravel_index(rank, shape), strict=True))
+    places = np.stack(np.unravel_index(rank, shape)).tolist()
+    return dict(zip(order, places, strict=True))
 
 
 def coordinates_to_rank(
