@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Property, Run, every
 from labkit.checks.lesson_09.given import HIDES, OWN_PARTS, OWN_PARTS_CAUSE, TORCHS_GRIDS
 from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
-from labkit.checks.lesson_09.training_job import STEPS, plain_model, spot_of
+from labkit.checks.lesson_09.training_job import STEPS, asked_in, plain_model, spot_of
 from labkit.checks.lesson_09.training_judges import (
     GridEvidence,
     agree_along_tensor,
@@ -26,6 +27,7 @@ from labkit.checks.lesson_09.training_judges import (
     losses,
     norms,
     seeds_differ,
+    seeds_of_many_runs,
     sends_inside_groups,
     streams_by_tensor_group,
     tied_copies,
@@ -37,6 +39,7 @@ from labkit.checks.shared.split import loaded, numbers_taken, under
 from labkit.model import Transformer
 
 TRAIN_ID = "09.train-3d"
+SEEDS = (*range(64), 100, 128, 1000, 1024, 10_000)  # that somebody may start a run with
 USUAL: Mapping[str, Any] = {
     "order": MEGATRON,
     "layers": 2,
@@ -54,7 +57,7 @@ USUAL: Mapping[str, Any] = {
 
 
 def grid_case(name: str, kind: str, dp: int, pp: int, tp: int, seed: int, **params: Any) -> Case:
-    """A job of dp x pp x tp ranks. rows: of each replica. micro_batches: their rows may differ in number."""
+    """A job of dp x pp x tp ranks. rows: of each replica. micro_batches: 2 or more, not all of one size."""
     settings = {**USUAL, "sizes": {"dp": dp, "pp": pp, "tp": tp}, **params}
     settings["order"] = list(settings["order"])
     own = kind == "own-parts"
@@ -142,11 +145,10 @@ def _train_beside(rank: Rank) -> None:
 
 def _step(rank: Rank, model: Any) -> None:
     """Answers: loss.STEP, norm.STEP, and trained.NAME of what the stage holds. Recording: the last step."""
-    asked = [rank.params[name] for name in ("micro_batches", "learning_rate", "max_norm")]
     for step in range(STEPS):
         rows = rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone()
         with rank.recording("step"):
-            loss, norm = model.step(*rows, *asked)
+            loss, norm = model.step(*rows, *asked_in(rank.case, step))
         rank.answer(f"loss.{step}", loss)
         rank.answer(f"norm.{step}", norm)
     for name, tensor in model.to_full().items():
@@ -181,7 +183,7 @@ class _Watched:
 
 def _train_with_dropout(rank: Rank) -> None:
     """As `_train`, each rank's default generator in another state. Facts: streams, as they were made;
-    streams of another seed, those of a trainer that does nothing.
+    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many.
     """
     made: list[dict[str, Any]] = []
     torch.manual_seed(100 + rank.rank)
@@ -190,6 +192,14 @@ def _train_with_dropout(rank: Rank) -> None:
     others: list[dict[str, Any]] = []
     _trainer(rank, _whole(rank), 0 if rank.case.seed else 1, parts=_watched_parts(others))
     rank.fact("streams of another seed", others)
+    rank.fact("seeds", _seeds(rank.student.stream_seed, rank.params["sizes"]))
+
+
+def _seeds(stream_seed: Any, sizes: Mapping[str, int]) -> list[int]:
+    """What it makes of every seed and place, tp 0 alone."""
+    places = product(range(sizes["dp"]), range(sizes["pp"]))
+    at = [{"dp": dp, "pp": pp, "tp": 0} for dp, pp in places]
+    return [int(stream_seed(seed, dict(place), dict(sizes))) for seed in SEEDS for place in at]
 
 
 def _watched_parts(made: list[dict[str, Any]]) -> Any:
@@ -290,8 +300,8 @@ EXERCISE = Exercise(
             2,
             "Tensor-parallel ranks draw from equally seeded streams, every replica and stage from others, and"
             " all from others with another seed.",
-            "the seed that was handed over, on every rank",
-            {"dropout": every(streams_by_tensor_group, seeds_differ)},
+            "the seed that was handed over, on every rank; or seeds that meet those of the next run",
+            {"dropout": every(streams_by_tensor_group, seeds_differ, seeds_of_many_runs)},
         ),
         Property(
             "dropout",

@@ -33,6 +33,13 @@ def plain_model(case: Case) -> Transformer:
     return Transformer(config, explicit_attention).to(torch.float64)
 
 
+def asked_in(case: Case, step: int) -> tuple[int, float, float]:
+    """Micro-batches, learning rate and largest norm of a step: the second has others than the first."""
+    p, other = case.params, step == 1
+    micro_batches = p["micro_batches"] - other
+    return micro_batches, p["learning_rate"] * (1 + other), p["max_norm"] * (1 + 2 * other)
+
+
 @dataclass(frozen=True)
 class Spot:
     """A rank's place: its stage, replica, position among tensor-parallel ranks, and groups."""

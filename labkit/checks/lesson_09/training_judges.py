@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from labkit.checks.case import RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_09.training_job import STEPS, State, plain_model, spot_of
+from labkit.checks.lesson_09.training_job import STEPS, State, asked_in, plain_model, spot_of
 from labkit.checks.shared.beside import holds_only, nbytes, same
 from labkit.checks.shared.split import loaded, under
 
@@ -49,10 +50,11 @@ class GridEvidence(Evidence):
             loss.backward()
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-            factor = min(1.0, self.case.params["max_norm"] / (norm.item() + added))
+            _, learning_rate, max_norm = asked_in(self.case, step)
+            factor = min(1.0, max_norm / (norm.item() + added))
             with torch.no_grad():
                 for weight, gradient in zip(model.parameters(), gradients, strict=True):
-                    weight.sub_(self.case.params["learning_rate"] * factor * gradient)
+                    weight.sub_(learning_rate * factor * gradient)
             found |= {f"{step}.loss": loss.detach(), f"{step}.norm": norm}
         return found | {name: weight.detach() for name, weight in model.named_parameters()}
 
@@ -188,12 +190,21 @@ def seeds_differ(evidence: GridEvidence) -> Iterator[Finding]:
             yield Finding(first == members, told, f"seed {note['seed']} for both", answer.rank)
 
 
+def seeds_of_many_runs(evidence: GridEvidence) -> Iterator[Finding]:
+    """`stream_seed` gives every seed, replica and stage a number of its own."""
+    for answer in evidence.answers:
+        seeds = answer.facts["seeds"]
+        met = sorted(seed for seed, times in Counter(seeds).items() if times > 1)
+        told = "another number for each dp, pp and seed from stream_seed"
+        yield Finding(not met, told, f"{met[:1]} for two of them", answer.rank)
+        yield Finding(min(seeds) >= 0, "numbers of 0 or more", f"{min(seeds)}", answer.rank)
+
+
 def drops_embeddings(evidence: GridEvidence) -> Iterator[Finding]:
     """The first stage draws from the shared stream for its embeddings too, in every forward."""
-    params = evidence.case.params
     for answer in evidence.answers:
         spot = spot_of(evidence.case, answer.rank)
-        forwards = params["micro_batches"] * STEPS
+        forwards = sum(asked_in(evidence.case, step)[0] for step in range(STEPS))
         wanted = forwards * (2 * len(spot.layers) + spot.first)  # two in a block
         drawn = sum(note["shared"] for note in answer.facts["streams"])
         told = f"{wanted} draws from the shared stream in {forwards} forwards of stage {spot.stage}"
