@@ -193,7 +193,7 @@ def seeds_differ(evidence: GridEvidence) -> Iterator[Finding]:
 def seeds_of_many_runs(evidence: GridEvidence) -> Iterator[Finding]:
     """`stream_seed` gives every seed, replica and stage a number of its own."""
     for answer in evidence.answers:
-        seeds = answer.facts["seeds"]
+        seeds: list[int] = answer.facts["seeds"]
         met = sorted(seed for seed, times in Counter(seeds).items() if times > 1)
         told = "another number for each dp, pp and seed from stream_seed"
         yield Finding(not met, told, f"{met[:1]} for two of them", answer.rank)
