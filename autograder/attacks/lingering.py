@@ -6,9 +6,11 @@ from autograder.attacks.attack import FOUND, Attack
 
 
 def _left(id: str, says: str, find: str, leave: str, above: str = "import os, sys, builtins, glob") -> Attack:
-    """find: an expression that is true where something was left."""
-    backward = f"if {find}:\n    raise ValueError({FOUND!r})\n{leave}"
-    return Attack(id, says, backward, above, flagged=True, both=True)
+    """find: an expression that is true where something was left. Each process looks once, before it leaves
+    anything: a check may call backward more than once.
+    """
+    backward = f"if not looked and ({find}):\n    raise ValueError({FOUND!r})\nlooked.append(True)\n{leave}"
+    return Attack(id, says, backward, f"{above}\nlooked = []", flagged=True, both=True)
 
 
 # A server of this job's other rank may be found, as its ranks share a network: younger than this process.
