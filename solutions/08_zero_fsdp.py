@@ -277,10 +277,12 @@ labkit.check("08.flat-layout", flat_layout)
 # %% [markdown]
 # ## Tools for the rest
 #
-# Two collectives under one name each (PyTorch calls them differently in different releases), and two
-# helpers: `flatten` moves parameters into one padded flat tensor, so that each is from then on a *view* of
-# it: who writes into the flat tensor changes the weights. `views` finds the places of parameters in any
-# tensor that is laid out like that, a gradient for example.
+# Two collectives under one name each (PyTorch calls them differently in different releases). Use these, or
+# any of torch's names that take one tensor: `dist.reduce_scatter` of a *list* of tensors gives the same
+# numbers, but over gloo it sends several times as many bytes, and the bytes are compared. And two helpers:
+# `flatten` moves parameters into one padded flat tensor, so that each is from then on a *view* of it: who
+# writes into the flat tensor changes the weights. `views` finds the places of parameters in any tensor that
+# is laid out like that, a gradient for example.
 
 
 # %%

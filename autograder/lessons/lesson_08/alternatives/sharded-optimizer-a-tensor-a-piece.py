@@ -27,7 +27,7 @@ class ShardedOptimizer:
                 flat[at : at + p.numel()] = p.grad.flatten()
             at += p.numel()
         mean = flat.new_zeros(self.shard_size)
-        dist.reduce_scatter(mean, list(flat.chunk(self.size)), group=self.group)
+        dist.reduce_scatter_tensor(mean, flat, group=self.group)
         mean /= self.size
         at = 0
         for piece in self.pieces:
