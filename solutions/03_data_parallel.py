@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "03", title: "Data parallelism: many replicas, one model", minutes: 110}
+# lesson: {number: "03", title: "Data parallelism: many replicas, one model", minutes: 120}
 # ---
 
 # %% [markdown]
@@ -14,7 +14,7 @@
 #
 # **You need** all-reduce and broadcast (lesson 00). **You will have built** a `DistributedDataParallel`
 # that overlaps communication with backward, accumulates gradients without sending them, survives unused
-# parameters, and weighs tokens right; and compared it with PyTorch's on the same job. About 110 minutes.
+# parameters, and weighs tokens right; and compared it with PyTorch's on the same job. About 120 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
