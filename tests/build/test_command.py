@@ -61,9 +61,10 @@ def test_no_lessons_at_all(tmp_path: Path) -> None:
 def test_a_lesson_with_a_mistake_builds_nothing(tmp_path: Path) -> None:
     """The small lesson's exercise is in no module of checks, which is a mistake here."""
     path = small_lesson.write(tmp_path)
+    line = small_lesson.SOURCE.split("\n").index('# %% exercise="90.double-it" difficulty=2 minutes=15') + 1
     result = labkit("build", "90_doubling", "--solutions", tmp_path, "--notebooks", tmp_path / "out")
     assert result.exit_code == 2
-    assert f"{path}:26: unknown exercise '90.double-it'" in result.stderr
+    assert f"{path}:{line}: unknown exercise '90.double-it'" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
