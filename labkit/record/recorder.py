@@ -15,10 +15,11 @@ import torch.distributed as dist
 from labkit.record.events import Collective, MemoryAt, MemoryUse, Span
 from labkit.record.lines import LineFinder
 from labkit.record.meter import MemoryMeter
-from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, pack_wait
+from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, message_key, pack_wait
 from labkit.torch_private import CALLS, Call, agreed_options, watch_new_groups
 
 _NEW_GROUP = "new_group"
+_PEER = {"send": "dstRank", "recv": "srcRank"}  # torch's names of the argument
 _MANY_KINDS = 1000
 _MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps its first ones
 
@@ -164,9 +165,7 @@ class Recorder:
         )
         entry.peer, entry.tag = -1, 0
         if call.peer is not None:
-            entry.peer = members[
-                _argument(args, kwargs, call.peer, "dstRank" if call.op == "send" else "srcRank")
-            ]
+            entry.peer = _member(entry, _argument(args, kwargs, call.peer, _PEER[call.op]))
             entry.tag = _argument(args, kwargs, 2, "tag") or 0
         entry.detail = "" if entry.op in ("send", "recv") else agreed_options(args, kwargs, members)
         entry.number = self._count(entry, key)
@@ -197,8 +196,9 @@ class Recorder:
         """
         entry = self._pending.pop(work, None)
         if entry is not None and entry.op == "send":
-            self._counts["send", entry.peer] -= 1
-            self.page.count_send(entry.peer, self._counts["send", entry.peer])
+            message = message_key(group_key(entry.group), entry.peer)
+            self._counts["send", message] -= 1
+            self.page.count_send(message, self._counts["send", message])
 
     def wait(
         self, work: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -285,20 +285,31 @@ class Recorder:
         return known
 
     def _count(self, entry: Entry, key: int) -> int:
-        counts = self._counts
-        where: Any = key if entry.op not in ("send", "recv") else (entry.op, entry.peer)
-        number = counts[where] = counts.get(where, 0) + 1
-        if entry.op == "send":
-            self.page.count_send(entry.peer, number)
-        elif entry.op == "recv":
-            self.page.count_receive(entry.peer, number)
-        else:
+        """How many such calls this one makes: on the group with this key, of messages with its peer there."""
+        if entry.op not in ("send", "recv"):
+            number = self._counts[key] = self._counts.get(key, 0) + 1
             self.page.count_call(key, number)
+            return number
+        message = message_key(key, entry.peer) if entry.peer >= 0 else entry.peer
+        number = self._counts[entry.op, message] = self._counts.get((entry.op, message), 0) + 1
+        if entry.op == "send":
+            self.page.count_send(message, number)
+        elif entry.peer >= 0:
+            self.page.count_receive(message, number)
         return number
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
     return args[position] if position < len(args) else kwargs.get(name)
+
+
+def _member(entry: Entry, peer: int) -> int:
+    """The global rank of a group's rank. torch does not look whether it has that one: gloo waits for ever."""
+    if not 0 <= peer < len(entry.members):
+        towards = "to" if entry.op == "send" else "from"
+        last = len(entry.members) - 1
+        raise ValueError(f"{entry.op} {towards} rank {peer} of a group that has ranks 0 to {last}")
+    return entry.members[peer]
 
 
 def _measure(entry: Entry, value: Any, dtypes: dict[torch.dtype, str]) -> None:

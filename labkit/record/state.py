@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_RANKS = 512
-MAX_GROUPS = 64
+MAX_GROUPS = 256  # with collectives on them
+MAX_PARTNERS = 1024  # a group and a rank of it that messages go to, or come from
 STARTING, RUNNING, WAITING, FINISHED, FAILED, IDLE = range(6)
 PHASES = ("starting", "running", "waiting", "finished", "failed", "idle")
 
@@ -26,15 +27,16 @@ _WRITES = struct.Struct("<Q")
 _WAIT = struct.Struct("<32s64sIiiQ64s24s512s256sI64s32s512s512s")
 _PROGRESS = struct.Struct("<dd80s")
 _COUNT = struct.Struct("<I")
-_GROUP = struct.Struct("<II")
+_COUNTED = struct.Struct("<QI")  # what, how often
 _WAIT_AT = 64
 _NUMBER_IN_WAIT = 96  # after op and group
 _NUMBER_AT = _WAIT_AT + _NUMBER_IN_WAIT
 _PROGRESS_AT = _WAIT_AT + _WAIT.size
 _SENDS_AT = 4096
-_RECEIVES_AT = _SENDS_AT + MAX_RANKS * _COUNT.size
-_GROUPS_AT = _RECEIVES_AT + MAX_RANKS * _COUNT.size
-_MADE_AT = _GROUPS_AT + MAX_GROUPS * _GROUP.size
+_RECEIVES_AT = _SENDS_AT + MAX_PARTNERS * _COUNTED.size
+_GROUPS_AT = _RECEIVES_AT + MAX_PARTNERS * _COUNTED.size
+_MADE_AT = _GROUPS_AT + MAX_GROUPS * _COUNTED.size
+_UNCOUNTED_AT = _MADE_AT + _COUNT.size
 _RECENT_AT = _MADE_AT + 64
 RECENT = 16  # calls that are remembered
 MOST_TEXT = 512  # bytes of a list of numbers
@@ -45,10 +47,11 @@ PAGE_BYTES = _RECENT_AT + RECENT * _WAIT.size
 class Wait:
     """One communication call that a rank waits in.
 
-    number: counts this rank's calls on the group (collectives) or with the peer in this direction (send,
-    recv), from 1. group is the group's name in torch, members its global ranks; peer a global rank, -1 for
-    none or any. detail: what else all ranks must agree in, such as "max" or "from rank 1". sent, received: of
-    an all_to_all, bytes for and from each of `members`, in their order; () where the page has no room.
+    number: counts this rank's calls on the group (collectives) or with the peer on it in this direction
+    (send, recv), from 1. group is the group's name in torch, members its global ranks; peer a global rank,
+    -1 for none or any. detail: what else all ranks must agree in, such as "max" or "from rank 1". sent,
+    received: of an all_to_all, bytes for and from each of `members`, in their order; () where the page has no
+    room.
     """
 
     op: str
@@ -78,7 +81,8 @@ class State:
     """What a rank's page said. `since` is in seconds of the machine's monotonic clock.
 
     wait: the call it waits in, while `phase` is "waiting"; otherwise the last call it made. recent: its last
-    calls, oldest first.
+    calls, oldest first. sends, receives: how many, by `message_key`; calls: collectives, by `group_key`.
+    complete: whether these counts are all there are; a page has room for many, and not for all.
     """
 
     phase: str
@@ -87,13 +91,19 @@ class State:
     wait: Wait | None = None
     sends: dict[int, int] = field(default_factory=dict)
     receives: dict[int, int] = field(default_factory=dict)
-    calls: dict[int, int] = field(default_factory=dict)  # key: `group_key` of a group's name
+    calls: dict[int, int] = field(default_factory=dict)
     recent: tuple[Wait, ...] = ()
+    complete: bool = True
 
 
 def group_key(name: str) -> int:
     """A number for a group's name, the same on every rank."""
     return zlib.crc32(name.encode()) or 1
+
+
+def message_key(group: int, peer: int) -> int:
+    """A number for messages to or from a global rank on the group with this key."""
+    return group << 16 | peer
 
 
 def _text(raw: bytes) -> str:
@@ -124,7 +134,8 @@ class StatePage:
             os.close(descriptor)
         self._writes = 0
         self._events = 0
-        self._group_slots: dict[int, int] = {}
+        self._slots: dict[tuple[int, int], int] = {}  # by table and key
+        self._used: dict[int, int] = {}  # slots of each table
         self._call = b""
         self._made = 0
         self._recent = [b""] * RECENT
@@ -160,21 +171,28 @@ class StatePage:
         _COUNT.pack_into(self._memory, _MADE_AT, self._made)
         self.set_call(packed, number)
 
-    def count_send(self, peer: int, number: int) -> None:
-        """This rank has started `number` sends to `peer` so far."""
-        if 0 <= peer < MAX_RANKS:
-            _COUNT.pack_into(self._memory, _SENDS_AT + peer * _COUNT.size, number)
+    def count_send(self, message: int, number: int) -> None:
+        """This rank has started `number` sends with this `message_key` so far."""
+        self._count(_SENDS_AT, MAX_PARTNERS, message, number)
 
-    def count_receive(self, peer: int, number: int) -> None:
-        """This rank has started `number` receives from `peer` so far."""
-        if 0 <= peer < MAX_RANKS:
-            _COUNT.pack_into(self._memory, _RECEIVES_AT + peer * _COUNT.size, number)
+    def count_receive(self, message: int, number: int) -> None:
+        """This rank has started `number` receives with this `message_key` so far."""
+        self._count(_RECEIVES_AT, MAX_PARTNERS, message, number)
 
     def count_call(self, group: int, number: int) -> None:
         """This rank has started `number` collectives on the group with this key so far."""
-        slot = self._group_slots.setdefault(group, len(self._group_slots))
-        if slot < MAX_GROUPS:
-            _GROUP.pack_into(self._memory, _GROUPS_AT + slot * _GROUP.size, group, number)
+        self._count(_GROUPS_AT, MAX_GROUPS, group, number)
+
+    def _count(self, table: int, size: int, key: int, number: int) -> None:
+        slot = self._slots.get((table, key))
+        if slot is None:
+            slot = self._used.get(table, 0)
+            if slot == size:
+                _COUNT.pack_into(self._memory, _UNCOUNTED_AT, 1)
+                return
+            self._used[table] = slot + 1
+            self._slots[table, key] = slot
+        _COUNTED.pack_into(self._memory, table + slot * _COUNTED.size, key, number)
 
     def set_progress(self, done: float, total: float, label: str) -> None:
         """How far this rank is; total 0 when not known."""
@@ -232,15 +250,19 @@ def pack_wait(wait: Wait) -> bytes:
 
 def _parse(raw: bytes) -> State:
     _, events, phase, since = _HEAD.unpack_from(raw, 0)
-    sends = {i: n for i, (n,) in enumerate(_COUNT.iter_unpack(raw[_SENDS_AT:_RECEIVES_AT])) if n}
-    receives = {i: n for i, (n,) in enumerate(_COUNT.iter_unpack(raw[_RECEIVES_AT:_GROUPS_AT])) if n}
-    groups = raw[_GROUPS_AT : _GROUPS_AT + MAX_GROUPS * _GROUP.size]
-    calls = {key: number for key, number in _GROUP.iter_unpack(groups) if key}
+    sends = _counts(raw[_SENDS_AT:_RECEIVES_AT])
+    receives = _counts(raw[_RECEIVES_AT:_GROUPS_AT])
+    calls = _counts(raw[_GROUPS_AT:_MADE_AT])
+    (uncounted,) = _COUNT.unpack_from(raw, _UNCOUNTED_AT)
     wait = _parse_wait(raw, _WAIT_AT) if raw[_WAIT_AT] else None
     (made,) = _COUNT.unpack_from(raw, _MADE_AT)
     slots = (number % RECENT for number in range(max(0, made - RECENT), made))
     recent = tuple(_parse_wait(raw, _RECENT_AT + slot * _WAIT.size) for slot in slots)
-    return State(PHASES[phase], since, events, wait, sends, receives, calls, recent)
+    return State(PHASES[phase], since, events, wait, sends, receives, calls, recent, not uncounted)
+
+
+def _counts(raw: bytes) -> dict[int, int]:
+    return {key: number for key, number in _COUNTED.iter_unpack(raw) if key}
 
 
 def _parse_wait(raw: bytes, at: int) -> Wait:

@@ -38,6 +38,18 @@ def another_tag() -> None:
     send_and_receive(torch.ones(2), torch.zeros(2), 1, 2)
 
 
+def another_group() -> None:
+    pair = dist.new_group([1, 0])
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(2), 1, group=pair)
+    dist.recv(torch.ones(2), 1 - dist.get_rank())
+
+
+def rank_that_the_group_has_not() -> None:
+    """What (rank - 1) // world_size is."""
+    dist.recv(torch.ones(2), group_src=dist.get_rank() - 2)
+
+
 def another_source() -> None:
     dist.broadcast(torch.ones(2), dist.get_rank())
 
@@ -114,6 +126,11 @@ FLOATS = r"of float32 \(2,\)"
         (larger_than_expected, r"different sizes: rank 1 recv .* \(2,\) at .*, rank 0 send .* \(4,\)"),
         (another_dtype, "sent 8 bytes of float32 to rank 1 .* received it as 8 bytes of int32"),
         (another_tag, r"rank 0 send to rank 1 \(tag 1\) .*, rank 1 recv from rank 0 \(tag 2\)"),
+        (
+            another_group,
+            "different groups: rank 1 recv .* on ranks 0 and 1, rank 0 send .* on another group of the same",
+        ),
+        (rank_that_the_group_has_not, "recv from rank -[12] of a group that has ranks 0 to 1"),
         (another_source, rf"rank 0 broadcast \(root rank 0\) {FLOATS} .*, rank 1 broadcast \(root rank 1\)"),
         (another_target, r"rank \d reduce \(sum, root rank \d\) "),
         (another_reduction, r"rank 0 called all_reduce \(sum\) .*, rank 1 called all_reduce \(max\)"),

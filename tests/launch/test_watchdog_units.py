@@ -26,7 +26,17 @@ from labkit.launch.handover.parcels import parcel
 from labkit.launch.handover.request import end_path, log_path
 from labkit.launch.handover.reserved import reserve, write_reserved
 from labkit.launch.output import Outputs
-from labkit.record.state import RUNNING, WAITING, State, StatePage, Wait, group_key, pack_wait
+from labkit.record.state import (
+    MAX_GROUPS,
+    RUNNING,
+    WAITING,
+    State,
+    StatePage,
+    Wait,
+    group_key,
+    message_key,
+    pack_wait,
+)
 
 TIMEOUT = 5.0
 
@@ -36,8 +46,15 @@ def call(op: str, number: int = 1, peer: int = -1, size: int = 16, dtype: str = 
 
 
 def state(phase: str, wait: Wait | None = None, calls: int = 0, **counts: dict[int, int]) -> State:
+    """sends, receives: messages on the world by the other rank."""
     made = {group_key("0"): calls} if calls else {}
-    return State(phase, 0.0, 1, wait, counts.get("sends", {}), counts.get("receives", {}), made)
+    return State(
+        phase, 0.0, 1, wait, *(on_world(counts.get(kind, {})) for kind in ("sends", "receives")), made
+    )
+
+
+def on_world(messages: dict[int, int]) -> dict[int, int]:
+    return {message_key(group_key("0"), peer): number for peer, number in messages.items()}
 
 
 def waiting(wait: Wait, calls: int = 0, **counts: dict[int, int]) -> State:
@@ -64,6 +81,43 @@ def waiting(wait: Wait, calls: int = 0, **counts: dict[int, int]) -> State:
 )
 def test_only_waits_that_cannot_end_are_a_deadlock(states: list[State], stuck: bool) -> None:
     assert is_stuck(states) is stuck
+
+
+def test_a_message_on_another_group_is_none_and_is_named() -> None:
+    """Rank 1 has sent on a group of its own; rank 0 waits on the world."""
+    sent = replace(call("send", peer=0), group="3", members=(1, 0), line=6)
+    sender = State("finished", 0.0, 1, sent, {message_key(group_key("3"), 0): 1}, {}, {}, recent=(sent,))
+    receiver = waiting(call("recv", peer=1), receives={1: 1})
+    assert receiver.wait is not None
+    assert is_stuck([receiver, sender])
+    found = find_mismatch(0, receiver.wait, [receiver, sender])
+    assert found is not None
+    assert mismatch(found) == (
+        "ranks called send and recv on different groups: "
+        "rank 0 recv from rank 1 (tag 0) of float32 (4,) at In[2]:7 on ranks 0 and 1, "
+        "rank 1 send to rank 0 (tag 0) of float32 (4,) at In[2]:6 on ranks 1 and 0"
+    )
+    met = replace(receiver, receives=receiver.receives | {message_key(group_key("3"), 1): 1})
+    assert find_mismatch(0, receiver.wait, [met, sender]) is None
+
+
+def test_nothing_is_claimed_where_not_every_call_was_counted(tmp_path: Path) -> None:
+    """Both wait in a call on the last of more groups than the page has room for."""
+    states = []
+    for rank in range(2):
+        page = StatePage(tmp_path / str(rank), create=True)
+        for number in range(MAX_GROUPS + 1):
+            assert page.read().complete
+            page.count_call(group_key(str(number)), 1)
+        last = replace(call("all_reduce"), group=str(MAX_GROUPS))
+        page.set_call(pack_wait(last), 1)
+        page.enter(WAITING)
+        page.count_call(group_key("0"), 7)  # who has a place keeps it
+        states.append(page.read())
+        assert len(states[-1].calls) == MAX_GROUPS
+        assert states[-1].calls[group_key("0")] == 7
+    assert not any(state.complete for state in states)
+    assert not is_stuck(states)
 
 
 def test_calls_whose_sizes_may_differ_are_no_mismatch() -> None:
@@ -110,13 +164,14 @@ def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     page.set_call(pack_wait(wait), 3)
     page.set_call(pack_wait(wait), 4)
     page.enter(WAITING)
-    page.count_receive(1, 4)
-    page.count_send(511, 9)
+    page.count_receive(message_key(group_key("0"), 1), 4)
+    page.count_send(message_key(group_key("0"), 511), 9)
     page.count_call(group_key("0"), 5)
     page.set_progress(3, 10, "steps")
     read = StatePage(tmp_path / "page")
     found = read.read()
-    assert (found.phase, found.wait, found.receives, found.sends) == ("waiting", wait, {1: 4}, {511: 9})
+    assert (found.phase, found.wait) == ("waiting", wait)
+    assert (found.receives, found.sends) == (on_world({1: 4}), on_world({511: 9}))
     assert found.calls == {group_key("0"): 5}
     assert read.progress() == (3.0, 10.0, "steps")
     assert msgspec.json.decode(msgspec.json.encode(found), type=State) == found

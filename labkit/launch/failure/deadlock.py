@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labkit.record.exchange import Misfit, Parts, find_misfit, parts_by_peer
-from labkit.record.state import RECENT, State, Wait, group_key
+from labkit.record.state import RECENT, State, Wait, group_key, message_key
 
 _SIZE_MAY_DIFFER = {"barrier", "gather", "scatter", "all_to_all"}
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Two calls that do not fit. kind: "op", "dtype", "size", "detail", of messages "tag" or, of an
-    all-to-all, "part": `part` says which.
+    """Two calls that do not fit. kind: "op", "dtype", "size", "detail", of messages "tag" or "group", or
+    "part", of an all-to-all: `part` says which.
     """
 
     kind: str
@@ -30,21 +30,23 @@ def is_stuck(states: Sequence[State]) -> bool:
 
     A rank is beyond help when a partner of its call has neither made the call nor will: the partner is
     finished, or waits in another call. A call that every partner has made is in progress, and nothing is
-    claimed then, unless they made it differently.
+    claimed then, unless they made it differently; nor where not every call could be counted.
     """
     waiting = {
         rank: state.wait for rank, state in enumerate(states) if state.phase == "waiting" and state.wait
     }
-    return bool(waiting) and all(_beyond_help(rank, wait, states) for rank, wait in waiting.items())
+    known = all(state.complete for state in states)
+    return bool(waiting) and known and all(_beyond_help(rank, wait, states) for rank, wait in waiting.items())
 
 
 def _beyond_help(rank: int, wait: Wait, states: Sequence[State]) -> bool:
+    message = message_key(group_key(wait.group), rank)  # as its peer counts them
     if wait.op == "send":
-        return states[wait.peer].receives.get(rank, 0) < wait.number or _apart(rank, wait, states)
+        return states[wait.peer].receives.get(message, 0) < wait.number or _apart(rank, wait, states)
     if wait.op == "recv":
         if wait.peer < 0:  # from anyone: only certain when everyone who could send is done for
-            return all(state.sends.get(rank, 0) == 0 for state in states)
-        return states[wait.peer].sends.get(rank, 0) < wait.number or _apart(rank, wait, states)
+            return all(state.sends.get(message, 0) == 0 for state in states)
+        return states[wait.peer].sends.get(message, 0) < wait.number or _apart(rank, wait, states)
     key = group_key(wait.group)
     others = [member for member in wait.members if member != rank and member < len(states)]
     if any(states[member].calls.get(key, 0) < wait.number for member in others):
@@ -103,6 +105,8 @@ def _misfit_message(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch 
 
     Messages of one tag arrive in order. Only what is remembered of both ranks can be compared.
     """
+    if (elsewhere := _on_another_group(rank, wait, states)) is not None:
+        return Mismatch("group", rank, wait, wait.peer, elsewhere)
     state, peer = states[rank], states[wait.peer]
     mine = _messages(state, wait.op, wait.peer, wait.group)
     theirs = _messages(peer, "send" if wait.op == "recv" else "recv", rank, wait.group)
@@ -118,6 +122,25 @@ def _misfit_message(rank: int, wait: Wait, states: Sequence[State]) -> Mismatch 
         if one.number == wait.number and (kind := _difference(_as_message(one), _as_message(other))):
             return Mismatch(kind, rank, one, wait.peer, other)
     return None
+
+
+def _on_another_group(rank: int, wait: Wait, states: Sequence[State]) -> Wait | None:
+    """A message of the peer that this rank has not met, where the one it waits for was never begun."""
+    peer, receives = states[wait.peer], wait.op == "recv"
+    begun = peer.sends if receives else peer.receives
+    if begun.get(message_key(group_key(wait.group), rank), 0) >= wait.number:
+        return None
+    met = states[rank].receives if receives else states[rank].sends
+    opposite = "send" if receives else "recv"
+    return next(
+        (
+            one
+            for one in peer.recent
+            if (one.op, one.peer) == (opposite, rank) and one.group != wait.group
+            if met.get(message_key(group_key(one.group), wait.peer), 0) < one.number
+        ),
+        None,
+    )
 
 
 def _waits_in_last(state: State, messages: Sequence[Wait]) -> bool:

@@ -188,7 +188,7 @@ def _failed(facts: Sequence[RankFacts]) -> Diagnosis:
     states = [fact.state for fact in facts]
     if (first.died or first.in_a_call) and first.state.wait is not None:
         mismatch = find_mismatch(first.rank, first.state.wait, states)
-        if mismatch and mismatch.kind != "tag":
+        if mismatch and mismatch.kind not in ("tag", "group"):
             summary = words.mismatch(mismatch)
             return Diagnosis("error", summary, first.rank, reports, words.MISMATCH_HINT)
     verdict, hint = _verdict(first)

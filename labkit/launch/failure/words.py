@@ -12,8 +12,8 @@ from labkit.record.state import State, Wait, group_key
 
 MISMATCH_HINT = (
     "every rank of a group must make the same calls in the same order, with the same arguments, dtype and "
-    "sizes, a recv needs the dtype, size and tag of its send, and what a rank expects from another in an "
-    "all_to_all must be what that one sends it: look for an `if rank == ...`, a shape that depends on the "
+    "sizes, a recv needs the dtype, size, tag and group of its send, and what a rank expects from another in "
+    "an all_to_all must be what that one sends it: look for an `if rank == ...`, a shape that depends on the "
     "rank, or counts that came from another group, before these lines"
 )
 
@@ -78,8 +78,15 @@ def mismatch(found: Mismatch) -> str:
         "dtype": "the same collective with different dtypes",
         "size": "the same collective with different sizes",
         "tag": "send and recv with different tags",
+        "group": "send and recv on different groups",
         "detail": "the same collective with different arguments",
     }[found.kind]
+    if found.kind == "group":
+        there = "another group of the same ranks" if one.members == other.members else ranks(other.members)
+        return (
+            f"ranks called {what}: rank {found.first} {_called(one)} on {ranks(one.members)}, "
+            f"rank {found.second} {_called(other)} on {there}"
+        )
     if one.point_to_point:
         what = what.replace("the same collective", "send and recv")
         return f"ranks called {what}: rank {found.first} {_called(one)}, rank {found.second} {_called(other)}"
