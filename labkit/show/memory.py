@@ -21,6 +21,7 @@ PARTS = {
 HATCHED = {"gradients": "M0,6 L6,0", "activations": "M3,3 h.1", "working": "M0,0 L6,6"}
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR, _TOP = 800, 150, 165, 44, 26, 46
+_TOLD = 72  # width of a total
 _LOOK = {
     "width": _WIDTH,
     "left": _LEFT,
@@ -102,11 +103,16 @@ class MemoryBars:
             "label": label,
             "y": _TOP + _ROW * row,
             "pieces": list(self._pieces(parts)),
-            "end": self._x(total),
+            "told_at": self._beside(self._x(total)) + 6,
             "fits": self.gpu is None or total <= self.gpu.memory,
             "binary": binary_text(total),
             "decimal": bytes_text(total).split(" (")[0],
         }
+
+    def _beside(self, end: float) -> float:
+        """Where what a bar adds up to may begin: behind the GPU's memory, if it would cross that line."""
+        line = self._x(self.gpu.memory) if self.gpu else end
+        return line if end < line < end + _TOLD else end
 
     def _pieces(self, parts: Mapping[str, float]) -> Iterator[dict[str, Any]]:
         start = 0.0

@@ -54,7 +54,7 @@ def question_of(settings: Mapping[str, Any]) -> Question:
     job = Job(
         PRESETS[settings["model"]], settings["sequence"], settings["batch"], RECIPES[settings["recipe"]]
     )
-    return Question(job, cluster, SOFTWARE[settings["software"]], expert=settings["ep"])
+    return Question(job, cluster, SOFTWARE[settings["software"]], expert=settings["ep"] or None)
 
 
 def answer_html(settings: Mapping[str, Any]) -> str:
@@ -148,7 +148,13 @@ def _controls(start: Mapping[str, Any]) -> dict[str, widgets.ValueWidget]:
 
     return {
         "model": choice("model", "model", list(PRESETS)),
-        "ep": choice("ep", "experts over", [("any number of ranks", None), *_degrees()]),
+        "ep": widgets.Dropdown(
+            # 0 and not None: a menu whose value is None shows nothing
+            options=[("any number of ranks", 0), *_degrees()],
+            value=start["ep"] or 0,
+            description="experts over",
+            **LOOK,
+        ),
         "recipe": choice("recipe", "precision", list(RECIPES)),
         "sequence": steps("sequence", "sequence s", [2**i for i in range(9, 18)]),
         "batch": steps("batch", "sequences a step", [2**i for i in range(3, 13)]),

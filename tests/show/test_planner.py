@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
+import ipywidgets as widgets
 import pytest
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit.show.memory import PARTS
+from labkit.show.memory import PARTS, MemoryBars
 from labkit.show.planner import START, Planner, answer_html, question_of
 from labkit.theory import bytes_text
+from labkit.theory.hardware import GPUS
 from labkit.theory.models import PRESETS
 from labkit.theory.planning import choose
+from labkit.theory.units import binary_text
 
 
 def test_it_says_what_the_search_says() -> None:
@@ -32,6 +37,23 @@ def test_it_follows_its_controls() -> None:
     shown.controls["gpu"].value = "A100 40 GB"
     assert shown.html != before
     assert "A100 40 GB" in shown.html
+
+
+def test_every_menu_says_what_is_chosen() -> None:
+    menus = [control for control in Planner().controls.values() if isinstance(control, widgets.Dropdown)]
+    assert [menu.label for menu in menus if menu.index is None] == []
+    assert "any number of ranks" in [menu.label for menu in menus]
+
+
+def test_a_total_is_not_written_across_the_line_of_the_memory() -> None:
+    """It begins at the bar's end, or behind the line where it would cross it."""
+    gpu = GPUS["H100 80 GB"]
+    for share in (0.1, 0.8, 0.9, 0.99, 1.0, 1.2):
+        figure = MemoryBars({"a": {"weights": share * gpu.memory}}, gpu).svg()
+        total = binary_text(share * gpu.memory)
+        (begins,) = (float(x) for x in re.findall(rf'<text x="([\d.]+)"[^>]*>{total}<', figure))
+        (line,) = (float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]*stroke-dasharray', figure))
+        assert not begins < line < begins + 7 * len(total)
 
 
 def test_every_part_drawn_has_a_colour() -> None:
@@ -58,7 +80,7 @@ def test_experts_are_shared_out_over_as_many_ranks_as_asked() -> None:
     assert "16 must divide the number of experts" in shown.html
     shown.controls["model"].value = "Llama 3 8B"
     assert "Llama 3 8B has no experts to share out over 16 ranks" in shown.html
-    shown.controls["ep"].value = None
+    shown.controls["ep"].value = 0
     assert "experts" not in shown.html.split("measured runs")[0].lower()
 
 
