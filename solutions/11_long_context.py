@@ -554,7 +554,8 @@ draw_exchange(heads=8, ranks=4)
 # ### Exercise: heads for tokens
 #
 # `Exchange` gives away pieces along one dimension and joins what comes along another one; with it,
-# attention is four lines. `attend` is handed in: attention of some heads over a whole sequence.
+# attention is four lines. `attend` is handed in: attention of some heads over a whole sequence. What is sent
+# goes by all-to-alls, or by sends and receives of the pieces.
 #
 # <details><summary>Hint</summary>
 #
