@@ -65,7 +65,7 @@ from labkit.theory.units import binary_text
 # returned without it.
 #
 # Everything is computed in float32, or in float64 where tokens or router are, and gates and probabilities are
-# returned in it.
+# returned in it. The experts' numbers are int64, as torch's own indices are.
 #
 # <details><summary>Hint</summary>
 #
@@ -160,9 +160,9 @@ prediction("visits of the busiest of 8 experts", your_busiest, max(visits))
 #
 # ### Exercise: rows in the order of experts, and back
 #
-# Rows are moved, not multiplied: no product with a matrix of zeros and ones. `unpermute` must work for any
-# order of the places. It adds up in the wider of the rows' and the gates' dtypes, and returns the rows'.
-# Any expert may be without tokens, and there may be no tokens at all.
+# Rows are moved, not multiplied: no product with a matrix of zeros and ones. Places and counts are int64.
+# `unpermute` must work for any order of the places. It adds up in the wider of the rows' and the gates'
+# dtypes, and returns the rows'. Any expert may be without tokens, and there may be no tokens at all.
 #
 # <details><summary>Hint</summary>
 #
@@ -238,6 +238,8 @@ print("furthest from Mixture:", float((ours - mixture(tokens.unsqueeze(0))[0]).d
 # divisions by their number, have no place here: each row is in one place at a time.
 #
 # ### Exercise: rows to the ranks of their experts
+#
+# What `exchange_counts` returns has the dtype of the counts it is given.
 #
 # <details><summary>Hint</summary>
 #
