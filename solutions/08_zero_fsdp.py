@@ -1131,11 +1131,12 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # Parts are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when they
 # are read.
 # A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with padding at the end of
-# the flat tensor; `load_shards` returns such shards for *its* number of ranks, padding zero. `extra` is small
-# and the same on every rank: step counts, the learning rate. Older checkpoints stay; the newest whole one is
-# loaded. The disk is shared, but what another rank wrote may be seen late: each rank makes the folder itself
-# and works on its own files alone, none looks for another's or renames what another wrote. (In the checks the
-# ranks' files come together when all have saved.) A step may be saved again, by a job that was resumed,
+# the flat tensor; `load_shards` returns such shards for *its* number of ranks, padding zero. `extra` is
+# small and the same on every rank: step counts, the learning rate. Older checkpoints stay. The newest is
+# loaded: of those that are whole the one of the highest step, and where a step was saved again, its last
+# one. The disk is shared, but what another rank wrote may be seen late: each rank makes the folder itself
+# and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
+# the ranks' files come together when all have saved.) A step may be saved again, by a job that was resumed,
 # perhaps on fewer ranks, and what is there of it may be half written: parts of the two saves must never be
 # read as one. A rank that cannot write raises; the others may raise too, or wait until their group gives up.
 # What `save_shards` wrote is on the disk when it returns, and parts are before a name says "whole": the
