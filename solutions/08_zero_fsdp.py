@@ -1136,11 +1136,13 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # loaded: of those that are whole the one of the highest step, and where a step was saved again, its last
 # one. The disk is shared, but what another rank wrote may be seen late: each rank makes the folder itself
 # and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
-# the ranks' files come together when all have saved.) A step may be saved again, by a job that was resumed,
-# perhaps on fewer ranks, and what is there of it may be half written: parts of the two saves must never be
-# read as one. A rank that cannot write raises; the others may raise too, or wait until their group gives up.
-# What `save_shards` wrote is on the disk when it returns, and parts are before a name says "whole": the
-# checks cut the power.
+# the ranks' files come together when all have saved.) What is newest must be told by names or contents: a
+# file that was copied has another time. A step may be saved again, by a job that was resumed, perhaps on
+# fewer ranks, and what is there of it may be half written: parts of the two saves must never be read as one.
+# A rank that cannot write raises; the others may raise too, or wait until their group gives up. What
+# `save_shards` wrote is on the disk when it returns, and parts are before a name says "whole": the checks
+# cut the power. `Path` does all that is needed, and its `rename` replaces a file; code that imports `os`
+# costs nothing, but a person will look at it.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of
