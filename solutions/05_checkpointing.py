@@ -429,8 +429,8 @@ labkit.check("05.saved-activation-bytes", saved_activation_bytes)
 # of the depth (Chen et al. 2016). But segments are whole numbers of layers, and near the minimum that
 # matters.
 #
-# Find the best whole number exactly, with the lengths
-# that `checkpoint_sequential` uses.
+# Find the best whole number exactly. Lengths of segments differ by at most one, and here the longer ones come
+# first, where the fewest inputs wait beside them: 7 layers in 3 segments are 3, 2 and 2, in this order.
 
 
 # %% exercise="05.best-segment-count" difficulty=2 minutes=10

@@ -9,6 +9,7 @@ from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused
+from labkit.checks.shared.plain_numbers import number_or_words
 from labkit.theory import sharding  # an empty file where this lesson is graded: judges alone call it
 from labkit.theory.recipes import RECIPES
 
@@ -26,16 +27,14 @@ def settings_case(name: str, kind: str, settings: Sequence[Setting], seed: int) 
 
 
 def _plain(value: object) -> JSON:
-    """What a function gave, as JSON can hold it; numbers as they are, anything else in words."""
-    if isinstance(value, bool) or value is None:
-        return repr(value)
-    if isinstance(value, int | float):
-        return value
+    """What a function gave, as JSON can hold it; numbers, numpy's and torch's too, as they are, anything else
+    in words.
+    """
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    return f"{type(value).__name__}: {value}"[:200]
+    return number_or_words(value)
 
 
 def _asks(call: Callable[[Any, Setting], object]) -> Run:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.checks.case import Case, Inputs
+from labkit.checks.case import JSON, Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
@@ -86,7 +87,15 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 def _sizes(rank: Rank) -> None:
     """Fact sizes: of each setting."""
     found = [rank.student.expert_capacity(*setting) for setting in rank.params["settings"]]
-    rank.fact("sizes", [size if type(size) is int else repr(size)[:80] for size in found])
+    rank.fact("sizes", [_whole_number(size) for size in found])
+
+
+def _whole_number(size: object) -> JSON:
+    """numpy's and torch's too, but not 4.0, of which nobody can have a list of rows; else in words."""
+    try:
+        return operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        return repr(size)[:80]
 
 
 def _refuse(rank: Rank) -> None:
