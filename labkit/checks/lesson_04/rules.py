@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import refused
+from labkit.checks.shared.plain_numbers import number_or_words
 from labkit.theory.schedule import Action, Costs, Kind, ScheduleError, Simulation, dry_run, simulate
 
 # seconds of each; a backward need not cost two forwards
@@ -52,9 +53,14 @@ def ask_for_lists(call: Call) -> Callable[[Rank], None]:
     def on_rank(rank: Rank) -> None:
         for size in sizes_of(rank.case):
             lists: list[Any] = [call(rank, r, size) for r in range(size.ranks)]
-            rank.fact(str(size), [[list(action) for action in actions] for actions in lists])
+            rank.fact(str(size), [[_as_facts(action) for action in actions] for actions in lists])
 
     return on_rank
+
+
+def _as_facts(action: Iterable[object]) -> list[JSON]:
+    """An action's kind and its numbers, numpy's and torch's too."""
+    return [part if isinstance(part, str) else number_or_words(part) for part in action]
 
 
 def ask_for_the_impossible(call: Call) -> Callable[[Rank], None]:
