@@ -361,8 +361,8 @@ prediction(
 #
 # Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it, and its
 # `param_groups` are yours, in the same order. Padding belongs to the last group. A parameter without a
-# gradient counts as one with zeros, frozen ones (`requires_grad=False`) are left alone. All replicas start
-# equal. Send each gradient once, through reduce-scatter and in the master's dtype, and each weight once,
+# gradient counts as one with zeros, and a rank may have none at all; frozen ones (`requires_grad=False`) are
+# left alone, and their group stays one. All replicas start equal. Send each gradient once, through reduce-scatter and in the master's dtype, and each weight once,
 # through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to
 # the nearest.
 #
@@ -793,7 +793,8 @@ class FlatUnit:
 # after forward (also one without gradients, or one that raises), after backward or after `full_weights`,
 # gradients of at most two units; three passes a micro-batch: gather, gather, scatter (frozen: two gathers).
 # What is fetched ahead is waited for when its own unit's turn comes, not before.
-# A unit may be called twice, the module too before one backward, or not at all; then all ranks do so.
+# A unit may have no parameters. It may be called twice, the module too before one backward, or not at all;
+# then all ranks do so.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
 # tensors, free those that neither this unit nor the next one in this direction needs; start gathering the
@@ -1072,7 +1073,7 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 #
 # Scale every gradient by $\min(1,\ \text{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place, and return
 # the norm before scaling, the same scalar on every rank. Sum in float64. A parameter may have no gradient
-# (on this rank). One all-reduce.
+# (on this rank), and there may be no shards, or no replicated ones. One all-reduce.
 
 
 # %% exercise="08.global-grad-norm" difficulty=2 minutes=8
@@ -1160,8 +1161,8 @@ def save_shards(
 ) -> None:
     """Write a checkpoint of `step` into `directory`, which all ranks share; all ranks call it.
 
-    directory: made if it is not there. shards: name -> this rank's shard, 1-d. totals: name -> elements of
-    the flat tensor without padding.
+    directory: made if it is not there. shards: name -> this rank's shard, 1-d, of any dtype; a name is any
+    text. totals: name -> elements of the flat tensor without padding, perhaps fewer than ranks, or none.
     extra: what JSON can hold. Raises whatever kept this rank from writing: then it is no checkpoint.
     """
     ### BEGIN SOLUTION

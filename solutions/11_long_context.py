@@ -100,7 +100,7 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
     """Attention over two sets of keys from attention over each: (out, lse).
 
     out, other: [..., s, d]. lse, other_lse: [..., s]; zeros and -inf for a query that saw no key of that
-    set, and again for one that saw none of either. What is given is not changed.
+    set, and again for one that saw none of either. What is given may be views, and is not changed.
     """
     ### BEGIN SOLUTION
     total = torch.logaddexp(lse, other_lse)
@@ -162,7 +162,8 @@ def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, block: int) -> tuple[Te
     """Causal attention with scores of one pair of blocks at a time: out [..., s, d] and lse [..., s].
 
     q, k, v: [..., s, d]. block: tokens of a block; the last one may be shorter. Pairs that lie in the future
-    are not computed, and no tensor has more numbers than one pair's scores, or than the output.
+    are not computed, no tensor has more numbers than one pair's scores, or than the output, and scores of a
+    pair are gone when those of the next are made.
     """
     ### BEGIN SOLUTION
     outs, lses = [], []
@@ -214,7 +215,8 @@ def block_backward(
     """dq, dk and dv of one block, as parts of the whole rows' gradients.
 
     q, grad_out: [..., c, d]; k, v: [..., e, d]. lse, delta: [..., c], of the whole rows: delta is the sum of
-    grad_out times the whole output. diagonal: as for `attend_block`. What is given is not changed.
+    grad_out times the whole output. diagonal: as for `attend_block`. What is given may be views, and is not
+    changed.
     """
     ### BEGIN SOLUTION
     scale = math.sqrt(q.shape[-1])
@@ -797,7 +799,8 @@ def sharded_loss(logits: Tensor, targets: Tensor, group: dist.ProcessGroup, igno
 
     logits: [b, c, V], targets: [b, c], of this rank's tokens; where a target is `ignore` there is none.
     Computed in float32, or float64 where the logits are. Backward gives this rank's part of the gradient: the
-    parts of all ranks add up to the whole's. A sum and a number are sent, and in backward nothing.
+    parts of all ranks add up to the whole's. A sum and a number are sent, and in backward nothing. What is
+    given is not changed.
     """
     ### BEGIN SOLUTION
     exact = logits if logits.dtype == torch.float64 else logits.float()
@@ -875,8 +878,8 @@ class ContextParallelGPT(nn.Module):
         ### END SOLUTION
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """ids, targets: [b, c], of this rank's rows and tokens; a target of -100 is none. The mean over all
-        targets of the batch, the same on every rank.
+        """ids, targets: [b, c], of this rank's rows and tokens, in every call as many as there are; a target of
+        -100 is none. The mean over all targets of the batch, the same on every rank.
         """
         ### BEGIN SOLUTION
         rank, ranks = dist.get_rank(self.context), dist.get_world_size(self.context)

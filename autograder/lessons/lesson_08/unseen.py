@@ -72,6 +72,7 @@ def _optimizer(seed: int) -> list[Case]:
         shard_case(
             "unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[[0, 3], [1]]
         ),
+        shard_case("unseen: a rank without rows", "unusual", 4, seed, without_rows=[[0, 3]], **_net(draw)),
         shard_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
     ]
 
@@ -144,6 +145,7 @@ def _norm(seed: int) -> list[Case]:
         norm_case("unseen: small norm", "values", 3, seed, totals=[3, 6], max_norm=50.0),
         norm_case("unseen: padded", "padded", 4, seed, totals=[4 * t + 1 for t in totals]),
         norm_case("unseen: whole ones", "replicated", 4, seed, replicated=totals, max_norm=1.5),
+        norm_case("unseen: no shards", "empty", 3, seed, totals=[], replicated=[2, 3], unused=[1]),
         norm_case("unseen: nearly nothing", "empty", 4, seed, totals=[1, 3], missing=[[1, 0], [1, 1]]),
         norm_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, totals=[7, 5]),
     ]
@@ -162,7 +164,7 @@ def _checkpoint(seed: int) -> list[Case]:
         checkpoint_case("unseen: 4 to fewer", "other-ranks", 4, seed, tensors=tensors, load_on=[1, 2, 3]),
         checkpoint_case("unseen: 3 to 2", "other-ranks", 3, seed, tensors=tensors, load_on=[2]),
         checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large),
-        checkpoint_case("unseen: many steps", "several", 2, seed, steps=[1000, 2, 99, 10]),
+        checkpoint_case("unseen: many steps", "several", 2, seed, steps=[10**6, 2, 999_999, 10]),
         checkpoint_case(
             "unseen: again on fewer",
             "several",

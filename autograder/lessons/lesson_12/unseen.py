@@ -90,7 +90,7 @@ def _balance_cases(seed: int) -> list[Case]:
     tokens = [draw.randint(3, 15) for _ in range(5)]
     return [
         balance_case("unseen: five ranks", "values", tokens, draw.randint(4, 8), 3, seed, rate=0.25),
-        balance_case("unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32"),
+        balance_case("unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32", before=9_000),
         balance_case("unseen: only one has tokens", "idle", [0, tokens[0], 0], 6, 2, seed),
         balance_case("unseen: even", "even", tokens[:3], 2, 2, seed),
         balance_case("unseen: a pair and one", "subgroup", tokens[:3], 4, 2, seed, groups=PAIR_AND_ONE),
@@ -149,6 +149,7 @@ def _reduce_cases(seed: int) -> list[Case]:
         reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32"),
         reduce_case("unseen: one copy", "single", 1, 2, seed),
         reduce_case("unseen: missing", "missing", 2, 2, seed, missing=gone),
+        reduce_case("unseen: without shared ones", "missing", 2, 2, seed, without="shared"),
         reduce_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
         trained_case("unseen: two steps", 3, 1, tokens[:3], [5, 3, 4], seed),
     ]

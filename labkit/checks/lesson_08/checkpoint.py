@@ -288,7 +288,7 @@ def checkpoint_case(name: str, kind: str, ranks: int, seed: int, **params: Any) 
     load_on: numbers of ranks.
     """
     tensors = {"weights": [23, "float64"], "moments": [23, "float32"], "small": [2, "bfloat16"]}
-    tensors["odd"] = [5, "float32"]
+    tensors |= {"odd": [5, "float32"], "blocks/0.count": [9, "int64"], "none": [0, "float32"]}
     sizes = {"tensors": tensors, "steps": [4], "load_on": [ranks], **params}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
 
@@ -317,7 +317,9 @@ def checkpoint_cases(seed: int) -> list[Case]:
             "saved by the last 2 of 3", "other-ranks", 3, seed, saved_by=[[1, 2]], load_on=[1, 3]
         ),
         checkpoint_case("forty thousand numbers", "on-disk", 4, seed, tensors=large),
-        checkpoint_case("three steps, one of them twice", "several", 2, seed, steps=[9, 100, 20, 100]),
+        checkpoint_case(
+            "three steps, one of them twice", "several", 2, seed, steps=[9, 10**6, 10**6 - 1, 10**6]
+        ),
         checkpoint_case(
             "again on fewer ranks", "several", 3, seed, steps=[7, 7], saved_by=[[0, 3], [0, 2]], load_on=[2]
         ),

@@ -39,9 +39,11 @@ from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_pro
 
 def _train(rank: Rank) -> None:
     """Answers "grad STEP.SHARD" and "weights STEP.NAME"; fact left_over; recordings "step N", "gather
-    N".
+    N". Where the case says so, another module has been sharded before.
     """
     group, net = enter_group(rank), handed_net(rank)
+    if rank.params.get("another"):
+        rank.student.ShardedGradients(net_of(rank.case), group, rank.params["bucket_bytes"])
     sharded = rank.student.ShardedGradients(net, group, rank.params["bucket_bytes"])
     left_over = []
     for step in range(STEPS):
@@ -210,7 +212,7 @@ def _leave_in_turn(case: Case, answer: RankAnswer) -> Iterator[Finding]:
 def gradient_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        bucket_case("two ranks", "values", 2, seed, late=[1]),
+        bucket_case("two ranks", "values", 2, seed, late=[1], another=True),
         bucket_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),

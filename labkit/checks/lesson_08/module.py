@@ -48,9 +48,13 @@ Pass = Callable[[Rank, nn.Module, int], None]  # all micro-batches of a step
 
 def _train(rank: Rank, one_step: Pass) -> None:
     """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP",
-    "weights STEP"; fact: trained, of each shard.
+    "weights STEP"; fact: trained, of each shard. Where the case says so, another module has been sharded
+    before.
     """
     group, net = enter_group(rank), handed_net(rank)
+    if rank.params.get("another"):
+        other = net_of(rank.case)
+        rank.student.FullyShardedModule(other, other.units(), group, rank.params["prefetch"])
     sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
     rank.fact("trained", [shard.requires_grad for shard in sharded.shards])
     for step in range(STEPS):
@@ -214,7 +218,7 @@ def gathers_again(evidence: Evidence) -> Iterator[Finding]:
 def module_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        unit_case("two ranks", "values", 2, seed, late=[1]),
+        unit_case("two ranks", "values", 2, seed, late=[1], another=True),
         unit_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         unit_case("three ranks, nothing fetched ahead", "values", 3, seed, prefetch=0),
         unit_case("several inputs and outputs", "values", 2, seed, parts=["two", "side"], both=[[], [0, 1]]),
@@ -255,6 +259,7 @@ def module_cases(seed: int) -> list[Case]:
         bf16_case("bf16 weights", 3, seed, size=211, micro_batches=2),
         unit_case("evaluation between steps", "evaluated", 2, seed, parts=["twice"]),
         unit_case("fewer numbers than ranks", "tiny", 4, seed, width=1, inner=1),
+        unit_case("a unit without weights", "tiny", 2, seed, parts=["bare"], micro_batches=2),
         unit_case("a unit that was forgotten", "homeless", 2, seed),
         unit_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
         unit_case("one rank", "values", 1, seed, prefetch=9),
@@ -395,8 +400,8 @@ FULLY_SHARDED_MODULE = Exercise(
             "small-and-missing",
             "robustness",
             1,
-            "Fewer numbers than ranks work; a parameter in no unit is refused with a ValueError that names"
-            " it.",
+            "Fewer numbers than ranks work, and a unit without parameters; a parameter in no unit is refused"
+            " with a ValueError that names it.",
             "",
             {"tiny": _ALL, "homeless": is_refused("refusal", "ValueError", names=lambda case: ["third"])},
         ),

@@ -64,7 +64,7 @@ class Net(nn.Module):
     last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers share
     a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks use),
     "skipped" (a layer that is called in some steps), "ahead" (one before all others, which some ranks call),
-    "two" (several inputs and outputs).
+    "two" (several inputs and outputs), "bare" (one without weights).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
@@ -77,6 +77,7 @@ class Net(nn.Module):
         self.side = Side(inner) if "side" in parts else None
         self.skipped = nn.Linear(inner, inner) if "skipped" in parts else None
         self.two = Two(inner) if "two" in parts else None
+        self.bare = nn.Tanh() if "bare" in parts else None
         self.partly = nn.Linear(inner, inner) if "half" in parts else None
         self.tied = nn.Linear(inner, inner) if "tied" in parts else None
         self.borrowed = nn.Linear(inner, inner, bias=False) if "borrowed" in parts else None
@@ -120,6 +121,8 @@ class Net(nn.Module):
         if self.two is not None:
             found = self.two(x, y=x * x)
             x = torch.tanh(found["sum"]) * found["left"]
+        if self.bare is not None:
+            x = self.bare(x)
         if self.partly is not None:
             x = torch.tanh(self.partly(x))
         if self.tied is not None:
@@ -185,6 +188,14 @@ def uses_both(case: Case, rank: int, step: int) -> bool:
     return rank in by_step[step % len(by_step)]
 
 
+def has_rows(case: Case, rank: int, step: int) -> bool:
+    """Whether a rank has rows in a step: `without_rows` lists those that have none, for one step after the
+    other and then from the start again.
+    """
+    by_step = case.params.get("without_rows", [[]])
+    return rank not in by_step[step % len(by_step)]
+
+
 def loss_of(out: Tensor, target: Tensor) -> Tensor:
     """Of one micro-batch: scaled, so that a few steps change weights well above any tolerance."""
     return F.mse_loss(out, target)
@@ -223,7 +234,8 @@ class TrainedEvidence(Evidence):
     def mean_loss(self, net: Net, step: int, members: Sequence[int]) -> Tensor:
         """Micro-batches add up, ranks are averaged."""
         micro_batches = range(self.case.params["micro_batches"])
-        losses = [self.loss(net, step, m, rank) for rank in members for m in micro_batches]
+        ranks = [rank for rank in members if has_rows(self.case, rank, step)]
+        losses = [self.loss(net, step, m, rank) for rank in ranks for m in micro_batches]
         return torch.stack(losses).sum() / len(members)
 
     def loss(self, net: Net, step: int, micro_batch: int, rank: int) -> Tensor:

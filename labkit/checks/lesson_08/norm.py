@@ -176,6 +176,7 @@ def norm_cases(seed: int) -> list[Case]:
         norm_case("gradients missing on some ranks", "empty", 3, seed, missing=[[0, 1], [1, 0], [1, 2]]),
         norm_case("a whole parameter nobody used", "empty", 2, seed, replicated=[3, 4], unused=[0]),
         norm_case("no gradient at all", "empty", 2, seed, missing=NONE, replicated=[2], unused=[0]),
+        norm_case("no shards, one whole parameter", "empty", 2, seed, totals=[], replicated=[3]),
         norm_case("gradients of zero", "empty", 2, seed, scale=0.0),
         norm_case("two groups of two", "subgroup", 4, seed, groups=[[0, 3], [1, 2]], replicated=[4]),
         norm_case("one rank", "values", 1, seed, replicated=[2]),
@@ -228,7 +229,8 @@ GLOBAL_GRAD_NORM = Exercise(
             "nothing-to-add",
             "robustness",
             1,
-            "Padding only, and gradients that are None or zero, are no trouble; every rank takes part.",
+            "Padding only, no shards at all, and gradients that are None or zero are no trouble; every rank"
+            " takes part.",
             "a rank without gradients returned early, and the others wait",
             {"empty": _BOTH},
         ),

@@ -22,6 +22,7 @@ from labkit.checks.lesson_08.net import (
     chosen_optimizer,
     hand_own_rows,
     handed_net,
+    has_rows,
     loss_of,
     net_inputs,
     net_of,
@@ -50,7 +51,7 @@ def _train(rank: Rank) -> None:
             parameters_of(rank.case, net), optimizer_class, group, **options
         )
     for step in range(STEPS):
-        for m in range(rank.params["micro_batches"]):
+        for m in range(rank.params["micro_batches"] if has_rows(rank.case, rank.rank, step) else 0):
             out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
             loss_of(out, rank.inputs["target"][step, m]).backward()
         if rank.params.get("schedule"):
@@ -161,6 +162,15 @@ def optimizer_cases(seed: int) -> list[Case]:
         ),
         shard_case("a schedule", "schedule", 2, seed, schedule=True),
         shard_case("a schedule for each group", "schedule", 3, seed, schedule=True, option_groups=True),
+        shard_case(
+            "a group of which nothing is trained",
+            "schedule",
+            2,
+            seed,
+            schedule=True,
+            option_groups=True,
+            parts=["head"],
+        ),
         bf16_case("bf16 weights", 3, seed, size=211),
         held_case("Adam's state", 4, seed, 40, "float32"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
@@ -174,6 +184,9 @@ def optimizer_cases(seed: int) -> list[Case]:
         ),
         shard_case(
             "a weight one rank does not use", "unusual", 3, seed, parts=["side"], both=[[1], [0, 2], []]
+        ),
+        shard_case(
+            "a rank without rows", "unusual", 3, seed, without_rows=[[1], [0, 2]], optimizer="momentum"
         ),
         shard_case("fewer numbers than ranks", "unusual", 4, seed, width=1, inner=1, option_groups=True),
         shard_case(
@@ -277,7 +290,8 @@ SHARDED_OPTIMIZER = Exercise(
             "unusual-parameters",
             "robustness",
             2,
-            "Unused, frozen and tied parameters, and fewer numbers than ranks, are no trouble.",
+            "Unused, frozen and tied parameters, a rank without any gradient, and fewer numbers than ranks"
+            " are no trouble.",
             "a .grad that is None, or a shard that has padding only",
             {"unusual": weights_follow},
         ),

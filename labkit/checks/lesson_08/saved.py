@@ -40,7 +40,9 @@ class Save:
     @property
     def extra(self) -> JSON:
         """What goes with it."""
-        return {"step count": self.turn + 7, "learning rate": 0.125, "order": [3, 1, 2]}
+        run = {"name": 'Zoë "1"\n', "seeds": [], "of": {"tokens": 1e12}}
+        counts = {"step count": self.turn + 7, "learning rate": 0.125, "order": [3, 1, 2]}
+        return {**counts, "best loss": None, "done": False, "run": run}
 
     def tensors(self, inputs: Inputs) -> Inputs:
         """What this save is given of all that was drawn, or of what a rank was handed."""
@@ -58,10 +60,16 @@ def saves(case: Case) -> list[Save]:
 def saved_inputs(case: Case, generator: torch.Generator) -> Inputs:
     """Flat tensors by save and name, in the dtypes the case says: other numbers in each save."""
     return {
-        f"{save.turn}.{name}": drawn(case, generator, total).to(getattr(torch, dtype))
+        f"{save.turn}.{name}": _in_dtype(drawn(case, generator, total), getattr(torch, dtype))
         for save in saves(case)
         for name, (total, dtype) in case.params["tensors"].items()
     }
+
+
+def _in_dtype(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whole numbers are as large as their dtype holds."""
+    scale = 1.0 if dtype.is_floating_point else 0.1 * torch.iinfo(dtype).max
+    return (scale * numbers).to(dtype)
 
 
 def hand_shards(case: Case, inputs: Inputs, rank: int) -> Inputs:

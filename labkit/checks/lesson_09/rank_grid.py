@@ -27,9 +27,11 @@ def places_case(name: str, grids: Sequence[tuple[Sizes, Sequence[str]]], seed: i
     return Case(name, 1, {"grids": [[dict(s), list(o)] for s, o in grids]}, seed, kind=kind)
 
 
-def groups_case(name: str, sizes: Sizes, order: Sequence[str], seed: int, kind: str = "groups") -> Case:
-    """A job of as many ranks as the grid has."""
-    params = {"sizes": dict(sizes), "order": list(order)}
+def groups_case(
+    name: str, sizes: Sizes, order: Sequence[str], seed: int, kind: str = "groups", **params: Any
+) -> Case:
+    """A job of as many ranks as the grid has. before: members of groups that there are before."""
+    params = {"sizes": dict(sizes), "order": list(order), **params}
     return Case(name, math.prod(sizes.values()), params, seed, kind=kind, timeout=40.0)
 
 
@@ -63,6 +65,7 @@ def _cases(seed: int) -> list[Case]:
         groups_case("dp 1, pp 2, tp 2", {"dp": 1, "pp": 2, "tp": 2}, MEGATRON, seed, "groups-of-one"),
         groups_case("dp 3, tp 2, dp innermost", {"dp": 3, "tp": 2}, ("tp", "dp"), seed),
         groups_case("a cube", CUBE, MEGATRON, seed),
+        groups_case("beside another group", {"dp": 2, "tp": 2}, ("tp", "dp"), seed, before=[[0, 1]]),
         refused_case("a grid of 8 on 2 ranks", "build_groups", [CUBE, MEGATRON], [8, 2], seed),
         refused_case("rank 8 of 8", "rank_to_coordinates", [8, CUBE, MEGATRON], [8], seed),
         refused_case("rank -1", "rank_to_coordinates", [-1, CUBE, MEGATRON], [], seed),
@@ -103,6 +106,8 @@ def placement_of(number: int, sizes: Sizes) -> dict[str, int]:
 def _build(rank: Rank) -> None:
     """Facts: members and positions along each axis. Answers: sum.AXIS, of 2^rank over each group."""
     sizes, order = rank.params["sizes"], tuple(rank.params["order"])
+    for members in rank.params.get("before", []):
+        dist.new_group(members)
     groups = rank.student.build_groups(dict(sizes), order, rank.group)
     rank.fact("axes", sorted(groups))
     rank.fact("members", {axis: dist.get_process_group_ranks(groups[axis]) for axis in order})

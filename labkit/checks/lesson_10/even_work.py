@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -24,19 +25,21 @@ MOST_OVER_MEAN = 1.15
 
 class TinyModel(nn.Module):
     """Token ids [s] -> logits [s, V], which depend on all tokens so far: a part of a document, or several in
-    a row, are not what they are one by one. Sees how many tokens it is given.
+    a row, are not what they are one by one.
+
+    note: called with all that the model, or a copy of it, is given.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, note: Callable[[Tensor], None] = lambda ids: None) -> None:
         super().__init__()
         torch.manual_seed(seed + 5)
         self.tokens = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
         self.head = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
-        self.seen = 0
+        self.note = note
 
     def forward(self, ids: Tensor) -> Tensor:
         """[..., s] -> [..., s, V]."""
-        self.seen += ids.numel()
+        self.note(ids)
         number = torch.ones_like(ids).cumsum(-1).unsqueeze(-1)
         return self.head(torch.tanh(self.tokens(ids).cumsum(-2) / number))
 
@@ -90,18 +93,23 @@ def _documents(case: Case, inputs: Inputs) -> list[list[Tensor]]:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: trained.NAME. Facts: tokens, those of each step that this rank's model was given. Recording:
-    training.
+    """Answers: trained.NAME. Facts: given, for each step what this rank's model was given, row by row.
+    Recording: training.
     """
-    group, model, tokens = enter_group(rank), TinyModel(rank.case.seed), []
+    group, given = enter_group(rank), list[list[list[int]]]()
+    model = TinyModel(rank.case.seed, lambda ids: given[-1].extend(_rows(ids)))
     with rank.recording("training"):
         for documents in _documents(rank.case, rank.inputs):
-            model.seen = 0
+            given.append([])
             rank.student.program_3(model, documents, group, rank.params["learning_rate"])
-            tokens.append(model.seen)
-    rank.fact("tokens", tokens)
+    rank.fact("given", given)
     for name, parameter in model.named_parameters():
         rank.answer(f"trained.{name}", parameter)
+
+
+def _rows(ids: Tensor) -> list[list[int]]:
+    """Those that are not empty."""
+    return [row for row in ids.unsqueeze(0).flatten(0, -2).tolist() if row]
 
 
 @dataclass(frozen=True)
@@ -125,24 +133,36 @@ def _trained(evidence: OneProcess) -> Iterator[Finding]:
             yield same(f"{name} after training", expected, answer, f"trained.{name}")
 
 
-def _tokens(evidence: Evidence) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Of each step and group: the step, its documents' lengths, and each rank's tokens."""
+Rows = list[list[int]]
+
+
+def _given(evidence: Evidence) -> Iterator[tuple[int, Rows, list[Rows]]]:
+    """Of each step and group: the step, the rows that its documents make, and those each rank's model saw."""
     for members in groups_of(evidence.case):
-        for step, lengths in enumerate(evidence.case.params["lengths"]):
-            yield step, lengths, [evidence.answers[rank].facts["tokens"][step] for rank in members]
+        for step, documents in enumerate(_documents(evidence.case, evidence.inputs)):
+            rows = [ids[:-1].tolist() for ids in documents]
+            yield step, rows, [evidence.answers[rank].facts["given"][step] for rank in members]
+
+
+def _tokens(rows: Rows) -> int:
+    return sum(map(len, rows))
 
 
 def _balanced(evidence: Evidence) -> Iterator[Finding]:
-    for step, lengths, tokens in _tokens(evidence):
-        most = MOST_OVER_MEAN * max(sum(lengths) / len(tokens), max(lengths))
-        told = f"at most {most:.0f} tokens on a rank in step {step} ({sum(lengths)} in all)"
-        yield Finding(max(tokens) <= most, told, f"{tokens}")
+    for step, documents, given in _given(evidence):
+        most = MOST_OVER_MEAN * max(_tokens(documents) / len(given), max(map(len, documents)))
+        seen = [_tokens(rows) for rows in given]
+        told = f"at most {most:.0f} tokens on a rank in step {step} ({_tokens(documents)} in all)"
+        yield Finding(max(seen) <= most, told, f"{seen}")
 
 
-def _nothing_twice(evidence: Evidence) -> Iterator[Finding]:
-    for step, lengths, tokens in _tokens(evidence):
-        told = f"the {sum(lengths)} tokens of step {step}, each on one rank"
-        yield Finding(sum(tokens) == sum(lengths), told, f"{tokens}, {sum(tokens)} together")
+def _each_once(evidence: Evidence) -> Iterator[Finding]:
+    for step, documents, given in _given(evidence):
+        wanted = Counter(map(tuple, documents))
+        seen = Counter(tuple(row) for rows in given for row in rows)
+        missing, more = (wanted - seen).total(), (seen - wanted).total()
+        told = f"each of the {len(documents)} documents of step {step} whole, on one rank, once"
+        yield Finding(seen == wanted, told, f"{missing} not so, and {more} others or once more")
 
 
 TRAIN = Run(_train, _inputs, evidence=OneProcess)
@@ -176,7 +196,7 @@ EXERCISE = Exercise(
             1,
             "Every document is worked on by one rank alone.",
             "every rank works on everything, which is balanced too",
-            {"balanced": _nothing_twice, "few": _nothing_twice},
+            {"balanced": _each_once, "few": _each_once},
         ),
         Property(
             "few-documents",

@@ -10,6 +10,7 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_11.partial import (
+    as_views,
     causal,
     queries_keys_values,
     tell_changed,
@@ -24,7 +25,7 @@ GRADIENTS = ("q", "k", "v")
 
 def pair_case(name: str, kind: str, shape: list[int], keys: int, seed: int, **params: object) -> Case:
     """shape: [..., s, d] of the whole; the block's queries are the last `rows` of it, its keys the `columns`
-    from `keys` on, as many unless it says otherwise.
+    from `keys` on, as many unless it says otherwise. views: the block does not lie together in memory.
     """
     settings = {"shape": shape, "keys": keys, "rows": 4, **params}
     return Case(name, 1, {"columns": settings["rows"], **settings}, seed, kind=kind)
@@ -34,6 +35,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         pair_case("a block before", "past", [2, 2, 12, 3], 4, seed),
         pair_case("three keys, float32", "past", [3, 8, 5], 0, seed, dtype="float32", columns=3),
+        pair_case("views", "past", [2, 3, 12, 4], 4, seed, views=True),
         pair_case("the block on the diagonal", "diagonal", [2, 2, 12, 3], 8, seed),
         pair_case("alone on the diagonal", "diagonal", [2, 4, 6], 0, seed),
     ]
@@ -74,7 +76,10 @@ def _handed(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def _differentiate(rank: Rank) -> None:
     """Answers grad.q, grad.k, grad.v. Fact changed."""
-    given = {name: rank.inputs[name].clone() for name in ("q", "k", "v", "grad_out", "lse", "delta")}
+    names = ("q", "k", "v", "grad_out", "lse", "delta")
+    given = {name: rank.inputs[name].clone() for name in names}
+    if rank.params.get("views"):
+        given = as_views(given)
     gradients = rank.student.block_backward(*given.values(), rank.case.kind == "diagonal")
     tell_changed(rank, given)
     for name, gradient in zip(GRADIENTS, gradients, strict=True):

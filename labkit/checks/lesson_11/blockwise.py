@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_11.partial import (
     answer_partial,
     causal,
@@ -19,6 +19,7 @@ from labkit.checks.lesson_11.partial import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.worked import Worked
+from labkit.record.live import LiveBytes
 
 
 def block_case(name: str, kind: str, shape: list[int], block: int, seed: int, **params: object) -> Case:
@@ -30,6 +31,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         block_case("four blocks", "values", [2, 2, 32, 4], 8, seed),
         block_case("float32", "values", [3, 24, 6], 4, seed, dtype="float32"),
+        block_case("sixteen blocks", "values", [1, 1, 128, 2], 8, seed),
         block_case("one block", "values", [1, 2, 8, 4], 8, seed),
         block_case("a last block of three", "ragged", [1, 2, 19, 4], 8, seed),
         block_case("a block longer than the sequence", "ragged", [1, 1, 5, 4], 8, seed),
@@ -41,13 +43,14 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _attend(rank: Rank) -> None:
-    """Answers attended.out, .lse, .empty; facts products and largest."""
+    """Answers attended.out, .lse, .empty; facts products, largest, and held, bytes of tensors at most."""
     q, k, v = (rank.inputs[name].clone() for name in ("q", "k", "v"))
-    with Worked() as worked:
+    with LiveBytes([q, k, v]) as live, Worked() as worked:
         partial = rank.student.blockwise_attention(q, k, v, rank.params["block"])
     answer_partial(rank, "attended", partial)
     rank.fact("products", worked.products)
     rank.fact("largest", worked.largest)
+    rank.fact("held", live.peak)
 
 
 def _is_attention(evidence: Evidence) -> Iterator[Finding]:
@@ -71,6 +74,17 @@ def _never_larger(evidence: Evidence, answer: RankAnswer) -> Finding:
     most, largest = math.prod(leading) * max(block * block, s * d), answer.facts["largest"]
     told = f"no tensor of more than {most:,} numbers: the output, or {block} x {block} scores a head"
     return Finding(largest <= most, told, f"one of {largest:,}", answer.rank)
+
+
+def _pair_by_pair(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Room for the output and its lse four times, as their pieces and what is made of them, and for the
+    scores of one pair ten times.
+    """
+    *leading, s, d = evidence.case.params["shape"]
+    numbers = math.prod(leading) * (4 * s * (d + 1) + 10 * evidence.case.params["block"] ** 2)
+    most, held = numbers * evidence.inputs["q"].element_size(), answer.facts["held"]
+    told = f"at most {most:,} bytes at a time: the scores of one pair of blocks, and outputs"
+    return Finding(held <= most, told, f"{held:,} bytes", answer.rank)
 
 
 def _only_the_past(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -108,8 +122,8 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             "The scores of one pair of blocks at a time are made, never those of the whole sequence.",
-            "queries are cut into blocks too, not only keys",
-            {"values": on_each(_never_larger)},
+            "queries are cut into blocks too, not only keys; or the scores of all pairs were kept",
+            {"values": every(on_each(_never_larger), on_each(_pair_by_pair))},
         ),
         Property(
             "work",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_11.partial import PATIENCE, drawn
+from labkit.checks.lesson_11.partial import PATIENCE, drawn, tell_changed, unchanged
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
@@ -25,9 +25,9 @@ MOST_BYTES = 64  # for a sum and a number, in one call or two
 
 def loss_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
     """shape: [b, c, V] of one rank's logits. without: ranks that have no targets. ignore: what stands for no
-    target.
+    target. scale: of the logits.
     """
-    settings = {"shape": shape, "ignore": IGNORED, "without": [], **params}
+    settings = {"shape": shape, "ignore": IGNORED, "without": [], "scale": 2.0, **params}
     return Case(name, ranks, settings, seed, kind=kind, timeout=PATIENCE)
 
 
@@ -35,6 +35,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         loss_case("three ranks", "values", 3, [2, 5, 7], seed, late=[1]),
         loss_case("four ranks, float32", "values", 4, [1, 9, 5], seed, dtype="float32"),
+        loss_case("logits of hundreds", "values", 2, [1, 7, 5], seed, dtype="float32", scale=150.0),
         loss_case("token 3 is ignored", "values", 2, [2, 6, 5], seed, ignore=3),
         loss_case("a rank without targets", "without", 3, [1, 6, 5], seed, without=[1]),
         loss_case("one target in all", "without", 2, [1, 2, 5], seed, without=[1]),
@@ -54,7 +55,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         number = b * c if rank in case.params["without"] else (3 * rank + 1) % (b * c)
         targets[rank, torch.randperm(b * c, generator=generator)[:number]] = case.params["ignore"]
     return {
-        "logits": drawn(case, generator, case.ranks, b, c, vocabulary, scale=2.0),
+        "logits": drawn(case, generator, case.ranks, b, c, vocabulary, scale=case.params["scale"]),
         "targets": targets.view(case.ranks, b, c),
     }
 
@@ -80,16 +81,17 @@ class WholeLoss(Evidence):
 
 
 def _lose(rank: Rank) -> None:
-    """Answers loss and grad; recordings forward and backward."""
+    """Answers loss and grad; recordings forward and backward. Fact changed."""
     group, ignore = enter_group(rank), rank.params["ignore"]
-    logits = rank.inputs["logits"].clone().requires_grad_()
+    logits, targets = rank.inputs["logits"].clone().requires_grad_(), rank.inputs["targets"].clone()
     more = {} if ignore == IGNORED else {"ignore": ignore}
     with rank.recording("forward"):
-        loss = rank.student.sharded_loss(logits, rank.inputs["targets"].clone(), group, **more)
+        loss = rank.student.sharded_loss(logits, targets, group, **more)
     rank.answer("loss", loss)
     with rank.attempt("gradient"), rank.recording("backward"):
         (WEIGHT * loss).backward()
     rank.answer("grad", logits.grad)
+    tell_changed(rank, {"logits": logits.detach(), "targets": targets})
 
 
 def _is_the_mean(evidence: WholeLoss, answer: RankAnswer) -> Finding:
@@ -141,9 +143,9 @@ EXERCISE = Exercise(
             "loss",
             "numbers",
             2,
-            "Every rank has the mean over all targets of the group.",
+            "Every rank has the mean over all targets of the group; what was given is as it was.",
             "a mean of the ranks' means, or a division by tokens that have no target",
-            {"values": on_each(_is_the_mean)},
+            {"values": every(on_each(_is_the_mean), on_each(unchanged))},
         ),
         Property(
             "gradient",

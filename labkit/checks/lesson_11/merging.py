@@ -11,6 +11,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.lesson_11.partial import (
     Partial,
     answer_partial,
+    as_views,
     queries_keys_values,
     reported,
     tell_changed,
@@ -22,7 +23,9 @@ from labkit.checks.shared.beside import same
 
 
 def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **params: object) -> Case:
-    """shape: [..., s, d]. first: keys of the first part; the second has the rest."""
+    """shape: [..., s, d]. first: keys of the first part; the second has the rest. views: what is given does
+    not lie together in memory.
+    """
     return Case(name, 1, {"shape": shape, "first": first, **params}, seed, kind=kind)
 
 
@@ -30,6 +33,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         merge_case("two halves", "values", [2, 3, 8, 4], 4, seed),
         merge_case("one key and the rest", "values", [2, 5, 3], 1, seed, dtype="float32"),
+        merge_case("views", "values", [2, 4, 3], 2, seed, views=True),
         merge_case("scores of hundreds", "large", [1, 2, 6, 4], 3, seed, scale=400.0),
         merge_case("rows that saw nothing", "empty", [1, 2, 6, 4], 3, seed),
     ]
@@ -63,7 +67,8 @@ def _merge(rank: Rank) -> None:
     """Answers merged.out, .lse and .empty, and the same of the parts the other way round as swapped, both
     read when both calls are over: a call that changes what it gave before is seen. Fact changed.
     """
-    given = {name: tensor.clone() for name, tensor in rank.inputs.items()}
+    views = rank.params.get("views", False)
+    given = as_views(rank.inputs) if views else {name: t.clone() for name, t in rank.inputs.items()}
     one, other = ((given[f"{name}.out"], given[f"{name}.lse"]) for name in ("one", "other"))
     merged, swapped = rank.student.merge(*one, *other), rank.student.merge(*other, *one)
     tell_changed(rank, given)

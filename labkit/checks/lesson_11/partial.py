@@ -53,6 +53,11 @@ def as_handed(rank: Rank, name: str) -> Tensor:
     return given
 
 
+def as_views(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies whose numbers do not lie together in memory."""
+    return {name: torch.stack((t, t), dim=-1)[..., 0] for name, t in tensors.items()}
+
+
 def tell_changed(rank: Rank, given: Mapping[str, Tensor]) -> None:
     """Fact changed: inputs that are no longer what they were, of those handed over."""
     rank.fact("changed", [name for name, t in given.items() if not torch.equal(t, rank.inputs[name])])

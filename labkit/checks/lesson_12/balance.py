@@ -19,20 +19,27 @@ from labkit.checks.shared.split import drawn
 
 BALANCE_ID = "12.balance"
 NUMBER_BYTES = 8
+WEIGHT = 0.7  # of the loss in what is differentiated: a gradient must reach the probabilities through it
 
 
 def balance_case(
     name: str, kind: str, tokens: list[int], experts: int, k: int, seed: int, **params: Any
 ) -> Case:
-    """tokens: of each rank. rate: by how much the bias is nudged, a power of 2: in float32 as in float64."""
-    settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 2.0**-6, **params}
+    """tokens: of each rank. rate: by how much the bias is nudged, a power of 2: in float32 as in float64.
+    used: the experts that are visited, default all. before: visits that each expert had on each rank
+    besides, when the bias is nudged.
+    """
+    settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 2.0**-6, "before": 0, **params}
     return Case(name, len(tokens), settings, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
         balance_case("three ranks, uneven tokens", "values", [5, 12, 8], 4, 2, seed, late=[1]),
-        balance_case("four ranks, float32", "values", [3, 9, 6, 14], 6, 1, seed, dtype="float32"),
+        balance_case("an expert that nobody visits", "values", [6, 9], 5, 2, seed, used=[0, 1, 3, 4]),
+        balance_case(
+            "four ranks, float32", "values", [3, 9, 6, 14], 6, 1, seed, dtype="float32", before=30_011
+        ),
         balance_case("a rank without tokens", "idle", [7, 0, 5], 5, 2, seed, rate=0.5),
         balance_case("everybody visited equally often", "even", [4, 2, 6], 3, 3, seed, rate=0.125),
         balance_case("crossed groups", "subgroup", [4, 9, 6, 7], 4, 2, seed, groups=CROSSED, rate=0.25),
@@ -49,7 +56,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
             n = case.params["tokens"][rank]
             scores = drawn(case, generator, n, num_experts) + torch.linspace(1, -1, num_experts)
             inputs[f"probabilities.{rank}"] = scores.to(bias.dtype).softmax(-1)
-            among = list(range(num_experts))
+            among = case.params.get("used", list(range(num_experts)))
             inputs[f"experts.{rank}"] = drawn_experts(generator, n, case.params["k"], among)
             inputs[f"bias.{rank}"] = bias.clone()
     return inputs
@@ -66,9 +73,9 @@ def _balance(rank: Rank) -> None:
         loss = rank.student.balance_loss(probabilities, experts, group)
     rank.answer("loss", loss.reshape(()))
     with rank.attempt("gradients"), rank.recording("backward"):
-        loss.backward()
+        (WEIGHT * loss).backward()
     rank.answer("grad", probabilities.grad)
-    visits = torch.bincount(experts.flatten(), minlength=num_experts)
+    visits = rank.params["before"] + torch.bincount(experts.flatten(), minlength=num_experts)
     with rank.recording("nudge"):
         nudged = rank.student.nudge(bias, visits, rank.params["rate"], group)
     rank.answer("bias", nudged)
@@ -95,7 +102,7 @@ def _whole(evidence: Evidence, rank: int) -> tuple[Tensor, Tensor]:
     together, visits = torch.cat(parts), _visits(evidence, rank)
     shares = visits.to(together.dtype) / visits.sum()
     loss = len(visits) * (shares * together.mean(0)).sum()
-    (gradient,) = torch.autograd.grad(loss, parts[place_of(evidence.case, rank).position])
+    (gradient,) = torch.autograd.grad(WEIGHT * loss, parts[place_of(evidence.case, rank).position])
     return loss.detach(), gradient
 
 
@@ -104,17 +111,19 @@ def _loss(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 
 def _gradient(evidence: Evidence, answer: RankAnswer) -> Finding:
-    told = "gradient of this rank's probabilities in the loss of all tokens"
+    told = f"gradient of this rank's probabilities in {WEIGHT} times the loss of all tokens"
     return same(told, _whole(evidence, answer.rank)[1], answer, "grad")
 
 
 def _nudged(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    visits, bias = _visits(evidence, answer.rank).double(), evidence.inputs[f"bias.{answer.rank}"]
+    before, bias = evidence.case.params["before"], evidence.inputs[f"bias.{answer.rank}"]
+    size = place_of(evidence.case, answer.rank).size
+    visits = (size * before + _visits(evidence, answer.rank)).double()
     step = evidence.case.params["rate"] * (visits.mean() - visits).sign()
     told = f"bias up by the rate where there are less than {visits.mean():g} visits, down where more"
     yield same(told, bias + step.to(bias.dtype), answer, "bias")
     yield same("the bias that was handed over, as it was", bias, answer, "kept.bias")
-    own = torch.bincount(evidence.inputs[f"experts.{answer.rank}"].flatten(), minlength=len(bias))
+    own = before + torch.bincount(evidence.inputs[f"experts.{answer.rank}"].flatten(), minlength=len(bias))
     yield same("the visits that were handed over, as they were", own, answer, "kept.visits")
 
 

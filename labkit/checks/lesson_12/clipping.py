@@ -12,13 +12,13 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import own_names
 from labkit.checks.lesson_12.grid import enter_grid, grid_case, seats_of, stays_in_job
-from labkit.checks.lesson_12.reducing import parameters_of
+from labkit.checks.lesson_12.reducing import Shapes, parameters_of, shapes_of
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
 from labkit.checks.shared.split import drawn
 
-SHAPES = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
+SHAPES: Shapes = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 
 
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
@@ -46,15 +46,13 @@ def _cases(seed: int) -> list[Case]:
     ]
 
 
-def _shapes(case: Case) -> dict[str, tuple[tuple[int, ...], ...]]:
-    return {kind: () if kind == case.params.get("without") else shapes for kind, shapes in SHAPES.items()}
-
-
 def _names(case: Case, rank: int) -> list[str]:
     """The parameters that have a gradient on a rank."""
     place, missing = seats_of(case, rank).spread.index(rank), case.params.get("missing", {})
     every_name = [
-        f"{kind}.{number}" for kind, shapes in _shapes(case).items() for number in range(len(shapes))
+        f"{kind}.{number}"
+        for kind, shapes in shapes_of(case, SHAPES).items()
+        for number in range(len(shapes))
     ]
     return [name for name in every_name if place not in missing.get(name, [])]
 
@@ -76,7 +74,8 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 def _clip(rank: Rank) -> None:
     """Answers norm and KIND.NUMBER, the gradients afterwards. Recording all."""
     sides = enter_grid(rank)
-    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in _shapes(rank.case).items()}
+    kinds = shapes_of(rank.case, SHAPES).items()
+    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in kinds}
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(
             owned["shared"], owned["experts"], rank.params["max_norm"], sides.everyone, sides.replicas

@@ -57,6 +57,7 @@ def _cases(seed: int) -> list[Case]:
         permute_case("one of four, float32", "order", [9, 5, 4], 1, seed, dtype="float32"),
         permute_case("experts without tokens", "idle", [6, 8, 7], 2, seed, used=[1, 2, 5]),
         permute_case("no tokens", "idle", [0, 5, 4], 2, seed),
+        permute_case("three hundred experts", "order", [40, 3, 300], 4, seed),
         permute_case("three of six", "back", [8, 5, 6], 3, seed),
         permute_case("one, float32", "back", [9, 6, 4], 1, seed, dtype="float32"),
         permute_case("back to no tokens", "back-idle", [0, 5, 4], 2, seed),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,12 +24,13 @@ from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, on_each
 from labkit.checks.shared.split import drawn
 
 REDUCE_ID = "12.reduce-gradients"
-SHAPES = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (3, 3))}
+Shapes = Mapping[str, tuple[tuple[int, ...], ...]]  # of the parameters of each kind
+SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (3, 3))}
 
 
 def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
-    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. late: the ranks that come
-    last.
+    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. without: the kind of which
+    the model has no parameters. late: the ranks that come last.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -46,6 +47,7 @@ def _cases(seed: int) -> list[Case]:
         reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
         reduce_case("one copy over three", "single", 1, 3, seed),
         reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone),
+        reduce_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         reduce_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
         reduce_case("alone", "subgroup", 1, 1, seed),
         trained_case("two steps", 2, 2, [5, 4, 6, 3], [4, 3, 2], seed),
@@ -55,13 +57,18 @@ def _cases(seed: int) -> list[Case]:
 # -- gradients that are handed over
 
 
+def shapes_of(case: Case, shapes: Shapes) -> Shapes:
+    """Of the parameters of both kinds: none of a kind that the case is without."""
+    return {kind: () if kind == case.params.get("without") else found for kind, found in shapes.items()}
+
+
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each rank KIND.NUMBER.R, the gradients it comes with; none where they are missing."""
     missing = case.params.get("missing", {})
     return {
         f"{kind}.{number}.{rank}": gradient
         for rank in range(case.ranks)
-        for kind, shapes in SHAPES.items()
+        for kind, shapes in shapes_of(case, SHAPES).items()
         for number, gradient in enumerate(drawn(case, generator, *shape) for shape in shapes)
         if rank not in missing.get(f"{kind}.{number}", [])
     }
@@ -80,7 +87,8 @@ def parameters_of(rank: Rank, kind: str, shapes: tuple[tuple[int, ...], ...]) ->
 def _reduce(rank: Rank) -> None:
     """Answers KIND.NUMBER, the gradients afterwards. Recording all."""
     sides = enter_grid(rank)
-    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in SHAPES.items()}
+    kinds = shapes_of(rank.case, SHAPES).items()
+    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in kinds}
     with rank.recording("all"):
         rank.student.reduce_gradients(owned["shared"], owned["experts"], sides.everyone, sides.replicas)
     for kind, parameters in owned.items():
@@ -94,9 +102,9 @@ def _means(evidence: Evidence) -> Iterator[Finding]:
         "experts": "the sum over the ranks with that expert, divided by the number of all ranks",
     }
     for answer in evidence.answers:
-        seats = seats_of(evidence.case, answer.rank)
+        seats, shapes = seats_of(evidence.case, answer.rank), shapes_of(evidence.case, SHAPES)
         for kind, ranks in (("shared", seats.everyone), ("experts", seats.replicas)):
-            for number, shape in enumerate(SHAPES[kind]):
+            for number, shape in enumerate(shapes[kind]):
                 total = _total(evidence, f"{kind}.{number}", ranks, shape) / len(seats.everyone)
                 yield same(f"gradient {number} of {kind}: {told[kind]}", total, answer, f"{kind}.{number}")
 
