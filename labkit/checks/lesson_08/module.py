@@ -48,15 +48,16 @@ Pass = Callable[[Rank, nn.Module, int], None]  # all micro-batches of a step
 
 def _train(rank: Rank, one_step: Pass) -> None:
     """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP",
-    "weights STEP"; fact: trained, of each shard. Where the case says so, another module has been sharded
-    before.
+    "weights STEP"; facts: trained, of each shard; foreign, how many of them are another module's too, which
+    was sharded before, where the case says so.
     """
-    group, net = enter_group(rank), handed_net(rank)
+    group, net, foreign = enter_group(rank), handed_net(rank), list[nn.Parameter]()
     if rank.params.get("another"):
         other = net_of(rank.case)
-        rank.student.FullyShardedModule(other, other.units(), group, rank.params["prefetch"])
+        foreign = rank.student.FullyShardedModule(other, other.units(), group, rank.params["prefetch"]).shards
     sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
     rank.fact("trained", [shard.requires_grad for shard in sharded.shards])
+    rank.fact("foreign", sum(any(shard is theirs for theirs in foreign) for shard in sharded.shards))
     for step in range(STEPS):
         with rank.recording(f"step {step}"):
             one_step(rank, sharded, step)
@@ -204,6 +205,14 @@ def scatters_once(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(not frozen, "shards of what is trained alone", f"{frozen} frozen ones", answer.rank)
 
 
+def shards_of_its_own(evidence: Evidence) -> Iterator[Finding]:
+    """What an optimizer of this module steps belongs to no other module."""
+    for answer in evidence.answers:
+        foreign = answer.facts["foreign"]
+        told = "shards of this module alone"
+        yield Finding(not foreign, told, f"{foreign} of a module that was sharded before", answer.rank)
+
+
 def gathers_again(evidence: Evidence) -> Iterator[Finding]:
     """Each of several micro-batches gathers what the first did: nothing was kept between them."""
     micro_batches = evidence.case.params["micro_batches"]
@@ -316,7 +325,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "After each step of plain SGD over the shards, the weights are those one process has with all"
             " ranks' rows, and the same on all ranks.",
             "gradients were added and not averaged, or a micro-batch replaced what was there",
-            {"values": every(weights_follow, same_bits)},
+            {"values": every(weights_follow, same_bits, shards_of_its_own)},
         ),
         Property(
             "masters",
