@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding
@@ -26,6 +27,29 @@ def bf16_inputs(case: Case, generator: torch.Generator) -> Inputs:
     if case.params["micro_batches"] > 1:
         slope[:, :, 0], slope[:, :, -1] = ALIKE + slope[:, :, 0], slope[:, :, -1] - ALIKE
     return {"w": w.to(torch.bfloat16), "slope": slope.to(torch.bfloat16)}
+
+
+class Slopes(nn.Module):
+    """A unit whose gradient is what it is given."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+
+    def forward(self, slope: Tensor) -> Tensor:
+        return (self.weight * slope).sum()
+
+
+class TwoSlopes(nn.Module):
+    """Two such units, each with a part of the numbers."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.units = nn.ModuleList(Slopes(part) for part in weight.chunk(2))
+
+    def forward(self, slope: Tensor) -> Tensor:
+        parts = zip(self.units, slope.chunk(2), strict=True)
+        return torch.stack([unit(part) for unit, part in parts]).sum()
 
 
 def masters_are_kept(evidence: Evidence) -> Iterator[Finding]:

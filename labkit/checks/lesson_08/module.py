@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_08.masters import BF16_STEPS, bf16_case, bf16_inputs, masters_are_kept
+from labkit.checks.lesson_08.masters import BF16_STEPS, TwoSlopes, bf16_case, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     PAIRS,
@@ -103,32 +103,9 @@ def _all_at_once(rank: Rank, sharded: nn.Module, step: int) -> None:
         rank.answer(f"input_grad {step}.{m}", x.grad)
 
 
-class _Slopes(nn.Module):
-    """A unit whose gradient is what it is given."""
-
-    def __init__(self, weight: Tensor):
-        super().__init__()
-        self.weight = nn.Parameter(weight.clone())
-
-    def forward(self, slope: Tensor) -> Tensor:
-        return (self.weight * slope).sum()
-
-
-class _TwoSlopes(nn.Module):
-    """Two such units, each with a part of the numbers."""
-
-    def __init__(self, weight: Tensor):
-        super().__init__()
-        self.units = nn.ModuleList(_Slopes(part) for part in weight.chunk(2))
-
-    def forward(self, slope: Tensor) -> Tensor:
-        parts = zip(self.units, slope.chunk(2), strict=True)
-        return torch.stack([unit(part) for unit, part in parts]).sum()
-
-
 def _train_in_bf16(rank: Rank) -> None:
     """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0"."""
-    net = _TwoSlopes(rank.inputs["w"])
+    net = TwoSlopes(rank.inputs["w"])
     sharded = rank.student.FullyShardedModule(net, list(net.units), rank.group, 1)
     optimizer = torch.optim.SGD(sharded.shards, lr=rank.params["lr"])
     for step in range(BF16_STEPS):
