@@ -55,7 +55,7 @@ def as_handed(rank: Rank, name: str) -> Tensor:
 
 def as_views(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies whose numbers do not lie together in memory."""
-    return {name: torch.stack((t, t), dim=-1)[..., 0] for name, t in tensors.items()}
+    return {name: t.clone().transpose(0, -1).contiguous().transpose(0, -1) for name, t in tensors.items()}
 
 
 def tell_changed(rank: Rank, given: Mapping[str, Tensor]) -> None:
