@@ -1161,8 +1161,8 @@ def save_shards(
 ) -> None:
     """Write a checkpoint of `step` into `directory`, which all ranks share; all ranks call it.
 
-    directory: made if it is not there. shards: name -> this rank's shard, 1-d, of any dtype; a name is any
-    text. totals: name -> elements of the flat tensor without padding, perhaps fewer than ranks, or none.
+    directory: made if it is not there. shards: name -> this rank's shard, 1-d, of any dtype. totals: name ->
+    elements of the flat tensor without padding, perhaps fewer than ranks, or none.
     extra: what JSON can hold. Raises whatever kept this rank from writing: then it is no checkpoint.
     """
     ### BEGIN SOLUTION
