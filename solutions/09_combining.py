@@ -73,8 +73,9 @@ your_groups_along_dp, your_groups_on_both_nodes = ..., ...
 # Three functions for any axes of any sizes, 1 included. `build_groups` is called by all ranks of `group` at
 # once. In `torch.distributed` **every rank has to create every group**, in the same order, also those that
 # it is not in: `dist.new_group` waits for all of them. (With `use_local_synchronization=True` it waits for
-# the group's own ranks. Do without it here: the name under which these look for each other has in it how many
-# groups a rank is in, and ranks that are in more or fewer, whoever made them, wait for each other in vain.)
+# the group's own ranks. Do without it here: these find each other under a name made of their numbers and of
+# how many groups they are in. A rank that is in one more waits elsewhere, and where a group had that name
+# before, they look for each other where that one was.)
 #
 # A rank's position in its group along an axis must be its coordinate there. A wrong grid is refused before
 # a group is made.

@@ -262,7 +262,7 @@ EXERCISE = Exercise(
             "mechanism",
             1,
             "A sum over each group is that of its members.",
-            "every rank must create every group, in the same order",
+            "every rank must create every group, in the same order, and without use_local_synchronization",
             {"groups": _all_sums},
         ),
         Property(
