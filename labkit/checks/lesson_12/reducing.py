@@ -21,7 +21,7 @@ from labkit.checks.lesson_12.routing import ROUTE_ID
 from labkit.checks.lesson_12.spread import SPREAD_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, on_each, same
-from labkit.checks.shared.split import drawn
+from labkit.checks.shared.split import drawn, dtype_of
 
 REDUCE_ID = "12.reduce-gradients"
 Shapes = Mapping[str, tuple[tuple[int, ...], ...]]  # of the parameters of each kind
@@ -110,8 +110,8 @@ def _means(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _total(evidence: Evidence, name: str, ranks: list[int], shape: tuple[int, ...]) -> Tensor:
-    dtype = evidence.inputs["shared.0.0"].dtype
-    found = (evidence.inputs.get(f"{name}.{rank}", torch.zeros(shape, dtype=dtype)) for rank in ranks)
+    zeros = torch.zeros(shape, dtype=dtype_of(evidence.case))
+    found = (evidence.inputs.get(f"{name}.{rank}", zeros) for rank in ranks)
     return torch.stack(list(found)).sum(0)
 
 
