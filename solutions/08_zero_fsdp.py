@@ -362,9 +362,9 @@ prediction(
 # Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it, and its
 # `param_groups` are yours, in the same order. Padding belongs to the last group. A parameter without a
 # gradient counts as one with zeros, and a rank may have none at all; frozen ones (`requires_grad=False`) are
-# left alone, and their group stays one. All replicas start equal. Send each gradient once, through reduce-scatter and in the master's dtype, and each weight once,
-# through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to
-# the nearest.
+# left alone, and their group stays one. All replicas start equal. Send each gradient once, through
+# reduce-scatter and in the master's dtype, and each weight once, through all-gather and in its own: $2\Psi$,
+# not an all-reduce *and* an all-gather. Rounding is torch's, to the nearest.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says

@@ -837,7 +837,8 @@ def reduce_gradients(
 
     shared: parameters that every rank of `everyone` has. experts: this rank's, which the ranks of `replicas`
     have too, each with a gradient that holds the tokens of its own copy's ranks. There may be none of either
-    kind. A parameter without gradient counts as zeros, and has one afterwards. Each gradient is all-reduced once, among the ranks that have it.
+    kind. A parameter without gradient counts as zeros, and has one afterwards. Each gradient is all-reduced
+    once, among the ranks that have it.
     """
     ### BEGIN SOLUTION
     ranks = dist.get_world_size(everyone)
