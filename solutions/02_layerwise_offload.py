@@ -304,11 +304,13 @@ with labkit.devices.use(2, bytes_each=64 * MIB) as gpus:
 
 # %% exercise="02.layerwise-model" difficulty=3 minutes=20
 class LayerwiseModel(nn.Module):
-    """Layers in a row, each on a device of its own choice. Computes what nn.Sequential(*layers) computes.
+    """Layers in a row, each on a device of its own choice. Computes what nn.Sequential(*layers) computes,
+    after eval() and under torch.no_grad() too.
 
-    layers: moved, not copied; every parameter stays the object it is. devices: where each layer lives, as
-    many as layers (ValueError otherwise, naming both numbers). A parameter that several layers share lives
-    with the first of them; a later layer on another device works with a copy of it.
+    layers: moved, not copied; every parameter stays the object it is. devices: where each layer lives, a GPU
+    or the host, as many as layers (ValueError otherwise, naming both numbers). A parameter that several
+    layers share lives with the first of them; a later layer on another device works with a copy of it, and
+    one layer may stand in the row twice. When a pass is over, it leaves nothing on a device but gradients.
     """
 
     def __init__(self, layers: Sequence[nn.Module], devices: Sequence[torch.device | str]):
@@ -330,7 +332,7 @@ class LayerwiseModel(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: on any device. Returns the last layer's output, on the last layer's device."""
+        """x: on any device, of any dtype; stays as it is. Returns the output, on the last layer's device."""
         ### BEGIN SOLUTION
         for layer, device, names in zip(self.layers, self.devices, self.borrowed, strict=True):
             x = x.to(device)
@@ -378,8 +380,9 @@ Table(["from", "to", "shape", "bytes"], rows)
 
 # %% check="02.layerwise-model"
 # Numbers: output, gradients of the input and of every parameter, weights after two steps, against one device.
-# Mechanism: each device holds its own layers' bytes; activations cross exactly the boundaries, gradients
-# back. Robustness: buffers, tied parameters, an optimizer made before, a list of devices that is too short.
+# Mechanism: each device holds its own layers' bytes, before passes and after; activations cross exactly the
+# boundaries, gradients back. Robustness: buffers, tied parameters, an optimizer made before, a list of
+# devices that is too short.
 labkit.check("02.layerwise-model", LayerwiseModel)
 
 # %% [markdown]
@@ -555,8 +558,9 @@ class OnDevice(torch.autograd.Function):
 # parameters are the same `nn.Parameter` objects, so that any optimizer finds weight and gradient on the host.
 # Buffers are constants here; those of offloaded layers may wait on the host or stay on the device, where they
 # must be when their layer works. While a layer works, the next offloaded one is on its way, and the first of
-# them while the last resident layer works. The device never holds more than the resident layers, the layer at
-# work, and the one on its way.
+# them while the last resident layer works; in backward the next one is the one before. The device never holds
+# more than the resident layers, the layer at work, and the one on its way, beside activations and gradients;
+# a pass that is over leaves no activations there.
 #
 # `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside.
 #
@@ -576,10 +580,11 @@ class OnDevice(torch.autograd.Function):
 # %% exercise="02.offloaded-model" difficulty=4 minutes=35
 class OffloadedModel(nn.Module):
     """Layers in a row that all compute on one device, with most of their weights waiting on the host.
+    Computes what nn.Sequential(*layers) computes, after eval() and under torch.no_grad() too.
 
-    layers: the first `resident_layers` are moved to `compute_device`, the others to pinned host memory; every
-    parameter stays the object it is. Several forward passes may come before their backward. Layers may have
-    dropout.
+    layers: the first `resident_layers` are moved to `compute_device`, any GPU, the others to pinned host
+    memory; every parameter stays the object it is, and some may be frozen. Several forward passes may come
+    before their backward. Layers may have dropout.
     Raises ValueError, naming the number, for resident_layers below 0 or above the number of layers.
     """
 
@@ -600,7 +605,7 @@ class OffloadedModel(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: on any device. Returns the last layer's output, on the compute device."""
+        """x: on any device, of any dtype; stays as it is. Returns the output, on the compute device."""
         ### BEGIN SOLUTION
         x, self.ahead = x.to(self.device), 1
         for index, layer in enumerate(self.layers):
@@ -878,10 +883,10 @@ class ReceiveActivation(torch.autograd.Function):
 class RemoteStage(nn.Module):
     """This rank's stage of a model whose layers are split over the ranks of `group`, in order of rank.
 
-    module: this rank's layers, some of which are trained. A group of one rank sends nothing. Under
-    torch.no_grad() activations are sent and no gradient is waited for. Messages of integers, which announce a
-    shape, are not counted. When backward returns, or forward under no_grad, what went in or came out may be
-    overwritten.
+    module: this rank's layers, some of which are trained; eval() is heard. A group of one rank sends nothing.
+    Under torch.no_grad() activations are sent, no gradient is waited for, and the output has no graph.
+    Messages of integers, which announce a shape, are not counted. When backward returns, or forward under
+    no_grad, what went in or came out may be overwritten.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup):

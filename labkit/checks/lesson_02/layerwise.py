@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from labkit import devices
 from labkit.checks.case import JSON, Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_02.small_layers import (
+    INFERENCE,
     SMALL,
     BesidePlain,
     Specs,
@@ -24,15 +27,16 @@ from labkit.checks.lesson_02.small_layers import (
     equals,
     error_of,
     named,
-    tensor_bytes,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import LEARNING_RATE, is_refused
+from labkit.checks.shared.beside import LEARNING_RATE, is_refused, nbytes
 
 BYTES_EACH = 2**20
 Copy = tuple[str, str, int]  # from, to, bytes
 BUFFERED: Specs = [["scaled", 5, 4], ["counting", 4], ["dense", 4, 6], ["scaled", 6, 3], ["counting", 3]]
 TIED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["tied", 0]]
+TWICE: Specs = [["dense", 5, 4], ["dense", 4, 4], ["dense", 4, 4], ["again", 1]]
+IDS: Specs = [["lookup", 7, 5], ["dense", 5, 4], ["dense", 4, 3]]
 
 
 class OnDevices:
@@ -64,7 +68,9 @@ def _stand_ins(rank: Rank) -> Iterator[devices.StandIns]:
 
 
 def _made(rank: Rank, layers: Sequence[nn.Module]) -> nn.Module:
-    return rank.student.LayerwiseModel(layers, [torch.device(name) for name in rank.params["devices"]])
+    names = rank.params["devices"]
+    told = names if rank.params.get("by_name") else [torch.device(name) for name in names]
+    return rank.student.LayerwiseModel(layers, told)
 
 
 def use_layerwise_model(rank: Rank) -> None:
@@ -73,8 +79,11 @@ def use_layerwise_model(rank: Rank) -> None:
         model = _made(rank, build_layers(rank.case, rank.inputs))
         rank.fact("parameters", [str(p.device) for p in model.parameters()])
         rank.fact("buffers", [str(b.device) for b in model.buffers()])
-        rank.fact("allocated", [gpus.allocated(k) for k in range(len(gpus.devices))])
-        compare(OnDevices(rank, gpus), model, rank.inputs)
+        rank.fact("held before", [gpus.allocated(k) for k in range(len(gpus.devices))])
+        compare(OnDevices(rank, gpus), model, rank.inputs, rank.params.get("x_on", "cpu"))
+        model.zero_grad()
+        gc.collect()
+        rank.fact("held after", [gpus.allocated(k) for k in range(len(gpus.devices))])
 
 
 def train_with_an_earlier_optimizer(rank: Rank) -> None:
@@ -102,7 +111,7 @@ def _run(on_rank: Any) -> Run:
 
 
 RUNS = {
-    **dict.fromkeys(("values", "buffers", "tied"), _run(use_layerwise_model)),
+    **dict.fromkeys(("values", "buffers", "tied", "ids", "places"), _run(use_layerwise_model)),
     "optimizer-before": _run(train_with_an_earlier_optimizer),
     "refusal": _run(ask_for_too_few_devices),
 }
@@ -124,13 +133,24 @@ def on_own_devices(kind: str) -> Judge:
 
 
 def holds_its_layers(evidence: BesidePlain) -> Iterator[Finding]:
-    """Each device holds its layers and nothing more."""
-    layers, names = build_layers(evidence.case, evidence.inputs), evidence.case.params["devices"]
-    for index, held in enumerate(evidence.answers[0].facts["allocated"]):
-        own = [layer for layer, name in zip(layers, names, strict=True) if _index(name) == index]
-        share = sum(devices.rounded(size) for layer in own for size in tensor_bytes(layer))
-        told = f"cuda:{index} holds its layers and nothing more: {share:,} bytes"
-        yield Finding(held == share, told, f"{held:,} bytes")
+    """Each device holds its layers and nothing more, before the first pass and after the last."""
+    shares = _shares(evidence.case, evidence.inputs)
+    for when, what in (("before", "before the first pass"), ("after", "once passes and gradients are gone")):
+        for index, held in enumerate(evidence.answers[0].facts[f"held {when}"]):
+            share = shares[f"cuda:{index}"]
+            told = f"cuda:{index} holds its layers and nothing more {what}: {share:,} bytes"
+            yield Finding(held == share, told, f"{held:,} bytes")
+
+
+def _shares(case: Case, inputs: Inputs) -> Counter[str]:
+    """Bytes of the layers of each device. What layers share counts where the first of them lives."""
+    shares, settled = Counter[str](), set[int]()
+    for layer, name in zip(build_layers(case, inputs), case.params["devices"], strict=True):
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            if id(tensor) not in settled:
+                settled.add(id(tensor))
+                shares[name] += devices.rounded(nbytes(tensor))
+    return shares
 
 
 def crosses_once(evidence: BesidePlain) -> Iterator[Finding]:
@@ -146,7 +166,7 @@ def crosses_once(evidence: BesidePlain) -> Iterator[Finding]:
 
 
 def _crossings(case: Case, inputs: Inputs) -> list[Copy]:
-    stops = ["cpu", *case.params["devices"]]
+    stops = [case.params.get("x_on", "cpu"), *case.params["devices"]]
     sizes = activation_bytes(case, inputs)
     return [(a, b, size) for a, b, size in zip(stops, stops[1:], sizes, strict=False) if a != b]
 
@@ -156,14 +176,18 @@ def _in_words(copies: Sequence[JSON]) -> str:
 
 
 def _index(name: str) -> int:
-    return int(name.partition(":")[2])
+    return int(name.partition(":")[2] or -1)
+
+
+def _name(place: int) -> str:
+    return "cpu" if place < 0 else f"cuda:{place}"
 
 
 def layerwise_case(
     name: str, kind: str, layers: Specs, places: list[int], lead: list[int], seed: int, **params: Any
 ) -> Case:
-    """`layers` on devices cuda:places[i]; x is [*lead, inputs of the first layer]."""
-    given = {"layers": layers, "devices": [f"cuda:{k}" for k in places], "lead": lead, **params}
+    """`layers` on devices cuda:places[i], the host for -1; x is [*lead, inputs of the first layer]."""
+    given = {"layers": layers, "devices": [_name(place) for place in places], "lead": lead, **params}
     return Case(name, 1, given, seed, kind=kind)
 
 
@@ -172,9 +196,13 @@ def _layerwise_cases(seed: int) -> list[Case]:
         layerwise_case("2 devices", "values", SMALL, [0, 0, 0, 1, 1], [3], seed),
         layerwise_case("3 devices", "values", SMALL, [0, 1, 1, 1, 2], [2, 3], seed, frozen=["1.weight"]),
         layerwise_case("1 device", "values", SMALL[:2], [0, 0], [4], seed),
+        layerwise_case("the host among them", "places", SMALL, [0, -1, -1, 1, 1], [3], seed, by_name=True),
+        layerwise_case("x on a device", "values", SMALL, [0, 0, 1, 1, 1], [3], seed, x_on="cuda:1"),
+        layerwise_case("whole numbers", "ids", IDS, [0, 1, 1], [2, 3], seed),
         layerwise_case("running means", "buffers", BUFFERED, [0, 0, 0, 1, 1], [3], seed),
         layerwise_case("tied, 2 devices", "tied", TIED, [0, 0, 1], [3], seed),
         layerwise_case("tied, 1 device", "tied", TIED, [0, 0, 0], [3], seed),
+        layerwise_case("one layer twice", "tied", TWICE, [0, 0, 1, 1], [3], seed),
         layerwise_case("optimizer made first", "optimizer-before", SMALL, [0, 0, 1, 1, 2], [3], seed),
         layerwise_case("2 devices for 5 layers", "refusal", SMALL, [0, 1], [3], seed, names=["5", "2"]),
     ]
@@ -191,9 +219,10 @@ EXERCISE = Exercise(
             "forward-values",
             "numbers",
             2,
-            "The output is that of the same layers on one device.",
+            "The output is that of the same layers on one device, after eval() and under no_grad too; x stays"
+            " as it is.",
             "a layer left out or run twice, or activations that were changed on the way",
-            {"values": equals("output")},
+            {"values": equals("output", *INFERENCE), "ids": equals("output", *INFERENCE)},
         ),
         Property(
             "gradients",
@@ -201,7 +230,7 @@ EXERCISE = Exercise(
             3,
             "The gradients of the input and of every parameter are those of one device.",
             "an activation moved with .detach(), .data or through NumPy: the gradient stops there",
-            {"values": equals("input_grad", "grad")},
+            {"values": equals("input_grad", "grad"), "ids": equals("grad")},
         ),
         Property(
             "trained-weights",
@@ -215,9 +244,10 @@ EXERCISE = Exercise(
             "placement",
             "mechanism",
             6,
-            "Each device holds its own layers, parameters and buffers, and not a byte more.",
-            "all layers on the first device, or a second copy kept on another",
-            {"values": every(on_own_devices("parameters"), holds_its_layers)},
+            "Each device holds its own layers, parameters and buffers, and not a byte more; a pass leaves"
+            " gradients alone.",
+            "all layers on the first device, a second copy kept on another, or activations kept",
+            {"values": every(on_own_devices("parameters"), holds_its_layers), "tied": holds_its_layers},
         ),
         Property(
             "boundary-crossings",
@@ -226,6 +256,14 @@ EXERCISE = Exercise(
             "Activations cross once where the device changes, and nowhere else; gradients the same way back.",
             "going through the CPU, or back to the first device after every layer",
             {"values": crosses_once},
+        ),
+        Property(
+            "any-device",
+            "robustness",
+            1,
+            "Devices may be given by name, and the host may be one of them.",
+            "device.index, or .cuda(), where .to(device) takes any",
+            {"places": every(equals("output", "input_grad", "grad", "trained"), crosses_once)},
         ),
         Property(
             "buffers-move",

@@ -4,44 +4,45 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from labkit import devices
-from labkit.checks.case import JSON, Case, Inputs, RankAnswer
+from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_02.layerwise import OnDevices
+from labkit.checks.lesson_02.fetching import Watched, fetches_ahead, fetches_once, stays_in_bounds
+from labkit.checks.lesson_02.layerwise import IDS, OnDevices
 from labkit.checks.lesson_02.small_layers import (
+    INFERENCE,
     SMALL,
-    BesidePlain,
     BesideTwoBatches,
     Dense,
     Log,
     Specs,
-    activation_bytes,
     add_two_batches,
     build_layers,
     compare,
     draw_layer_inputs,
     equals,
     named,
-    tensor_bytes,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused
 
 BYTES_EACH = 2**26
+LARGE = 512  # times the rows of x, whose activations are then larger than what may lie beside the layers
+FROZEN = ["0.bias", "2.weight", "3.weight", "3.bias"]
 
 
 @contextlib.contextmanager
 def _model_on_device(
     rank: Rank, late: bool = False
 ) -> Iterator[tuple[nn.Module, Sequence[nn.Module], devices.StandIns]]:
-    """The student's model on one stand-in device, its layers, and the device."""
-    with devices.stand_in(1, BYTES_EACH, late_copies=late) as gpu:
+    """The student's model on a stand-in device, its layers, and the devices."""
+    with devices.stand_in(1 + _gpu(rank.case), BYTES_EACH, late_copies=late) as gpu:
         layers = build_layers(rank.case, rank.inputs)
         handed = list(nn.Sequential(*layers).parameters())
         model = _made(rank, layers)
@@ -51,13 +52,21 @@ def _model_on_device(
 
 
 def _made(rank: Rank, layers: Sequence[nn.Module]) -> nn.Module:
-    return rank.student.OffloadedModel(layers, torch.device("cuda:0"), rank.params["resident"])
+    return rank.student.OffloadedModel(layers, torch.device(_device(rank.case)), rank.params["resident"])
+
+
+def _device(case: Case) -> str:
+    return f"cuda:{_gpu(case)}"
+
+
+def _gpu(case: Case) -> int:
+    return int(case.params.get("gpu", 0))
 
 
 def use_offloaded_model(rank: Rank, late: bool = False) -> None:
     """Report every value the plain model has too. late: copies arrive some time after they are asked for."""
     with _model_on_device(rank, late) as (model, _, gpu):
-        compare(OnDevices(rank, gpu), model, rank.inputs)
+        compare(OnDevices(rank, gpu), model, rank.inputs, rank.params.get("x_on", "cpu"))
 
 
 def use_two_batches(rank: Rank) -> None:
@@ -73,43 +82,49 @@ def ask_for_impossible_residents(rank: Rank) -> None:
 
 
 def watch_offloaded_model(rank: Rank) -> None:
-    """Report memory and copies."""
+    """Report memory and copies: of a forward pass for inference, of a training step, and of one for a batch
+    whose activations are larger than a layer.
+    """
     with _model_on_device(rank) as (model, layers, gpu):
-        rank.fact("held at rest", gpu.allocated(0))
-        _watch(rank, model, layers, gpu)
+        rank.fact("held at rest", gpu.allocated(_gpu(rank.case)))
+        log = Log()
+        for index, layer in enumerate(layers):
+            assert isinstance(layer, Dense)
+            layer.on_start = _note(log, gpu, index)
+        gpu.reset_peaks()
+        with torch.no_grad():
+            out = _watch_forward(rank, model, gpu, log, "inference")
+        rank.fact("inference peak", gpu.peak(_gpu(rank.case)))
+        rank.answer("output", out)
+        del out
+        rank.fact("held after inference", gpu.allocated(_gpu(rank.case)))
+        gpu.reset_peaks()
+        _watch_training(rank, model, gpu, log)
+        model(rank.inputs["x"].repeat(LARGE, 1)).sum().backward()
+        rank.fact("held after a large batch", gpu.allocated(_gpu(rank.case)))
 
 
-def _watch(rank: Rank, model: nn.Module, layers: Sequence[nn.Module], gpu: devices.StandIns) -> None:
-    """Report memory and copies: of a forward pass for inference, and of a training step."""
-    log = Log()
-    for index, layer in enumerate(layers):
-        assert isinstance(layer, Dense)
-        layer.on_start = _note(log, gpu, index)
-    gpu.reset_peaks()
+def _watch_forward(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Log, name: str) -> Tensor:
+    """A forward pass. Facts: its copies under its name, and "NAME starts", how many there had been when each
+    layer started.
+    """
+    log.entries.clear()
     start = len(gpu.transfers)
-    with torch.no_grad():
-        out = model(rank.inputs["x"].clone())
-    rank.fact("inference peak", gpu.peak(0))
-    rank.fact("starts", [[index, count - start] for index, count in log.entries])
-    rank.fact("inference", _copies(gpu.transfers[start:]))
-    rank.answer("output", out)
-    del out
-    rank.fact("held after inference", gpu.allocated(0))
-    gpu.reset_peaks()
-    _watch_training(rank, model, gpu)
+    out = model(rank.inputs["x"].clone())
+    rank.fact(f"{name} starts", [[index, count - start] for index, count in log.entries])
+    rank.fact(name, _copies(gpu.transfers[start:]))
+    return out
 
 
-def _watch_training(rank: Rank, model: nn.Module, gpu: devices.StandIns) -> None:
-    with gpu.recording() as forward:
-        out = model(rank.inputs["x"].clone())
+def _watch_training(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Log) -> None:
+    out = _watch_forward(rank, model, gpu, log, "forward")
     grad = rank.inputs["grad_output"].to(out.device)
     with gpu.recording() as backward:
         out.backward(grad)
-    rank.fact("training peak", gpu.peak(0))
-    rank.fact("forward", _copies(forward))
+    rank.fact("training peak", gpu.peak(_gpu(rank.case)))
     rank.fact("backward", _copies(backward))
     del out, grad
-    rank.fact("held after training", gpu.allocated(0))
+    rank.fact("held after training", gpu.allocated(_gpu(rank.case)))
 
 
 def _note(log: Log, gpu: devices.StandIns, index: int) -> object:
@@ -120,20 +135,12 @@ def _copies(transfers: Sequence[devices.Transfer]) -> list[JSON]:
     return [[t.source, t.destination, t.num_bytes, t.stream, t.non_blocking, t.pinned] for t in transfers]
 
 
-class Watched(BesidePlain):
-    """A case's answers, and the bytes its layers need."""
-
-    @cached_property
-    def sizes(self) -> Sizes:
-        return Sizes(self.case, self.inputs)
-
-
 def _run(on_rank: Callable[[Rank], None]) -> Run:
     return Run(on_rank, draw_layer_inputs, evidence=Watched)
 
 
 RUNS = {
-    **dict.fromkeys(("values", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
+    **dict.fromkeys(("values", "ids", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
     "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
     "late": _run(partial(use_offloaded_model, late=True)),
     "watched": _run(watch_offloaded_model),
@@ -146,8 +153,8 @@ RUNS = {
 
 def on_the_device(evidence: Watched) -> Iterator[Finding]:
     """The output is where the layers work."""
-    device = evidence.answers[0].facts["output device"]
-    yield Finding(device == "cuda:0", "the output on cuda:0", f"on {device}")
+    device, expected = evidence.answers[0].facts["output device"], _device(evidence.case)
+    yield Finding(device == expected, f"the output on {expected}", f"on {device}")
 
 
 def parameters_stay(evidence: Watched) -> Iterator[Finding]:
@@ -155,99 +162,6 @@ def parameters_stay(evidence: Watched) -> Iterator[Finding]:
     replaced = evidence.answers[0].facts["replaced"]
     told = "every parameter the object it was, as an optimizer has it"
     yield Finding(replaced == 0, told, f"{replaced} replaced by others")
-
-
-class Sizes:
-    """Bytes of a case's layers, as a device counts them."""
-
-    def __init__(self, case: Case, inputs: Inputs) -> None:
-        layers = build_layers(case, inputs)
-        self.resident: int = case.params["resident"]
-        self.plain = [sum(tensor_bytes(layer, parameters_only=True)) for layer in layers]
-        self.layers = [sum(map(devices.rounded, tensor_bytes(layer))) for layer in layers]
-        self.gradients = [
-            sum(map(devices.rounded, tensor_bytes(layer, parameters_only=True))) for layer in layers
-        ]
-        self.buffers = sum(sum(tensor_bytes(layer)) for layer in layers) - sum(self.plain)
-        self.activations = activation_bytes(case, inputs)
-        self.x = self.activations[0]
-        self.at_rest = sum(self.layers[: self.resident])
-        offloaded = self.layers[self.resident :]
-        self.pair = 2 * max(offloaded) if len(offloaded) > 1 else sum(offloaded)  # as two buffers hold them
-        self.slack = max(offloaded, default=0) // 2
-
-    def offloaded(self, upto: int | None = None) -> int:
-        """Bytes of the weights of the offloaded layers, up to layer `upto` where one is given."""
-        stop = len(self.plain) if upto is None else upto + 1
-        return sum(self.plain[self.resident : stop])
-
-
-def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:
-    """Resident layers are there all the time; beside them there is never more than the bound allows."""
-    sizes, facts = evidence.sizes, evidence.answers[0].facts
-    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack
-    resident_gradients = sum(sizes.gradients[: sizes.resident])
-    gradient = max(sizes.gradients[sizes.resident :], default=0)
-    busiest = spare + max(gradient, resident_gradients)  # two buffers may outlive the offloaded layers
-    moments = {
-        "held at rest": ("the resident layers", spare),
-        "held after inference": ("the resident layers", spare),
-        "inference peak": ("the resident layers, the one at work and the one on its way", spare),
-        "training peak": (
-            "the same, and the gradients of one offloaded layer or of the resident ones",
-            busiest,
-        ),
-        "held after training": ("the resident layers and their gradients", resident_gradients + spare),
-    }
-    for moment, (what, beside) in moments.items():
-        seen, most = facts[moment], at_rest + beside
-        told = f"{moment}: {at_rest:,} to {most:,} bytes ({what})"
-        yield Finding(at_rest <= seen <= most, told, f"{moment}: {seen:,} bytes")
-
-
-def fetches_once(evidence: Watched) -> Iterator[Finding]:
-    """Offloaded weights come to the device once a pass, and their gradients leave it once."""
-    sizes, answer = evidence.sizes, evidence.answers[0]
-    once = sizes.offloaded()
-    for phase, extra in (("inference", sizes.x), ("forward", sizes.x)):
-        seen = _to_device(answer, phase) - extra
-        told = f"{phase}: the weights of each offloaded layer copied to the device once, {once:,} bytes"
-        yield Finding(once <= seen <= once + sizes.buffers, told, f"{seen:,} bytes")
-    seen = _to_device(answer, "backward")
-    told = f"backward: the weights copied to the device at most once more, {once:,} bytes"
-    yield Finding(seen <= once + sizes.buffers, told, f"{seen:,} bytes")
-    back = sum(size for a, _, size, *_ in answer.facts["backward"] if a == "cuda:0")
-    told = f"backward: the gradients of the offloaded layers copied to the host once, {once:,} bytes"
-    yield Finding(back == once, told, f"{back:,} bytes")
-
-
-def _to_device(answer: RankAnswer, phase: str, count: int | None = None) -> int:
-    return sum(size for _, b, size, *_ in answer.facts[phase][:count] if b == "cuda:0")
-
-
-def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
-    """When a layer starts, the next one's weights are on their way, beside the work: those of the first
-    offloaded layer when the last resident one starts.
-    """
-    sizes, answer = evidence.sizes, evidence.answers[0]
-    last = len(sizes.plain) - 1
-    for index, count in answer.facts["starts"]:
-        if not sizes.resident - 1 <= index < last:
-            continue
-        asked = _to_device(answer, "inference", count) - sizes.x
-        due = sizes.offloaded(upto=index + 1)
-        told = f"when layer {index} starts, the weights of layer {index + 1} are on their way: {due:,} bytes"
-        yield Finding(asked >= due, told, f"{asked:,} bytes asked for by then")
-    ran = [index for index, _ in answer.facts["starts"]]
-    yield Finding(ran == list(range(last + 1)), "each layer run once, in order", f"layers {ran} run")
-    weights = [copy for copy in answer.facts["inference"] if copy[1] == "cuda:0"]
-    weights.remove(next(copy for copy in weights if copy[2] == sizes.x))
-    aside = all(stream != 0 and non_blocking for *_, stream, non_blocking, _ in weights)
-    told = "weights copied with non_blocking=True on a stream of their own"
-    yield Finding(aside, told, "copies on the default stream, or copies the host waits for")
-    pinned = sum(size for _, _, size, *_, is_pinned in weights if is_pinned)
-    told = f"all {sum(copy[2] for copy in weights):,} bytes copied from pinned memory"
-    yield Finding(all(is_pinned for *_, is_pinned in weights), told, f"{pinned:,} bytes")
 
 
 def offload_case(
@@ -276,11 +190,14 @@ def _offload_cases(seed: int) -> list[Case]:
     wide = wide_layers(64, 6)
     return [
         offload_case("2 of 5 resident", "values", SMALL, 2, [3], seed),
-        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=["0.bias", "3.weight"]),
+        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=FROZEN),
+        offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0"),
+        offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),
-        offload_case("memory, 5 of 6 resident", "watched", wide, 5, [1], seed),
+        offload_case("memory, 5 of 6 resident, the second GPU", "watched", wide, 5, [1], seed, gpu=1),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
+        offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
         offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
         offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),
         offload_case("two batches, one backward", "two-batches", SMALL, 2, [3], seed),
@@ -302,9 +219,13 @@ EXERCISE = Exercise(
             "forward-values",
             "numbers",
             1,
-            "The output is that of the plain model, on the device.",
+            "The output is that of the plain model, on the device, after eval() and under no_grad too; x"
+            " stays as it is.",
             "an offloaded layer was left out, or run with the wrong layer's weights",
-            {"values": every(equals("output"), on_the_device)},
+            {
+                "values": every(equals("output", *INFERENCE), on_the_device),
+                "ids": every(equals("output", *INFERENCE), on_the_device),
+            },
         ),
         Property(
             "gradients",
@@ -312,7 +233,7 @@ EXERCISE = Exercise(
             2,
             "Every parameter, on the host or on the device, gets the plain model's gradient.",
             "the copy on the device has the gradient, and the parameter on the host never hears of it",
-            {"values": equals("input_grad", "grad")},
+            {"values": equals("input_grad", "grad"), "ids": equals("grad")},
         ),
         Property(
             "trained-weights",
@@ -326,7 +247,8 @@ EXERCISE = Exercise(
             "peak-memory",
             "mechanism",
             6,
-            "The device never holds more than the resident layers, the layer at work and the one on its way.",
+            "The device never holds more than the resident layers, the layer at work and the one on its way;"
+            " a pass leaves no activations.",
             "autograd keeps every layer's weights for backward, or the copies are never dropped",
             {"watched": stays_in_bounds},
         ),
@@ -342,7 +264,8 @@ EXERCISE = Exercise(
             "prefetch",
             "mechanism",
             6,
-            "While a layer works, the weights of the next are on their way, on a stream of their own.",
+            "While a layer works, the weights of the next are on their way, on a stream of their own; in"
+            " backward those of the layer before.",
             "each layer fetches its own weights when it starts, the last resident one fetches nothing, or the"
             " copy is not non_blocking or not from pinned memory",
             {"watched": fetches_ahead},
@@ -353,7 +276,7 @@ EXERCISE = Exercise(
             6,
             "A layer starts when its weights have arrived, and not before.",
             "no wait_stream or wait_event between the stream of the copies and the one that computes",
-            {"late": equals("output", "grad", "trained")},
+            {"late": every(equals("output", "grad", "trained"), on_the_device)},
         ),
         Property(
             "buffers",

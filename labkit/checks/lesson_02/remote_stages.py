@@ -106,7 +106,7 @@ def use_twice(rank: Rank) -> None:
 
 def use_without_gradients(rank: Rank) -> None:
     """Forward alone, under torch.no_grad(), with two batches one behind the other. What went in and what came
-    out is overwritten at once.
+    out is overwritten at once. Then once more in evaluation mode. Fact: graph, whether that output has one.
     """
     made = _stage_of(rank)
     for prefix in ("", AGAIN):
@@ -117,6 +117,12 @@ def use_without_gradients(rank: Rank) -> None:
         for tensor in (x, out if _is_last(made.place) else None):
             if tensor is not None:
                 tensor.fill_(float("nan"))
+    made.stage.eval()
+    with torch.no_grad():
+        out = _forward(made.stage, rank.inputs["x"].clone() if made.place.position == 0 else None)
+    rank.fact("graph", out.requires_grad)
+    if _is_last(made.place):
+        rank.answer("evaluated", out)
 
 
 def _forward(stage: nn.Module, x: Tensor | None) -> Any:
@@ -156,7 +162,9 @@ class BesideWhole(BesidePlain):
             kind, _, number = key.partition(".")
             if kind in ("grad", "trained") and start <= int(number) < stop:
                 found[f"{kind}.{int(number) - start}"] = tensor
-            if (kind == "output" and _is_last(place)) or (kind == "input_grad" and place.position == 0):
+            if (kind in ("output", "evaluated") and _is_last(place)) or (
+                kind == "input_grad" and place.position == 0
+            ):
                 found[kind] = tensor
         return found
 
@@ -233,6 +241,12 @@ def _handle_is_a_scalar(evidence: BesideWhole, answer: RankAnswer) -> Finding:
 
 def _awaited(evidence: BesideWhole, answer: RankAnswer) -> Finding:
     return all_awaited(answer)
+
+
+def _has_no_graph(evidence: BesideWhole, answer: RankAnswer) -> Finding:
+    """Under no_grad the output has no graph."""
+    kept = answer.facts["graph"] and _is_last(place_of(evidence.case, answer.rank))
+    return Finding(not kept, "no graph behind the output under no_grad", "one", answer.rank)
 
 
 def _messages(case: Case, inputs: Inputs, place: Place) -> dict[str, list[Message]]:
@@ -353,11 +367,12 @@ EXERCISE = Exercise(
             "without-gradients",
             "robustness",
             1,
-            "Under torch.no_grad() activations are sent, and nobody waits for a gradient.",
+            "Under torch.no_grad() activations are sent, nobody waits for a gradient, and eval() is heard.",
             "the send back is part of forward",
             {
                 "no-grad": every(
-                    stage_equals("output"),
+                    stage_equals("output", "evaluated"),
+                    on_each(_has_no_graph),
                     second_batch_equals("output"),
                     crosses_each_boundary_once("forward"),
                 )

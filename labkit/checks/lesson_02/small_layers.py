@@ -18,6 +18,7 @@ Specs = list[list[Any]]
 
 SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["dense", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
 STEPS = 2
+INFERENCE = ("evaluated", "graph", "given", "asked")  # what `compare` answers of a pass without gradients
 DROPOUT_SEED = 11
 SHARE = 0.5  # of the squared error: with the learning rate, 0.05 of it a step
 
@@ -90,8 +91,9 @@ class Transposed(nn.Module):
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
-    Each is ["dense" or "scaled", inputs, outputs], ["counting", width], ["dropout", how likely] or ["tied",
-    whose weight it has]. The case's `frozen` names parameters ("2.weight") that are not trained.
+    Each is ["dense" or "scaled", inputs, outputs], ["counting", width], ["dropout", how likely], ["tied",
+    whose weight it has], ["again", which layer it is] or ["lookup", rows, width], whose input are whole
+    numbers. The case's `frozen` names parameters ("2.weight") that are not trained.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     own = range(len(layers))[first:last]
@@ -118,6 +120,10 @@ def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn
             layers.append(Counting(sizes[0], dtype))
         elif kind == "dropout":
             layers.append(nn.Dropout(sizes[0]))
+        elif kind == "lookup":
+            layers.append(nn.Embedding(sizes[0], sizes[1], dtype=dtype))
+        elif kind == "again":
+            layers.append(layers[sizes[0]])
         else:
             tied = layers[sizes[0]]
             assert isinstance(tied, Dense), f"{case_text(specs)}: only a dense layer's weight can be tied"
@@ -131,10 +137,12 @@ def case_text(specs: Sequence[Sequence[Any]]) -> str:
 
 
 def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """weights.NAME for every parameter; x and grad_output; xN and targetN for each training step."""
+    """weights.NAME for every parameter; x and grad_output; xN and targetN for each training step. What goes
+    into a "lookup" are whole numbers below its rows.
+    """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
-    model = nn.Sequential(*layers)
-    shape = (*case.params["lead"], case.params["layers"][0][1])
+    model, (first, size, *_) = nn.Sequential(*layers), case.params["layers"][0]
+    shape = case.params["lead"] if first == "lookup" else (*case.params["lead"], size)
 
     def draw(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype_of(case))
@@ -142,25 +150,45 @@ def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
     drawn = {
         f"weights.{name}": draw(*p.shape) / max(1, p.shape[-1]) ** 0.5 for name, p in model.named_parameters()
     }
+
+    def draw_x() -> Tensor:
+        return torch.randint(size, shape, generator=generator) if first == "lookup" else draw(*shape)
+
+    drawn |= {name: draw_x() for name in ("x", *(f"x{i}" for i in range(STEPS)))}
     with torch.no_grad():
-        out = model(torch.zeros(shape, dtype=dtype_of(case)))
-    drawn |= {name: draw(*shape) for name in ("x", *(f"x{i}" for i in range(STEPS)))}
+        out = model(drawn["x"])
     return drawn | {name: draw(*out.shape) for name in ("grad_output", *(f"target{i}" for i in range(STEPS)))}
 
 
-def compare(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
+def compare(seat: Seat, model: nn.Module, inputs: Inputs, device: str = "cpu") -> None:
     """Run a model forward and backward, then train it, as the plain one is.
 
-    Answers output, input_grad, grad.N, buffer.N and trained.N (N counts in order). Random numbers are the
-    same in every call of this, and go on from pass to pass.
+    Answers output, input_grad, grad.N, buffer.N, those of `infer`, and trained.N (N counts in order). Random
+    numbers are the same in every call of this, and go on from pass to pass.
+    device: where the input of the first pass is.
     """
-    x = inputs["x"].clone().requires_grad_()
+    x = inputs["x"].clone().to(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(DROPOUT_SEED)
+        x.requires_grad_(x.is_floating_point())
         observe(seat, model, [x], inputs["grad_output"], charged="gradients", named=by_number)
         for number, buffer in enumerate(model.buffers()):
             seat.answer(f"buffer.{number}", buffer)
+        given = inputs["x"].clone()
+        infer(seat, model, given)
+        seat.answer("given", given)
+        seat.answer("asked", torch.tensor(float(given.requires_grad)))
         train(seat, model, batches_of(inputs), error_of, named=by_number)
+
+
+def infer(seat: Seat, model: nn.Module, x: Tensor) -> None:
+    """A pass in evaluation mode, without gradients. Answers: evaluated, and graph, whether it has one."""
+    model.eval()
+    with torch.no_grad():
+        out = model(x)
+    seat.answer("evaluated", out)
+    seat.answer("graph", torch.tensor(float(out.requires_grad)))
+    model.train()
 
 
 def batches_of(inputs: Inputs) -> list[list[Tensor]]:
@@ -226,6 +254,10 @@ TOLD = {
     "grad": "the gradient of parameter {number}",
     "buffer": "buffer {number} after one forward pass",
     "trained": f"parameter {{number}} after {STEPS} steps of SGD",
+    "evaluated": "the output after eval(), under no_grad",
+    "graph": "whether that output has a graph",
+    "given": "x after it was given to the model",
+    "asked": "whether x asks for a gradient, which it did not",
 }
 
 

@@ -1,0 +1,141 @@
+"""What an offloaded model may hold on its device, and when weights must be on their way there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from labkit import devices
+from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.exercise import Finding
+from labkit.checks.lesson_02.small_layers import BesidePlain, activation_bytes, build_layers, tensor_bytes
+
+
+class Watched(BesidePlain):
+    """A case's answers, and the bytes its layers need."""
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return Sizes(self.case, self.inputs)
+
+
+class Sizes:
+    """Bytes of a case's layers, as a device counts them."""
+
+    def __init__(self, case: Case, inputs: Inputs) -> None:
+        layers = build_layers(case, inputs)
+        self.resident: int = case.params["resident"]
+        self.plain = [sum(tensor_bytes(layer, parameters_only=True)) for layer in layers]
+        self.layers = [sum(map(devices.rounded, tensor_bytes(layer))) for layer in layers]
+        self.gradients = [
+            sum(map(devices.rounded, tensor_bytes(layer, parameters_only=True))) for layer in layers
+        ]
+        self.buffers = sum(sum(tensor_bytes(layer)) for layer in layers) - sum(self.plain)
+        self.activations = activation_bytes(case, inputs)
+        self.x = self.activations[0]
+        self.at_rest = sum(self.layers[: self.resident])
+        offloaded = self.layers[self.resident :]
+        self.pair = 2 * max(offloaded) if len(offloaded) > 1 else sum(offloaded)  # as two buffers hold them
+        self.slack = max(offloaded, default=0) // 2
+
+    def offloaded(self, upto: int | None = None) -> int:
+        """Bytes of the weights of the offloaded layers, up to layer `upto` where one is given."""
+        stop = len(self.plain) if upto is None else upto + 1
+        return sum(self.plain[self.resident : stop])
+
+
+def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:
+    """Resident layers are there all the time; beside them there is never more than the bound allows."""
+    sizes, facts = evidence.sizes, evidence.answers[0].facts
+    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack
+    resident_gradients = sum(sizes.gradients[: sizes.resident])
+    gradient = max(sizes.gradients[sizes.resident :], default=0)
+    busiest = spare + max(gradient, resident_gradients)  # two buffers may outlive the offloaded layers
+    moments = {
+        "held at rest": ("the resident layers", spare),
+        "held after inference": ("the resident layers", spare),
+        "inference peak": ("the resident layers, the one at work and the one on its way", spare),
+        "training peak": (
+            "the same, and the gradients of one offloaded layer or of the resident ones",
+            busiest,
+        ),
+        "held after training": ("the resident layers and their gradients", resident_gradients + spare),
+        "held after a large batch": ("the same, and no activations", resident_gradients + spare),
+    }
+    for moment, (what, beside) in moments.items():
+        seen, most = facts[moment], at_rest + beside
+        told = f"{moment}: {at_rest:,} to {most:,} bytes ({what})"
+        yield Finding(at_rest <= seen <= most, told, f"{moment}: {seen:,} bytes")
+
+
+def fetches_once(evidence: Watched) -> Iterator[Finding]:
+    """Offloaded weights come to the device once a pass, and their gradients leave it once."""
+    sizes, answer = evidence.sizes, evidence.answers[0]
+    once = sizes.offloaded()
+    for phase, extra in (("inference", sizes.x), ("forward", sizes.x)):
+        seen = _to_device(answer, phase) - extra
+        told = f"{phase}: the weights of each offloaded layer copied to the device once, {once:,} bytes"
+        yield Finding(once <= seen <= once + sizes.buffers, told, f"{seen:,} bytes")
+    seen = _to_device(answer, "backward")
+    told = f"backward: the weights copied to the device at most once more, {once:,} bytes"
+    yield Finding(seen <= once + sizes.buffers, told, f"{seen:,} bytes")
+    back = sum(size for a, _, size, *_ in answer.facts["backward"] if a != "cpu")
+    told = f"backward: the gradients of the offloaded layers copied to the host once, {once:,} bytes"
+    yield Finding(back == once, told, f"{back:,} bytes")
+
+
+def _to_device(answer: RankAnswer, phase: str, count: int | None = None) -> int:
+    return sum(size for _, b, size, *_ in answer.facts[phase][:count] if b != "cpu")
+
+
+def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
+    """When a layer starts, the next one's weights are on their way, beside the work: those of the first
+    offloaded layer when the last resident one starts.
+    """
+    sizes, answer = evidence.sizes, evidence.answers[0]
+    last = len(sizes.plain) - 1
+    for phase in ("inference", "forward"):
+        for index, count in answer.facts[f"{phase} starts"]:
+            if not sizes.resident - 1 <= index < last:
+                continue
+            asked = _to_device(answer, phase, count) - sizes.x
+            due = sizes.offloaded(upto=index + 1)
+            when, which = f"{phase}: when layer {index} starts", f"layer {index + 1}"
+            told = f"{when}, the weights of {which} are on their way: {due:,} bytes"
+            yield Finding(asked >= due, told, f"{asked:,} bytes asked for by then")
+        ran = [index for index, _ in answer.facts[f"{phase} starts"]]
+        told = f"{phase}: each layer run once, in order"
+        yield Finding(ran == list(range(last + 1)), told, f"layers {ran} run")
+    yield from _fetches_ahead_in_backward(sizes, answer)
+    for phase in ("inference", "forward", "backward"):
+        yield from _copied_beside_the_work(sizes, answer, phase)
+
+
+def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Finding]:
+    """When a layer's gradient leaves, the weights of the layer before it are on their way. Those of the last
+    layers may be there from the forward pass.
+    """
+    there = sizes.offloaded() - _to_device(answer, "backward")
+    left = 0
+    for count, (source, _, size, *_) in enumerate(answer.facts["backward"]):
+        if source == "cpu":
+            continue
+        left += size
+        index = next(n for n in reversed(range(len(sizes.plain))) if sum(sizes.plain[n:]) >= left)
+        if index <= sizes.resident:
+            return
+        asked, due = there + _to_device(answer, "backward", count), sum(sizes.plain[index - 1 :])
+        told = f"backward: before the gradient of layer {index} leaves, layer {index - 1} is on its way"
+        yield Finding(asked >= due, f"{told}: {due:,} bytes", f"{asked:,} bytes asked for by then")
+
+
+def _copied_beside_the_work(sizes: Sizes, answer: RankAnswer, phase: str) -> Iterator[Finding]:
+    weights = [copy for copy in answer.facts[phase] if copy[1] != "cpu"]
+    if phase != "backward":
+        weights.remove(next(copy for copy in weights if copy[2] == sizes.x))
+    aside = all(stream != 0 and non_blocking for *_, stream, non_blocking, _ in weights)
+    told = f"{phase}: weights copied with non_blocking=True on a stream of their own"
+    yield Finding(aside, told, "copies on the default stream, or copies the host waits for")
+    pinned = sum(size for _, _, size, *_, is_pinned in weights if is_pinned)
+    told = f"{phase}: all {sum(copy[2] for copy in weights):,} bytes copied from pinned memory"
+    yield Finding(all(is_pinned for *_, is_pinned in weights), told, f"{pinned:,} bytes")
