@@ -197,9 +197,9 @@ for asks in (True, False):
 # `ctx.save_for_backward`. (That is good style; no check overwrites an argument.)
 #
 # Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
-# results, 16 KiB are free for states and the like. Numbers are compared with those of plain autograd in
-# float64, under autocast in float32. Start with the plain case, run the check, and let its rows lead you
-# through the rest.
+# results, 16 KiB are free for states and the like, and as much when backward is over and the gradients are
+# gone. Numbers are compared with those of plain autograd in float64, under autocast in float32. Start with
+# the plain case, run the check, and let its rows lead you through the rest.
 #
 # <details><summary>Hint 1: the skeleton</summary>
 #
@@ -234,10 +234,12 @@ for asks in (True, False):
 def checkpoint(function: Callable, *args):
     """`function(*args)`, whose activations are computed again in backward instead of being kept.
 
-    function: a module or a function; returns a tensor or a tuple of them. Called once now, once in backward.
-        The same one may be checkpointed again before that. Its parameters' gradients are added to what is in
-        `.grad`; frozen ones get none.
-    args: positional arguments; those that are tensors and require grad get the gradient they would have had.
+    function: a module, in training or evaluation, or a function; returns a tensor or a tuple of them, which
+        may be one, without a graph, or of whole numbers. Called once now, once in backward; under no_grad
+        once in all. The same one may be checkpointed again before that. Its parameters' gradients are added
+        to what is in `.grad`; frozen ones get none.
+    args: positional arguments, None among them; those that are tensors and require grad get the gradient they
+        would have had, also where one stands in two places.
     """
     ### BEGIN SOLUTION
     # One more input, which puts us in the graph for the parameters' sake.
@@ -334,7 +336,7 @@ labkit.check("05.checkpoint", checkpoint)
 # Run `layers` one after the other in `segments`
 # checkpoints. Every layer stands in exactly one segment, and their lengths differ by at most one: 7 layers
 # in 3 segments are 3, 2 and 2, in whatever order. An impossible number of segments is a `ValueError` that
-# names it and the number of layers.
+# names it and the number of layers. What you are handed stays as it is, and so does the layers' mode.
 #
 # <details><summary>Hint</summary><code>divmod(7, 3)</code> is <code>(2, 1)</code>: every segment has 2
 # layers, and 1 of them has one more.</details>
@@ -343,6 +345,7 @@ labkit.check("05.checkpoint", checkpoint)
 # %% exercise="05.checkpoint-sequential" difficulty=2 minutes=15
 def checkpoint_sequential(layers: Sequence[nn.Module], x: Tensor, segments: int) -> Tensor:
     """The layers one after the other on `x`, in `segments` checkpoints whose lengths differ by at most one.
+    layers: any sequence, such as a list, a tuple or an nn.ModuleList.
 
     Raises ValueError unless 1 <= segments <= len(layers).
     """

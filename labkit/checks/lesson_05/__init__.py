@@ -8,12 +8,14 @@ from labkit.checks.lesson_05 import chain, recomputing
 from labkit.checks.lesson_05.chain import (
     chain_gives,
     keeps_boundaries,
+    leaves_the_list,
     refuses_wrong_segments,
     runs_each_layer_twice,
     segments_are_even,
 )
 from labkit.checks.lesson_05.recomputing import (
     as_plain,
+    called_as_it_is,
     inner_runs_thrice,
     keeps_its_ends,
     restores_after_error,
@@ -40,19 +42,25 @@ def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: o
 def _checkpoint_cases(seed: int) -> list[Case]:
     return [
         checkpoint_case("an MLP", "values", seed),
-        checkpoint_case("an MLP, measured", "measured", seed, rows=48, width=32, inner=160),
+        checkpoint_case("an MLP, measured", "measured", seed, rows=96, width=48, inner=160),
+        checkpoint_case("under no_grad", "no-grad", seed),
+        checkpoint_case("x in another order", "view", seed),
         checkpoint_case("a layer of it frozen", "values", seed, frozen=["0.weight", "2.bias"]),
         checkpoint_case("the same one twice in a row", "values", seed, in_a_row=2),
         checkpoint_case("dropout", "dropout", seed),
         checkpoint_case("dropout twice in a row", "dropout", seed, in_a_row=2),
+        checkpoint_case("dropout in evaluation", "dropout", seed, training=False),
         checkpoint_case("bfloat16 autocast", "autocast", seed),
         checkpoint_case("float16 autocast", "half", seed),
         checkpoint_case("float32 without autocast", "single", seed),
         checkpoint_case("an input without gradient", "data", seed),
         checkpoint_case("two results, the first used", "several", seed),
         checkpoint_case("two results, the second used", "several", seed, result=1),
+        checkpoint_case("one tensor in two places", "shared", seed),
+        checkpoint_case("a tuple of one", "one", seed),
         checkpoint_case("one inside another", "nested", seed),
         checkpoint_case("batch normalisation", "buffers", seed),
+        checkpoint_case("batch normalisation in evaluation", "buffers", seed, training=False),
         checkpoint_case("an error inside", "raises", seed),
         checkpoint_case("a sum over ranks", "ranks", seed, ranks=2),
     ]
@@ -123,9 +131,9 @@ EXERCISES = [
                 "forward-values",
                 "numbers",
                 1,
-                "The result is that of calling the function",
+                "The result is that of calling the function, under no_grad too",
                 "",
-                {"values": as_plain("output")},
+                {"values": as_plain("output"), "no-grad": called_as_it_is},
             ),
             Property(
                 "input-gradients",
@@ -134,7 +142,7 @@ EXERCISES = [
                 "The input's gradient is that of plain autograd",
                 "a detached input needs requires_grad_() before the function is run again, and its .grad"
                 " is what you return",
-                {"values": as_plain("input_grad")},
+                dict.fromkeys(("values", "view"), as_plain("input_grad")),
             ),
             Property(
                 "parameter-gradients",
@@ -174,8 +182,9 @@ EXERCISES = [
                 "saved-bytes",
                 "mechanism",
                 5,
-                "Between forward and backward only the inputs and the result are alive",
-                "the first run was not under torch.no_grad(), or its graph or results are kept in ctx",
+                "Between forward and backward only the inputs and the result are alive, afterwards nothing",
+                "the first run was not under torch.no_grad(), its graph or results are kept in ctx, or inputs"
+                " are copied",
                 {"measured": keeps_its_ends},
             ),
             Property(
@@ -202,7 +211,9 @@ EXERCISES = [
                 "Several arguments, tensors or not, and several results of which one is unused",
                 "backward returns one value an argument, None for what has no gradient; an unused result's"
                 " gradient may be None",
-                {"several": as_plain("output", "input_grad", "grad")},
+                dict.fromkeys(
+                    ("several", "shared", "one"), as_plain("output", "results", "input_grad", "grad")
+                ),
             ),
             Property(
                 "buffers-once",
@@ -243,9 +254,10 @@ EXERCISES = [
                 "forward-values",
                 "numbers",
                 1,
-                "The result is that of the layers one after the other",
+                "The result is that of the layers one after the other, in evaluation too; what was handed"
+                " over stays",
                 "",
-                {"values": chain_gives("output")},
+                {"values": every(chain_gives("output", "evaluated", "asked"), leaves_the_list)},
             ),
             Property(
                 "input-gradients",

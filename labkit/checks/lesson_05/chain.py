@@ -17,7 +17,7 @@ from labkit.checks.shared.held import bytes_kept
 
 
 class _Layer(nn.Module):
-    """x + down(tanh(up(x))); notes in `log` each time it runs."""
+    """x + down(tanh(up(x))), half of it in evaluation mode; notes in `log` each time it runs."""
 
     def __init__(self, index: int, width: int, inner: int, log: list[int]):
         super().__init__()
@@ -26,7 +26,8 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.log.append(self.index)
-        return x + self.down(torch.tanh(self.up(x)))
+        out = x + self.down(torch.tanh(self.up(x)))
+        return out if self.training else out / 2
 
 
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
@@ -54,19 +55,29 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _use_chain(rank: Rank) -> None:
-    """Forward and backward. Facts: the layers run, forward and backward."""
+    """Forward and backward. Then in evaluation mode with x as data and a tuple of layers. Answers: those of
+    `observe`, evaluated, and asked, whether x asks for a gradient then. Facts: the layers run, forward and
+    backward; left, how many layers are in the list afterwards.
+    """
     log: list[int] = []
     layers = _layers(rank.case, rank.inputs, log)
     x = rank.inputs["x"].clone().requires_grad_()
 
+    handed: list[nn.Module] = list(layers)
+
     def forward(_: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
-        output = rank.student.checkpoint_sequential(list(layers), arguments[0], rank.params["segments"])
+        output = rank.student.checkpoint_sequential(handed, arguments[0], rank.params["segments"])
         rank.fact("forward", list(log))
         log.clear()
         return output
 
     observe(rank, layers, [x], rank.inputs["grad_output"], use=forward)
-    rank.fact("backward", log)
+    rank.fact("backward", list(log))
+    rank.fact("left", len(handed))
+    data = rank.inputs["x"].clone()
+    output = rank.student.checkpoint_sequential(tuple(layers.eval()), data, rank.params["segments"])
+    rank.answer("evaluated", output)
+    rank.answer("asked", torch.tensor(data.requires_grad))
 
 
 def _measure_chain(rank: Rank) -> None:
@@ -102,10 +113,12 @@ class BesidePlainChain(Evidence):
 
     @cached_property
     def plain(self) -> State:
-        """output, input_grad and grad.NAME."""
+        """output, input_grad, grad.NAME, evaluated and asked."""
         seat, layers = PlainSeat(), _layers(self.case, self.inputs, [])
         x = self.inputs["x"].clone().requires_grad_()
         observe(seat, layers, [x], self.inputs["grad_output"], use=_one_after_the_other)
+        seat.answer("evaluated", _one_after_the_other(layers.eval(), [x]))
+        seat.answer("asked", torch.tensor(False))
         return seat.tensors
 
 
@@ -120,7 +133,7 @@ RUNS: Mapping[str, Run] = {
 
 
 def chain_gives(*kinds: str) -> Judge:
-    """The plain chain's tensors of these kinds ("output", "input_grad", "grad")."""
+    """The plain chain's tensors of these kinds ("output", "input_grad", "grad", "evaluated", "asked")."""
 
     def judge(evidence: BesidePlainChain) -> Iterator[Finding]:
         for name, tensor in evidence.plain.items():
@@ -128,6 +141,12 @@ def chain_gives(*kinds: str) -> Judge:
                 yield same(f"{name} as plain autograd has it", tensor, evidence.answers[0], name)
 
     return judge
+
+
+def leaves_the_list(evidence: Evidence) -> Iterator[Finding]:
+    """The list that was handed over has its layers."""
+    left, layers = evidence.answers[0].facts["left"], evidence.case.params["layers"]
+    yield Finding(left == layers, f"{layers} layers in the list that was handed over", f"{left}")
 
 
 def runs_each_layer_twice(evidence: Evidence) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,28 +19,25 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Run
+from labkit.checks.lesson_05.subjects import (
+    Call,
+    Recipe,
+    Several,
+    Subject,
+    one_for_two,
+    one_result,
+    several_arguments,
+    view_of_x,
+    with_batch_norm,
+    with_dropout,
+    x_as_data,
+)
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import State, same
 from labkit.checks.shared.held import bytes_kept
 
-Call = Callable[..., Any]
 SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful solution keeps besides stays below
-
-
-@dataclass
-class Subject:
-    """A function to be checkpointed, its arguments, the module whose parameters it uses, and what backward
-    gets. in_a_row: how often it is called, each time with what it gave before.
-    """
-
-    function: Call
-    args: tuple[Any, ...]
-    module: nn.Module
-    grad_output: Tensor
-    result: int  # which of several results backward starts from
-    autocast: torch.dtype | None
-    in_a_row: int = 1
 
 
 class Counted:
@@ -78,83 +75,6 @@ class _SumOverRanks(torch.autograd.Function):
         return grads[0], None
 
 
-class _Several(nn.Module):
-    """Two results from a float tensor, another one, ids, and a plain number."""
-
-    def __init__(self, width: int, inner: int):
-        super().__init__()
-        self.table = nn.Embedding(inner, width)
-        self.mix = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, y: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return torch.tanh(self.mix(x + self.table(ids))) * scale, self.mix(y) * scale
-
-
-def _mlp(width: int, inner: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
-
-
-def _with_dropout(width: int, inner: int) -> nn.Module:
-    first, gelu, last = _mlp(width, inner).children()
-    return nn.Sequential(first, nn.Dropout(0.4), gelu, last, nn.Dropout(0.2))
-
-
-def _with_batch_norm(width: int, inner: int) -> nn.Module:
-    first, _, last = _mlp(width, inner).children()
-    return nn.Sequential(first, nn.BatchNorm1d(inner), nn.Tanh(), last)
-
-
-def _x(handed: Inputs) -> tuple[Any, ...]:
-    return (handed["x"].clone().requires_grad_(),)
-
-
-def _x_as_data(handed: Inputs) -> tuple[Any, ...]:
-    return (handed["x"].clone(),)
-
-
-def _several_arguments(handed: Inputs) -> tuple[Any, ...]:
-    return (*_x(handed), handed["y"].clone().requires_grad_(), handed["ids"], 0.5)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a kind of case checkpoints: a module of (width, inner), and how it is called."""
-
-    module: Callable[[int, int], nn.Module] = _mlp
-    args: Callable[[Inputs], tuple[Any, ...]] = _x
-    dtype: torch.dtype = torch.float64
-    autocast: torch.dtype | None = None
-
-    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
-        """Parameters "full.NAME" of the module; x, y, ids and grad_output with one entry a rank."""
-
-        def draw(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, dtype=self.dtype)
-
-        shape = (case.ranks, case.params["rows"], case.params["width"])
-        found = {
-            f"full.{name}": draw(*parameter.shape) / parameter.shape[-1] ** 0.5
-            for name, parameter in self._empty(case).named_parameters()
-        }
-        found |= {name: draw(*shape) for name in ("x", "y", "grad_output")}
-        return found | {"ids": torch.randint(case.params["inner"], shape[:2], generator=generator)}
-
-    def subject(self, case: Case, handed: Inputs) -> Subject:
-        """The function with fresh tensors, of what one rank is handed."""
-        module = self._empty(case).to(self.dtype)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(handed[f"full.{name}"])
-        for name in case.params.get("frozen", ()):
-            module.get_parameter(name).requires_grad_(False)
-        args, result = self.args(handed), case.params.get("result", 0)
-        in_a_row = case.params.get("in_a_row", 1)
-        return Subject(module, args, module, handed["grad_output"], result, self.autocast, in_a_row)
-
-    def _empty(self, case: Case) -> nn.Module:
-        return self.module(case.params["width"], case.params["inner"])
-
-
 PLAIN = Recipe()
 
 
@@ -166,18 +86,20 @@ def hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 def observe(subject: Subject, call: Call, seed: int) -> State:
     """Run forward and backward through `call(function, *args)` and name what came of it.
 
-    "output", "input_grad.N", "grad.NAME", "buffer.NAME", and "next_random": what the generator draws
-    afterwards.
+    "output", "results" (how many a tuple has, 0 for a tensor), "input_grad.N", "grad.NAME", "buffer.NAME",
+    and "next_random": what the generator draws afterwards.
     """
     seed_generators(seed)
     with _autocast(subject):
         results = call(subject.function, *subject.args)
         for _ in range(1, subject.in_a_row):
             results = call(subject.function, results)
-    output = results[subject.result] if isinstance(results, (tuple, list)) else results
+    several = isinstance(results, tuple)
+    output = results[subject.result] if several else results
     torch.rand(5)  # what other code draws in between must not be drawn again
     output.backward(subject.grad_output.to(output.dtype))
     seen = {"output": output.detach(), "next_random": torch.rand(3)}
+    seen["results"] = torch.tensor(len(results) if several else 0)
     inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
     seen |= {f"input_grad.{i}": arg.grad for i, arg in enumerate(inputs) if arg.grad is not None}
     seen |= {f"grad.{n}": p.grad for n, p in subject.module.named_parameters() if p.grad is not None}
@@ -200,14 +122,42 @@ def _once(rank: Rank, recipe: Recipe) -> None:
     _send(rank, recipe.subject(rank.case, rank.inputs))
 
 
-def _measured(rank: Rank, recipe: Recipe) -> None:
-    """Facts: kept_bytes (between forward and backward), calls (after forward, after backward)."""
+def _without_gradients(rank: Rank, recipe: Recipe) -> None:
+    """Under no_grad. Answers: output. Facts: calls, graph (whether the result has one)."""
+    subject = recipe.subject(rank.case, rank.inputs)
+    function = Counted(subject.function)
+    with torch.no_grad():
+        output = rank.student.checkpoint(function, *subject.args)
+    rank.answer("output", output)
+    rank.fact("calls", function.calls)
+    rank.fact("graph", output.requires_grad)
 
-    def prepare() -> Callable[[], Tensor]:
+
+def _measured(rank: Rank, recipe: Recipe) -> None:
+    """Facts: kept_bytes (between forward and backward), left_bytes (after backward), calls (after forward,
+    after backward).
+
+    A call of one row goes before each that is measured: what is kept of the last call alone is seen then.
+    """
+
+    def back_and_forth(subject: Subject) -> None:
+        rank.student.checkpoint(subject.function, *subject.args).backward(subject.grad_output)
+        subject.module.zero_grad()
+        subject.args[0].grad = None
+
+    def prepare() -> Subject:
         fresh = recipe.subject(rank.case, rank.inputs)
+        (x,) = fresh.args
+        row = x.detach()[:1].clone().requires_grad_()
+        back_and_forth(replace(fresh, args=(row,), grad_output=fresh.grad_output[:1].clone()))
+        return fresh
+
+    def forward() -> Callable[[], Tensor]:
+        fresh = prepare()
         return lambda: rank.student.checkpoint(fresh.function, *fresh.args)
 
-    rank.fact("kept_bytes", bytes_kept(prepare))
+    rank.fact("kept_bytes", bytes_kept(forward))
+    rank.fact("left_bytes", bytes_kept(lambda: partial(back_and_forth, prepare())))
     subject = recipe.subject(rank.case, rank.inputs)
     function = Counted(subject.function)
     output = rank.student.checkpoint(function, *subject.args)
@@ -292,14 +242,18 @@ def _run(
 RUNS: Mapping[str, Run] = {
     "values": _run(_once),
     "measured": _run(_measured),
-    "dropout": _run(_once, Recipe(_with_dropout)),
+    "dropout": _run(_once, Recipe(with_dropout)),
     "autocast": _run(_once, Recipe(dtype=torch.float32, autocast=torch.bfloat16)),
     "half": _run(_once, Recipe(dtype=torch.float32, autocast=torch.float16)),
     "single": _run(_once, Recipe(dtype=torch.float32)),
-    "data": _run(_once, Recipe(args=_x_as_data)),
-    "several": _run(_once, Recipe(_Several, _several_arguments)),
+    "data": _run(_once, Recipe(args=x_as_data)),
+    "view": _run(_once, Recipe(args=view_of_x)),
+    "no-grad": _run(_without_gradients),
+    "several": _run(_once, Recipe(Several, several_arguments)),
+    "shared": _run(_once, Recipe(Several, one_for_two)),
+    "one": _run(_once, Recipe(one_result)),
     "nested": _run(_nested),
-    "buffers": _run(_once, Recipe(_with_batch_norm)),
+    "buffers": _run(_once, Recipe(with_batch_norm)),
     "raises": _run(_raises),
     "ranks": _run(_over_ranks, evidence=BesidePlainSums),
 }
@@ -335,9 +289,22 @@ def _counts(seen: Sequence[int]) -> str:
 
 def keeps_its_ends(evidence: BesidePlainCalls) -> Iterator[Finding]:
     """Between forward and backward only the inputs and the result are alive."""
-    plain, kept = evidence.plain[0], evidence.answers[0].facts["kept_bytes"]
-    most = plain["output"].nbytes + plain["input_grad.0"].nbytes + SLACK_BYTES
+    facts = evidence.answers[0].facts
+    kept, most = facts["kept_bytes"], evidence.plain[0]["output"].nbytes + SLACK_BYTES
     yield Finding(kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes")
+    left = facts["left_bytes"]
+    told = f"at most {SLACK_BYTES} bytes left when backward is over and gradients are gone"
+    yield Finding(left <= SLACK_BYTES, told, f"{left} bytes")
+
+
+def called_as_it_is(evidence: BesidePlainCalls) -> Iterator[Finding]:
+    """Without gradients the function is called once, and its result has no graph."""
+    answer = evidence.answers[0]
+    yield same("output under no_grad", evidence.plain[0]["output"], answer, "output")
+    calls, graph = answer.facts["calls"], answer.facts["graph"]
+    told = "under no_grad: called once, a result without a graph"
+    seen = f"called {calls} times, a result {'with' if graph else 'without'} one"
+    yield Finding(calls == 1 and not graph, told, seen)
 
 
 def inner_runs_thrice(evidence: Evidence) -> Iterator[Finding]:

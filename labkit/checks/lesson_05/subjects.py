@@ -1,0 +1,152 @@
+"""What is checkpointed: functions and their arguments, from tensors that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.checks.case import Case, Inputs
+
+Call = Callable[..., Any]
+
+
+@dataclass
+class Subject:
+    """A function to be checkpointed, its arguments, the module whose parameters it uses, and what backward
+    gets. in_a_row: how often it is called, each time with what it gave before.
+    """
+
+    function: Call
+    args: tuple[Any, ...]
+    module: nn.Module
+    grad_output: Tensor
+    result: int  # which of several results backward starts from
+    autocast: torch.dtype | None
+    in_a_row: int = 1
+
+
+class Several(nn.Module):
+    """Results from a float tensor, nothing, another tensor, ids, and a plain number: two that gradients go
+    through, one without a graph, and whole numbers.
+    """
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.table = nn.Embedding(inner, width)
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: None, y: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, ...]:
+        if mask is not None:
+            raise TypeError(f"expected None in the place of the mask, found {type(mask).__name__}")
+        first = torch.tanh(self.mix(x + self.table(ids))) * scale
+        return first, self.mix(y) * scale, x.detach() * scale, ids + 1
+
+
+class _One(nn.Sequential):
+    """A tuple of one result."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (super().forward(x),)
+
+
+class _Seen(nn.Module):
+    """x as it is, and a sum of all x in a buffer that no state dict has."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(width), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen.add_(x.sum(0))
+        return x
+
+
+def _mlp(width: int, inner: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+
+
+def with_dropout(width: int, inner: int) -> nn.Module:
+    """The MLP with dropout in two places."""
+    first, gelu, last = _mlp(width, inner).children()
+    return nn.Sequential(first, nn.Dropout(0.4), gelu, last, nn.Dropout(0.2))
+
+
+def with_batch_norm(width: int, inner: int) -> nn.Module:
+    """With batch normalisation, and a buffer that no state dict has."""
+    first, _, last = _mlp(width, inner).children()
+    return nn.Sequential(first, nn.BatchNorm1d(inner), _Seen(inner), nn.Tanh(), last)
+
+
+def one_result(width: int, inner: int) -> nn.Module:
+    """The MLP, whose result is a tuple of one."""
+    return _One(*_mlp(width, inner).children())
+
+
+def _x(handed: Inputs) -> tuple[Any, ...]:
+    return (handed["x"].clone().requires_grad_(),)
+
+
+def x_as_data(handed: Inputs) -> tuple[Any, ...]:
+    """x, which asks for no gradient."""
+    return (handed["x"].clone(),)
+
+
+def several_arguments(handed: Inputs) -> tuple[Any, ...]:
+    """What `Several` is given."""
+    return (*_x(handed), None, handed["y"].clone().requires_grad_(), handed["ids"], 0.5)
+
+
+def one_for_two(handed: Inputs) -> tuple[Any, ...]:
+    """The same, with one tensor in two places."""
+    (x,) = _x(handed)
+    return x, None, x, handed["ids"], 0.5
+
+
+def view_of_x(handed: Inputs) -> tuple[Any, ...]:
+    """x in memory of another order."""
+    return (handed["x"].T.contiguous().T.requires_grad_(),)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a kind of case checkpoints: a module of (width, inner), and how it is called."""
+
+    module: Callable[[int, int], nn.Module] = _mlp
+    args: Callable[[Inputs], tuple[Any, ...]] = _x
+    dtype: torch.dtype = torch.float64
+    autocast: torch.dtype | None = None
+
+    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
+        """Parameters "full.NAME" of the module; x, y, ids and grad_output with one entry a rank."""
+
+        def draw(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator, dtype=self.dtype)
+
+        shape = (case.ranks, case.params["rows"], case.params["width"])
+        found = {
+            f"full.{name}": draw(*parameter.shape) / parameter.shape[-1] ** 0.5
+            for name, parameter in self._empty(case).named_parameters()
+        }
+        found |= {name: draw(*shape) for name in ("x", "y", "grad_output")}
+        return found | {"ids": torch.randint(case.params["inner"], shape[:2], generator=generator)}
+
+    def subject(self, case: Case, handed: Inputs) -> Subject:
+        """The function with fresh tensors, of what one rank is handed."""
+        module = self._empty(case).to(self.dtype).train(case.params.get("training", True))
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(handed[f"full.{name}"])
+        for name in case.params.get("frozen", ()):
+            module.get_parameter(name).requires_grad_(False)
+        args, result = self.args(handed), case.params.get("result", 0)
+        in_a_row = case.params.get("in_a_row", 1)
+        return Subject(module, args, module, handed["grad_output"], result, self.autocast, in_a_row)
+
+    def _empty(self, case: Case) -> nn.Module:
+        return self.module(case.params["width"], case.params["inner"])
