@@ -217,7 +217,7 @@ Table(
 def partition_layers(costs: Sequence[float], num_devices: int) -> list[range]:
     """For each of `num_devices` devices, the run of layers that it gets; the largest run costs least.
 
-    costs: what each layer costs, 0 or more; not changed. Returns ranges that together are
+    costs: what each layer costs, 0 or more; a list or a tuple, not changed. Returns ranges that together are
     range(0, len(costs)), in order; some may be empty.
     Raises ValueError, naming the number, for num_devices below 1 or a negative cost.
     """
