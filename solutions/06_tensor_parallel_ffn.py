@@ -304,7 +304,10 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
 #   rank may call them or not.
 # * **Tensors**: what a forward or a backward is given keeps its values, and what it gave keeps them when it
-#   is called again. So no memory is used for two results.
+#   is called again. So no memory is used for two results, and a layer keeps no tensor of a call that is over.
+#   Tensors may lie in memory in any order, have any number of dimensions, and another size the next time; $X$
+#   need not ask for a gradient, and does not by being used. `eval()` and `torch.no_grad()` change no number.
+# * **Work**: the matrix products of a layer's forward are divided too. A rank does a $t$-th of them.
 # * **Refusals**: a `ValueError` on every rank whose text has both numbers, the size and the number of ranks.
 #
 # Ranks come to a call at different times, and `group` need not be all ranks of the job.

@@ -85,6 +85,8 @@ draw_block(ranks=4)
 #   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
 #   rank may call them or not.
 # * **Tensors**: what you are given keeps its values, and what you gave keeps them when you are called again.
+#   Modules keep no tensor of a call that is over. The next call may have another size, inputs need not ask
+#   for a gradient and do not by being used, and `torch.no_grad()` changes no number.
 # * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and
 #   64 bytes more at most. Attributes that are no tensors are your affair.
 # * **Refusals**: the error asked for, on every rank. Where the stub says "naming both", its text has both
@@ -210,7 +212,8 @@ Table(
 # Cut a whole attention, compute with the rank's heads, and give the whole back. What stands in front and
 # behind is handed to you as `enter` and `leave`, two functions like `column_parallel` and `row_parallel`:
 # later you will put others in their place, and so does the check. `attend` is called once in a forward, with
-# the config's dropout in training and 0.0 after `eval()`.
+# the config's dropout in training, under `no_grad` too, and 0.0 after `eval()`. A rank does a $t$-th of the
+# matrix products.
 #
 # <details><summary>Hint 1: from [b, s, heads d] to [b, heads, s, d]</summary>
 # <code>x.unflatten(-1, (-1, d)).transpose(1, 2)</code>: the heads are the outer of the two, the d numbers of
@@ -402,7 +405,7 @@ prediction("wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_loo
 #
 # An id outside the vocabulary is nobody's: it would silently become a vector of zeros. Raise an
 # `IndexError` instead. All ranks have the same ids, so all of them raise. The vectors are completed by
-# `leave`, whatever function that is.
+# `leave`, whatever function that is. Ids may be a view, such as `tokens[:, :-1]`.
 #
 # <details><summary>Hint 1</summary>Compare with both ends of the range: the first row of the next block is
 # not yours, your own last row is.</details>
@@ -531,7 +534,8 @@ Table(
 # targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand.
 #
 # "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay
-# as they are. What comes out when every token is ignored is not asked.
+# as they are; they may be views, and logits need not ask for a gradient. What comes out when every token is
+# ignored is not asked.
 #
 # With **label smoothing** $\varepsilon$ the target gets $1 - \varepsilon$ of the weight and *all $V$*
 # tokens share $\varepsilon$:
@@ -672,9 +676,9 @@ Table(
 #
 # `random_state` and `set_random_state` read and put back the state of the generator that dropout uses;
 # `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
-# happened, even when an exception ends the block: there the stream goes on too. The same seed gives the same
-# streams each time, another seed others, and a rank counts by its number in `group`. Nobody enters a stream
-# inside another one.
+# happened, even when an exception ends the block, `KeyboardInterrupt` among them: there the stream goes on
+# too. The same seed gives the same streams each time, another seed others, and a rank counts by its number in
+# `group`. Nothing is sent. Nobody enters a stream inside another one.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>
@@ -783,8 +787,8 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 # ### Exercise: draw your part
 #
 # Either dimension can be cut; a whole weight need not divide. Mean and standard deviation may be 4% of the
-# latter off, and the numbers are normal, not uniform. A second weight of the same shape has other numbers.
-# Nothing is sent.
+# latter off, and the numbers are normal, not uniform, each drawn by itself. A second weight of the same shape
+# has other numbers. Nothing is sent.
 #
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.
@@ -973,6 +977,7 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # `torch.autograd.Function` of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for the
 # gradient of the loss by something: $\partial X = \partial Y\, W$ and
 # $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is the sum of $\partial Y$ over all tokens.
+# Inputs and gradients may lie in memory in any order.
 #
 # What both keep between forward and backward is counted by all that the process holds: the slice, what your
 # caller keeps, and 24 KiB beside. The sums of bias gradients are not counted among the calls.
@@ -1073,7 +1078,8 @@ class TensorParallelMLP(nn.Module):
 # it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token,
 # a norm that is written out keeps three times as much. It may be 12% more than the plan's formula (below,
 # at "What a block keeps"). Where whole parameters' gradients are summed, those calls of at most $4h$
-# numbers each are not counted. After `eval()` nothing is dropped.
+# numbers each are not counted. After `eval()` nothing is dropped. A rank does a $t$-th of the matrix
+# products.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
@@ -1336,8 +1342,9 @@ draw_memory(
 #
 # The same three questions as for the block. Positions are whole, and with divided tokens a rank adds those
 # of its own tokens. The sum of token and position vectors is dropped with the config's probability, in
-# training. All-reduces of at most five numbers a token (the loss) are not counted among the calls. `to_full`
-# has every name of the whole model's state dict, `head.weight` too where it is tied.
+# training. All-reduces of at most five numbers a token (the loss) are not counted among the calls. A rank
+# does a $t$-th of the matrix products. `to_full` has every name of the whole model's state dict,
+# `head.weight` too where it is tied.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>
@@ -1380,7 +1387,7 @@ class TensorParallelGPT(nn.Module):
         return cls(full, group, seed, sequence_parallel)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """ids, targets: [b, s], the same on every rank. The mean cross-entropy, the same on every rank.
+        """ids, targets: [b, s], views perhaps, the same on every rank. The mean cross-entropy, on every rank.
 
         Raises ValueError, naming both sizes, if tokens are to be divided and do not divide among the ranks.
         """
@@ -1528,8 +1535,9 @@ prediction("the norm, which should be 2", your_norm, found)
 # %% [markdown]
 # ### Exercise: clip the gradient's norm
 #
-# Either list may be empty. A `.grad` may be changed in place or replaced; all keep
-# their types. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by $10^{-4}$.
+# Either list may be empty. A `.grad` may be changed in place or replaced; all keep their types. Gradients may
+# lie in memory in any order, or be nothing but zeros. The norm may be off by $10^{-5}$ of it, with 16-bit
+# gradients by $10^{-4}$.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only.</details>
 

@@ -14,22 +14,17 @@ from labkit.checks.lesson_06.layers import (
     GIVEN_LATER,
     OUTPUT_IN_GROUP,
     THEIR_PART_OF,
+    any_layout,
     gather_of_output,
     layer_case,
     nothing,
+    own_share,
     sizes_refused,
     sum_of_gradient,
 )
 from labkit.checks.shared.beside import is_refused
-from labkit.checks.shared.split import (
-    change_blocks,
-    equals,
-    impossible,
-    keeps_blocks,
-    own_block_decides,
-    sends,
-    use_part,
-)
+from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
+from labkit.checks.shared.split_judges import equals, keeps_blocks, own_block_decides, sends
 
 
 def _column_cases(seed: int) -> list[Case]:
@@ -41,6 +36,9 @@ def _column_cases(seed: int) -> list[Case]:
         layer_case("7 outputs", "uneven", 2, [3], (4, 7), seed, uneven=7),
         layer_case("3 features to 8", "values", 4, [2, 3], (3, 8), seed),
         layer_case("gathered output in order", "gather", 4, [2, 3], (3, 8), seed),
+        layer_case("a vector", "values", 2, [], (5, 6), seed),
+        layer_case("views", "layout", 2, [2, 3], (5, 6), seed),
+        layer_case("views, gathered", "gather-layout", 2, [2, 3], (5, 6), seed),
         layer_case("two groups of two", "subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]),
         layer_case(
             "gathered in two groups", "gather-subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]
@@ -59,6 +57,8 @@ EXERCISE = Exercise(
         "own-shard": COLUMN.run(change_blocks),
         "gather-own-shard": GATHERED.run(change_blocks),
         "uneven": impossible(COLUMN),
+        "layout": COLUMN.run(use_views),
+        "gather-layout": GATHERED.run(use_views),
         "subgroup": COLUMN.run(use_part),
         "gather-subgroup": GATHERED.run(use_part),
     },
@@ -114,14 +114,7 @@ EXERCISE = Exercise(
             "a slice is a view that keeps the whole tensor in memory: clone() it; or the full layer was kept",
             {"values": keeps_blocks},
         ),
-        Property(
-            "own-shard-only",
-            "mechanism",
-            2,
-            "A rank computes with its own block and never reads another's.",
-            "the product was computed with the full weight and cut afterwards",
-            {"own-shard": own_block_decides},
-        ),
+        own_share(),
         Property(
             "gather-output",
             "numbers",
@@ -144,6 +137,7 @@ EXERCISE = Exercise(
             "out_features // t drops the remainder without a word",
             {"uneven": is_refused("refusal", "ValueError", names=sizes_refused)},
         ),
+        any_layout("layout", "gather-layout"),
         Property(
             "subgroup",
             "robustness",

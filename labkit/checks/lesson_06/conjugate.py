@@ -20,6 +20,7 @@ def _operator_cases(seed: int) -> list[Case]:
     return [
         operator_case("a matrix", "values", 2, [3, 5], seed, late=[1]),
         operator_case("a batch of sequences", "values", 4, [2, 3, 5], seed),
+        operator_case("a single number", "values", 2, [], seed),
         operator_case("tensors that are not contiguous", "layout", 2, [3, 4], seed),
         operator_case("a view on one rank alone", "layout", 2, [3, 4], seed, views_on=1),
         operator_case("two groups of two", "subgroup", 4, [5], seed, groups=[[0, 3], [1, 2]]),

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.checks.case import Case
-from labkit.checks.exercise import Judge, every
+from labkit.checks.exercise import Judge, Property, every
 from labkit.checks.shared.beside import STEPS, Call, stays_in_group
 from labkit.checks.shared.places import place_of
-from labkit.checks.shared.split import Drawn, Split, SplitEvidence, by_dims, dtype_of, equals
+from labkit.checks.shared.split import Drawn, Split, SplitEvidence, by_dims, dtype_of
+from labkit.checks.shared.split_judges import EVERYTHING, does_its_share, equals, own_block_decides
 
 
 class PlainMLP(nn.Module):
@@ -44,13 +45,19 @@ def _linear_drawn(x: int | None, out: int | None) -> Callable[[Case], dict[str, 
 
     def of_case(case: Case) -> dict[str, Drawn]:
         lead, (first, last) = case.params["lead"], case.params["sizes"]
-        return {"x": Drawn((*lead, first), x), "grad_output": Drawn((*lead, last), out)}
+        return {"x": _one_row_more(lead, first, x), "grad_output": Drawn((*lead, last), out)}
 
     return of_case
 
 
+def _one_row_more(lead: Sequence[int], features: int, cut: int | None = None) -> Drawn:
+    """[*lead, features], and in the last step one row more."""
+    later = (lead[0] + 1, *lead[1:], features) if lead else ()
+    return Drawn((*lead, features), cut, later=later)
+
+
 def _mlp_drawn(case: Case) -> dict[str, Drawn]:
-    whole = Drawn((*case.params["lead"], case.params["sizes"][0]))
+    whole = _one_row_more(case.params["lead"], case.params["sizes"][0])
     return {"x": whole, "grad_output": whole}
 
 
@@ -105,6 +112,30 @@ def gather_of_output(evidence: SplitEvidence) -> list[Call]:
 
 
 OUTPUT_IN_GROUP: Judge = every(equals("output"), stays_in_group)
+
+
+def any_layout(*kinds: str) -> Property:
+    """The property that layers take tensors as they lie in memory, shown by these kinds of cases."""
+    return Property(
+        "any-layout",
+        "robustness",
+        1,
+        "x and gradients that are not contiguous work.",
+        "view() wants memory in order: use reshape() or flatten()",
+        dict.fromkeys(kinds or ("layout",), EVERYTHING),
+    )
+
+
+def own_share() -> Property:
+    """The property that a rank computes its part, from its block, and no more."""
+    return Property(
+        "own-shard-only",
+        "mechanism",
+        4,
+        "A rank computes with its own block, never reads another's, and does a t-th of the products.",
+        "the product was computed with the full weight, kept or gathered, and cut afterwards",
+        {"own-shard": own_block_decides, "values": does_its_share},
+    )
 
 
 def sizes_refused(case: Case) -> Sequence[int]:

@@ -14,19 +14,14 @@ from labkit.checks.lesson_06.layers import (
     OUTPUT_IN_GROUP,
     ROW_ID,
     THEIR_PART_OF,
+    any_layout,
     layer_case,
+    own_share,
     sum_of_gradient,
     sum_of_output,
 )
-from labkit.checks.shared.split import (
-    EVERYTHING,
-    change_blocks,
-    equals,
-    keeps_blocks,
-    own_block_decides,
-    sends,
-    use_part,
-)
+from labkit.checks.shared.split import change_blocks, use_part, use_views
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
 
 
 def _mlp_cases(seed: int) -> list[Case]:
@@ -35,6 +30,8 @@ def _mlp_cases(seed: int) -> list[Case]:
         layer_case("other blocks changed", "own-shard", 2, [3], (5, 6), seed),
         layer_case("all parts your own", "own-parts", 2, [3], (5, 6), seed),
         layer_case("3 features, 12 inside", "values", 4, [2, 3], (3, 12), seed),
+        layer_case("a vector", "values", 2, [], (5, 6), seed),
+        layer_case("views", "layout", 2, [2, 3], (5, 6), seed),
         layer_case("two groups of two", "subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]),
         layer_case("groups of one", "values", 2, [3], (3, 4), seed, groups=[[0], [1]]),
     ]
@@ -48,6 +45,7 @@ EXERCISE = Exercise(
         "values": MLP.run(use_part),
         "own-shard": MLP.run(change_blocks),
         "own-parts": MLP.run(use_part),
+        "layout": MLP.run(use_views),
         "subgroup": MLP.run(use_part),
     },
     _mlp_cases,
@@ -101,14 +99,8 @@ EXERCISE = Exercise(
             "the unsharded MLP was kept as an attribute",
             {"values": keeps_blocks},
         ),
-        Property(
-            "own-shard-only",
-            "mechanism",
-            2,
-            "A rank computes with its own blocks and never reads another's.",
-            "the unsharded MLP was run, in whole or in part",
-            {"own-shard": own_block_decides},
-        ),
+        own_share(),
+        any_layout(),
         Property(
             "subgroup",
             "robustness",

@@ -44,7 +44,9 @@ def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Ten
 
 
 def _use(rank: Rank, name: str) -> None:
-    """Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
+    """Between forward and backward the operator is used in the group of all, where that is another one.
+
+    Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
     a call that another one follows. Recordings: forward, backward, later.
     """
     group = enter_group(rank)
@@ -54,6 +56,8 @@ def _use(rank: Rank, name: str) -> None:
     with rank.recording("forward"):
         out = operator.apply(x, group)
     rank.answer("output", out)
+    if rank.case.kind == "subgroup":
+        operator.apply(torch.ones_like(x), rank.group)  # another group, before backward of this one
     with rank.attempt("input-gradients"), rank.recording("backward"):
         out.backward(grad_output)
     rank.answer("input_grad", x.grad)

@@ -13,21 +13,16 @@ from labkit.checks.lesson_06.layers import (
     ROW,
     ROW_ID,
     THEIR_PART_OF,
+    any_layout,
     layer_case,
     nothing,
+    own_share,
     sizes_refused,
     sum_of_output,
 )
 from labkit.checks.shared.beside import is_refused
-from labkit.checks.shared.split import (
-    change_blocks,
-    equals,
-    impossible,
-    keeps_blocks,
-    own_block_decides,
-    sends,
-    use_part,
-)
+from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
+from labkit.checks.shared.split_judges import equals, keeps_blocks, sends
 
 
 def _row_cases(seed: int) -> list[Case]:
@@ -37,6 +32,8 @@ def _row_cases(seed: int) -> list[Case]:
         layer_case("other blocks changed", "own-shard", 2, [3], (6, 5), seed, bias=False),
         layer_case("7 inputs", "uneven", 2, [3], (7, 4), seed, uneven=7),
         layer_case("8 features to 3", "values", 4, [2, 3], (8, 3), seed, bias=False),
+        layer_case("a vector", "values", 2, [], (6, 5), seed, bias=False),
+        layer_case("views", "layout", 2, [2, 3], (6, 5), seed),
         layer_case("with a bias on more ranks", "bias", 4, [2, 3], (8, 3), seed),
         layer_case(
             "two groups of two", "subgroup", 4, [3], (4, 3), seed, bias=False, groups=[[0, 3], [1, 2]]
@@ -54,6 +51,7 @@ EXERCISE = Exercise(
         "bias": ROW.run(use_part),
         "own-shard": ROW.run(change_blocks),
         "uneven": impossible(ROW),
+        "layout": ROW.run(use_views),
         "subgroup": ROW.run(use_part),
     },
     _row_cases,
@@ -115,14 +113,7 @@ EXERCISE = Exercise(
             "a slice is a view that keeps the whole tensor in memory: clone() it; or the full layer was kept",
             {"values": keeps_blocks, "bias": keeps_blocks},
         ),
-        Property(
-            "own-shard-only",
-            "mechanism",
-            2,
-            "A rank computes with its own block and never reads another's.",
-            "the product was computed with the full weight",
-            {"own-shard": own_block_decides},
-        ),
+        own_share(),
         Property(
             "uneven-sizes",
             "robustness",
@@ -131,6 +122,7 @@ EXERCISE = Exercise(
             "in_features // t drops the remainder without a word",
             {"uneven": is_refused("refusal", "ValueError", names=sizes_refused)},
         ),
+        any_layout(),
         Property(
             "subgroup",
             "robustness",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from labkit.checks.case import Case
@@ -15,10 +16,12 @@ from labkit.checks.lesson_07.modules import (
     TORCHS_OWN,
     TRAINED,
     activations,
+    any_layout,
     case_maker,
     comes_back,
     config_of,
     one_all_reduce,
+    own_share,
     refused_sizes,
     subgroup,
     use_and_return,
@@ -26,18 +29,8 @@ from labkit.checks.lesson_07.modules import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_attention
-from labkit.checks.shared.split import (
-    EVERYTHING,
-    Split,
-    SplitEvidence,
-    dtype_of,
-    equals,
-    impossible,
-    keeps_blocks,
-    sends,
-    use_part,
-    use_views,
-)
+from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, impossible, use_part, use_views
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
 from labkit.model import Attention, explicit_attention
 
 ATTENTION_ID = "07.tensor-parallel-attention"
@@ -73,7 +66,9 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _watch_attend(rank: Rank, split: Split) -> None:
-    """Fact: asked, with which probability of dropout heads attend: in training, and in evaluation."""
+    """Fact: asked, with which probability of dropout heads attend: in training, in evaluation, and in
+    training without gradients.
+    """
     full, asked = split.handed(rank), []
     plain = full.attend
 
@@ -85,6 +80,8 @@ def _watch_attend(rank: Rank, split: Split) -> None:
     part = split.build(rank, full, rank.group)
     for training in (True, False):
         part.train(training)(rank.inputs["x"].clone())
+    with torch.no_grad():
+        part.train()(rank.inputs["x"].clone())
     rank.fact("asked", asked)
 
 
@@ -116,10 +113,11 @@ def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
 
 
 def _attends_with_dropout(evidence: SplitEvidence) -> Iterator[Finding]:
-    expected = [evidence.case.params["dropout"], 0.0]
+    dropout = evidence.case.params["dropout"]
+    expected = [dropout, 0.0, dropout]
     for answer in evidence.answers:
         seen = answer.facts["asked"]
-        told = f"heads attend with dropout {expected[0]} in training and {expected[1]} in evaluation"
+        told = f"heads attend with dropout {dropout} in training, under no_grad too, and 0.0 in evaluation"
         yield Finding(seen == expected, told, f"{seen}", answer.rank)
 
 
@@ -217,14 +215,8 @@ EXERCISE = Exercise(
             "heads // t drops the rest, and 2 // 4 leaves none",
             {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
         ),
-        Property(
-            "any-layout",
-            "robustness",
-            1,
-            "x and gradients that are not contiguous work.",
-            "use reshape or flatten for view",
-            {"layout": EVERYTHING},
-        ),
+        any_layout(EVERYTHING),
+        own_share(),
         subgroup(every(equals("output"), stays_in_group)),
     ),
     forbids=TORCHS_OWN,

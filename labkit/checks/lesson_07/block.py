@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Exercise, Finding, Property, every
@@ -23,6 +23,7 @@ from labkit.checks.lesson_07.modules import (
     activations,
     case_maker,
     config_of,
+    own_share,
     ranks_agree,
     sequence_parallel,
     subgroup,
@@ -36,25 +37,24 @@ from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import Call, stays_in_group
 from labkit.checks.shared.cuts import cut_block
 from labkit.checks.shared.held import bytes_kept
-from labkit.checks.shared.split import (
-    EVERYTHING,
-    Split,
-    SplitEvidence,
-    dtype_of,
-    equals,
-    keeps_blocks,
-    loaded,
-    sends,
-    under,
-    use_part,
-)
+from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, loaded, under, use_part
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
 from labkit.model import Block, explicit_attention
 
 BLOCK_ID = "07.tensor-parallel-block"
 ADDED = (1.0, 10.0)  # by attention and by the MLP, where what is dropped is looked at
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence
+
+
+def _plain(case: Case) -> nn.Module:
+    """The whole block; `residual`, where the case has it, is what is dropped of what it adds to x."""
+    block = Block(config_of(case), explicit_attention).to(dtype_of(case))
+    block.dropout.p = case.params.get("residual", block.dropout.p)
+    return with_eps(block, case)
+
+
 BLOCK = Split(
-    plain=lambda case: with_eps(Block(config_of(case), explicit_attention).to(dtype_of(case)), case),
+    plain=_plain,
     build=lambda rank, full, group: rank.student.TensorParallelBlock(
         full, group, rank.student.RandomStreams(rank.case.seed, group), sequence_parallel(rank.case)
     ),
@@ -71,7 +71,7 @@ def _cases(seed: int) -> list[Case]:
         block_case("two ranks, tokens divided", "sequence", 2, seed, sequence_parallel=True),
         block_case("what is kept", "kept", 2, seed, **_LARGE),
         block_case("dropout", "dropout", 2, seed, dropout=0.5, sequence=16),
-        block_case("what is dropped", "what-drops", 2, seed, dropout=0.5),
+        block_case("what is dropped", "what-drops", 2, seed, dropout=0.5, residual=0.25),
         block_case(
             "what is dropped, tokens divided", "what-drops", 2, seed, dropout=0.5, sequence_parallel=True
         ),
@@ -226,9 +226,10 @@ def _drops_alike_what_is_whole(evidence: SplitEvidence) -> Iterator[Finding]:
 
 def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
     """What attention adds is zero or scaled by 1 / (1 - p), and so is what the MLP adds."""
-    scale = 1 / (1 - evidence.case.params["dropout"])
+    params = evidence.case.params
+    scale = 1 / (1 - params.get("residual", params["dropout"]))
     one, other = (added * scale for added in ADDED)
-    expected = {0.0, one, other, one + other}
+    expected = {round(left, 6) for left in (0.0, one, other, one + other)}
     for answer in evidence.answers:
         seen = {round(number, 6) for number in answer.tensors["added"].flatten().tolist()}
         told = f"of {ADDED[0]:g} and {ADDED[1]:g} that are added, {sorted(expected)} left by dropout"
@@ -336,6 +337,7 @@ EXERCISE = Exercise(
             "one stream for both: cut regions draw from own(), whole ones from shared()",
             {"dropout": every(_drops_apart, _drops_alike_what_is_whole), "what-drops": _drops_both_halves},
         ),
+        own_share(),
         subgroup(every(equals("output"), stays_in_group)),
         Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_07.modules import PAIRS, case_maker, subgroup
+from labkit.checks.lesson_07.modules import PAIRS, any_layout, case_maker, subgroup
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, stays_in_group
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
@@ -29,6 +29,8 @@ def _cases(seed: int) -> list[Case]:
         clip_case("two ranks", "values", 2, seed, late=[0]),
         clip_case("a small norm", "small", 2, seed, scale=0.01),
         clip_case("a norm below the bound, its square above", "small", 2, seed, scale=0.2),
+        clip_case("nothing but zeros", "small", 2, seed, scale=0.0),
+        clip_case("gradients that are views", "layout", 2, seed),
         clip_case("without gradient", "missing", 2, seed),
         clip_case("nothing cut", "none-cut", 2, seed),
         clip_case("nothing whole", "none-whole", 2, seed),
@@ -50,15 +52,21 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
     return {n: place.block(t[place.index], 0 if n in CUT else None) for n, t in inputs.items()}
 
 
-def _clip(rank: Rank, names: tuple[str, ...] = (*CUT, *WHOLE), bare: int = 0) -> None:
+def _clip(
+    rank: Rank,
+    names: tuple[str, ...] = (*CUT, *WHOLE),
+    bare: int = 0,
+    view: Callable[[Tensor], Tensor] = torch.clone,
+) -> None:
     """Clip what this rank has. Answers: norm, grad.NAME. Recording: all.
 
-    names: of the parameters that are handed over. bare: parameters without gradient beside them.
+    names: of the parameters that are handed over. bare: parameters without gradient beside them. view: copies
+    gradients, perhaps in another layout.
     """
     group, parameters = enter_group(rank), {}
     for name, gradient in rank.inputs.items():
         parameters[name] = nn.Parameter(torch.zeros_like(gradient))
-        parameters[name].grad = gradient.clone()
+        parameters[name].grad = view(gradient)
 
     def those(kind: Mapping[str, tuple[int, ...]]) -> list[nn.Parameter]:
         zeros = torch.zeros(5, dtype=dtype_of(rank.case), device=rank.device)
@@ -97,7 +105,8 @@ def _right_norm(evidence: ClipEvidence, answer: RankAnswer) -> Finding:
 
 def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        factor = min(1.0, evidence.case.params["max_norm"] / evidence.norm(answer).item())
+        most, norm = evidence.case.params["max_norm"], evidence.norm(answer).item()
+        factor = most / norm if norm > most else 1.0
         for name, gradient in _hand(evidence.case, evidence.inputs, answer.rank).items():
             there = name in evidence.names
             expected = (gradient.double() * factor).to(gradient.dtype) if there else gradient
@@ -108,6 +117,11 @@ def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
 
 _NORM_AND_GRADIENTS = every(on_each(_right_norm), _scaled)
 _CLIPPED = Run(_clip, _inputs, _hand, ClipEvidence)
+
+
+def _columns_first(gradient: Tensor) -> Tensor:
+    """The same numbers, in memory of another order."""
+    return gradient.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
 def _clipping_only(kind: Mapping[str, tuple[int, ...]]) -> Run:
@@ -123,6 +137,7 @@ EXERCISE = Exercise(
     {
         "values": _CLIPPED,
         "small": _CLIPPED,
+        "layout": Run(partial(_clip, view=_columns_first), _inputs, _hand, ClipEvidence),
         "missing": Run(partial(_clip, bare=1), _inputs, _hand, ClipEvidence),
         "none-cut": _clipping_only(WHOLE),
         "none-whole": _clipping_only(CUT),
@@ -160,8 +175,8 @@ EXERCISE = Exercise(
             "small-norms",
             "robustness",
             1,
-            "A smaller norm leaves gradients as they are.",
-            "scaled up to max_norm",
+            "A smaller norm leaves gradients as they are, a norm of 0 too.",
+            "scaled up to max_norm, or divided by 0",
             {"small": _NORM_AND_GRADIENTS},
         ),
         Property(
@@ -181,6 +196,7 @@ EXERCISE = Exercise(
             "float() before square()",
             {"low": _NORM_AND_GRADIENTS},
         ),
+        any_layout(_NORM_AND_GRADIENTS),
         subgroup(every(_NORM_AND_GRADIENTS, stays_in_group)),
     ),
     forbids=("torch.nn.utils.clip_grad_norm_",),

@@ -14,9 +14,11 @@ from labkit.checks.lesson_07.modules import (
     STORED,
     TORCHS_OWN,
     TRAINED,
+    any_layout,
     at_boundaries,
     case_maker,
     comes_back,
+    fewer_tokens,
     no_calls,
     one_all_reduce,
     subgroup,
@@ -25,24 +27,15 @@ from labkit.checks.lesson_07.modules import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_table
-from labkit.checks.shared.split import (
-    EVERYTHING,
-    Drawn,
-    Split,
-    SplitEvidence,
-    dtype_of,
-    equals,
-    keeps_blocks,
-    sends,
-    use_part,
-)
+from labkit.checks.shared.split import Drawn, Split, SplitEvidence, dtype_of, use_part, use_views
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
 
 EMBEDDING_ID = "07.vocab-parallel-embedding"
 
 
 def _drawn(case: Case) -> dict[str, Drawn]:
     lead = (case.params["batch"], case.params["sequence"])
-    ids = Drawn(lead, below=case.params["vocabulary"])
+    ids = Drawn(lead, below=case.params["vocabulary"], later=(lead[0], fewer_tokens(case)))
     return {"ids": ids, "grad_output": Drawn((*lead, case.params["hidden"]))}
 
 
@@ -60,6 +53,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         embedding_case("12 tokens", "values", 2, seed, late=[1]),
         embedding_case("a single id", "values", 2, seed, batch=1, sequence=1),
+        embedding_case("ids that are a view", "layout", 2, seed),
         embedding_case("completed otherwise", "leave", 2, seed),
         embedding_case("11 tokens", "uneven", 2, seed, vocabulary=11),
         embedding_case("11 tokens, back to one", "round-trip", 2, seed, vocabulary=11),
@@ -107,6 +101,7 @@ EXERCISE = Exercise(
     ("VocabParallelEmbedding",),
     {
         "values": _USED,
+        "layout": at_boundaries(EMBEDDING.run(use_views)),
         "leave": EMBEDDING.run(_complete_otherwise),
         "uneven": _USED,
         "round-trip": at_boundaries(EMBEDDING.run(use_and_return)),
@@ -143,9 +138,9 @@ EXERCISE = Exercise(
         Property(
             "communication",
             "mechanism",
-            2,
+            4,
             "One all-reduce of b s h numbers in forward, nothing in backward.",
-            "f in front",
+            "f in front, or the whole table gathered",
             {"values": sends(one_all_reduce, no_calls)},
         ),
         Property(
@@ -172,6 +167,7 @@ EXERCISE = Exercise(
             "no rank owns such an id, so that its vector is silently zero",
             {"wrong-ids": every(*(is_refused(name, "IndexError") for name in ("too large", "negative")))},
         ),
+        any_layout(EVERYTHING),
         subgroup(every(equals("output"), stays_in_group)),
     ),
     forbids=TORCHS_OWN,

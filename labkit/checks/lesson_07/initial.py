@@ -20,6 +20,7 @@ CUT: dict[str, int | None] = {"cut along dim 0": 0, "cut along dim 1": 1}
 WHOLE: dict[str, int | None] = {"whole": None}
 ALIKE = 0.1  # a correlation of two blocks; by chance less than 0.01, of the same numbers 1
 TAILS = 0.5  # of the fourth moment; by chance less than 0.2, by uniform numbers 1.2
+UNIQUE = 0.9  # of a block's numbers; by chance 0.99 in float32
 OFF = 0.04  # of the standard deviation; by chance less than 0.007, by a block's fan-in at least 0.4
 initial_case = case_maker(shape=[256, 384])
 
@@ -159,6 +160,14 @@ def _normal(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         yield Finding(abs(kurtosis - 3) < TAILS, told, f"{kurtosis:.2f}", answer.rank)
 
 
+def _each_drawn(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    for name in CUT | WHOLE:
+        tensor = answer.tensors[name]
+        others = len(tensor.unique()) / tensor.numel()
+        told = f"{name}: each number drawn by itself"
+        yield Finding(others > UNIQUE, told, f"{others:.0%} of them are different", answer.rank)
+
+
 def _uneven_refused(evidence: Evidence) -> Iterator[Finding]:
     """The weight whose cut does not divide is refused, and no other."""
     shape, ranks = evidence.case.params["shape"], evidence.case.ranks
@@ -203,9 +212,10 @@ EXERCISE = Exercise(
             "spread",
             "numbers",
             2,
-            "Numbers are normal, their standard deviation is 1 / sqrt(in), with `in` of the whole weight.",
+            "Numbers are normal, each drawn by itself, their standard deviation is 1 / sqrt(in), with `in` of"
+            " the whole weight.",
             "a block cut along dim 1 has in / t inputs; the rest of the sum is on the other ranks",
-            {"values": every(_of_right_shape(_spread), _of_right_shape(_normal))},
+            {"values": every(*map(_of_right_shape, (_spread, _normal, _each_drawn)))},
         ),
         Property(
             "uneven-sizes",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, case_maker, subgroup
+from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, any_layout, case_maker, subgroup
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
     calls_of,
@@ -23,7 +23,7 @@ from labkit.checks.shared.beside import (
     stays_in_group,
 )
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
-from labkit.checks.shared.split import drawn, dtype_of
+from labkit.checks.shared.split import drawn, dtype_of, in_another_order
 
 LOSS_ID = "07.vocab-parallel-cross-entropy"
 MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponentials, and room for two more
@@ -40,6 +40,9 @@ def _cases(seed: int) -> list[Case]:
         loss_case("11 tokens", "uneven", 2, seed, vocabulary=11),
         loss_case("some ignored", "ignored", 2, seed),
         loss_case("another ignore_index", "ignored", 2, seed, ignore_index=3),
+        loss_case("some ignored, smoothed", "ignored", 2, seed, vocabulary=11, label_smoothing=0.3),
+        loss_case("some ignored, large logits", "ignored", 2, seed, scale=900.0),
+        loss_case("views", "layout", 2, seed),
         loss_case("smoothed", "smoothed", 2, seed, label_smoothing=0.2),
         loss_case("large logits", "large", 2, seed, scale=900.0),
         loss_case("bfloat16", "bfloat16", 2, seed, dtype="bfloat16"),
@@ -95,19 +98,29 @@ def _options(case: Case) -> dict[str, Any]:
     return {name: case.params[name] for name in ("ignore_index", "label_smoothing") if name in case.params}
 
 
-def _ask(rank: Rank) -> None:
-    """Answers: loss, grad, logits after, targets after. Recordings: forward, backward."""
-    group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
-    targets = rank.inputs["targets"].clone()
+def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
+    """Asks for the loss, for another one, and for the gradients of the first.
+
+    Answers: loss, grad, logits after, targets after; and without gradients: evaluated, and asked, whether the
+    logits of that call ask for a gradient afterwards. Recordings: forward, backward. view: copies what is
+    handed over, perhaps in another layout.
+    """
+    group, logits = enter_group(rank), view(rank.inputs["logits"]).requires_grad_()
+    targets = view(rank.inputs["targets"])
     ask, vocabulary = rank.student.vocab_parallel_cross_entropy, rank.params["vocabulary"]
     with rank.recording("forward"):
         loss = ask(logits, targets, vocabulary, group, **_options(rank.case))
     rank.answer("loss", loss)
+    ask((1 - logits.detach()).requires_grad_(), targets, vocabulary, group, **_options(rank.case))
     with rank.attempt("gradients"), rank.recording("backward"):
         (loss * rank.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
     rank.answer("logits after", logits)
     rank.answer("targets after", targets)
+    with torch.no_grad():
+        data = logits.detach().clone()
+        rank.answer("evaluated", ask(data, targets, vocabulary, group, **_options(rank.case)))
+    rank.answer("asked", torch.tensor(data.requires_grad))
 
 
 def _ask_for_wrong_targets(rank: Rank) -> None:
@@ -147,6 +160,9 @@ def _right_loss(evidence: LossEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         loss, _ = evidence.references[place_of(evidence.case, answer.rank).index]
         yield same("F.cross_entropy of the whole logits", loss, answer, "loss")
+        yield same("the same without gradients", loss, answer, "evaluated")
+        told = "whether logits ask for a gradient afterwards, which did not"
+        yield same(told, torch.tensor(False), answer, "asked")
 
 
 def _right_gradients(evidence: LossEvidence) -> Iterator[Finding]:
@@ -186,6 +202,7 @@ EXERCISE = Exercise(
         "owner": _ASKED,
         "uneven": _ASKED,
         "ignored": Run(_ask, _some_ignored, _hand, LossEvidence),
+        "layout": Run(partial(_ask, view=in_another_order), _inputs, _hand, LossEvidence),
         "smoothed": _ASKED,
         "large": _ASKED,
         "bfloat16": _ASKED,
@@ -275,6 +292,7 @@ EXERCISE = Exercise(
             "no rank owns it, so that the loss is silently too large",
             {"wrong-targets": every(*(is_refused(name, "ValueError") for name in WRONG_TARGETS))},
         ),
+        any_layout(LOSS_AND_GRADIENTS),
         subgroup(every(LOSS_AND_GRADIENTS, stays_in_group)),
     ),
     forbids=TORCHS_OWN,

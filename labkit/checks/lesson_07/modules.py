@@ -13,7 +13,9 @@ from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Property, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, Call, same
+from labkit.checks.shared.places import groups_of
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, build_and_use, loaded, under
+from labkit.checks.shared.split_judges import does_its_share
 from labkit.model import ModelConfig, gpt
 
 TORCHS_OWN = (
@@ -29,6 +31,24 @@ STORED = "Each rank keeps its blocks under the names asked for, and nothing else
 OWN_PARTS = "Built from your own earlier parts it equals the whole one."
 OWN_PARTS_CAUSE = "an earlier exercise does not pass yet; the other properties are judged with its reference"
 WITHOUT_GROUP = "dist.get_rank() or get_world_size() without the group, or a collective without group="
+
+
+def own_share() -> Property:
+    """The property that a rank's products are its share, judged on cases "values"."""
+    return Property(
+        "own-share",
+        "mechanism",
+        4,
+        "A rank does a t-th of the matrix products.",
+        "the ranks' weights were gathered, and every rank computed everything",
+        {"values": does_its_share},
+    )
+
+
+def any_layout(judge: Judge) -> Property:
+    """The property that tensors may lie in memory in any order, judged on cases "layout"."""
+    says, cause = "Tensors that are not contiguous work.", "use reshape or flatten for view"
+    return Property("any-layout", "robustness", 1, says, cause, {"layout": judge})
 
 
 def subgroup(judge: Judge) -> Property:
@@ -65,10 +85,10 @@ def config_of(case: Case) -> ModelConfig:
 
 
 def with_eps(module: nn.Module, case: Case) -> nn.Module:
-    """The module, with the case's eps in all its norms."""
-    for norm in module.modules():
-        if isinstance(norm, nn.LayerNorm):
-            norm.eps = case.params.get("eps", norm.eps)
+    """The module, with the case's eps in its norms: once in the first, twice in the second, and so on."""
+    norms = [norm for norm in module.modules() if isinstance(norm, nn.LayerNorm)]
+    for number, norm in enumerate(norms, 1):
+        norm.eps = number * case.params["eps"] if "eps" in case.params else norm.eps
     return module
 
 
@@ -80,8 +100,15 @@ def sequence_parallel(case: Case) -> bool:
 def activations(case: Case) -> dict[str, Drawn]:
     """x and the gradient of the output [b, s, h], of which a rank has its tokens where they are divided."""
     shape = (case.params["batch"], case.params["sequence"], case.params["hidden"])
-    one = Drawn(shape, cut=1 if sequence_parallel(case) else None)
+    later = (*shape[:1], fewer_tokens(case), *shape[2:])
+    one = Drawn(shape, cut=1 if sequence_parallel(case) else None, later=later)
     return {"x": one, "grad_output": one}
+
+
+def fewer_tokens(case: Case) -> int:
+    """Another length of sequence, which the ranks divide if they divide the case's."""
+    size = len(groups_of(case)[0])
+    return max(size, case.params["sequence"] - size)
 
 
 def refused_sizes(case: Case) -> list[int]:

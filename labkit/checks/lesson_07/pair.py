@@ -31,6 +31,8 @@ def pair_case(name: str, kind: str, ranks: int, seed: int, shape: Sequence[int],
 def _cases(seed: int) -> list[Case]:
     return [
         pair_case("two ranks", "values", 2, seed, [2, 3, 5], late=[0]),
+        pair_case("two dimensions", "values", 2, seed, [2, 3]),
+        pair_case("bfloat16", "values", 2, seed, [2, 3, 5], dtype="bfloat16"),
         pair_case("views", "layout", 2, seed, [2, 3, 5]),
         pair_case("5 tokens", "uneven", 2, seed, [2, 3, 5]),
         pair_case("four ranks", "values", 4, seed, [3, 2, 4]),

@@ -12,17 +12,21 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, case_maker, subgroup
+from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, any_layout, case_maker, subgroup
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import enter_group, groups_of, place_of
-from labkit.checks.shared.split import drawn
+from labkit.checks.shared.split import drawn, in_another_order
 
 PRODUCTS_ID = "07.sequence-parallel-linear"
 CUT = {"up_weight": 0, "up_bias": 0, "down_weight": 1, "down_bias": None}
-DIVIDED = {"x": 1, "grad_output": 1, **CUT}  # along which dimension ranks have their part of what is drawn
+DIVIDED = {  # along which dimension ranks have their part of what is drawn
+    **{"x": 1, "grad_output": 1, "inner": -1, "grad_inner": -1},
+    **CUT,
+}
+ALONE = {"up": ("x", "grad_inner"), "down": ("inner", "grad_output")}  # a product's input and gradient
 Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 KEPT_SLACK = 24 * 1024  # nodes of autograd, and what else a careful solution keeps beside its tensors
 products_case = case_maker(batch=2, sequence=8, hidden=5, inner=12, out=3)
@@ -32,6 +36,8 @@ def _cases(seed: int) -> list[Case]:
     return [
         products_case("two ranks", "values", 2, seed, late=[1]),
         products_case("without bias", "bare", 2, seed, bias=False),
+        products_case("float32", "values", 2, seed, dtype="float32"),
+        products_case("views", "layout", 2, seed),
         products_case("four ranks", "values", 4, seed, batch=3),
         products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=64, inner=32),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
@@ -39,7 +45,9 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """For each group: x, weights and biases of `up` [inner, h] and `down` [h, inner], and a gradient."""
+    """For each group: x, weights and biases of `up` [inner, h] and `down` [h, inner], and a gradient; inner
+    and its gradient, for the products alone.
+    """
     p, groups = case.params, len(groups_of(case))
     lead = (groups, p["batch"], p["sequence"])
     shapes = {
@@ -49,6 +57,8 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         "down_weight": (groups, p["out"], p["inner"]),
         "down_bias": (groups, p["out"]),
         "grad_output": (*lead, p["out"]),
+        "inner": (*lead, p["inner"]),
+        "grad_inner": (*lead, p["inner"]),
     }
     return {name: drawn(case, generator, *shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
 
@@ -66,17 +76,38 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 
 
 def _use_both(rank: Rank) -> None:
-    """Forward and backward through both products. Answers: output, grad.NAME."""
+    """Forward and backward through both products; between them they are used once more. Answers: output,
+    grad.NAME.
+    """
     group, bias = enter_group(rank), rank.params.get("bias", True)
     state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
     with rank.recording("forward"):
         out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
     rank.answer("output", out)
+    other = {name: 1 - tensor.detach() for name, tensor in state.items()}
+    _two_products(other, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
     with rank.attempt("input-gradients"), rank.recording("backward"):
         (out * rank.inputs["grad_output"]).sum().backward()
     for name, tensor in state.items():
         rank.answer(f"grad.{name}", tensor.grad)
+
+
+def _use_views(rank: Rank) -> None:
+    """Each product alone, its input and its gradient in memory of another order on every second rank.
+
+    Answers: NAME.output, NAME.x, NAME.weight, NAME.bias.
+    """
+    group, view = enter_group(rank), torch.clone if rank.rank % 2 else in_another_order
+    products = {"up": rank.student.sequence_column_parallel, "down": rank.student.sequence_row_parallel}
+    for name, (given, gradient) in ALONE.items():
+        x = view(rank.inputs[given]).requires_grad_()
+        weight, bias = (rank.inputs[f"{name}_{what}"].clone().requires_grad_() for what in ("weight", "bias"))
+        out = products[name](x, weight, bias, group)
+        with rank.attempt("any-layout"):
+            out.backward(view(rank.inputs[gradient]))
+        for what, tensor in {"output": out, "x": x.grad, "weight": weight.grad, "bias": bias.grad}.items():
+            rank.answer(f"{name}.{what}", tensor)
 
 
 def _keep_for_backward(rank: Rank) -> None:
@@ -110,6 +141,22 @@ class ProductsEvidence(Evidence):
         out.backward(self.inputs["grad_output"][index])
         gradients = {f"grad.{name}": t.grad for name, t in whole.items() if t.grad is not None}
         return {"output": out.detach(), **gradients}
+
+
+def _right_alone(evidence: ProductsEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        for name, (given, gradient) in ALONE.items():
+            asked = (given, f"{name}_weight", f"{name}_bias")
+            x, weight, bias = (evidence.inputs[each][place.index].clone().requires_grad_() for each in asked)
+            out = F.linear(x, weight, bias)
+            out.backward(evidence.inputs[gradient][place.index])
+            told = f"{name} with tensors that are not contiguous"
+            yield same(f"{told}: output", place.block(out, DIVIDED[gradient]), answer, f"{name}.output")
+            for each, tensor, what in zip(asked, (x, weight, bias), ("x", "weight", "bias"), strict=True):
+                assert tensor.grad is not None
+                part = place.block(tensor.grad, DIVIDED[each])
+                yield same(f"{told}: gradient of {what}", part, answer, f"{name}.{what}")
 
 
 def _right_output(evidence: ProductsEvidence) -> Iterator[Finding]:
@@ -164,6 +211,7 @@ EXERCISE = Exercise(
         "values": _USED,
         "kept": Run(_keep_for_backward, _inputs, _hand, ProductsEvidence),
         "bare": _USED,
+        "layout": Run(_use_views, _inputs, _hand, ProductsEvidence),
         "subgroup": _USED,
     },
     _cases,
@@ -216,6 +264,7 @@ EXERCISE = Exercise(
             "bias is None",
             {"bare": every(_right_output, _right_gradients("x", *CUT))},
         ),
+        any_layout(_right_alone),
         subgroup(every(_right_output, stays_in_group)),
     ),
     builds_on=(PAIR_ID,),

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import Case, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_07.modules import PAIRS, WITHOUT_GROUP, case_maker
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.beside import calls_are
 from labkit.checks.shared.places import enter_group, place_of
 
 STREAMS_ID = "07.random-streams"
@@ -37,13 +39,18 @@ def _cases(seed: int) -> list[Case]:
 def _draw_in_turns(rank: Rank) -> None:
     """Draw from both streams in turns, and from torch's own generator, elsewhere on every rank, in between.
 
-    Answers: NAME for each draw; "alone" and a time for what torch's generator gives without streams, the time
-    itself for what it gave beside them.
+    Recording: all. Answers: NAME for each draw; "alone" and a time for what torch's generator gives without
+    streams, the time itself for what it gave beside them.
     """
     group = enter_group(rank)
     seed_generators(100 + rank.rank)
     for time in OUTSIDE:
         rank.answer(f"alone {time}", _draw(rank))
+    with rank.recording("all"):
+        _draw_from_streams(rank, group)
+
+
+def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
     seed_generators(100 + rank.rank)
     streams = rank.student.RandomStreams(rank.params["stream_seed"], group)
     other = rank.student.RandomStreams(rank.params["stream_seed"] + 1, group)
@@ -69,8 +76,8 @@ def _draw_in_turns(rank: Rank) -> None:
             rank.answer(f"{name} after an error", _draw(rank))
 
 
-class _Planned(Exception):
-    """Raised inside a stream on purpose."""
+class _Planned(BaseException):
+    """Raised inside a stream on purpose. No Exception, as what interrupts a cell is none."""
 
 
 def _draw(rank: Rank) -> Tensor:
@@ -119,6 +126,10 @@ def _torchs_own_unmoved(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(_same_draw(answer, time, f"alone {time}"), told, "other numbers", answer.rank)
 
 
+def _sends_nothing(evidence: Evidence) -> Iterator[Finding]:
+    return (calls_are("all", [], answer) for answer in evidence.answers)
+
+
 def _by_group(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         first = evidence.answers[place_of(evidence.case, answer.rank).members[0]]
@@ -148,9 +159,9 @@ EXERCISE = Exercise(
             "shared-stream",
             "mechanism",
             2,
-            "Inside shared() all ranks draw the same.",
+            "Inside shared() all ranks draw the same; nothing is sent for it.",
             "its seed depends on the rank",
-            {"values": _shared_alike},
+            {"values": every(_shared_alike, _sends_nothing)},
         ),
         Property(
             "own-streams",

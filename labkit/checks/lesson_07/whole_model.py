@@ -22,10 +22,13 @@ from labkit.checks.lesson_07.modules import (
     STORED,
     TORCHS_OWN,
     TRAINED,
+    any_layout,
     at_boundaries,
     case_maker,
     comes_back,
     config_of,
+    fewer_tokens,
+    own_share,
     ranks_agree,
     refused_sizes,
     sequence_parallel,
@@ -40,25 +43,24 @@ from labkit.checks.shared.beside import Call, is_refused, same
 from labkit.checks.shared.cuts import cut_gpt
 from labkit.checks.shared.places import enter_group
 from labkit.checks.shared.split import (
-    EVERYTHING,
     Drawn,
     Split,
     SplitEvidence,
     dtype_of,
-    equals,
-    keeps_blocks,
     loaded,
-    sends,
     under,
     use_part,
+    use_views,
 )
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
 from labkit.model import Transformer, explicit_attention
 
 GPT_ID = "07.tensor-parallel-gpt"
 
 
 def _drawn(case: Case) -> dict[str, Drawn]:
-    one = Drawn((case.params["batch"], case.params["sequence"]), below=case.params["vocabulary"])
+    batch, sequence, below = (case.params[name] for name in ("batch", "sequence", "vocabulary"))
+    one = Drawn((batch, sequence), below=below, later=(batch, fewer_tokens(case)))
     return {"ids": one, "targets": one}
 
 
@@ -82,6 +84,7 @@ gpt_case = case_maker(batch=2, sequence=8, hidden=12, heads=4, ffn=20, layers=1,
 def _cases(seed: int) -> list[Case]:
     return [
         gpt_case("two ranks", "values", 2, seed, layers=2, eps=0.05),
+        gpt_case("ids that are views", "layout", 2, seed),
         gpt_case("untied", "untied", 2, seed, tied=False),
         gpt_case("23 tokens", "uneven-vocabulary", 2, seed, vocabulary=23),
         gpt_case("back to one", "round-trip", 2, seed, vocabulary=23, tied=False, layers=2),
@@ -202,6 +205,7 @@ EXERCISE = Exercise(
     ("TensorParallelGPT",),
     {
         "values": _USED,
+        "layout": at_boundaries(GPT.run(use_views)),
         "untied": _USED,
         "uneven-vocabulary": _USED,
         "sequence-parallel": _USED,
@@ -309,6 +313,8 @@ EXERCISE = Exercise(
             "chunk is silent",
             {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
         ),
+        any_layout(EVERYTHING),
+        own_share(),
         Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
     ),
     builds_on=(ATTENTION_ID, EMBEDDING_ID, LOSS_ID, STREAMS_ID, PAIR_ID, PRODUCTS_ID, BLOCK_ID),

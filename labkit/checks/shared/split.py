@@ -8,7 +8,7 @@ are for as their first dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -16,19 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
-from labkit.checks.compare import difference
-from labkit.checks.exercise import Evidence, Finding, Judge, Run
+from labkit.checks.exercise import Evidence, Finding, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
     STEPS,
-    Call,
     PlainSeat,
     State,
     Use,
     call,
-    calls_are,
     held_since,
-    holds_only,
     nbytes,
     observe,
     same,
@@ -36,17 +32,24 @@ from labkit.checks.shared.beside import (
     train,
 )
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
+from labkit.checks.shared.worked import Worked
 
 
 @dataclass(frozen=True)
 class Drawn:
     """A tensor that is drawn for each group: its shape, the dimension along which it is divided among the
-    ranks (None: each has it whole), and for whole numbers, what they are below.
+    ranks (None: each has it whole), for whole numbers, what they are below, and the shape it has in the last
+    step of training, where that is another one.
     """
 
     shape: tuple[int, ...]
     cut: int | None = None
     below: int = 0
+    later: tuple[int, ...] = ()
+
+    def at(self, step: int) -> Drawn:
+        """What is drawn for a step of training."""
+        return replace(self, shape=self.later) if self.later and step == STEPS - 1 else self
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Split:
     def each_step(self, case: Case) -> dict[str, Drawn]:
         """What is drawn, and the arguments of each step of training."""
         found = dict(self.drawn(case))
-        return found | {f"{n}{i}": found[n] for i in range(STEPS) for n in self.arguments}
+        return found | {f"{n}{i}": found[n].at(i) for i in range(STEPS) for n in self.arguments}
 
     def own_numbers(self, full: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
         """Where in each parameter the numbers of a rank's part stand."""
@@ -115,12 +118,15 @@ class Split:
 
 
 def use_part(rank: Rank, split: Split) -> None:
-    """Build the part, run it forward and backward, train it for some steps, and report everything.
+    """Build the part, run it forward and backward, and without gradients, train it for some steps, and report
+    everything. In the steps nothing that is handed over asks for a gradient.
 
-    Answers: full.NAME (the whole module, as it was afterwards), what `observe` and `train` report, and, as
-    "... later", what the first call was given and gave, once all is over.
+    Answers: full.NAME (the whole module, as it was afterwards), what `observe` and `train` report; evaluated,
+    the output in evaluation, and asked, whether what was handed over for it asks for a gradient afterwards;
+    and, as "... later", what the first call was given and gave, once all is over.
     Facts: shapes, held_bytes, shared (parameters and buffers in the whole module's memory), replaced
-    (attributes of the whole module that are others than before).
+    (attributes of the whole module that are others than before), products (operations of a forward's matrix
+    products), left_bytes (of tensors that calls left in attributes of the part).
     """
     build_and_use(rank, split)
 
@@ -152,8 +158,22 @@ def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = t
     del full, weight, attributes
     rank.fact("held_bytes", held_since(before) - sent)
     rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
-    _through_its_paces(rank, split, part, rank.inputs, view)
+    at_rest = _tensors_in(part).keys()
+    rank.fact("products", _through_its_paces(rank, split, part, rank.inputs, view))
+    rank.fact("left_bytes", sum(n for key, n in _tensors_in(part).items() if key not in at_rest))
     return part
+
+
+def _tensors_in(part: nn.Module) -> dict[int, int]:
+    """Address -> bytes of the memory behind every tensor in an attribute of a module or its parts, or in a
+    list, tuple, set or dict there; gradients apart.
+    """
+    tensors: list[object] = []
+    for value in _attributes(part).values():
+        tensors += value.values() if isinstance(value, dict) else [value]
+        tensors += value if isinstance(value, (list, tuple, set)) else []
+    behind = (t.untyped_storage() for t in tensors if isinstance(t, Tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in behind}
 
 
 def _attributes(module: nn.Module) -> dict[str, object]:
@@ -185,18 +205,36 @@ def _through_its_paces(
     module: nn.Module,
     inputs: Mapping[str, Tensor],
     view: Callable[[Tensor], Tensor],
-) -> None:
-    def arguments(step: str) -> list[Tensor]:
-        copies = (view(inputs[f"{name}{step}"]) for name in split.arguments)
-        return [copy.requires_grad_(copy.is_floating_point()) for copy in copies]
+) -> int:
+    """What `use_part` does with a module, whole or cut. Returns the operations of a forward's products."""
+
+    def arguments(step: object = "") -> list[Tensor]:
+        return [view(inputs[f"{name}{step}"]) for name in split.arguments]
+
+    worked = Worked()
+
+    def use(module: nn.Module, handed: Sequence[Tensor]) -> Tensor:
+        with worked:
+            return split.use(module, handed)
 
     gradient = view(inputs["grad_output"]) if "grad_output" in inputs else None
-    handed = arguments("")
-    out = observe(seat, module, handed, gradient, split.use)
-    train(seat, module, [arguments(str(step)) for step in range(STEPS)], split.use)
+    handed = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in arguments()]
+    out = observe(seat, module, handed, gradient, use)
+    _infer(seat, split, module, arguments())
+    train(seat, module, [arguments(step) for step in range(STEPS)], split.use)
     for name, tensor in zip(split.arguments, handed, strict=True):
         seat.answer(f"{name} later", tensor)
     seat.answer("output later", out)
+    return worked.products
+
+
+def _infer(seat: Rank | PlainSeat, split: Split, module: nn.Module, data: Sequence[Tensor]) -> None:
+    """A call in evaluation mode, without gradients."""
+    module.eval()
+    with torch.no_grad():
+        seat.answer("evaluated", split.use(module, data))
+    seat.answer("asked", torch.tensor(any(tensor.requires_grad for tensor in data)))
+    module.train()
 
 
 def change_blocks(rank: Rank, split: Split) -> None:
@@ -242,14 +280,23 @@ class SplitEvidence(Evidence):
     @cached_property
     def references(self) -> list[State]:
         """For each group, every tensor its ranks report, as the whole module gives it."""
+        return [tensors for tensors, _ in self._runs]
+
+    @property
+    def products(self) -> int:
+        """Operations of matrix products in a forward of the whole module."""
+        return self._runs[0][1]
+
+    @cached_property
+    def _runs(self) -> list[tuple[State, int]]:
         return [self._reference(index) for index in range(len(groups_of(self.case)))]
 
-    def _reference(self, index: int) -> State:
+    def _reference(self, index: int) -> tuple[State, int]:
         seat, full = PlainSeat(), self.split.plain(self.case)
         loaded(full, under("full.", self.inputs))
         given = {name: self.inputs[name][index] for name in self.split.each_step(self.case)}
-        _through_its_paces(seat, self.split, full, given, torch.clone)
-        return seat.tensors
+        products = _through_its_paces(seat, self.split, full, given, torch.clone)
+        return seat.tensors, products
 
     def reference(self, answer: RankAnswer) -> State:
         """The tensors of the whole module that a rank's group was to compute."""
@@ -265,10 +312,12 @@ class SplitEvidence(Evidence):
         return nbytes(self.inputs[name][0])
 
     def activation(self, name: str, answer: RankAnswer) -> Finding:
-        """Whether a rank's "output" or "input_grad" is its part of the whole module's."""
-        handed = {"output": "grad_output", "input_grad": self.split.arguments[0]}[name]
+        """Whether a rank's "output", "evaluated" or "input_grad" is its part of the whole module's."""
+        handed = self.split.arguments[0] if name == "input_grad" else "grad_output"
         about = self.split.drawn(self.case).get(handed, Drawn(()))
-        what = {"output": "output", "input_grad": f"gradient of {handed}"}[name]
+        what = {"output": "output", "evaluated": "output in evaluation, without gradients"}.get(
+            name, f"gradient of {handed}"
+        )
         place = place_of(self.case, answer.rank)
         part = (
             "" if about.cut is None else f"block {place.position} of {place.size} along dim {about.cut} of "
@@ -286,6 +335,8 @@ class SplitEvidence(Evidence):
         cut = drawn_for_it.get("grad_output", Drawn(())).cut
         told = "the output of a call as it was, after later calls"
         yield same(told, place.block(state["output"], cut), answer, "output later")
+        told = "whether what was handed over asks for a gradient, as before"
+        yield same(told, state["asked"], answer, "asked")
 
     def parameters(self, kind: str, answer: RankAnswer, only: str = "") -> Iterator[Finding]:
         """Whether a rank's gradients ("grad") or trained values ("trained") are its blocks of the whole
@@ -296,86 +347,6 @@ class SplitEvidence(Evidence):
             if only in ("", name):
                 told = f"{what} {name}: this rank's block of the whole module's"
                 yield same(told, expected, answer, f"{kind}.{name}")
-
-
-def equals(*names: str) -> Judge:
-    """What ranks reported under these names is their part of what the whole module gives.
-
-    names: "output" (and whether that, and what the module was given, stays as it is), "input_grad" (passed
-        over where there is none), "grad" or "trained" for all parameters, "grad.bias" for one.
-    """
-
-    def judge(evidence: SplitEvidence) -> Iterator[Finding]:
-        for name in names:
-            kind, _, only = name.partition(".")
-            for answer in evidence.answers:
-                if kind in ("grad", "trained"):
-                    yield from evidence.parameters(kind, answer, only)
-                elif kind in evidence.reference(answer):
-                    yield evidence.activation(kind, answer)
-                if kind == "output":
-                    yield from evidence.untouched(answer)
-
-    return judge
-
-
-EVERYTHING = equals("output", "input_grad", "grad", "trained")
-
-
-def keeps_blocks(evidence: SplitEvidence) -> Iterator[Finding]:
-    """Each rank holds its blocks and nothing more, and the module they came from is as it was."""
-    full = under("full.", evidence.inputs)
-    for answer in evidence.answers:
-        blocks = evidence.blocks(full, answer)
-        yield _has_shapes({name: list(block.shape) for name, block in blocks.items()}, answer)
-        shared = ", ".join(answer.facts["shared"])
-        yield Finding(not shared, "memory of its own, apart from the whole module's", shared, answer.rank)
-        replaced = ", ".join(answer.facts["replaced"])
-        yield Finding(not replaced, "the whole module left as it was", f"others: {replaced}", answer.rank)
-        for name, tensor in evidence.split.hand(evidence.case, evidence.inputs, answer.rank).items():
-            if name.startswith("full."):
-                told = f"{name.removeprefix('full.')} of the whole module as it was handed over"
-                yield same(told, tensor, answer, name)
-        yield holds_only(sum(map(nbytes, blocks.values())), sum(map(nbytes, full.values())), answer)
-
-
-def _has_shapes(shapes: Mapping[str, Sequence[int]], answer: RankAnswer) -> Finding:
-    seen = answer.facts["shapes"]
-    wrong = sorted(name for name in shapes.keys() | seen.keys() if shapes.get(name) != seen.get(name))
-    told = ", ".join(f"{name} {shapes.get(name, 'absent')}" for name in wrong) or "its blocks"
-    was = ", ".join(f"{name} {seen.get(name, 'absent')}" for name in wrong)
-    return Finding(not wrong, f"parameters {told}", was, answer.rank)
-
-
-def own_block_decides(evidence: SplitEvidence) -> Iterator[Finding]:
-    """What a rank computes depends on its own blocks of the parameters and on no others."""
-    for answer in evidence.answers:
-        plain, others, own = (answer.tensors[f"output.{run}"] for run in ("plain", "others", "own"))
-        change = difference(plain, others)
-        told = "the same output, whatever this rank's copy of the full layer holds outside its own block"
-        yield Finding(change is None, told, change or "", answer.rank)
-        depends = difference(plain, own) is not None
-        told = "another output when this rank's own block changes"
-        yield Finding(depends, told, "the same output", answer.rank)
-
-
-def sends(
-    forward: Callable[[SplitEvidence], Sequence[Call]],
-    backward: Callable[[SplitEvidence], Sequence[Call]],
-    ignore: Callable[[SplitEvidence], int] = lambda evidence: 0,
-) -> Judge:
-    """Each rank takes part in exactly these calls. A group of one may communicate or not.
-
-    ignore: bytes up to which all_reduces do not count.
-    """
-
-    def judge(evidence: SplitEvidence) -> Iterator[Finding]:
-        for answer in evidence.answers:
-            if place_of(evidence.case, answer.rank).size > 1:
-                for phase, expected in (("forward", forward), ("backward", backward)):
-                    yield calls_are(phase, expected(evidence), answer, ignore(evidence))
-
-    return judge
 
 
 # -- small helps
