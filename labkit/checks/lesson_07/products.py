@@ -152,7 +152,9 @@ def _right_alone(evidence: ProductsEvidence) -> Iterator[Finding]:
             out = F.linear(x, weight, bias)
             out.backward(evidence.inputs[gradient][place.index])
             told = f"{name} with tensors that are not contiguous"
-            yield same(f"{told}: output", place.block(out, DIVIDED[gradient]), answer, f"{name}.output")
+            yield same(
+                f"{told}: output", place.block(out.detach(), DIVIDED[gradient]), answer, f"{name}.output"
+            )
             for each, tensor, what in zip(asked, (x, weight, bias), ("x", "weight", "bias"), strict=True):
                 assert tensor.grad is not None
                 part = place.block(tensor.grad, DIVIDED[each])
