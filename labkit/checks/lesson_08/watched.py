@@ -18,8 +18,8 @@ from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_pro
 
 def watch(rank: Rank) -> None:
     """A step of equal layers, watched. Facts: at_rest, forward_peak, after_forward, backward_peak,
-    after_backward, after_full_weights, after_evaluation, after_an_error, after_the_next (forward); forwards
-    and backwards, when each unit was at work. Recordings: first backward, forward, backward.
+    after_backward, after_full_weights, after_evaluation, after_an_error; forwards and backwards, when each
+    unit was at work. Recordings: first backward, forward, backward.
     """
     group, log = rank.group, list[float]()
     others = tensors_of_process()
@@ -64,8 +64,6 @@ def watch(rank: Rank) -> None:
     rank.fact("after_evaluation", settled_bytes_of_process() - before)
     _fail_on_the_way(sharded, net, x)
     rank.fact("after_an_error", settled_bytes_of_process() - before)
-    sharded(x)
-    rank.fact("after_the_next", settled_bytes_of_process() - before)
 
 
 def _fail_on_the_way(sharded: nn.Module, net: nn.Sequential, x: Tensor) -> None:
@@ -104,7 +102,7 @@ def _share(case: Case) -> int:
 
 RESTS = (
     ("at_rest", 1), ("after_forward", 1), ("after_backward", 2), ("after_full_weights", 1),
-    ("after_evaluation", 1), ("after_an_error", 1), ("after_the_next", 1),
+    ("after_evaluation", 1), ("after_an_error", 1),
 )  # fmt: skip
 """When a rank rests, and how many shares of a number a parameter it holds then."""
 
