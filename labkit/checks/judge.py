@@ -38,7 +38,7 @@ WHICH_RANKS = re.compile(r"^rank \d+( \(and on \d+ more\))?: ")
 # submissions are graded in threads: two judged at once would draw each other's numbers.
 _ONE_AT_A_TIME = threading.Lock()
 IN_WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 6: "six", 8: "eight"}  # ranks, in the names of cases
-UNREADABLE = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
+UNREADABLE = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _spread(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
 def _normal(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     for name in CUT | WHOLE:
         x = answer.tensors[name].double()
-        kurtosis = ((x - x.mean()) ** 4).mean().item() / x.var().item() ** 2
+        kurtosis = (((x - x.mean()) ** 4).mean() / x.var() ** 2).item()  # not a number where all are alike
         told = f"{name}: normal numbers, whose fourth moment is 3 squared variances"
         yield Finding(abs(kurtosis - 3) < TAILS, told, f"{kurtosis:.2f}", answer.rank)
 
