@@ -5,6 +5,7 @@ usual cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,10 @@ EXERCISE = Exercise(
 
 
 def judged(
-    errors: dict[int, StudentError], failure: JobFailure | None = None, attempts: tuple[int, ...] = ()
+    errors: dict[int, StudentError],
+    failure: JobFailure | None = None,
+    attempts: tuple[int, ...] = (),
+    exercise: Exercise = EXERCISE,
 ) -> Report:
     """The report when ranks end every case with these errors; or those in `attempts` with WRONG in the
     gradient, after an output that is right.
@@ -59,7 +63,7 @@ def judged(
         return failure
 
     submission = Submission([])
-    return judge_exercise(EXERCISE, EXERCISE.cases(1), submission, submission, run_job)
+    return judge_exercise(exercise, exercise.cases(1), submission, submission, run_job)
 
 
 def test_an_error_is_told_once_and_rows_say_they_were_not_reached() -> None:
@@ -97,3 +101,18 @@ def test_lines_of_a_report_survive(verdict: str) -> None:
     assert [stop.text for stop in report.stops] == [waiting]
     assert f"<pre>{waiting}</pre>" in report.html()
     assert {row.usual_cause for row in report.rows} == {""}
+
+
+def divides_by_what_came(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        yield Finding(1 / (answer.tensors["output"] - 1).sum().item() > 0, "a share", "another")
+
+
+def test_numbers_that_a_judge_cannot_compute_with_cost_the_property_alone() -> None:
+    """Weights that are all alike have no variance to divide by."""
+    share = Property("share", "numbers", 1, "The share is right.", CAUSE, {"values": divides_by_what_came})
+    exercise = replace(EXERCISE, properties=(ones("output"), share))
+    report = judged({}, exercise=exercise)
+    assert report.row("output").passed
+    assert not report.row("share").passed
+    assert "division" in report.row("share").seen
