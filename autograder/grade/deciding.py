@@ -18,10 +18,11 @@ from labkit.build.course import find_lessons
 from labkit.build.markup import read_lesson
 from labkit.checks import registry
 
-# Where following imports ends: these start ranks or show something to a person, and decide no points.
+# Where following imports ends: these start ranks, say what they wait for, or show something to a person, and
+# decide no points.
 STOPS = (
     *("labkit.launch", "labkit.slurm", "labkit.jupyter", "labkit.show", "labkit.magics"),
-    *("labkit.checks.practice", "labkit.checks.scoreboard"),
+    *("labkit.checks.practice", "labkit.checks.scoreboard", "labkit.record.state"),
 )
 # What takes every exercise's points from its evidence, imported by no lesson.
 JUDGING = ("labkit.checks.judge", "labkit.checks.execute", "labkit.checks.source.submission")
