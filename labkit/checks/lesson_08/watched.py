@@ -64,6 +64,9 @@ def watch(rank: Rank) -> None:
     rank.fact("after_evaluation", settled_bytes_of_process() - before)
     _fail_on_the_way(sharded, net, x)
     rank.fact("after_an_error", settled_bytes_of_process() - before)
+    with torch.no_grad():
+        sharded(x)
+    rank.fact("after_the_next", settled_bytes_of_process() - before)
 
 
 def _fail_on_the_way(sharded: nn.Module, net: nn.Sequential, x: Tensor) -> None:
@@ -102,7 +105,7 @@ def _share(case: Case) -> int:
 
 RESTS = (
     ("at_rest", 1), ("after_forward", 1), ("after_backward", 2), ("after_full_weights", 1),
-    ("after_evaluation", 1), ("after_an_error", 1),
+    ("after_evaluation", 1), ("after_an_error", 1), ("after_the_next", 1),
 )  # fmt: skip
 """When a rank rests, and how many shares of a number a parameter it holds then."""
 
