@@ -790,9 +790,9 @@ class FlatUnit:
 # trained parameters of a unit have flat tensors of their own, so a unit *needs* a list of `FlatUnit`s.
 #
 # What must hold: at most two units whole at a time (with `prefetch=1`; one with `prefetch=0`), nothing whole
-# after forward (also one without gradients, or one that raises), after backward or after `full_weights`,
-# gradients of at most two units; three passes a micro-batch: gather, gather, scatter (frozen: two gathers).
-# What is fetched ahead is waited for when its own unit's turn comes, not before.
+# after forward (also one without gradients, one that raises, or one after that), after backward or after
+# `full_weights`, gradients of at most two units; three passes a micro-batch: gather, gather, scatter (frozen:
+# two gathers). What is fetched ahead is waited for when its own unit's turn comes, not before.
 # A unit may have no parameters. It may be called twice, the module too before one backward, or not at all;
 # then all ranks do so.
 #
@@ -904,8 +904,8 @@ class FullyShardedModule(nn.Module):
         ### END SOLUTION
 
     def full_weights(self) -> dict[str, Tensor]:
-        """All weights, whole, in their own dtype, by their names in `module`: the same on every rank, which
-        all call it.
+        """All weights, whole, in their own dtype, by the names `module.named_parameters()` gives them (a tied
+        one has one): the same on every rank, which all call it.
         """
         ### BEGIN SOLUTION
         names = {p: name for name, p in self.module.named_parameters()}
