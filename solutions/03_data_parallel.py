@@ -355,7 +355,9 @@ prediction("time of 256 pieces / one piece", your_factor, round(took[-1] / took[
 def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[int]]:
     """Positions in `parameters`, bucket by bucket, from the last that requires a gradient to the first.
 
-    A bucket takes the next parameter if it has the same dtype and the bytes stay within bucket_bytes.
+    A bucket takes the next parameter if it has the same dtype and the bytes stay within bucket_bytes. Bytes
+    are those of a parameter's own numbers, also where it is a view of more memory. The list that is handed
+    over stays as it is.
     """
     ### BEGIN SOLUTION
     buckets: list[list[int]] = []
@@ -435,7 +437,8 @@ class OverlappedDataParallel(nn.Module):
     After `loss.backward()`, outside `no_sync()`, each gradient is the mean over the group; a parameter that
     this rank did not use counts as zeros, and a frozen one is left alone. Forward sends nothing. Backward
     sends each gradient once, one all_reduce a bucket, most of them before the last gradient is ready, and
-    waits for none before that. On some ranks parameters may be views that are not contiguous.
+    waits for none before that. Gradients that are there, zeros or an earlier backward's, are added to, as
+    always. Parameters may have several dtypes, and on some ranks be views that are not contiguous.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, bucket_bytes: int = 25 * 2**20):
@@ -463,9 +466,9 @@ class OverlappedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes inside add up on this rank, and nothing is sent. The next backward
-        outside sends the sums, of parameters that it does not use itself too. One no_sync inside another
-        changes nothing.
+        """Gradients of backward passes inside add up on this rank, and nothing is sent, wherever their
+        forward was. The next backward outside sends the sums, of parameters that it does not use itself too.
+        One no_sync inside another changes nothing; nor does one of another model.
         """
         ### BEGIN SOLUTION
         before, self.sync = self.sync, False
@@ -676,7 +679,8 @@ def accumulate_gradients(
 ) -> Tensor:
     """Leave in `model` the gradients of the mean loss over all rows; return that loss, detached.
 
-    Rows are this rank's; the model averages over ranks.
+    Rows are this rank's; the model averages over ranks. Each micro-batch goes forward and back before the
+    next, so that one graph is held at a time.
     model: has `no_sync()`. micro_batches: (inputs, targets), at least one, not all with as many rows.
     loss_function: (outputs, targets) -> mean over rows. What is returned may have any floating dtype.
     """
@@ -737,7 +741,8 @@ Table(
 def token_weighted_loss(loss_sum: Tensor, num_tokens: int, group: dist.ProcessGroup) -> Tensor:
     """A scalar whose mean over the ranks of `group` is the mean loss over all their tokens.
 
-    loss_sum: sum of this rank's token losses (zero, with a graph, if there are none). num_tokens: how many.
+    loss_sum: sum of this rank's token losses (zero, with a graph, if there are none); it stays as it is.
+    num_tokens: how many, up to millions.
     Sends one number, once. Where no rank has a token, the result is zero, with gradients of zero.
     """
     ### BEGIN SOLUTION

@@ -76,10 +76,10 @@ def _overlap_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "overlap")
     large = {"rows": 96, "width": 16, "inner": 48, "bucket_bytes": 8000}
     return [
-        net_case("unseen: three ranks", "values", 3, seed, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, zeroed=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),
         net_case("unseen: accumulating", "no-sync", 3, seed, **sizes),
-        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
+        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], mixed=True, **sizes),
         net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
@@ -93,7 +93,7 @@ def _tokens_cases(seed: int) -> list[Case]:
     return [
         tokens_case("unseen: three ranks", "values", counts[:3], seed),
         tokens_case("unseen: hundreds", "values", [draw.randint(257, 2000) for _ in range(2)], seed),
-        tokens_case("unseen: four ranks", "values", counts, seed),
+        tokens_case("unseen: four ranks", "values", counts, seed, each=draw.randint(7000, 9000)),
         tokens_case("unseen: empty", "empty", [counts[0], 0, counts[1]], seed),
         tokens_case("unseen: pair", "subgroup", counts[:3], seed, groups=PAIR_AND_ONE),
     ]

@@ -11,7 +11,7 @@ from labkit.checks.case import Case
 from labkit.checks.lesson_04.executor import bad_lists_case, gpipe, one_f_one_b, run_case
 from labkit.checks.lesson_04.formulas import Setting, formula_case
 from labkit.checks.lesson_04.lists import lists_by_choice, one_at_a_time, random_lists
-from labkit.checks.lesson_04.schedules import schedule_case
+from labkit.checks.lesson_04.schedules import schedule_case, turns_case
 from labkit.checks.lesson_04.splitting import split_case
 
 
@@ -38,6 +38,12 @@ def _sizes(draw: Random) -> list[list[int]]:
 
 def _schedule(seed: int) -> list[Case]:
     return [schedule_case("unseen sizes", seed, _sizes(Random(f"04/schedule/{seed}")))]
+
+
+def _one_f_one_b(seed: int) -> list[Case]:
+    draw = Random(f"04/turns/{seed}")
+    turns = [[draw.randint(0, 3), draw.randint(4, 8)], [draw.randint(5, 9), 4], [0, draw.randint(1, 4)]]
+    return [*_schedule(seed), turns_case("unseen: in_turn by itself", seed, turns)]
 
 
 def _interleaved(seed: int) -> list[Case]:
@@ -115,7 +121,7 @@ def _run(seed: int) -> list[Case]:
         case("train", gpipe(3, 4), 3, [b] * 4),
         case("in-flight", one_f_one_b(3, m), 3, [1] * m, "1F1B"),
         case("any-schedule", random_lists(3, 6, 3, again), 6, [b] * 3, "a random order"),
-        case("any-schedule", random_lists(2, 4, 5, again), 4, [1] * 5, "a random order"),
+        case("any-schedule", random_lists(2, 5, 4, again), 5, [1] * 4, "a random order"),
         case("unequal", gpipe(3, 4), 3, uneven),
         case("few", gpipe(3, 2), 3, [2, 2]),
         case("tied", gpipe(2, 4), 2, [2] * 4),
@@ -129,7 +135,7 @@ def _run(seed: int) -> list[Case]:
 CASES: dict[str, Callable[[int], list[Case]]] = {
     "04.split-micro-batches": _split,
     "04.gpipe-schedule": _schedule,
-    "04.one-f-one-b-schedule": _schedule,
+    "04.one-f-one-b-schedule": _one_f_one_b,
     "04.interleaved-schedule": _interleaved,
     "04.bubble-fraction": _bubble,
     "04.peak-in-flight": _peak,

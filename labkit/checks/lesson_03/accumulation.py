@@ -41,9 +41,13 @@ def _cases(seed: int) -> list[Case]:
 
 def _micro_batches(case: Case, handed: Inputs, step: int) -> list[tuple[Tensor, Tensor]]:
     """Rows and targets, of the sizes that the case asks for."""
-    sizes = case.params.get("sizes") or [case.params["rows"]] * MICRO_BATCHES
     x, target = handed["x"][step], handed["target"][step]
-    return [(x[m, :size], target[m, :size]) for m, size in enumerate(sizes)]
+    return [(x[m, :size], target[m, :size]) for m, size in enumerate(_sizes(case))]
+
+
+def _sizes(case: Case) -> list[int]:
+    """The rows of each micro-batch."""
+    return case.params.get("sizes") or [case.params["rows"]] * MICRO_BATCHES
 
 
 def _mean_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -54,8 +58,9 @@ def _mean_loss(output: Tensor, target: Tensor) -> Tensor:
 def _accumulate(rank: Rank) -> None:
     """Steps of several micro-batches each, through the data-parallel wrapper.
 
-    Answers: loss STEP, grad STEP.NAME. Fact: graph, whether a loss that was returned holds one. Recordings:
-    plain, of a backward of one micro-batch; step STEP.
+    Answers: loss STEP, grad STEP.NAME. Facts: graph, whether a loss that was returned holds one; passes STEP,
+    each forward and backward in order, and of how many rows. Recordings: plain, of a backward of one
+    micro-batch; step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
@@ -64,13 +69,25 @@ def _accumulate(rank: Rank) -> None:
     with rank.recording("plain"):
         loss.backward()
     net.zero_grad()
+    passes: list[list[str | int]] = []
+    net.register_forward_hook(lambda _module, _arguments, output: _note_passes(output, passes))
     for step in range(STEPS):
         batches = _micro_batches(rank.case, rank.inputs, step)
         with rank.recording(f"step {step}"):
             loss = rank.student.accumulate_gradients(model, batches, _mean_loss)
         rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
+        rank.fact(f"passes {step}", [*passes])
+        passes.clear()
         rank.answer(f"loss {step}", torch.as_tensor(loss).float())
         send_gradients_and_step(rank, net, step)
+
+
+def _note_passes(output: Tensor, passes: list[list[str | int]]) -> None:
+    """Add a forward that gave this output, [rows, width], and its backward when it comes."""
+    rows = len(output)
+    passes.append(["forward", rows])
+    if output.requires_grad:
+        output.register_hook(lambda _: passes.append(["backward", rows]))
 
 
 def _loss_of_one_batch(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
@@ -103,6 +120,19 @@ def _sends_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
         yield Finding(calls == plain, told, calls_text(calls), answer.rank)
 
 
+def _goes_one_by_one(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    """Each micro-batch went forward once and back once before the next, in any order of theirs."""
+    for answer in evidence.answers:
+        for step in range(STEPS):
+            passes = answer.facts[f"passes {step}"]
+            sizes = _sizes(evidence.case)
+            rows = [size for _, size in passes[::2]]
+            right = passes == [[kind, size] for size in rows for kind in ("forward", "backward")]
+            seen = ", ".join(f"{kind} of {size}" for kind, size in passes)
+            told = f"forward and backward of one micro-batch, then of the next; of {sizes} rows"
+            yield Finding(right and sorted(rows) == sorted(sizes), told, seen, answer.rank)
+
+
 BOTH = every(GRADIENTS, _returns_the_mean)
 _RUN = Run(_accumulate, net_inputs, hand_own, partial(ReplicaEvidence, loss=_loss_of_one_batch))
 EXERCISE = Exercise(
@@ -130,10 +160,10 @@ EXERCISE = Exercise(
         Property(
             "communication",
             "mechanism",
-            2,
-            "Gradients are sent once a step, by the last backward, whatever the number of micro-batches",
-            "model.no_sync() around all but the last backward",
-            {"values": _sends_once},
+            6,
+            "Each micro-batch goes forward and back before the next, and the last backward alone sends",
+            "model.no_sync() around all but the last backward, and a backward for each micro-batch",
+            {"values": every(_sends_once, _goes_one_by_one)},
         ),
         Property(
             "uneven-micro-batches",

@@ -17,10 +17,13 @@ Spec = tuple[list[int], str, bool]
 BUCKETS_ID = "03.assign-buckets"
 
 
-def buckets_case(name: str, parameters: list[Spec], bucket_bytes: int, seed: int) -> Case:
-    """Parameters that go into buckets of so many bytes."""
+def buckets_case(name: str, parameters: list[Spec], bucket_bytes: int, seed: int, behind: int = 1) -> Case:
+    """Parameters that go into buckets of so many bytes. behind: so many times a parameter's memory is behind
+    it, which is a view where that is more than once.
+    """
     specs = [[list(shape), dtype, asks] for shape, dtype, asks in parameters]
-    return Case(name, 1, {"parameters": specs, "bucket_bytes": bucket_bytes}, seed, kind="values")
+    params = {"parameters": specs, "bucket_bytes": bucket_bytes, "behind": behind}
+    return Case(name, 1, params, seed, kind="values")
 
 
 def _cases(seed: int) -> list[Case]:
@@ -45,21 +48,26 @@ def _cases(seed: int) -> list[Case]:
         buckets_case("two dtypes, full buckets", [([4], f, True), *[([4], d, True)] * 4], 64, seed),
         buckets_case("one without elements", [([3], f, True), ([0], f, True), ([4], f, True)], 16, seed),
         buckets_case("two that exceed a bucket by a byte", [([8], f, True)] * 4, 63, seed),
+        buckets_case("views of more memory", [([4], f, True)] * 5, 32, seed, behind=3),
         buckets_case("none", [], 64, seed),
     ]
 
 
 def _parameters(case: Case) -> list[nn.Parameter]:
+    behind = case.params["behind"]
     return [
-        nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype)), requires_grad=asks)
+        nn.Parameter(torch.zeros(behind, *shape, dtype=getattr(torch, dtype))[0], requires_grad=asks)
         for shape, dtype, asks in case.params["parameters"]
     ]
 
 
 def _ask_for_buckets(rank: Rank) -> None:
-    """Fact: buckets."""
-    answer = rank.student.assign_buckets(_parameters(rank.case), rank.params["bucket_bytes"])
+    """Facts: buckets; kept, whether the list of parameters is as it was."""
+    parameters = _parameters(rank.case)
+    handed = [*parameters]
+    answer = rank.student.assign_buckets(handed, rank.params["bucket_bytes"])
     rank.fact("buckets", [[int(i) for i in bucket] for bucket in answer])
+    rank.fact("kept", list(map(id, handed)) == list(map(id, parameters)))
 
 
 # -- judges
@@ -78,6 +86,8 @@ def _each_is_in_one(evidence: Evidence) -> Iterator[Finding]:
     seen, wanted = _buckets(evidence), sorted(_wanted(_parameters(evidence.case)))
     told = f"each of {wanted} in one bucket, frozen parameters in none"
     yield Finding(sorted(i for bucket in seen for i in bucket) == wanted, told, f"{seen}")
+    kept = evidence.answers[0].facts["kept"]
+    yield Finding(kept, "the list of parameters as it was handed over", "in another order, or shorter")
 
 
 def _last_comes_first(evidence: Evidence) -> Iterator[Finding]:

@@ -89,6 +89,15 @@ def _all_are_visited(evidence: Evidence) -> Iterator[Finding]:
         most = -(-len(shares) * each // n) if n else 0
         often = [i for i in range(n) if counts[i] > most]
         yield Finding(not often, f"no sample more than {most} times", f"too often: {often[:6]}")
+    repeats = {tuple(_same_before(shares)) for shares, _, _ in _partitions(evidence)}
+    told = "the filling-up starts over from the front: the same places repeat in every order"
+    yield Finding(len(repeats) == 1, told, "other places repeat in another epoch or with another seed")
+
+
+def _same_before(shares: list[list[int]]) -> list[int]:
+    """For each place in the shares, one behind the other, the first that has its sample."""
+    flat = [i for share in shares for i in share]
+    return [flat.index(i) for i in flat]
 
 
 def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:

@@ -60,7 +60,8 @@ def any_layout(judge: Judge) -> Property:
 
 def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
     """Replicas of the small net, one a rank. groups: those they work in, where it is not one of all ranks.
-    views_on: ranks where no matrix and no vector is contiguous.
+    views_on: ranks where no matrix and no vector is contiguous. mixed: the layer beside is float32. zeroed:
+    between steps gradients are filled with zeros, not given up.
     """
     sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
@@ -82,7 +83,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, use_aside: bool = True) -> Tensor:
         out = self.last(torch.tanh(self.second(torch.tanh(self.first(x))))) * self.scale
-        out = out + self.aside(x) if use_aside else out
+        out = out + self.aside(x.to(self.aside.weight.dtype)) if use_aside else out
         return out if self.training else out / 2
 
 
@@ -92,9 +93,11 @@ def _empty_net(case: Case) -> Net:
 
 def net_of(case: Case, handed: Inputs) -> Net:
     """The net in float64, with the state that a rank was handed. The case's `frozen` names parameters that
-    are not trained; where it is `tied`, two layers have one bias.
+    are not trained; where it is `tied`, two layers have one bias; where it is `mixed`, one is float32.
     """
     net = _empty_net(case)
+    if case.params.get("mixed"):
+        net.aside.float()
     for name, tensor in state_of(net).items():
         tensor.data.copy_(handed[f"state.{name}"])
     for name in case.params.get("frozen", ()):
@@ -190,14 +193,15 @@ def own_loss(rank: Rank, model: nn.Module, step: int, m: int = 0) -> Tensor:
 
 def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
     """Answers: "grad STEP.NAME", zeros where a trained parameter has none. Fact: "frozen STEP", the frozen
-    parameters that have one. Then one step of SGD; the gradients are gone.
+    parameters that have one. Then one step of SGD; the gradients are gone, or zeros where the case is
+    `zeroed`.
     """
     frozen = [name for name, p in net.named_parameters() if not p.requires_grad and p.grad is not None]
     rank.fact(f"frozen {step}", frozen)
     for name, gradient in _gradients(net).items():
         rank.answer(f"grad {step}.{name}", gradient)
     descend(net)
-    net.zero_grad()
+    net.zero_grad(set_to_none=not rank.params.get("zeroed"))
 
 
 def send_state(rank: Rank, net: nn.Module, prefix: str) -> None:

@@ -50,7 +50,8 @@ def _cases(seed: int) -> list[Case]:
     return [
         net_case("two ranks", "values", 2, seed, late=[1]),
         net_case("two ranks, timed", "many", 2, seed, rows=64, width=24, inner=40, bucket_bytes=9000),
-        net_case("four ranks", "values", 4, seed, bucket_bytes=1),
+        net_case("four ranks, gradients zeroed", "values", 4, seed, bucket_bytes=1, zeroed=True),
+        net_case("two dtypes", "values", 2, seed, mixed=True),
         net_case("accumulating", "no-sync", 2, seed),
         net_case("accumulating, a layer not used in the end", "no-sync", 2, seed, aside_in=2),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
@@ -109,24 +110,29 @@ class _Interrupted(Exception):
 
 
 def _accumulate(rank: Rank) -> None:
-    """Backward passes inside no_sync, the first in another no_sync within, and one outside; then an exception
-    inside it and a normal step.
+    """Backward passes inside no_sync, the first in another no_sync within, and one outside; the first and the
+    last have their forward on the other side. Then an exception inside it, and two normal backward passes
+    that add up, one while another model is silent.
 
     Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
     """
-    net = net_of(rank.case, rank.inputs)
+    net, another = net_of(rank.case, rank.inputs), net_of(rank.case, rank.inputs)
     model = _wrap(rank, net)
+    loss = own_loss(rank, model, 0, 0)
     with rank.recording("inside"), model.no_sync():
         with model.no_sync():
-            own_loss(rank, model, 0, 0).backward()
+            loss.backward()
         for m in range(1, MICRO_BATCHES - 1):
             own_loss(rank, model, 0, m).backward()
+        loss = own_loss(rank, model, 0, MICRO_BATCHES - 1)
     with rank.recording("outside"):
-        own_loss(rank, model, 0, MICRO_BATCHES - 1).backward()
+        loss.backward()
     send_gradients_and_step(rank, net, 0)
     with contextlib.suppress(_Interrupted), model.no_sync():
         raise _Interrupted
-    own_loss(rank, model, 1).backward()
+    with rank.student.OverlappedDataParallel(another, rank.group).no_sync():
+        own_loss(rank, model, 1, 0).backward()
+    own_loss(rank, model, 1, 1).backward()
     send_gradients_and_step(rank, net, 1)
 
 
@@ -134,8 +140,8 @@ def _accumulate(rank: Rank) -> None:
 
 
 def _accumulated_loss(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
-    """The sum over the micro-batches of the first step; one micro-batch in the second."""
-    count = MICRO_BATCHES if step == 0 else 1
+    """The sum over the micro-batches of the first step; two micro-batches in the second."""
+    count = MICRO_BATCHES if step == 0 else 2
     return torch.stack([loss_of(model, case, handed, rank, step, m) for m in range(count)]).sum()
 
 

@@ -62,11 +62,11 @@ def _broadcast_cases(seed: int) -> list[Case]:
 
 def _broadcast(rank: Rank) -> None:
     """Broadcast nets that differ on every rank, with gradients, one of their parameters frozen, one shared,
-    and one layer in evaluation mode. Each rank goes on at once to overwrite what it has.
+    buffers within, and one layer in evaluation mode. Each rank goes on at once to overwrite what it has.
 
     Answers: state.NAME. Facts: moved, asks, changed. Recording: broadcast.
     """
-    group, net = enter_group(rank), tied(net_of(rank.case, rank.inputs))
+    group, net = enter_group(rank), _with_more(net_of(rank.case, rank.inputs))
     net.aside.weight.requires_grad_(False)
     net.aside.eval()
     lie_differently(rank, net)
@@ -81,6 +81,16 @@ def _broadcast(rank: Rank) -> None:
     send_state(rank, net, "state")
     for tensor in (*net.parameters(), *net.buffers()):
         tensor.data.zero_()
+
+
+def _with_more(net: Net) -> Net:
+    """The net with a parameter and a buffer under two names each, and with buffers of its layers: one of
+    numbers, one that is None.
+    """
+    net.first.register_buffer("shift", net.get_buffer("scale").flip(0).clone())
+    net.last.register_buffer("unused", None)
+    net.aside.register_buffer("seen", net.get_buffer("seen"))
+    return tied(net)
 
 
 def _changed(net: Net) -> Iterator[str]:
@@ -103,8 +113,8 @@ def _has_the_firsts(*kinds: str) -> Judge:
 
     def judge(evidence: ReplicaEvidence) -> Iterator[Finding]:
         for answer in evidence.answers:
-            net = tied(evidence.first_net(answer))
-            buffers = dict(net.named_buffers())
+            net = _with_more(evidence.first_net(answer))
+            buffers = dict(net.named_buffers(remove_duplicate=False))
             for name, tensor in state_of(net).items():
                 if ("buffers" if name in buffers else "parameters") in kinds:
                     yield same(f"{name} of the group's first rank", tensor, answer, f"state.{name}")
@@ -116,7 +126,7 @@ def _stays_in_place(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         moved = answer.facts["moved"]
         yield Finding(moved == [], "every tensor where it was", f"replaced: {moved}", answer.rank)
-        parameters = tied(evidence.first_net(answer)).named_parameters()
+        parameters = _with_more(evidence.first_net(answer)).named_parameters()
         asked = answer.facts["asks"] == {name: name != "aside.weight" for name, _ in parameters}
         yield Finding(asked, "requires_grad as it was", "changed", answer.rank)
         changed = answer.facts["changed"]
@@ -125,7 +135,7 @@ def _stays_in_place(evidence: ReplicaEvidence) -> Iterator[Finding]:
 
 def _each_is_sent_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        tensors = state_of(tied(evidence.first_net(answer))).values()
+        tensors = state_of(_with_more(evidence.first_net(answer))).values()
         total = sum({tensor.data_ptr(): nbytes(tensor) for tensor in tensors}.values())
         calls = calls_of(answer, "broadcast")
         right = {op for op, _ in calls} == {"broadcast"} and sum(size for _, size in calls) == total

@@ -21,7 +21,7 @@ NUMBER_BYTES = 8  # of the largest kind of number that can be sent
 
 
 def tokens_case(name: str, kind: str, tokens: list[int], seed: int, **params: Any) -> Case:
-    """So many tokens on each rank."""
+    """So many rows on each rank. each: tokens in a row, 1 where it is not said."""
     return Case(name, len(tokens), {"tokens": tokens, **params}, seed, kind=kind)
 
 
@@ -30,6 +30,7 @@ def _cases(seed: int) -> list[Case]:
         tokens_case("3 and 8 tokens", "values", [3, 8], seed, late=[1]),
         tokens_case("1,001 and 258 tokens", "values", [1001, 258], seed),
         tokens_case("1, 6, 2 and 9 tokens", "values", [1, 6, 2, 9], seed),
+        tokens_case("rows of 4,001 tokens", "values", [30, 7], seed, each=4001),
         tokens_case("a rank without tokens", "empty", [0, 5], seed),
         tokens_case("no tokens at all", "empty", [0, 0], seed),
         tokens_case("one token in all", "empty", [0, 1], seed),
@@ -45,8 +46,13 @@ def _draw_rows(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _hand_rows(case: Case, inputs: Inputs, rank: int) -> Inputs:
-    """The weights, and a rank's own rows, one a token."""
+    """The weights, and a rank's own rows."""
     return {"x": inputs["x"][rank, : case.params["tokens"][rank]], "w": inputs["w"]}
+
+
+def _each(case: Case) -> int:
+    """Tokens in a row."""
+    return int(case.params.get("each", 1))
 
 
 def _loss_sum(x: Tensor, w: Tensor) -> Tensor:
@@ -56,13 +62,16 @@ def _loss_sum(x: Tensor, w: Tensor) -> Tensor:
 def _weigh(rank: Rank) -> None:
     """Backpropagate the student's loss; what DDP does afterwards, averaging, is done by the judge.
 
-    Answers: loss, grad (zeros where there is none).
+    Answers: loss, grad (zeros where there is none). Fact: changed, whether the sum handed over was.
     """
     group, w = enter_group(rank), rank.inputs["w"].clone().requires_grad_()
     x = rank.inputs["x"]
+    total, tokens = _loss_sum(x, w), len(x) * _each(rank.case)
+    before = total.detach().clone()
     with rank.recording("all"):
-        loss: Any = rank.student.token_weighted_loss(_loss_sum(x, w), len(x), group)
+        loss: Any = rank.student.token_weighted_loss(total, tokens, group)
         loss.backward()
+    rank.fact("changed", not torch.equal(total, before))
     rank.answer("loss", loss)
     rank.answer("grad", torch.zeros_like(w) if w.grad is None else w.grad)
 
@@ -80,7 +89,7 @@ class TokenEvidence(Evidence):
 
     def tokens(self, answer: RankAnswer) -> int:
         """How many there are in a rank's group."""
-        return sum(self.case.params["tokens"][r] for r in self.members(answer))
+        return _each(self.case) * sum(self.case.params["tokens"][r] for r in self.members(answer))
 
     def mean_over_tokens(self, answer: RankAnswer) -> State:
         """The "loss" of a rank's group, and its "grad"."""
@@ -108,6 +117,12 @@ def _averages(*names: str) -> Judge:
         return (evidence.averaged(name, answer) for name in names for answer in evidence.answers)
 
     return judge
+
+
+def _leaves_the_sum_alone(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        said = "changed in place" if answer.facts["changed"] else ""
+        yield Finding(not said, "the sum that was handed over as it was", said, answer.rank)
 
 
 def _one_number_once(evidence: Evidence) -> Iterator[Finding]:
@@ -138,7 +153,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "Averaged over the ranks, the loss is the mean over all tokens",
-            on={"values": _averages("loss")},
+            on={"values": every(_averages("loss"), _leaves_the_sum_alone)},
         ),
         Property(
             "communication",

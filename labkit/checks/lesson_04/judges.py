@@ -21,6 +21,7 @@ from labkit.checks.shared.places import groups_of, place_of
 from labkit.theory.schedule import Action
 
 BYTES = 8  # of a float64
+HELD_BY_NAME = 2  # inputs that names in the student's code may hold a little longer than it needs them
 WORDS = {
     "grad": "gradient of stage {}, as the whole model has it after one backward of the whole batch",
     "trained": f"stage {{}}, as the whole model has it after {STEPS} steps of SGD on whole batches",
@@ -94,6 +95,9 @@ def keeps_few(evidence: Evidence) -> Iterator[Finding]:
         most, peak = most_held(_actions(evidence.case, answer.rank)), answer.facts["peak"]
         told = f"at most {most} micro-batches kept for their backward at once, as the list has it"
         yield Finding(1 <= peak <= most, told, f"{peak} kept", answer.rank)
+        inputs, most = answer.facts["inputs"], most + HELD_BY_NAME
+        told = f"what a stage received given up after its backward: at most {most} at once"
+        yield Finding(inputs <= most, told, f"{inputs} kept", answer.rank)
 
 
 def tells_when_ready(evidence: Evidence) -> Iterator[Finding]:

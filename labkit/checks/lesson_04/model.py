@@ -2,7 +2,8 @@
 
 A case's params: "widths", one list of layer widths a stage; "sizes", the samples of each micro-batch;
 "vocabulary", where the first and the last stage share an embedding; "groups" where several pipelines run at
-once, all alike; "transposed" where stages give tensors whose memory is in another order.
+once, all alike; "transposed" where stages give tensors whose memory is in another order; "dtype" where it is
+not float64.
 
 Its inputs: every layer's weight and bias under "STAGE.LAYER.weight", the "embedding", and "x0", "y0", "x1",
 "y1", one whole batch for each step.
@@ -27,8 +28,17 @@ from labkit.checks.shared.places import groups_of, place_of
 DTYPE = torch.float64
 
 
+def dtype_of(case: Case) -> torch.dtype:
+    """Of weights, activations and floating inputs."""
+    found = getattr(torch, case.params["dtype"]) if "dtype" in case.params else DTYPE
+    assert isinstance(found, torch.dtype)
+    return found
+
+
 class Stage(nn.Module):
-    """Linear layers with tanh between them; the first stage may look tokens up, the last may score them."""
+    """Linear layers with tanh between them; the first stage may look tokens up, the last may score them. Half
+    of it in evaluation mode.
+    """
 
     def __init__(self, layers: Sequence[nn.Linear], is_last: bool, transposed: bool) -> None:
         super().__init__()
@@ -45,6 +55,7 @@ class Stage(nn.Module):
             if not (self.is_last and index == len(self.layers) - 1):
                 x = torch.tanh(x)
         x = x if self.head is None else F.linear(x, self.head)
+        x = x if self.training else x / 2
         return x.t().contiguous().t() if self.transposed else x
 
 
@@ -53,10 +64,11 @@ def build_stages(case: Case, inputs: Inputs, numbers: Sequence[int]) -> dict[int
     widths: list[list[int]] = case.params["widths"]
     transposed = case.params.get("transposed", False)
     stages = {
-        s: Stage(list(_linears(s, widths[s], inputs)), s == len(widths) - 1, transposed) for s in numbers
+        s: Stage(list(_linears(s, widths[s], inputs)), s == len(widths) - 1, transposed).to(dtype_of(case))
+        for s in numbers
     }
     if "embedding" in inputs:
-        embedding = nn.Parameter(inputs["embedding"].clone())
+        embedding = nn.Parameter(inputs["embedding"].to(dtype_of(case), copy=True))
         if 0 in stages:
             stages[0].embedding = embedding
         if last_stage(case) in stages:
@@ -98,12 +110,22 @@ def loss_fn(case: Case, output: Tensor, target: Tensor) -> Tensor:
 
 def micro_batches(case: Case, inputs: Inputs, step: int) -> list[tuple[Tensor, Tensor]]:
     """The batch of a step in the case's sizes; NaN (or token 0) in place of what is not among the inputs."""
-    widths, sizes = case.params["widths"], case.params["sizes"]
+    x, y = (half.split(case.params["sizes"]) for half in whole_batch(case, inputs, step))
+    return [(a.clone(), b.clone()) for a, b in zip(x, y, strict=True)]
+
+
+def whole_batch(case: Case, inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a step; NaN (or token 0) in place of what is not among the inputs."""
+    widths = case.params["widths"]
     x, y = (
-        (inputs[name] if name in inputs else _blank(case, width)).split(sizes)
+        inputs[name] if name in inputs else _blank(case, width)
         for name, width in ((f"x{step}", widths[0][0]), (f"y{step}", widths[-1][-1]))
     )
-    return [(a.clone(), b.clone()) for a, b in zip(x, y, strict=True)]
+    return _in_dtype(case, x), _in_dtype(case, y)
+
+
+def _in_dtype(case: Case, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype_of(case)) if tensor.is_floating_point() else tensor
 
 
 def _blank(case: Case, width: int) -> Tensor:
@@ -177,7 +199,7 @@ class PipelineEvidence(Evidence):
         ("trained.NAME"), with NAME as in `named_parameters`.
         """
         whole, seat = WholeModel(self.case, self.inputs), PlainSeat()
-        batches = [(self.inputs[f"x{step}"], self.inputs[f"y{step}"]) for step in range(STEPS)]
+        batches = [whole_batch(self.case, self.inputs, step) for step in range(STEPS)]
         observe(seat, whole, batches[0], named=lambda _: named_parameters(whole.numbered))
         train(seat, whole, batches, named=lambda _: named_parameters(whole.numbered))
         return seat.tensors

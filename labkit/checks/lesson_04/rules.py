@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 from labkit.checks.case import JSON, Case
@@ -72,6 +73,51 @@ def ask_for_the_impossible(call: Call) -> Callable[[Rank], None]:
                 call(rank, 0, size)
 
     return on_rank
+
+
+def ask_in_turn(rank: Rank) -> None:
+    """On the rank: the student's in_turn of actions in no order, for every warm-up and number of the case. A
+    fact each: what came out, and whether the lists are as they were.
+    """
+    for warm_up, count in rank.params["turns"]:
+        forwards, backwards = shuffled_actions(rank.case, count)
+        handed = [*forwards], [*backwards]
+        actions: Any = rank.student.in_turn(*handed, warm_up)
+        rank.fact(
+            f"{warm_up} of {count}",
+            {
+                "actions": [_as_facts(action) for action in actions],
+                "kept": handed == (forwards, backwards),
+            },
+        )
+
+
+def shuffled_actions(case: Case, count: int) -> tuple[list[Action], list[Action]]:
+    """So many forwards and as many backwards, of several stages, in no order."""
+    places = [(stage, i) for stage in range(3) for i in range(count)]
+    draw = Random(f"{case.seed}/{count}")
+    forwards, backwards = draw.sample(places, count), draw.sample(places, count)
+    return [Action("forward", *place) for place in forwards], [Action("backward", *p) for p in backwards]
+
+
+def takes_turns(evidence: Evidence) -> Iterator[Finding]:
+    """What in_turn gave: `warm_up` forwards, one of each in turn, the backwards that are left."""
+    for warm_up, count in evidence.case.params["turns"]:
+        forwards, backwards = shuffled_actions(evidence.case, count)
+        first = min(warm_up, count)
+        wanted = [*forwards[:first]]
+        for place, forward in enumerate(forwards[first:]):
+            wanted += [forward, backwards[place]]
+        wanted += backwards[count - first :]
+        fact = evidence.answers[0].facts[f"{warm_up} of {count}"]
+        seen = read_lists([fact["actions"]])[0]
+        told = f"in_turn of {count} forwards with a warm-up of {warm_up}"
+        yield Finding(seen == wanted, f"{told}: {_labels(wanted)}", _labels(seen))
+        yield Finding(fact["kept"], f"{told}: both lists as they were", "changed")
+
+
+def _labels(actions: list[Action]) -> str:
+    return " ".join(f"{action.label}/{action.stage}" for action in actions) or "nothing"
 
 
 def in_every_size(rule: Rule) -> Judge:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from labkit.checks.case import JSON
 from labkit.checks.lesson_04.model import (
-    DTYPE,
     Stage,
     build_stages,
+    dtype_of,
     input_width,
     last_stage,
     loss_fn,
@@ -42,7 +42,9 @@ class Watch:
     def __init__(self) -> None:
         self.log: list[list[JSON]] = []  # [kind, stage, which of the stage's forwards]
         self.peak = 0
+        self.most_inputs = 0
         self._alive: dict[tuple[int, int], int] = {}
+        self._inputs: set[tuple[int, int]] = set()
 
     def keep(self, key: tuple[int, int], tensor: Tensor) -> Saved:
         """Called by autograd for each tensor it saves."""
@@ -51,6 +53,12 @@ class Watch:
         self.peak = max(self.peak, len(self._alive))
         weakref.finalize(saved, self._gone, key)
         return saved
+
+    def keep_input(self, key: tuple[int, int], x: Tensor) -> None:
+        """Called for what came into a stage by mail; how long this object lives is how long it is kept."""
+        self._inputs.add(key)
+        self.most_inputs = max(self.most_inputs, len(self._inputs))
+        weakref.finalize(x, self._inputs.discard, key)
 
     def _gone(self, key: tuple[int, int]) -> None:
         self._alive[key] -= 1
@@ -68,6 +76,8 @@ class WatchedStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         which, self.forwards = self.forwards, self.forwards + 1
         self.watch.log.append(["forward", self.number, which])
+        if self.number:
+            self.watch.keep_input((self.number, which), x)
         keep = partial(self.watch.keep, (self.number, which))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.tensor):
             out = self.stage(x)
@@ -90,10 +100,10 @@ def use_executor(rank: Rank, before: float = 0.0) -> None:
     """Run one batch and report everything. before: what is in all gradients when it begins, if anything, and
     is taken off again.
 
-    Answers: output (the loss), grad.NAME. Facts: log, peak, graph. Recording: messages.
+    Answers: output (the loss), grad.NAME. Facts: log, peak, inputs, graph. Recording: messages.
     """
     group, stages, watch = enter_group(rank), own_stages(rank), Watch()
-    parameters = [parameter for _, parameter in named_parameters(stages)] if before else []
+    parameters = _parameters(stages) if before else []
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, before)
     part = make_part(rank, stages, 0, watch)
@@ -121,6 +131,7 @@ def _report_run(rank: Rank, loss: object, watch: Watch) -> None:
     rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
     rank.fact("log", watch.log)
     rank.fact("peak", watch.peak)
+    rank.fact("inputs", watch.most_inputs)
 
 
 def _report_gradients(rank: Rank, stages: dict[int, Stage]) -> None:
@@ -129,20 +140,26 @@ def _report_gradients(rank: Rank, stages: dict[int, Stage]) -> None:
 
 
 def _optimizer(stages: dict[int, Stage]) -> torch.optim.Optimizer:
-    """Plain SGD, with each parameter once."""
-    parameters = list(dict.fromkeys(p for _, p in named_parameters(stages)))
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    """Plain SGD."""
+    return torch.optim.SGD(_parameters(stages), lr=LEARNING_RATE)
+
+
+def _parameters(stages: dict[int, Stage]) -> list[nn.Parameter]:
+    """Each parameter once."""
+    return list(dict.fromkeys(p for _, p in named_parameters(stages)))
 
 
 def take_steps(rank: Rank) -> None:
-    """Two steps of the student's `train_step` on two batches. Answers: output (the first loss), trained.NAME.
-    Fact: graph.
+    """Two steps of the student's `train_step` on two batches, by one list; some other batch's gradients are
+    there when they begin. Answers: output (the first loss), trained.NAME. Fact: graph.
     """
-    stages = own_stages(rank)
+    stages, actions = own_stages(rank), actions_of(rank)
     optimizer = _optimizer(stages)
+    for parameter in _parameters(stages):
+        parameter.grad = torch.ones_like(parameter)
     for step in range(STEPS):
         part = make_part(rank, stages, step, Watch())
-        loss = rank.student.train_step(part, actions_of(rank), optimizer, rank.group)
+        loss = rank.student.train_step(part, actions, optimizer, rank.group)
         if step == 0:
             _report_run(rank, loss, Watch())
     for name, parameter in named_parameters(stages):
@@ -186,7 +203,9 @@ def make_part(
         num_stages=last_stage(rank.case) + 1,
         micro_batches=micro_batches(rank.case, rank.inputs, step),
         loss_fn=partial(loss_fn, rank.case),
-        empty_input=lambda stage, i: torch.empty(sizes[i], input_width(rank.case, stage), dtype=DTYPE),
+        empty_input=lambda stage, i: torch.empty(
+            sizes[i], input_width(rank.case, stage), dtype=dtype_of(rank.case)
+        ),
         tied=_tied(rank, stages),
         gradients_ready=ready,
     )

@@ -8,6 +8,7 @@ from labkit.checks.lesson_04.rules import (
     Size,
     ask_for_lists,
     ask_for_the_impossible,
+    ask_in_turn,
     every_action_once,
     forwards_first,
     holds_at_most,
@@ -15,6 +16,7 @@ from labkit.checks.lesson_04.rules import (
     refuses_remainders,
     runs_to_its_end,
     takes_as_long_as,
+    takes_turns,
 )
 from labkit.checks.rank import Rank
 
@@ -31,6 +33,16 @@ def schedule_case(name: str, seed: int, sizes: list[list[int]], kind: str = "val
 def _plain_cases(seed: int) -> list[Case]:
     sizes = [[4, 8], [2, 5], [3, 7], [4, 4], [4, 2], [3, 1], [1, 3]]
     return [schedule_case("m > p, m = p, m < p", seed, sizes)]
+
+
+def turns_case(name: str, seed: int, turns: list[list[int]]) -> Case:
+    """turns: [warm-up, forwards] each, for in_turn by itself."""
+    return Case(name, 1, {"turns": turns}, seed, kind="in-turn")
+
+
+def _one_f_one_b_cases(seed: int) -> list[Case]:
+    turns = [[0, 3], [2, 5], [4, 4], [6, 3], [1, 1], [3, 0]]
+    return [*_plain_cases(seed), turns_case("in_turn by itself", seed, turns)]
 
 
 def _interleaved_cases(seed: int) -> list[Case]:
@@ -117,8 +129,8 @@ ONE_F_ONE_B = Exercise(
     ONE_F_ONE_B_ID,
     "1F1B",
     ("one_f_one_b_schedule", "in_turn"),
-    {"values": Run(ask_for_lists(_one_f_one_b))},
-    _plain_cases,
+    {"values": Run(ask_for_lists(_one_f_one_b)), "in-turn": Run(ask_in_turn)},
+    _one_f_one_b_cases,
     (
         EVERY_ACTION,
         Property(
@@ -138,6 +150,14 @@ ONE_F_ONE_B = Exercise(
             {"values": in_every_size(holds_at_most(_stages_from_here))},
         ),
         NO_DEADLOCK,
+        Property(
+            "in-turn",
+            "robustness",
+            1,
+            "in_turn arranges whatever actions it is handed, and leaves the lists as they are.",
+            "actions are made anew, or taken out of the lists, or some are dropped",
+            {"in-turn": takes_turns},
+        ),
     ),
 )
 

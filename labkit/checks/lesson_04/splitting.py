@@ -30,9 +30,12 @@ def _draw_batches(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _split(rank: Rank) -> None:
-    """Answers: joined0, ... Facts: sizes0, views0, ..., and what each refused size raised."""
+    """Answers: joined0, ... Facts: sizes0, views0, ..., and what each refused size raised. Every second batch
+    has other numbers between its own.
+    """
     for index, (m, *_) in enumerate(rank.params["shapes"]):
         batch = rank.inputs[f"batch{index}"]
+        batch = batch if index % 2 else torch.stack([batch, -batch], dim=-1)[..., 0]
         parts = rank.student.split_micro_batches(batch, m)
         rank.fact(f"sizes{index}", [len(part) for part in parts])
         rank.answer(f"joined{index}", torch.cat(list(parts)))
