@@ -666,13 +666,11 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     The gradients are those of the mean loss over all samples of the batch. Returns that loss (a scalar tensor
     without a graph, of any dtype) on the rank of the last stage, None elsewhere. What was sent or received
     has been waited for by then, and what a micro-batch brought is given up after its backward. A tied weight
-    gets the sum of both halves; what its .grad held before is not summed. The list stays as it is.
+    gets the sum of both halves; its .grad is None or zeros when the batch begins. The list stays as it is.
     ValueError, naming the action, for a list that cannot be done.
     """
     ### BEGIN SOLUTION
     check_list(part, actions)
-    if part.tied is not None:  # only what this batch adds is summed
-        before, part.tied.parameter.grad = part.tied.parameter.grad, None
     mail, last = Mail(part, group), part.num_stages - 1
     samples = sum(len(target) for _, target in part.micro_batches)
     held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # from a forward to its backward: input, output
@@ -721,8 +719,6 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     mail.wait_until_sent()
     if part.tied is not None:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
-        if before is not None:
-            part.tied.parameter.grad += before
     return torch.stack(losses).sum() if losses else None
     ### END SOLUTION
 

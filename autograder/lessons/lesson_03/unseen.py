@@ -77,9 +77,10 @@ def _overlap_cases(seed: int) -> list[Case]:
     large = {"rows": 96, "width": 16, "inner": 48, "bucket_bytes": 8000}
     return [
         net_case("unseen: three ranks", "values", 3, seed, zeroed=True, **sizes),
+        net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),
         net_case("unseen: accumulating", "no-sync", 3, seed, **sizes),
-        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], mixed=True, **sizes),
+        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
         net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),

@@ -93,7 +93,8 @@ def _empty_net(case: Case) -> Net:
 
 def net_of(case: Case, handed: Inputs) -> Net:
     """The net in float64, with the state that a rank was handed. The case's `frozen` names parameters that
-    are not trained; where it is `tied`, two layers have one bias; where it is `mixed`, one is float32.
+    are not trained; where it is `tied`, two layers have one bias; where it is `mixed`, one is float32
+    (for two ranks: a float32 mean of two is the same in any order, and float64 numbers hang on it).
     """
     net = _empty_net(case)
     if case.params.get("mixed"):

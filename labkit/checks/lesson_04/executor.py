@@ -146,8 +146,8 @@ def _run(on_rank: Callable[[Rank], None]) -> Run:
 
 
 RUNS = {
-    **dict.fromkeys(("gpipe", "tied"), _run(partial(use_executor, before=0.5))),
-    "naive": _run(use_executor),
+    "gpipe": _run(partial(use_executor, before=0.5)),
+    **dict.fromkeys(("naive", "tied"), _run(use_executor)),
     **dict.fromkeys(("in-flight", "any-schedule", "unequal", "few", "one-rank"), _run(use_one_step)),
     **dict.fromkeys(("train", "tied-train"), _run(take_steps)),
     "ready": _run(use_ready_hook),

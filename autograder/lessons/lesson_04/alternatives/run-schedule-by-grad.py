@@ -81,10 +81,6 @@ def _refuse_bad(part, actions):
 
 def run_schedule(part, actions, group):
     _refuse_bad(part, actions)
-    tied = None if part.tied is None else part.tied.parameter
-    had = None if tied is None or tied.grad is None else tied.grad.clone()
-    if tied is not None:
-        tied.grad = torch.zeros_like(tied)
     run = Run(part, group)
     left = dict.fromkeys(part.stages, run.count)
     for action in actions:
@@ -97,8 +93,6 @@ def run_schedule(part, actions, group):
             part.gradients_ready(action.stage)
     if part.tied is not None:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
-        if had is not None:
-            tied.grad = tied.grad + had
     for _, work in run.sent:
         work.wait()
     return sum(run.losses) if run.losses else None

@@ -61,10 +61,6 @@ class Executor:
 def run_schedule(part, actions, group):
     check(part, actions)
     executor = Executor(part, actions, group)
-    earlier = None
-    if part.tied and part.tied.parameter.grad is not None:
-        earlier = part.tied.parameter.grad.clone()
-        part.tied.parameter.grad.zero_()
     last_backward = {a.stage: n for n, a in enumerate(actions) if a.kind == "backward"}
     for number, action in enumerate(actions):
         getattr(executor, action.kind)(action.stage, action.micro_batch)
@@ -74,8 +70,6 @@ def run_schedule(part, actions, group):
         work.wait()
     if part.tied:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
-        if earlier is not None:
-            part.tied.parameter.grad.add_(earlier)
     return sum(executor.losses) if executor.losses else None
 
 

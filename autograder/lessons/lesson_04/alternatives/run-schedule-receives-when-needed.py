@@ -11,9 +11,6 @@ def run_schedule(part, actions, group):
     own_mail, sending, kept = {}, [], {}
     left = dict.fromkeys(part.stages, m)
     total = 0.0
-    here = 0.0  # of the tied weight's gradient, before this batch
-    if part.tied is not None and part.tied.parameter.grad is not None:
-        here, part.tied.parameter.grad = part.tied.parameter.grad, None
 
     def tag(kind, stage, i):
         return (stage * m + i) * 2 + (kind == "backward")
@@ -63,7 +60,6 @@ def run_schedule(part, actions, group):
         work.wait()
     if part.tied is not None:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
-        part.tied.parameter.grad += here
     return torch.tensor(total) if part.num_stages - 1 in part.stages else None
 
 
