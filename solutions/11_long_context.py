@@ -81,8 +81,9 @@ Table(
 # $$\ell = \log\left(e^{\ell_A} + e^{\ell_B}\right), \qquad
 # o = e^{\ell_A - \ell}\, o_A + e^{\ell_B - \ell}\, o_B$$
 #
-# Nothing is approximated. Scores of several hundreds occur, and $e^{800}$ is no number any more: subtract
-# before you take the exponential. And a query may have seen nothing at all so far: then $\ell_A = -\infty$.
+# Nothing is approximated. Scores of several hundreds occur, above 0 and below it, here and in all that
+# follows, and $e^{800}$ is no number any more: subtract before you take the exponential. And a query may have
+# seen nothing at all so far: then $\ell_A = -\infty$.
 
 # %% [markdown]
 # ### Exercise: two partial attentions made one
@@ -284,7 +285,7 @@ Table(
 
 # %% exercise="11.own-tokens" difficulty=2 minutes=10
 def own_tokens(sequence: int, rank: int, ranks: int) -> list[int]:
-    """Positions of the tokens of a rank: those of chunk `rank` of 2n, then those of chunk 2n - 1 - rank.
+    """A list of the positions of a rank's tokens: those of chunk `rank` of 2n, then of chunk 2n - 1 - rank.
 
     Raises ValueError, naming `sequence` and `ranks`, when 2n does not divide the sequence.
     """
@@ -298,8 +299,8 @@ def own_tokens(sequence: int, rank: int, ranks: int) -> list[int]:
 
 
 def block_pairs(rank: int, source: int, ranks: int) -> list[tuple[int, int, bool]]:
-    """(half of the rank's queries, half of source's keys, whether they are the same tokens), for each pair in
-    which some query sees some key.
+    """A list of (half of the rank's queries, half of source's keys, whether they are the same tokens), for
+    each pair in which some query sees some key.
     """
     ### BEGIN SOLUTION
     queries, keys = (rank, 2 * ranks - 1 - rank), (source, 2 * ranks - 1 - source)
@@ -556,8 +557,9 @@ draw_exchange(heads=8, ranks=4)
 # ### Exercise: heads for tokens
 #
 # `Exchange` gives away pieces along one dimension and joins what comes along another one; with it,
-# attention is four lines. `attend` is handed in: attention of some heads over a whole sequence. What is sent
-# goes by all-to-alls, or by sends and receives of the pieces.
+# attention is four lines. It is a way there: what is checked is `ulysses_attention`. `attend` is handed in:
+# attention of some heads over a whole sequence. What is sent goes by all-to-alls, or by sends and receives of
+# the pieces.
 #
 # <details><summary>Hint</summary>
 #

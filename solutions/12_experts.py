@@ -81,8 +81,9 @@ def route(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which experts each token visits: gates [n, k], experts [n, k] (whole numbers), probabilities [n, E].
 
-    tokens: [n, h]. router: [E, h]. bias: [E]. The expert with the highest probability (plus bias) comes
-    first. Raises ValueError, naming both numbers, where k is not 1 to E.
+    tokens: [n, h], or none of them: n may be 0. router: [E, h]. bias: [E]. What is given is not changed. The
+    expert with the highest probability (plus bias) comes first. Raises ValueError, naming both numbers, where
+    k is not 1 to E.
     """
     ### BEGIN SOLUTION
     if not 1 <= k <= len(router):
@@ -162,7 +163,8 @@ prediction("visits of the busiest of 8 experts", your_busiest, max(visits))
 #
 # Rows are moved, not multiplied: no product with a matrix of zeros and ones. Places and counts are int64.
 # `unpermute` must work for any order of the places. It adds up in the wider of the rows' and the gates'
-# dtypes, and returns the rows'. Any expert may be without tokens, and there may be no tokens at all.
+# dtypes, and returns the rows'. Any expert may be without tokens, and there may be one token, or none at all.
+# What is handed over stays as it is.
 #
 # <details><summary>Hint</summary>
 #
@@ -389,7 +391,9 @@ class ExpertParallel(nn.Module):
         ### END SOLUTION
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: [n, h], this rank's own; each rank has another number of them, or none. Returns [n, h]."""
+        """tokens: [n, h], this rank's own; each rank has another number of them, or none. Returns [n, h], in
+        evaluation as in training. It may be called again, with other tokens, before backward.
+        """
         ### BEGIN SOLUTION
         gates, chosen, _ = route(tokens, self.router, self.active)
         rows, places, counts = permute(tokens, chosen, len(self.router))
@@ -544,8 +548,8 @@ def nudge(bias: Tensor, visits: Tensor, rate: float, group: dist.ProcessGroup) -
     """The new bias: up by `rate` where the group's ranks together visit an expert less than the mean, down
     where more, the same where just as often. What is handed over stays as it is.
 
-    bias: [E], the same on every rank; the new one has its dtype. visits: [E], whole numbers, of this rank.
-    All-reduces E + 1 numbers at most.
+    bias: [E], the same on every rank; the new one has its dtype. visits: [E], whole numbers, of this rank, of
+    which sums are exact up to thousands of millions. All-reduces E + 1 numbers at most.
     """
     ### BEGIN SOLUTION
     everywhere = visits.double()
@@ -637,8 +641,8 @@ def expert_capacity(tokens: int, k: int, num_experts: int, factor: float) -> int
 def drop(gates: Tensor, experts: Tensor, num_experts: int, capacity: int) -> Tensor:
     """The gates, with 0 in place of those whose visit finds no room: [n, k]. Others are not changed.
 
-    gates, experts: [n, k]. Each expert takes the first `capacity` of its visits; first choices of all tokens,
-    in order, come before all second ones, and so on. No loop over tokens.
+    gates: [n, k], of any dtype. experts: [n, k]. Each expert takes the first `capacity` of its visits; first
+    choices of all tokens, in order, come before all second ones, and so on. No loop over tokens.
     """
     ### BEGIN SOLUTION
     in_order = experts.T.flatten()
@@ -879,8 +883,8 @@ def clip_grad_norm(
     that, 0 too, leaves them as they are.
 
     shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there may be no
-    shared ones, or no experts. Parameters without gradient are left out. Sums squares in float32 or better.
-    Sends one number. Returns the norm before scaling, the same on every rank.
+    shared ones, or no experts. Parameters without gradient are left out, and have none afterwards. Sums
+    squares in float32 or better. Sends one number. Returns the norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION
     squares = square_sum(experts) / dist.get_world_size(replicas)

@@ -29,6 +29,9 @@ def _merge_cases(seed: int) -> list[Case]:
         merge_case("unseen: parts of other sizes", "values", [1, 3, s, d], first, seed),
         merge_case("unseen: one head", "values", [s, d], first, seed, dtype="float32"),
         merge_case("unseen: large", "large", [1, 2, s, d], first, seed, scale=float(draw.randint(500, 900))),
+        merge_case(
+            "unseen: far below 0", "large", [1, s, d], first, seed, below=float(draw.randint(800, 999))
+        ),
         merge_case("unseen: nothing seen", "empty", [2, 1, s, d], first, seed, dtype="float32"),
     ]
 
@@ -40,6 +43,7 @@ def _block_cases(seed: int) -> list[Case]:
     return [
         block_case("unseen: blocks", "values", [2, heads, block * blocks, 2], block, seed),
         block_case("unseen: one head", "values", [4 * block, 3], block, seed, dtype="float32"),
+        block_case("unseen: large", "values", [heads, 3 * block, 4], block, seed, scale=500.0),
         block_case("unseen: ragged", "ragged", [1, heads, block * blocks + 1, 3], block, seed),
         block_case("unseen: blocks of one", "ragged", [2, 1, 5, 3], 1, seed),
     ]
@@ -52,6 +56,8 @@ def _pair_cases(seed: int) -> list[Case]:
     return [
         pair_case("unseen: before", "past", [1, 2, 4 * rows, d], rows - columns, seed, **more),
         pair_case("unseen: first, float32", "past", [2, 1, 2 * rows, d], 0, seed, rows=rows, dtype="float32"),
+        pair_case("unseen: large", "past", [2, 1, 3 * rows, d], 0, seed, rows=rows, scale=500.0),
+        pair_case("unseen: large, diagonal", "diagonal", [3, 3, 8, d], 4, seed, scale=600.0),
         pair_case("unseen: diagonal", "diagonal", [1, 3, 3 * rows, d], 2 * rows, seed, rows=rows),
     ]
 
@@ -64,6 +70,7 @@ def _cut_cases(seed: int) -> list[Case]:
         cut_case("unseen: positions", "cut", settings, seed),
         cut_case("unseen: blocks", "blocks", settings, seed),
         cut_case("unseen: refused", "refused", [(2 * ranks * size + ranks, ranks)], seed),
+        cut_case("unseen: refused alone", "refused", [(2 * size + 1, 1)], seed),
     ]
 
 
@@ -72,6 +79,7 @@ def _ring_cases(seed: int) -> list[Case]:
     size, d, heads = draw.randint(1, 3), draw.randint(2, 5), draw.randint(1, 3)
     return [
         ring_case("unseen: five ranks", "values", 5, [1, heads, 10 * size, d], seed),
+        ring_case("unseen: large", "values", 3, [heads, 12 * size, 4], seed, scale=500.0),
         ring_case("unseen: two ranks, float32", "values", 2, [2, heads, 4 * size, d], seed, dtype="float32"),
         ring_case(
             "unseen: a pair and one", "subgroup", 3, [1, heads, 4 * size, d], seed, groups=PAIR_AND_ONE
@@ -107,6 +115,7 @@ def _loss_cases(seed: int) -> list[Case]:
         loss_case("unseen: without targets", "without", 4, shape, seed, without=[without]),
         loss_case("unseen: nobody", "nobody", 3, shape, seed, without=[0, 1, 2], dtype="float32"),
         loss_case("unseen: bfloat16", "bfloat16", 3, [1, 200 + c, vocabulary], seed, dtype="bfloat16"),
+        loss_case("unseen: float16", "bfloat16", 2, [1, 200 + c, vocabulary], seed, dtype="float16"),
         loss_case("unseen: other groups", "subgroup", 4, shape, seed, groups=crossed),
         loss_case("unseen: alone", "alone", 1, shape, seed, dtype="float32"),
     ]

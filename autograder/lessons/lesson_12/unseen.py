@@ -32,6 +32,7 @@ def _route_cases(seed: int) -> list[Case]:
         route_case("unseen: a bias", "biased", [13, h, e], draw.randint(1, 3), seed, dtype="float32"),
         route_case("unseen: one", "extremes", [5, h, e], 1, seed, dtype="float32"),
         route_case("unseen: all", "extremes", [5, h, 4], 4, seed),
+        route_case("unseen: no tokens", "extremes", [0, h, e], 3, seed, dtype="float32"),
         route_case("unseen: too many", "refused", [2, h, e], e + 2, seed),
         route_case("unseen: below 0", "refused", [2, h, e], -1, seed),
     ]
@@ -43,12 +44,14 @@ def _permute_cases(seed: int) -> list[Case]:
     return [
         permute_case("unseen: three", "order", [n, h, e], 3, seed, dtype="float32"),
         permute_case("unseen: four", "order", [n, h, e], 4, seed),
+        permute_case("unseen: one token", "order", [1, h, e], 3, seed, dtype="float32"),
         permute_case("unseen: one busy expert", "idle", [n, h, e], 1, seed, used=[e - 3]),
         permute_case(
             "unseen: the first and the last two idle", "idle", [n, h, e + 3], 2, seed, used=[1, 2, e]
         ),
         permute_case("unseen: back", "back", [n, h, e], draw.randint(2, 4), seed),
         permute_case("unseen: back, float32", "back", [n, h, e], 2, seed, dtype="float32"),
+        permute_case("unseen: back to one token", "back", [1, 1, e], 2, seed),
         permute_case("unseen: wide", "wide", [n, h, e], 2, seed, gates="float32"),
         permute_case("unseen: low", "low", [2 * n, h, e], 3, seed, dtype="bfloat16"),
     ]
@@ -59,6 +62,7 @@ def _exchange_cases(seed: int) -> list[Case]:
     local, h, most = draw.randint(1, 3), draw.randint(2, 6), draw.randint(2, 5)
     return [
         exchange_case("unseen: counts", "counts", 3, local + 1, h, most, seed),
+        exchange_case("unseen: counts in int32", "counts", 3, local, h, most, seed, whole="int32"),
         exchange_case("unseen: five ranks", "values", 5, local, h, most, seed),
         exchange_case("unseen: two ranks, float32", "values", 2, local, h, most, seed, dtype="float32"),
         exchange_case("unseen: there and back", "twice", 2, local, h, most, seed),
@@ -90,7 +94,9 @@ def _balance_cases(seed: int) -> list[Case]:
     tokens = [draw.randint(3, 15) for _ in range(5)]
     return [
         balance_case("unseen: five ranks", "values", tokens, draw.randint(4, 8), 3, seed, rate=0.25),
-        balance_case("unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32", before=9_000),
+        balance_case(
+            "unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32", before=90_000_001
+        ),
         balance_case("unseen: only one has tokens", "idle", [0, tokens[0], 0], 6, 2, seed),
         balance_case("unseen: even", "even", tokens[:3], 2, 2, seed),
         balance_case("unseen: a pair and one", "subgroup", tokens[:3], 4, 2, seed, groups=PAIR_AND_ONE),
@@ -107,6 +113,7 @@ def _capacity_cases(seed: int) -> list[Case]:
         size_case("unseen: ragged", "ragged", ragged, seed),
         drop_case("unseen: two", "drops", n, e, 2, draw.randint(2, 5), seed),
         drop_case("unseen: three, float32", "drops", n, e, 3, draw.randint(3, 6), seed, dtype="float32"),
+        drop_case("unseen: bfloat16", "drops", 1_000 + n, 3, 1, 257 + 2 * e, seed, dtype="bfloat16"),
         drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
         drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
         drop_case("unseen: none", "roomy", n, e, 1, 0, seed),
@@ -132,7 +139,7 @@ def _arithmetic_cases(seed: int) -> list[Case]:
     ]
     return [
         model_case("unseen: plain", "parameters", [with_attention(models[0])], seed),
-        model_case("unseen: shared and dense", "fields", [with_attention(m) for m in models[1:]], seed),
+        model_case("unseen: shared and dense", "fields", [with_attention(m, 77) for m in models[1:]], seed),
         model_case("unseen: operations", "flops", [(m, draw.randint(1, 900)) for m in models], seed),
         model_case("unseen: bytes", "bytes", [(m, draw.randint(1, 90), 4, 2) for m in models], seed),
         model_case("unseen: refused", "refused", [(models[0], 64, 7, 2)], seed),

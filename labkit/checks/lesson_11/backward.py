@@ -26,6 +26,7 @@ GRADIENTS = ("q", "k", "v")
 def pair_case(name: str, kind: str, shape: list[int], keys: int, seed: int, **params: object) -> Case:
     """shape: [..., s, d] of the whole; the block's queries are the last `rows` of it, its keys the `columns`
     from `keys` on, as many unless it says otherwise. views: the block does not lie together in memory.
+    scale: of the scores.
     """
     settings = {"shape": shape, "keys": keys, "rows": 4, **params}
     return Case(name, 1, {"columns": settings["rows"], **settings}, seed, kind=kind)
@@ -36,7 +37,9 @@ def _cases(seed: int) -> list[Case]:
         pair_case("a block before", "past", [2, 2, 12, 3], 4, seed),
         pair_case("three keys, float32", "past", [3, 8, 5], 0, seed, dtype="float32", columns=3),
         pair_case("views", "past", [2, 3, 12, 4], 4, seed, views=True),
+        pair_case("scores of hundreds", "past", [2, 2, 12, 3], 4, seed, scale=600.0),
         pair_case("the block on the diagonal", "diagonal", [2, 2, 12, 3], 8, seed),
+        pair_case("scores of hundreds on the diagonal", "diagonal", [3, 2, 12, 3], 8, seed, scale=600.0),
         pair_case("alone on the diagonal", "diagonal", [2, 4, 6], 0, seed),
     ]
 
@@ -52,7 +55,7 @@ def _whole(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     inputs = queries_keys_values(case, generator)
-    inputs["grad"] = queries_keys_values(case, generator)["q"][..., -case.params["rows"] :, :].contiguous()
+    inputs["grad"] = queries_keys_values(case, generator)["k"][..., -case.params["rows"] :, :].contiguous()
     return inputs
 
 

@@ -23,7 +23,7 @@ from labkit.record.live import LiveBytes
 
 
 def block_case(name: str, kind: str, shape: list[int], block: int, seed: int, **params: object) -> Case:
-    """shape: [..., s, d]."""
+    """shape: [..., s, d]. scale: of the scores."""
     return Case(name, 1, {"shape": shape, "block": block, **params}, seed, kind=kind)
 
 
@@ -33,6 +33,7 @@ def _cases(seed: int) -> list[Case]:
         block_case("float32", "values", [3, 24, 6], 4, seed, dtype="float32"),
         block_case("sixteen blocks", "values", [1, 1, 128, 2], 8, seed),
         block_case("one block", "values", [1, 2, 8, 4], 8, seed),
+        block_case("scores of hundreds", "values", [1, 2, 24, 4], 8, seed, scale=600.0),
         block_case("a last block of three", "ragged", [1, 2, 19, 4], 8, seed),
         block_case("a block longer than the sequence", "ragged", [1, 1, 5, 4], 8, seed),
     ]

@@ -42,6 +42,7 @@ def _cases(seed: int) -> list[Case]:
         loss_case("nobody has a target", "nobody", 2, [2, 3, 4], seed, without=[0, 1]),
         loss_case("logits in bfloat16", "bfloat16", 2, [2, 150, 6], seed, dtype="bfloat16"),
         loss_case("few logits in bfloat16", "bfloat16", 2, [1, 5, 6], seed, dtype="bfloat16"),
+        loss_case("logits in float16", "bfloat16", 2, [2, 150, 6], seed, dtype="float16"),
         loss_case("crossed groups", "subgroup", 4, [1, 5, 6], seed, groups=[[0, 3], [1, 2]]),
         loss_case("alone", "alone", 1, [2, 4, 5], seed),
     ]
@@ -183,7 +184,7 @@ EXERCISE = Exercise(
             "bfloat16",
             "robustness",
             1,
-            "Logits in bfloat16 give a loss that was computed and summed in float32.",
+            "Logits of 16 bits give a loss that was computed and summed in float32.",
             "bfloat16 has 8 bits for a number: above 256 it cannot even count",
             {"bfloat16": every(on_each(_is_the_mean), on_each(_nothing_rounded))},
         ),

@@ -24,7 +24,7 @@ from labkit.checks.shared.beside import same
 
 def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **params: object) -> Case:
     """shape: [..., s, d]. first: keys of the first part; the second has the rest. views: what is given does
-    not lie together in memory.
+    not lie together in memory. scale: of the scores. below: how far all scores are below those drawn.
     """
     return Case(name, 1, {"shape": shape, "first": first, **params}, seed, kind=kind)
 
@@ -35,6 +35,7 @@ def _cases(seed: int) -> list[Case]:
         merge_case("one key and the rest", "values", [2, 5, 3], 1, seed, dtype="float32"),
         merge_case("views", "values", [2, 4, 3], 2, seed, views=True),
         merge_case("scores of hundreds", "large", [1, 2, 6, 4], 3, seed, scale=400.0),
+        merge_case("scores of minus hundreds", "large", [2, 5, 3], 2, seed, below=900.0),
         merge_case("rows that saw nothing", "empty", [1, 2, 6, 4], 3, seed),
     ]
 
@@ -50,13 +51,16 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
             False,
             False,
         )
-    q, k = drawn["q"] * case.params.get("scale", 1.0), drawn["k"]
+    q, k = drawn["q"], drawn["k"]
     parts: Inputs = {}
     for name, keys in (("one", slice(0, case.params["first"])), ("other", slice(case.params["first"], None))):
         partial = whole_attention(q, k[..., keys, :], drawn["v"][..., keys, :], visible[:, keys])
         parts |= {f"{name}.out": partial[0], f"{name}.lse": partial[1]}
     whole = whole_attention(q, k, drawn["v"], visible)
-    return {**parts, "whole.out": whole[0], "whole.lse": whole[1]}
+    found = {**parts, "whole.out": whole[0], "whole.lse": whole[1]}
+    for name in ("one", "other", "whole"):  # all scores of a row less by as much: so is its lse, and no more
+        found[f"{name}.lse"] -= case.params.get("below", 0.0)
+    return found
 
 
 def _handed(case: Case, inputs: Inputs, rank: int) -> Inputs:

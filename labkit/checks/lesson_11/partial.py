@@ -39,8 +39,12 @@ def drawn(case: Case, generator: torch.Generator, *shape: int, scale: float = 1.
 
 
 def queries_keys_values(case: Case, generator: torch.Generator, *more: str) -> Inputs:
-    """q, k and v of the case's shape [..., s, d], and what else is named."""
-    return {name: drawn(case, generator, *case.params["shape"]) for name in ("q", "k", "v", *more)}
+    """q, k and v of the case's shape [..., s, d], and what else is named. The case's `scale` is that of q,
+    and so of scores.
+    """
+    found = {name: drawn(case, generator, *case.params["shape"]) for name in ("q", "k", "v", *more)}
+    found["q"] *= case.params.get("scale", 1.0)
+    return found
 
 
 def as_handed(rank: Rank, name: str) -> Tensor:

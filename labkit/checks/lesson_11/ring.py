@@ -36,10 +36,12 @@ from labkit.checks.shared.beside import (
     stays_in_group,
     storages,
 )
+from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.record.current import current_recorder
 
 PARTS = ("q", "k", "v")
+OBJECT_BYTES = 24 * 1024  # for what is no tensor, where all of a process counts
 _PRIVATE = "torch.distributed.tensor.experimental._context_parallel._attention"
 TORCHS_OWN = (
     "torch.nn.functional.scaled_dot_product_attention",
@@ -49,7 +51,7 @@ TORCHS_OWN = (
 
 
 def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
-    """shape: [..., s, d] of the whole sequence."""
+    """shape: [..., s, d] of the whole sequence. scale: of the scores."""
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind, timeout=PATIENCE)
 
 
@@ -57,6 +59,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         ring_case("three ranks", "values", 3, [2, 2, 24, 4], seed, late=[1]),
         ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32"),
+        ring_case("scores of hundreds", "values", 2, [1, 2, 16, 4], seed, scale=600.0),
         ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
         ring_case("alone", "alone", 1, [2, 6, 1], seed),
     ]
@@ -271,6 +274,11 @@ RING_FORWARD = Exercise(
 # -- with a backward
 
 
+def _cases_with_backward(seed: int) -> list[Case]:
+    """What is kept is counted in the process, where small tensors do not show beside its own objects."""
+    return [*_cases(seed), ring_case("what is kept", "kept", 2, [1, 2, 512, 8], seed)]
+
+
 def _differentiate(rank: Rank) -> None:
     """Answers out, out.later, when backward is over, and grad.q, .k, .v; recordings forward and backward;
     facts kept_bytes, from the input's, and changed. Between forward and backward there is another forward, as
@@ -294,6 +302,12 @@ def _differentiate(rank: Rank) -> None:
         rank.answer(f"grad.{name}", leaf.grad)
 
 
+def _keep(rank: Rank) -> None:
+    """Fact kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too."""
+    leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
+    rank.fact("kept_bytes", bytes_kept(lambda: lambda: rank.student.RingAttention.apply(*leaves, rank.group)))
+
+
 def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
     out = evidence.own(answer.rank, [out for out, _ in evidence.partials])
     return same("output of this rank's queries over the whole sequence", out, answer, "out")
@@ -312,7 +326,8 @@ def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
     """The output and the lse beside q, k and v, which the caller has."""
     own = _message_bytes(evidence, answer.rank)
     lse = own // evidence.case.params["shape"][-1]
-    most, kept = own + lse + 256, answer.facts["kept_bytes"]
+    objects = OBJECT_BYTES if evidence.case.kind == "kept" else 256
+    most, kept = own + lse + objects, answer.facts["kept_bytes"]
     told = f"at most {most:,} bytes kept: the output and its lse"
     return Finding(kept <= most, told, f"{kept:,} bytes", answer.rank)
 
@@ -322,8 +337,8 @@ RING_ATTENTION = Exercise(
     "11.ring-attention",
     "The ring, with its backward",
     ("RingAttention",),
-    dict.fromkeys(("values", "subgroup", "alone"), ATTENTION),
-    _cases,
+    {**dict.fromkeys(("values", "subgroup", "alone"), ATTENTION), "kept": Run(_keep, _inputs, _own, Whole)},
+    _cases_with_backward,
     (
         Property(
             "output",
@@ -359,9 +374,9 @@ RING_ATTENTION = Exercise(
             "kept",
             "mechanism",
             2,
-            "Keys and values of other ranks are not kept for backward.",
+            "Beside q, k and v the output and its lse are kept for backward, and nothing else, in any form.",
             "autograd keeps what every block was made from: write the backward yourself",
-            {"values": on_each(_keeps_its_own)},
+            dict.fromkeys(("values", "kept"), on_each(_keeps_its_own)),
         ),
         Property(
             "subgroup",

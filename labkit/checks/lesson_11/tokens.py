@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from labkit.checks.case import Case
+from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused
@@ -23,6 +23,7 @@ def _cases(seed: int) -> list[Case]:
         cut_case("a few ranks", "cut", [(8, 2), (24, 3), (32, 4), (6, 1)], seed),
         cut_case("which blocks", "blocks", [(8, 2), (24, 3), (32, 4), (6, 1)], seed),
         cut_case("halves that do not divide", "refused", [(12, 4)], seed),
+        cut_case("one rank, and an odd number", "refused", [(7, 1)], seed),
     ]
 
 
@@ -44,20 +45,32 @@ def pairs_of(rank: int, source: int, ranks: int) -> list[Pair]:
 
 
 def _cut(rank: Rank) -> None:
-    """Facts own: for each setting every rank's positions; pairs: for each, [rank][source]."""
-    student, owned, pairs = rank.student, [], []
+    """Facts own: for each setting every rank's positions; pairs: for each, [rank][source]; once: types of
+    what came back, and is empty when it is gone through a second time.
+    """
+    student, owned, pairs, once = rank.student, [], [], set[str]()
     for sequence, ranks in rank.params["settings"]:
-        owned.append([[int(p) for p in student.own_tokens(sequence, r, ranks)] for r in range(ranks)])
+        found = [student.own_tokens(sequence, r, ranks) for r in range(ranks)]
+        owned.append([[int(p) for p in positions] for positions in found])
+        once |= _used_up(found, owned[-1])
         if rank.case.kind == "blocks":
-            pairs.append(
-                [[_plain(student.block_pairs(r, s, ranks)) for s in range(ranks)] for r in range(ranks)]
-            )
+            pairs.append([_pairs_of(student, r, ranks, once) for r in range(ranks)])
     rank.fact("own", owned)
     rank.fact("pairs", pairs)
+    rank.fact("once", sorted(once))
 
 
-def _plain(pairs: Sequence[Any]) -> list[list[int | bool]]:
-    return sorted([int(i), int(j), bool(diagonal)] for i, j, diagonal in pairs)
+def _pairs_of(student: Any, rank: int, ranks: int, once: set[str]) -> list[JSON]:
+    """What a rank computes with the keys of each source."""
+    found = [student.block_pairs(rank, source, ranks) for source in range(ranks)]
+    told = [sorted([int(i), int(j), bool(diagonal)] for i, j, diagonal in pairs) for pairs in found]
+    once |= _used_up(found, told)
+    return told
+
+
+def _used_up(found: Iterable[Iterable[Any]], told: Iterable[Sequence[Any]]) -> set[str]:
+    """Types of what had something in it, and has nothing any more."""
+    return {type(these).__name__ for these, had in zip(found, told, strict=True) if had and not list(these)}
 
 
 def _refuse(rank: Rank) -> None:
@@ -80,6 +93,7 @@ def _zigzag(evidence: Evidence) -> Iterator[Finding]:
             expected = zigzag(sequence, rank, ranks)
             told = f"rank {rank} of {ranks} has tokens {expected}"
             yield Finding(positions == expected, told, f"tokens {positions}"[:200])
+    yield from _are_lists(evidence)
 
 
 def _pairs(evidence: Evidence) -> Iterator[Finding]:
@@ -89,6 +103,13 @@ def _pairs(evidence: Evidence) -> Iterator[Finding]:
                 expected = sorted(map(list, pairs_of(rank, source, ranks)))
                 told = f"rank {rank} with the keys of rank {source}, of {ranks}: {expected}"
                 yield Finding(found[rank][source] == expected, told, f"{found[rank][source]}")
+    yield from _are_lists(evidence)
+
+
+def _are_lists(evidence: Evidence) -> Iterator[Finding]:
+    once = evidence.answers[0].facts["once"]
+    told = "a list, which can be gone through more than once"
+    yield Finding(not once, told, f"a {', a '.join(once)}")
 
 
 def _fair(evidence: Evidence) -> Iterator[Finding]:

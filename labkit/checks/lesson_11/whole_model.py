@@ -152,14 +152,14 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
     of the last step. Fact changed: what is no longer as it was in the whole model. Before, the model is
-    evaluated on sequences of another length.
+    evaluated on one sequence, of another length.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
     given = _held(full)
     model = rank.student.ContextParallelGPT(full, *_groups(rank))
     tokens = max(2, rank.inputs["ids"].shape[-1] - 2)
     with torch.no_grad():
-        model.loss(*(rank.inputs[name][0, :, :tokens].clone() for name in ("ids", "targets")))
+        model.loss(*(rank.inputs[name][0, :1, :tokens].clone() for name in ("ids", "targets")))
     for step in range(STEPS):
         model.zero_grad()
         with rank.recording("forward"):

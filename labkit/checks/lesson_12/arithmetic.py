@@ -48,9 +48,11 @@ def settings_case(name: str, kind: str, settings: Sequence[Setting], seed: int) 
     return Case(name, 1, {"settings": [list(s) for s in settings]}, seed, kind=kind)
 
 
-def with_attention(model: Model) -> Setting:
-    """A setting for `count`: the model, and the parameters of its attention in a layer."""
-    return model, parameters.attention_weights(model_of(model)).total
+def with_attention(model: Model, more: int = 0) -> Setting:
+    """A setting for `count`: the model, and the parameters of its attention in a layer, or of another kind of
+    attention that has `more`.
+    """
+    return model, parameters.attention_weights(model_of(model)).total + more
 
 
 def shapes(**changes: int) -> dict[str, int]:
@@ -65,6 +67,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         settings_case("four published models", "parameters", [with_attention(m) for m in PUBLISHED], seed),
         settings_case("small models", "fields", [with_attention(m) for m in (plain, shared, dense)], seed),
+        settings_case("another attention", "fields", [with_attention(plain, 1_000)], seed),
         settings_case("operations", "flops", [(m, n) for m in (*PUBLISHED, shared) for n in (1, 4096)], seed),
         settings_case(
             "from rank to rank",
@@ -133,8 +136,10 @@ def _counted(which: int) -> Callable[[Setting, Any], Iterator[Finding]]:
     """Of the two numbers of `count_parameters`, the total (0) or the active ones (1)."""
 
     def find(setting: Setting, seen: Any) -> Iterator[Finding]:
-        count = parameters.count_parameters(model_of(setting[0]))
-        expected = (count.total, count.active)[which]
+        model, attention = model_of(setting[0]), setting[1]
+        count = parameters.count_parameters(model)
+        more = model.num_layers * (attention - parameters.attention_weights(model).total)
+        expected = (count.total, count.active)[which] + more
         value = seen[which] if isinstance(seen, list) and len(seen) == 2 else seen
         words = f"{expected:,} {('in all', 'active')[which]} for {setting[0]}"
         yield Finding(value == expected, words, f"{value:,}" if isinstance(value, int) else str(value))
@@ -199,7 +204,7 @@ EXERCISE = Exercise(
             "fields",
             "robustness",
             1,
-            "Shared experts and dense layers count where there are some.",
+            "Shared experts and dense layers count where there are some, and attention as it is handed over.",
             "shared experts are not among those that a router chooses from, and always active",
             {"fields": lambda e: (f for which in (0, 1) for f in _each(_counted(which))(e))},
         ),

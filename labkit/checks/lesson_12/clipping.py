@@ -115,6 +115,9 @@ def _scaled(evidence: Evidence) -> Iterator[Finding]:
                 (gradient.double() * factor).to(gradient.dtype), answer.tensors.get(name)
             )
             yield Finding(wrong is None, f"gradient {name} times {factor:.4g}", wrong or "", answer.rank)
+        made = sorted(set(answer.tensors) - {"norm", *_names(evidence.case, answer.rank)})
+        told = "no gradient where there was none"
+        yield Finding(not made, told, f"gradients of {', '.join(made)}", answer.rank)
 
 
 BOTH = every(on_each(_right_norm), _scaled)

@@ -23,7 +23,8 @@ def exchange_case(
     name: str, kind: str, ranks: int, local: int, hidden: int, most: int, seed: int, **params: Any
 ) -> Case:
     """local: experts of a rank. most: rows of a rank for an expert. silent, deaf: the ranks that send
-    nothing, and that get nothing. late: the ranks that come last to what is recorded.
+    nothing, and that get nothing. late: the ranks that come last to what is recorded. whole: the dtype of
+    counts, default int64.
     """
     return Case(name, ranks, {"local": local, "hidden": hidden, "most": most, **params}, seed, kind=kind)
 
@@ -32,6 +33,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         exchange_case("counts of three", "counts", 3, 2, 3, 5, seed, late=[1]),
         exchange_case("counts of four", "counts", 4, 3, 4, 3, seed),
+        exchange_case("counts in int32", "counts", 2, 2, 4, 3, seed, whole="int32"),
         exchange_case("three ranks", "values", 3, 2, 4, 3, seed, late=[2]),
         exchange_case("four ranks, float32", "values", 4, 1, 5, 4, seed, dtype="float32"),
         exchange_case("there and back, then backward", "twice", 3, 1, 4, 3, seed),
@@ -58,12 +60,13 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     and the gradient of what it receives.
     """
     inputs: Inputs = {}
+    whole = getattr(torch, case.params.get("whole", "int64"))
     for members in groups_of(case):
         counts = drawn_counts(case, generator, len(members))
         between = counts.sum(-1)
         for position, rank in enumerate(members):
             own = {
-                "counts": counts[position].flatten(),
+                "counts": counts[position].flatten().to(whole),
                 "sent": between[position],
                 "received": between[:, position],
                 "rows": drawn(case, generator, int(between[position].sum()), case.params["hidden"]),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_12.handed import as_handed, tell_changed
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
@@ -58,8 +59,10 @@ def _cases(seed: int) -> list[Case]:
         permute_case("experts without tokens", "idle", [6, 8, 7], 2, seed, used=[1, 2, 5]),
         permute_case("no tokens", "idle", [0, 5, 4], 2, seed),
         permute_case("three hundred experts", "order", [40, 3, 300], 4, seed),
+        permute_case("one token", "order", [1, 4, 5], 2, seed),
         permute_case("three of six", "back", [8, 5, 6], 3, seed),
         permute_case("one, float32", "back", [9, 6, 4], 1, seed, dtype="float32"),
+        permute_case("back to one token", "back", [1, 4, 5], 2, seed),
         permute_case("back to no tokens", "back-idle", [0, 5, 4], 2, seed),
         permute_case("rows in float64, gates in float32", "wide", [7, 5, 6], 3, seed, gates="float32"),
         permute_case("rows in bfloat16", "low", [24, 5, 6], 4, seed, dtype="bfloat16"),
@@ -92,12 +95,11 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _permute(rank: Rank) -> None:
-    """Answers rows, places, counts, grad.tokens. Fact products."""
-    tokens = rank.inputs["tokens"].clone().requires_grad_()
+    """Answers rows, places, counts, grad.tokens. Facts products and changed."""
+    tokens, experts = rank.inputs["tokens"].clone().requires_grad_(), rank.inputs["experts"].clone()
     with Worked() as worked:
-        found = Permuted(
-            *rank.student.permute(tokens, rank.inputs["experts"].clone(), rank.params["shape"][2])
-        )
+        found = Permuted(*rank.student.permute(tokens, experts, rank.params["shape"][2]))
+    tell_changed(rank, {"tokens": tokens, "experts": experts})
     rank.fact("products", worked.products)
     for name, tensor in found._asdict().items():
         rank.answer(name, tensor)
@@ -107,10 +109,12 @@ def _permute(rank: Rank) -> None:
 
 
 def _unpermute(rank: Rank) -> None:
-    """Answers out, grad.rows, grad.gates. Fact products."""
+    """Answers out, grad.rows, grad.gates. Facts products and changed."""
     rows, gates = (rank.inputs[name].clone().requires_grad_() for name in ("rows", "gates"))
+    places = rank.inputs["places"].clone()
     with Worked() as worked:
-        out = rank.student.unpermute(rows, rank.inputs["places"].clone(), gates)
+        out = rank.student.unpermute(rows, places, gates)
+    tell_changed(rank, {"rows": rows, "places": places, "gates": gates})
     rank.fact("products", worked.products)
     rank.answer("out", out)
     with rank.attempt("gradients"):
@@ -203,7 +207,7 @@ EXERCISE = Exercise(
             2,
             "Each token has a row for each of its experts, in the order of experts; places say whose.",
             "a sort that is not stable leaves the rows of one expert in any order",
-            {"order": _is_ordered},
+            {"order": every(_is_ordered, on_each(as_handed))},
         ),
         Property(
             "back",
@@ -212,7 +216,7 @@ EXERCISE = Exercise(
             "Each token gets the sum of its rows, each times its gate.",
             "gates multiply rows that are still in the other order; or the permutation was applied again"
             " where its inverse is meant",
-            {"back": _is_back},
+            {"back": every(_is_back, on_each(as_handed))},
         ),
         Property(
             "gradients",

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_12.handed import as_handed, tell_changed
 from labkit.checks.lesson_12.reference import Routed, decided_tokens, routed
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, same
+from labkit.checks.shared.beside import is_refused, on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
 
 ROUTE_ID = "12.route"
@@ -37,6 +38,7 @@ def _cases(seed: int) -> list[Case]:
         route_case("a bias for each expert", "biased", [14, 5, 6], 2, seed),
         route_case("one expert", "extremes", [7, 5, 4], 1, seed),
         route_case("every expert", "extremes", [6, 5, 3], 3, seed),
+        route_case("no tokens", "extremes", [0, 5, 4], 2, seed),
         route_case("more than there are", "refused", [3, 4, 4], 5, seed),
         route_case("none", "refused", [3, 4, 6], 0, seed),
     ]
@@ -70,10 +72,13 @@ def _plain_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _route(rank: Rank) -> None:
-    """Answers gates, experts, probabilities; gates.NAME and probabilities.NAME, the gradients of each."""
+    """Answers gates, experts, probabilities; gates.NAME and probabilities.NAME, the gradients of each. Fact
+    changed.
+    """
     leaves = [rank.inputs[name].clone().requires_grad_() for name in LEAVES]
-    more = [rank.inputs["bias"].clone()] if "bias" in rank.inputs else []
-    found = Routed(*rank.student.route(*leaves, rank.params["k"], *more))
+    more = {name: rank.inputs[name].clone() for name in ("bias",) if name in rank.inputs}
+    found = Routed(*rank.student.route(*leaves, rank.params["k"], *more.values()))
+    tell_changed(rank, {**dict(zip(LEAVES, leaves, strict=True)), **more})
     for name, tensor in found._asdict().items():
         rank.answer(name, tensor)
     for name in ("gates", "probabilities"):
@@ -135,7 +140,8 @@ def _gradients_are(name: str) -> Judge:
 CHOSEN = _is("experts", "the k experts of each token, the preferred one first")
 GATES = _is("gates", "gates: the chosen ones' probabilities, divided by their sum")
 PROBABILITIES = _is("probabilities", "probabilities of all experts")
-EVERYTHING = every(CHOSEN, GATES, PROBABILITIES, _gradients_are("gates"), _gradients_are("probabilities"))
+GRADIENTS = every(_gradients_are("gates"), _gradients_are("probabilities"))
+EVERYTHING = every(CHOSEN, GATES, PROBABILITIES, GRADIENTS, on_each(as_handed))
 RUN = Run(_route, _inputs, evidence=Chosen)
 EXERCISE = Exercise(
     ROUTE_ID,
@@ -173,7 +179,7 @@ EXERCISE = Exercise(
             2,
             "The gradients of gates and probabilities reach the tokens and the router.",
             "gates taken out of the graph: then no router ever learns",
-            {"values": every(_gradients_are("gates"), _gradients_are("probabilities"))},
+            dict.fromkeys(("values", "low", "mixed"), GRADIENTS),
         ),
         Property(
             "float32",
@@ -195,7 +201,7 @@ EXERCISE = Exercise(
             "extremes",
             "robustness",
             1,
-            "It works with one expert a token, and with all of them.",
+            "It works with one expert a token, with all of them, and without tokens.",
             "squeezed dimensions where k is 1",
             {"extremes": EVERYTHING},
         ),

@@ -1,4 +1,6 @@
-"""Slices of what arrived are put together for each expert, and the outputs cut up again."""
+"""Slices of what arrived are put together for each expert, and the outputs cut up again. Counts travel in 32
+bits.
+"""
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ class ExpertParallel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         gates, chosen, _ = route(tokens, self.router, self.k)
         rows, places, counts = permute(tokens, chosen, self.router.shape[0])
-        coming = exchange_counts(counts, self.ranks)
+        coming = exchange_counts(counts.int(), self.ranks)
         n = dist.get_world_size(self.ranks)
         leaving = counts.reshape(n, -1).sum(-1).tolist()
         arriving = coming.sum(-1).tolist()
