@@ -12,9 +12,9 @@ def block_backward(
     with torch.enable_grad():
         q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
         scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if diagonal:  # before the exponential: scores of later keys may be far above lse
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
         probabilities = (scores - lse.detach()[..., None]).exp()
-        if diagonal:
-            probabilities = probabilities.tril()
         total = (grad_out.detach() * (probabilities @ v)).sum() - (
             probabilities.sum(-1) * delta.detach()
         ).sum()
