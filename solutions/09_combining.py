@@ -360,7 +360,8 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 #   $d$ replicas.
 # * **Random numbers.** Tensor-parallel ranks draw alike where they hold the same tensor. Replicas and
 #   stages must not draw alike: equal dropout masks on all replicas are noise that does not average out.
-#   Blocks drop by themselves; that the whole model drops its embeddings too is left to you.
+#   Blocks drop by themselves, in training alone; that the whole model drops its embeddings too, likewise, is
+#   left to you.
 #
 # A gradient is 1.0 in each of 12 numbers: 8 of cut weights (4 on each of 2 tensor-parallel ranks) and 4 of
 # whole ones, on 2 replicas. The norm should be $\sqrt{12} = 3.46$. **What does a program get that adds up
@@ -488,7 +489,10 @@ class GPT3D:
         seed: int = 0,
         parts: Parts | None = None,
     ):
-        """All ranks of `group` call this, with equal models, which are left alone. Sets `stage`."""
+        """All ranks of `group` call this, with equal models, of any dtype, which are left alone.
+
+        Sets `stage`.
+        """
         self.config, self.sizes, self.parts = full.config, dict(sizes), parts or library_parts()
         ### BEGIN SOLUTION
         self.at = rank_to_coordinates(dist.get_rank(group), sizes, order)
@@ -518,7 +522,8 @@ class GPT3D:
         self, ids: Tensor, targets: Tensor, num_micro_batches: int, learning_rate: float, max_norm: float
     ) -> tuple[Tensor, Tensor]:
         """One step of plain SGD. Returns the mean loss of all replicas' tokens, and the norm of the whole
-        model's gradient before it was clipped to `max_norm`: two scalars, the same on every rank.
+        model's gradient before it was clipped to `max_norm`: two scalars, the same on every rank, which later
+        steps leave as they are.
 
         ids, targets: [B / d, s], the rows of this rank's replica.
         """

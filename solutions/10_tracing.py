@@ -214,7 +214,7 @@ Table(["the profiler records", "ms a step", "times as long", "a rank's file, 5 s
 #
 # Two lists of stretches `(begin, end)` of one rank, in any unit, in any order. Calls can be under way at the
 # same time, lie inside each other, or touch, and so can kernels. For how long does something communicate
-# while nothing computes?
+# while nothing computes? Leave the lists as they are; whoever called you goes on with them.
 #
 # <details><summary>Hint 1</summary>A union of stretches: sort them by their beginning; each either reaches
 # into the one before, or begins a new one.</details>
@@ -276,6 +276,8 @@ labkit.check("10.exposed-communication", exposed_communication)
 #   differences of the ends.
 # * `find_stragglers`: for each collective the rank that came last, and how long the others waited for it,
 #   all together (in rank-seconds: what you pay for). Of ranks that came at the same moment the lowest.
+#
+# The moments may be those of days in microseconds. The lists stay as they are.
 
 
 # %% exercise="10.straggler" difficulty=3 minutes=15
@@ -332,7 +334,7 @@ labkit.check("10.straggler", clocks_ahead, find_stragglers)
 # * `idle`: nothing of it.
 #
 # What lies outside the step does not count; what reaches into it counts with that part. The four add up to
-# the step.
+# the step. The lists stay as they are: they hold the other steps too.
 #
 # <details><summary>Hint</summary>Cut everything to the step first. Then each part is a difference of two
 # unions, of the kind you have.</details>
@@ -470,7 +472,7 @@ Picture(figure, "Memory rises during forward to a peak and falls during backward
 # count, then `steps` that do, one behind the other: wait for the device once before them and once after
 # them, not in between. `measured_mfu` says what the run recomputed; decide what to make of that. `gpu` has
 # `dense_bf16` and `sparse_bf16`, FLOP/s of one GPU. Scores count for all $s^2$ positions, as
-# `train_step_flops` has it.
+# `train_step_flops` has it, and `config` may be a GPT or a Llama.
 
 
 # %% exercise="10.measured-mfu" difficulty=2 minutes=10
@@ -717,7 +719,8 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 # Repair it: in each step at least half of the bytes are on their way while backward computes. There is a
 # second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
 # step or more, and at most half as many as there are parameters, and send every gradient once. Wait for each
-# by its `wait()`, and multiply nothing but what forward and backward do.
+# by its `wait()`, and multiply nothing but what forward and backward do. The batches may come from an
+# iterator: go through them once.
 #
 # <details><summary>Hint</summary>Three to eight buckets of about equal bytes. Which gradients come
 # first?</details>
@@ -804,7 +807,7 @@ draw_utilisation({"slow program 2": slow_timeline})
 # ### Exercise: slow program 2
 #
 # The same losses and weights; the host waits for the device at most once, when all is queued. Batches come
-# as ordinary tensors on the host.
+# as ordinary tensors on the host, and can be gone through once. `device` need not be the first.
 #
 # <details><summary>Hint 1</summary>What makes the host wait: <code>.item()</code>, <code>float()</code>,
 # <code>print</code>, <code>.cpu()</code>, and copies to the device from memory that is not pinned, whatever
@@ -901,7 +904,7 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 #
 # Same weights, and no rank with more than 15% more tokens than the mean. There may be fewer documents than
 # ranks. A document goes through the model whole and by itself: in most models what comes of a token depends
-# on all tokens before it.
+# on all tokens before it. The list of documents stays as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best). All ranks must come to the same shares without talking.</details>
@@ -997,13 +1000,14 @@ draw_breakdown(plain_record)
 # ### Exercise: make it fast
 #
 # Any plan of this course is fair: fewer calls, larger ones, later ones, behind backward, shards. Take each
-# batch when its step begins (the iterator hands it over then); it has the micro-batches `[m, rows, s + 1]`
-# for all ranks, and `rows` is a multiple of the number of ranks. At the end every rank has all of the
-# weights. Wait for each call by its `wait()`: the machine of fixed speeds knows of no other way. Libraries'
-# own wrappers (DistributedDataParallel, FSDP) are not allowed.
+# batch when its step begins (an iterator hands it over then, and once); it has the micro-batches
+# `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. At the end every rank has
+# all of the weights. Wait for each call by its `wait()`: the machine of fixed speeds knows of no other way.
+# Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
-# order, and not on the computer they did it on. Points are given for at most 60% and at most 40% of the
+# order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute
+# there. Points are given for at most 60% and at most 40% of the
 # plain program's time; for at most 12% of a step exposed, and 5% waiting or idle; and for holding at most
 # four times the weights between steps. Your instructor may publish a table of scores under names that
 # people chose: write one into `ranking_name`, or leave it empty and stay out.

@@ -34,6 +34,7 @@ def _waits(seed: int) -> list[Case]:
     return [
         waits_case(f"{PREFIX}steps", "steps", seed, draw.randint(5, 12), draw.randint(3, 9), 5),
         waits_case(f"{PREFIX}two steps", "few", seed, 2),
+        waits_case(f"{PREFIX}on cuda:1", "given", seed, draw.randint(2, 4), device=1),
     ]
 
 

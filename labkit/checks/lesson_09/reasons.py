@@ -76,7 +76,8 @@ def _cases(seed: int) -> list[Case]:
             "everything at once",
             "several",
             [
-                *plans(twelve, pairs, 10, (3, 8, 1, 1), (3, 5, 40, 1)),
+                *plans(twelve, pairs, 10, (3, 8, 1, 1)),
+                *plans(twelve, pairs, 2, (3, 5, 40, 1)),  # all rules, and fewer sequences than replicas
                 *plans(narrow, two, 32, (4, 8, 1, 3)),
                 *plans(LLAMA_70B, small, 32, (2, 2, 1, 1), (2, 2, 2, 3)),  # memory is not asked about
             ],

@@ -63,6 +63,7 @@ def _cases(seed: int) -> list[Case]:
     grids: list[Grid] = [(2, 4, 2, 1), (1, 8, 2, 4), (8, 2, 1, 2), (16, 1, 1, 1), (4, 1, 4, 3)]
     whole = priced(SMALL_GPT, gpt_on, 96, grids)
     whole += priced({**SMALL_GPT, "head_size": 128}, gpt_on, 96, grids[:1])  # queries are wider than h
+    whole += priced(SMALL_GPT, gpt_on, 96, grids[:1], sequence=4096)  # longer than it was made for
     return [
         case_of("sixteen GPUs", "terms", whole, seed),
         case_of(

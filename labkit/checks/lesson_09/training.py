@@ -7,11 +7,13 @@ ids and targets only where its stage may look at them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Property, Run, every
@@ -26,6 +28,7 @@ from labkit.checks.lesson_09.training_judges import (
     leaves_the_model,
     losses,
     norms,
+    rests_in_eval,
     seeds_differ,
     seeds_of_many_runs,
     sends_inside_groups,
@@ -77,6 +80,7 @@ def _cases(seed: int) -> list[Case]:
         grid_case("dp 4, pp 1, tp 2", "other-grids", 4, 1, 2, seed, rows=3, micro_batches=2),
         grid_case("tp outermost", "other-orders", 2, 2, 2, seed, order=("tp", "dp", "pp")),
         grid_case("with dropout", "dropout", 2, 2, 2, seed, dropout=0.3),
+        grid_case("in float32", "float32", 1, 2, 1, seed, dtype="float32"),
         grid_case("all parts your own", "own-parts", 2, 2, 1, seed),
     ]
 
@@ -126,29 +130,47 @@ def _trainer(rank: Rank, full: Transformer, seed: int, **more: Any) -> Any:
     return rank.student.GPT3D(full, sizes, order, rank.group, seed, **more)
 
 
-def _train(rank: Rank, **more: Any) -> None:
-    """As `_step`. Fact: held_bytes, by a trainer whose model nobody else keeps."""
+def _train(rank: Rank, **more: Any) -> Any:
+    """As `_step`; returns the trainer. Fact: held_bytes, by a trainer whose model nobody else keeps."""
     before = storages()
     trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
     rank.fact("held_bytes", held_since(before))
     _step(rank, trainer)
+    return trainer
 
 
 def _train_beside(rank: Rank) -> None:
-    """As `_step`. Fact: changed, parameters of the model that was handed over."""
+    """As `_step`. Fact: changed, what of the model that was handed over."""
     full = _whole(rank)
-    before = {name: parameter.detach().clone() for name, parameter in full.named_parameters()}
+    before = _seen_of(full)
     _step(rank, _trainer(rank, full, rank.case.seed))
-    changed = [name for name, parameter in full.named_parameters() if not parameter.equal(before[name])]
-    rank.fact("changed", changed)
+    after = _seen_of(full)
+    both = before.keys() & after.keys()
+    changed = (before.keys() ^ after.keys()) | {name for name in both if not before[name].equal(after[name])}
+    rank.fact("changed", sorted(changed)[:5])
+
+
+def _seen_of(full: Transformer) -> dict[str, Tensor]:
+    """Parameters, which of them learn, and which modules are in training, by name."""
+    found = {name: parameter.detach().clone() for name, parameter in full.named_parameters()}
+    for name, parameter in full.named_parameters():
+        found[f"requires_grad of {name}"] = torch.tensor(parameter.requires_grad)
+    for name, module in full.named_modules():
+        found[f"training of {name or 'the model'}"] = torch.tensor(module.training)
+    return found
 
 
 def _step(rank: Rank, model: Any) -> None:
-    """Answers: loss.STEP, norm.STEP, and trained.NAME of what the stage holds. Recording: the last step."""
+    """Answers, when all steps are over: loss.STEP, norm.STEP, and trained.NAME of what the stage holds.
+    Recording: the last step.
+    """
+    found = []
     for step in range(STEPS):
         rows = rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone()
         with rank.recording("step"):
             loss, norm = model.step(*rows, *asked_in(rank.case, step))
+        found.append((loss, norm))
+    for step, (loss, norm) in enumerate(found):
         rank.answer(f"loss.{step}", loss)
         rank.answer(f"norm.{step}", norm)
     for name, tensor in model.to_full().items():
@@ -183,16 +205,26 @@ class _Watched:
 
 def _train_with_dropout(rank: Rank) -> None:
     """As `_train`, each rank's default generator in another state. Facts: streams, as they were made;
-    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many.
+    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many;
+    drops_in_eval, whether the first stage does.
     """
     made: list[dict[str, Any]] = []
     torch.manual_seed(100 + rank.rank)
-    _train(rank, parts=_watched_parts(made))
-    rank.fact("streams", made)
+    trainer = _train(rank, parts=_watched_parts(made))
+    rank.fact("streams", deepcopy(made))  # as they are now
+    first = trainer.stage.tokens is not None
+    rank.fact("drops_in_eval", first and _gives_two_answers(rank, trainer.stage.eval()))
     others: list[dict[str, Any]] = []
     _trainer(rank, _whole(rank), 0 if rank.case.seed else 1, parts=_watched_parts(others))
     rank.fact("streams of another seed", others)
     rank.fact("seeds", _seeds(rank.student.stream_seed, rank.params["sizes"]))
+
+
+def _gives_two_answers(rank: Rank, stage: Any) -> bool:
+    """Whether two forwards of the same ids differ."""
+    with torch.no_grad():
+        one, other = (stage(rank.inputs["ids"][0].clone()) for _ in range(2))
+    return not one.equal(other)
 
 
 def _seeds(stream_seed: Any, sizes: Mapping[str, int]) -> list[int]:
@@ -224,6 +256,7 @@ EXERCISE = Exercise(
         "uneven": _TRAINED,
         "untied": _TRAINED,
         "dropout": Run(_train_with_dropout, _inputs, _hand, GridEvidence),
+        "float32": _TRAINED,
         "own-parts": _TRAINED,
     },
     _cases,
@@ -307,9 +340,10 @@ EXERCISE = Exercise(
             "dropout",
             "numbers",
             1,
-            "With dropout, of the embeddings too, what tensor-parallel ranks have whole stays equal.",
-            "the embedding's dropout is left out, or not drawn from the shared stream",
-            {"dropout": every(agree_along_tensor, drops_embeddings)},
+            "With dropout, of the embeddings too, what tensor-parallel ranks have whole stays equal; in eval"
+            " mode nothing is dropped.",
+            "the embedding's dropout is left out, not drawn from the shared stream, or there in eval mode",
+            {"dropout": every(agree_along_tensor, drops_embeddings, rests_in_eval)},
         ),
         Property(
             "uneven",
@@ -326,6 +360,14 @@ EXERCISE = Exercise(
             "Nor does the order of the axes.",
             "ranks taken as neighbours along tp",
             {"other-orders": _EQUAL},
+        ),
+        Property(
+            "float32",
+            "robustness",
+            1,
+            "Nor the dtype of the model.",
+            "messages of float64, whatever the weights are",
+            {"float32": weights},
         ),
         Property("own-parts", "numbers", 1, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": _EQUAL}),
     ),

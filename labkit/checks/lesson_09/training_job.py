@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from labkit.checks.case import Case
 from labkit.checks.shared.cuts import cut_block, cut_rows, part_of, under
+from labkit.checks.shared.split import dtype_of
 from labkit.model import Transformer, explicit_attention, gpt
 from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
 from labkit.theory.pipeline import layers_of_stages
@@ -19,7 +19,7 @@ State = dict[str, Tensor]
 
 
 def plain_model(case: Case) -> Transformer:
-    """The whole model, in float64."""
+    """The whole model, in float64 if the case does not say another dtype."""
     p = case.params
     config = gpt(
         p["layers"],
@@ -30,7 +30,7 @@ def plain_model(case: Case) -> Transformer:
         dropout=p["dropout"],
         tied_embeddings=p["tied"],
     )
-    return Transformer(config, explicit_attention).to(torch.float64)
+    return Transformer(config, explicit_attention).to(dtype_of(case))
 
 
 def asked_in(case: Case, step: int) -> tuple[int, float, float]:

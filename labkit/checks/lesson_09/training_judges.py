@@ -211,6 +211,14 @@ def drops_embeddings(evidence: GridEvidence) -> Iterator[Finding]:
         yield Finding(drawn >= wanted, told, f"{drawn}", answer.rank)
 
 
+def rests_in_eval(evidence: GridEvidence) -> Iterator[Finding]:
+    """In eval mode the first stage gives the same for the same ids."""
+    for answer in evidence.answers:
+        drops = answer.facts["drops_in_eval"]
+        told = "stage.eval() to drop nothing"
+        yield Finding(drops is False, told, "two forwards of the same ids that differ", answer.rank)
+
+
 def agree_along_tensor(evidence: GridEvidence) -> Iterator[Finding]:
     """What ranks of a tensor-parallel group have whole is equal, and so is what replicas have."""
     for answer in evidence.answers:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from random import Random
 
 from labkit.checks.case import JSON, Case
-from labkit.checks.exercise import Exercise, Judge, Property
-from labkit.checks.lesson_10.asked import Row, asks, gives, refuses, rows_case
-from labkit.checks.lesson_10.exposed import GIVEN, HIDES
+from labkit.checks.exercise import Exercise, Judge, Property, every
+from labkit.checks.lesson_10.asked import Row, asks, changes_nothing, gives, refuses, rows_case
+from labkit.checks.lesson_10.exposed import GIVEN, HIDES, LATE, TICK
 from labkit.checks.shared.beside import is_refused
 from labkit.theory import breakdown  # as in `exposed`
 
@@ -74,9 +74,10 @@ EXERCISE = Exercise(
             "step-only",
             "robustness",
             2,
-            "What lies before the step or after it does not count; what reaches into it does with that part.",
-            "stretches were left out or taken whole by their beginning",
-            {"outside": WHOLE},
+            "What lies before the step or after it does not count; what reaches into it does with that part."
+            " The lists are as they were: the next step needs them.",
+            "stretches were left out or taken whole by their beginning, or cut in the list handed over",
+            {"outside": every(WHOLE, changes_nothing)},
         ),
         Property(
             "refused",
@@ -95,7 +96,7 @@ EXERCISE = Exercise(
 
 def breakdown_cases(seed: int, prefix: str) -> list[Case]:
     """Whole microseconds, drawn from the seed, and some that are the same for everybody, parts of a
-    microsecond and moments before 0 among them.
+    microsecond, moments before 0, seconds and the end of a long trace among them.
     """
     draw = Random(f"10/breakdown/{prefix}{seed}")
     one_call = [
@@ -103,6 +104,8 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         _row(0, 100, [[5, 40]], [[40, 90, 40]]),
         _row(10, 80, [[10, 30]], [[35, 70, 70]]),
         _row(-1.5, 2.25, [[-1.25, -0.5]], [[-0.75, 1.5, 0.125]]),
+        _row(0, 90 * TICK, [[3 * TICK, 40 * TICK]], [[35 * TICK, 77 * TICK, 52 * TICK]]),
+        _row(LATE, LATE + 90, [[LATE + 3, LATE + 40]], [[LATE + 35, LATE + 77, LATE + 52.5]]),
     ]
     behind = [
         _row(0, 100, [[0, 40], [50, 80]], [[30, 90, 60]]),

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import same, stays_in_group
+from labkit.checks.shared.beside import on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of
 
 VOCABULARY, WIDTH = 11, 5
@@ -93,18 +93,24 @@ def _documents(case: Case, inputs: Inputs) -> list[list[Tensor]]:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: trained.NAME. Facts: given, for each step what this rank's model was given, row by row.
-    Recording: training.
+    """Answers: trained.NAME. Facts: given, for each step what this rank's model was given, row by row;
+    unchanged, whether the lists of documents are what they were. Recording: training.
     """
     group, given = enter_group(rank), list[list[list[int]]]()
     model = TinyModel(rank.case.seed, lambda ids: given[-1].extend(_rows(ids)))
+    steps, before = (_documents(rank.case, rank.inputs) for _ in range(2))
     with rank.recording("training"):
-        for documents in _documents(rank.case, rank.inputs):
+        for documents in steps:
             given.append([])
             rank.student.program_3(model, documents, group, rank.params["learning_rate"])
+    rank.fact("unchanged", list(map(_ids, steps)) == list(map(_ids, before)))
     rank.fact("given", given)
     for name, parameter in model.named_parameters():
         rank.answer(f"trained.{name}", parameter)
+
+
+def _ids(documents: list[Tensor]) -> list[list[int]]:
+    return [ids.tolist() for ids in documents]
 
 
 def _rows(ids: Tensor) -> list[list[int]]:
@@ -165,6 +171,11 @@ def _each_once(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(seen == wanted, told, f"{missing} not so, and {more} others or once more")
 
 
+def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
+    unchanged = answer.facts["unchanged"]
+    return Finding(unchanged is True, "the documents as they were, in their order", "changed", answer.rank)
+
+
 TRAIN = Run(_train, _inputs, evidence=OneProcess)
 
 EXERCISE = Exercise(
@@ -194,9 +205,9 @@ EXERCISE = Exercise(
             "each-once",
             "mechanism",
             1,
-            "Every document is worked on by one rank alone.",
-            "every rank works on everything, which is balanced too",
-            {"balanced": _each_once, "few": _each_once},
+            "Every document is worked on by one rank alone, and the list stays as it was.",
+            "every rank works on everything, which is balanced too; or list.sort was called on the argument",
+            {"balanced": every(_each_once, on_each(_left_alone)), "few": _each_once},
         ),
         Property(
             "few-documents",

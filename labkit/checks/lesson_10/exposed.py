@@ -23,6 +23,8 @@ def _expected(compute: Stretches, communication: Stretches) -> float:
 
 
 RIGHT = gives(_expected)
+TICK = 2.0**-20  # of a second: about a microsecond, and exact in sums
+LATE = 3_600_000_001  # microseconds, an hour into a trace; float32 has no such number
 KINDS = ("plain", "covered", "overlapping", "touching", "unsorted", "empty")
 
 EXERCISE = Exercise(
@@ -80,12 +82,14 @@ EXERCISE = Exercise(
 
 def exposed_cases(seed: int, prefix: str) -> list[Case]:
     """Stretches of whole microseconds, drawn from the seed, and some that are the same for everybody, parts
-    of a microsecond and moments before 0 among them.
+    of a microsecond, moments before 0, seconds and the end of a long trace among them.
     """
     draw = Random(f"10/exposed/{prefix}{seed}")
     plain = [
         _row([[0, 4], [10, 14]], [[2, 7], [12, 20]]),
         _row([[-6.5, -2.25], [0.125, 0.5]], [[-3.0, 0.25], [0.375, 0.875]]),
+        _row(_placed([[3, 40], [50, 61]], TICK), _placed([[30, 52], [60, 80]], TICK)),
+        _row(_placed([[0, 7.5], [9, 20]], 1, LATE), _placed([[4, 11], [18, 24.25]], 1, LATE)),
         *(_apart(draw) for _ in range(3)),
     ]
     covered = [_row([[0, 100]], [[3, 9], [20, 100]]), _row([[10, 20]], [[0, 50]])]
@@ -113,6 +117,11 @@ def exposed_cases(seed: int, prefix: str) -> list[Case]:
 
 def _row(compute: Stretches, communication: Stretches) -> Row:
     return {"compute": compute, "communication": communication}
+
+
+def _placed(stretches: Stretches, unit: float, begin: float = 0.0) -> list[list[float]]:
+    """The same in another unit, or later."""
+    return [[begin + moment * unit for moment in stretch] for stretch in stretches]
 
 
 def _apart(draw: Random) -> Row:

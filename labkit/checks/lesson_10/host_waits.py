@@ -28,9 +28,10 @@ def waits_case(
     rows: int = 8,
     width: int = 6,
     learning_rate: float = USUAL_RATE,
+    device: int = 0,
 ) -> Case:
-    """A small net on one stand-in device, `steps` batches from the host."""
-    params = {"steps": steps, "rows": rows, "width": width, "learning_rate": learning_rate}
+    """A small net on one stand-in device of two, `steps` batches from the host."""
+    params = {"steps": steps, "rows": rows, "width": width, "learning_rate": learning_rate, "device": device}
     return Case(name, 1, params, seed, kind=kind)
 
 
@@ -40,6 +41,7 @@ def _cases(seed: int) -> list[Case]:
         waits_case("ten steps of odd sizes", "steps", seed, 10, rows=5, width=3, learning_rate=OTHER_RATE),
         waits_case("one step", "few", seed, 1),
         waits_case("no step", "few", seed, 0),
+        waits_case("on cuda:1, batches one by one", "given", seed, 3, device=1),
     ]
 
 
@@ -65,13 +67,15 @@ def _train(rank: Rank) -> None:
     copied_bytes, of those to the device; read, copies to the host.
     """
     net = net_of(rank.case)
-    with devices.stand_in(1, BYTES_EACH, host_link=1e9) as gpus:
-        model = nn.Sequential(net, devices.FixedTime(KERNELS)).to("cuda:0")
+    device = torch.device("cuda", rank.params["device"])
+    with devices.stand_in(2, BYTES_EACH, host_link=1e9) as gpus:
+        model = nn.Sequential(net, devices.FixedTime(KERNELS)).to(device)
         batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
         gpus.transfers.clear()
         before = gpus.host_waits
         learning_rate = rank.params["learning_rate"]
-        losses = rank.student.program_2(model, batches, torch.device("cuda:0"), learning_rate)
+        one_by_one = iter(batches) if rank.case.kind == "given" else batches
+        losses = rank.student.program_2(model, one_by_one, device, learning_rate)
         rank.fact("host_waits", gpus.host_waits - before)
         rank.fact("is_list", isinstance(losses, list) and all(isinstance(v, float) for v in losses))
         copies = [t for t in gpus.transfers if t.destination.startswith("cuda")]
@@ -132,7 +136,7 @@ EXERCISE = Exercise(
     "10.slow-program-2",
     "Slow program 2",
     ("program_2",),
-    {"steps": TRAIN, "few": TRAIN},
+    {"steps": TRAIN, "few": TRAIN, "given": TRAIN},
     _cases,
     (
         Property(
@@ -166,6 +170,14 @@ EXERCISE = Exercise(
             "One step, or none, works as well.",
             "torch.stack of an empty list",
             {"few": _numbers},
+        ),
+        Property(
+            "as-given",
+            "robustness",
+            1,
+            "It works on the device it is given, with batches that can be gone through once.",
+            'copies went to "cuda:0", or the batches were counted before the first step',
+            {"given": _numbers},
         ),
     ),
 )

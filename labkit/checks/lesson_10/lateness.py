@@ -9,7 +9,7 @@ from typing import Any
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Exercise, Property, every
 from labkit.checks.lesson_10.asked import Row, asks, changes_nothing, gives, rows_case
-from labkit.checks.lesson_10.exposed import GIVEN, HIDES
+from labkit.checks.lesson_10.exposed import GIVEN, HIDES, TICK
 from labkit.theory import breakdown  # as in `exposed`
 
 Times = list[list[float]]
@@ -106,19 +106,25 @@ EXERCISE = Exercise(
 
 
 def straggler_cases(seed: int, prefix: str) -> list[Case]:
-    """Moments in microseconds, whole ones, so that differences are exact."""
+    """Moments in whole microseconds, and once in seconds, so that differences are exact. Clocks are hours
+    apart, by numbers that float32 does not have.
+    """
     draw = Random(f"10/straggler/{prefix}{seed}")
-    apart = [0, 3_600_000_000, -250_000]
+    apart = [0, 3_600_000_001, -250_000]
     clocks = [
         {"ends": _run(draw, 3, 7, apart=apart)["ends"]},
         {"ends": _run(draw, 2, 5, apart=[0, 40])["ends"]},
     ]
-    far = [0, 10**9, -70_000, 12]
+    far = [0, 10**9 + 7, -70_000, 12]
     noisy = [{"ends": _run(draw, 4, 9, apart=far, woken=3)["ends"]} for _ in range(2)]
     noisy += [{"ends": _leaving_apart(draw, _run(draw, 4, 8, apart=far, woken=1)["ends"])}]
     one_late = [_run(draw, 4, 6, late=lambda k: 2), _run(draw, 3, 5, late=lambda k: 0)]
+    one_late += [_in_seconds(_run(draw, 3, 4, late=lambda k: 1))]
     swapping = [_run(draw, 4, 8, late=lambda k: k % 4), _run(draw, 3, 9)]
-    off = [_run(draw, 4, 7, apart=[0, 10**9, -(10**6), 777]), _run(draw, 3, 9, apart=[0, 50, -50], woken=2)]
+    off = [
+        _run(draw, 4, 7, apart=[0, 10**9 + 7, -(10**6), 777]),
+        _run(draw, 3, 9, apart=[0, 50, -50], woken=2),
+    ]
     small: list[Row] = [
         {"starts": [[0, 10]], "ends": [[5, 20]]},
         {"starts": [[], []], "ends": [[], []]},
@@ -140,6 +146,11 @@ def _leaving_apart(draw: Random, ends: Times) -> Times:
     found = [[end + draw.randint(0, 9) for end in own] for own in ends]
     found[0][draw.randrange(len(found[0]))] += draw.randint(1_000, 90_000)
     return found
+
+
+def _in_seconds(run: dict[str, Times]) -> dict[str, Times]:
+    """The same in seconds."""
+    return {name: [[moment * TICK for moment in own] for own in times] for name, times in run.items()}
 
 
 def _run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -66,9 +66,11 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: trained.NAME. Recording: training. Fact: acts, where the case is watched."""
+    """Answers: trained.NAME. Recording: training."""
     group, net = enter_group(rank), net_of(rank.case)
-    batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
+    batches: Iterable[tuple[Tensor, Tensor]] = zip(rank.inputs["x"], rank.inputs["y"], strict=True)
+    if rank.case.kind != "subgroup":  # there they can be gone through once
+        batches = list(batches)
     with rank.recording("training"):
         rank.student.program_1(net, batches, group, rank.params["learning_rate"])
     for name, parameter in net.named_parameters():
@@ -191,8 +193,8 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job.",
-            "the default group was used",
+            "It works in a group that is not the whole job, with batches that can be gone through once.",
+            "the default group was used, or the batches were counted before the first step",
             {"subgroup": every(_trained, stays_in_group)},
         ),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -13,10 +13,15 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import wrong_number
 from labkit.theory.flops import train_step_flops, utilization
 from labkit.theory.hardware import GPUS
-from labkit.theory.models import ModelConfig, gpt
+from labkit.theory.models import ModelConfig
 
 HOST_SECONDS = 0.001  # in which the host queues a step
 CLOCK_BEGINS = 5000.0
+GPT: Mapping[str, Any] = {}
+LLAMA: Mapping[str, Any] = {  # fewer key-value heads, and three products in an MLP
+    **{"num_kv_heads": 2, "ffn": 1408, "gated_mlp": True, "biases": "none"},
+    **{"norm": "rmsnorm", "positions": "rotary", "tied_embeddings": False},
+}
 
 
 class PretendedDevice:
@@ -74,15 +79,11 @@ def _runs_as_many(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(seen == wanted, f"{wanted} steps run, warm-up and all", f"{seen}")
 
 
-def _config(fields: dict[str, int]) -> ModelConfig:
-    return gpt(**fields)
-
-
 def _rate(rank: Rank) -> None:
     """Fact: answers, one a row."""
     answers = []
     for row in rank.params["rows"]:
-        given = row | {"config": _config(row["config"]), "gpu": GPUS[row["gpu"]]}
+        given = row | {"config": ModelConfig(**row["config"]), "gpu": GPUS[row["gpu"]]}
         answers.append(plain(rank.student.measured_mfu(**given)))
     rank.fact("answers", answers)
 
@@ -90,7 +91,7 @@ def _rate(rank: Rank) -> None:
 def _rates(evidence: Evidence) -> Iterator[Finding]:
     for row, seen in zip(evidence.case.params["rows"], evidence.answers[0].facts["answers"], strict=True):
         gpu, batch, sequence = GPUS[row["gpu"]], row["batch"], row["sequence"]
-        flops = train_step_flops(_config(row["config"]), sequence, batch)
+        flops = train_step_flops(ModelConfig(**row["config"]), sequence, batch)
         expected = utilization(flops, row["seconds"], row["num_gpus"], gpu.dense_bf16)
         about = f"{row['num_gpus']} x {gpu.name}, {batch} x {sequence} tokens in {row['seconds']} s"
         told = f"{expected:.4%} for {about}, recomputing: {row['recompute']}"
@@ -139,7 +140,7 @@ EXERCISE = Exercise(
             "numbers",
             2,
             "Model FLOPs of the whole batch, over seconds, GPUs and the dense peak.",
-            "the peak with sparsity, twice the dense one; or the GPUs left out",
+            "the peak with sparsity, twice the dense one; the GPUs left out; or every model a GPT",
             {"plain-mfu": _rates},
         ),
         Property(
@@ -165,8 +166,10 @@ def mfu_cases(seed: int, prefix: str) -> list[Case]:
         _timing(f"{prefix}two slow steps first", "warm-up", seed, [*slow, *takes], 2, 4),
         _timing(f"{prefix}one step only", "warm-up", seed, [*slow, *takes], 3, 1),
         _timing(f"{prefix}work queued before", "queued", seed, takes, 0, 3, queued_before=4),
-        _rating(f"{prefix}nothing recomputed", "plain-mfu", seed, _rows(draw, "none", "none")),
-        _rating(f"{prefix}recomputed", "recomputed", seed, _rows(draw, "full", "selective")),
+        _rating(
+            f"{prefix}nothing recomputed", "plain-mfu", seed, _rows(draw, ("none", "none"), (GPT, LLAMA))
+        ),
+        _rating(f"{prefix}recomputed", "recomputed", seed, _rows(draw, ("full", "selective"), (GPT, GPT))),
     ]
 
 
@@ -181,9 +184,11 @@ def _rating(name: str, kind: str, seed: int, rows: list[dict[str, Any]]) -> Case
     return Case(name, 1, {"rows": rows}, seed, kind=kind)
 
 
-def _rows(draw: Random, *recomputed: str) -> list[dict[str, Any]]:
+def _rows(
+    draw: Random, recomputed: Sequence[str], families: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     rows = []
-    for gpu, recompute in zip(("A100 80 GB", "H100 80 GB"), recomputed, strict=True):
+    for gpu, recompute, family in zip(("A100 80 GB", "H100 80 GB"), recomputed, families, strict=True):
         heads = draw.choice([8, 16])
         sequence = draw.choice([512, 1024, 2048])
         config = {
@@ -192,6 +197,7 @@ def _rows(draw: Random, *recomputed: str) -> list[dict[str, Any]]:
             "num_heads": heads,
             "vocabulary": draw.choice([32000, 50304]),
             "max_sequence": 2 * sequence,
+            **family,
         }
         rows.append(
             {

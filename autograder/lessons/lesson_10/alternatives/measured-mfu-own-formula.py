@@ -25,6 +25,9 @@ def measured_mfu(
     gpu: GPU,
     recompute: str,
 ) -> float:
-    h, layers, tokens = config.hidden, config.num_layers, batch * sequence
-    forward = tokens * (24 * layers * h**2 + 4 * layers * sequence * h + 2 * h * config.vocabulary)
+    h, queries = config.hidden, config.query_width
+    projections = 2 * h * (queries + config.kv_width)
+    mlp = (3 if config.gated_mlp else 2) * h * config.ffn
+    layer = projections + mlp + 2 * sequence * queries
+    forward = 2 * batch * sequence * (config.num_layers * layer + h * config.vocabulary)
     return 3 * forward / seconds / (num_gpus * gpu.dense_bf16)
