@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -83,16 +84,19 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _ask_for_places(rank: Rank) -> None:
-    """Facts: coordinates, ranks; for each grid one entry a rank."""
-    coordinates, ranks = [], []
+    """Facts: coordinates, ranks; for each grid one entry a rank. unchanged, whether arguments are."""
+    coordinates, ranks, unchanged = [], [], True
     for sizes, order in rank.params["grids"]:
         places = [placement_of(n, sizes) for n in range(math.prod(sizes.values()))]
-        given = [rank.student.rank_to_coordinates(n, dict(sizes), tuple(order)) for n in range(len(places))]
+        handed, places_handed = dict(sizes), deepcopy(places)
+        given = [rank.student.rank_to_coordinates(n, handed, tuple(order)) for n in range(len(places))]
         coordinates.append([{axis: number_or_words(n) for axis, n in at.items()} for at in given])
-        found = [rank.student.coordinates_to_rank(at, dict(sizes), tuple(order)) for at in places]
+        found = [rank.student.coordinates_to_rank(at, handed, tuple(order)) for at in places_handed]
         ranks.append([number_or_words(number) for number in found])
+        unchanged = unchanged and handed == sizes and places_handed == places
     rank.fact("coordinates", coordinates)
     rank.fact("ranks", ranks)
+    rank.fact("unchanged", unchanged)
 
 
 def placement_of(number: int, sizes: Sizes) -> dict[str, int]:
@@ -104,11 +108,15 @@ def placement_of(number: int, sizes: Sizes) -> dict[str, int]:
 
 
 def _build(rank: Rank) -> None:
-    """Facts: members and positions along each axis. Answers: sum.AXIS, of 2^rank over each group."""
+    """Facts: members and positions along each axis; unchanged, whether the sizes are. Answers: sum.AXIS, of
+    2^rank over each group.
+    """
     sizes, order = rank.params["sizes"], tuple(rank.params["order"])
     for members in rank.params.get("before", []):
         dist.new_group(members)
-    groups = rank.student.build_groups(dict(sizes), order, rank.group)
+    handed = dict(sizes)
+    groups = rank.student.build_groups(handed, order, rank.group)
+    rank.fact("unchanged", handed == sizes)
     rank.fact("axes", sorted(groups))
     rank.fact("members", {axis: dist.get_process_group_ranks(groups[axis]) for axis in order})
     rank.fact("positions", {axis: dist.get_rank(groups[axis]) for axis in order})
@@ -147,6 +155,13 @@ def _ranks(evidence: Evidence) -> Iterator[Finding]:
             expected = placement.rank_of(at, sizes, order)
             told = f"{_text(at)} of {_text(sizes)} in the order {', '.join(order)}: rank {expected}"
             yield Finding(found == expected, told, f"rank {found}")
+
+
+def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
+    unchanged = answer.facts["unchanged"]
+    return Finding(
+        unchanged is True, "sizes and coordinates as they were handed over", "changed", answer.rank
+    )
 
 
 def _grids(evidence: Evidence) -> Any:
@@ -237,9 +252,9 @@ EXERCISE = Exercise(
             "ranks",
             "numbers",
             1,
-            "Every place has its rank.",
-            "sizes multiplied in another order than on the way there",
-            {"places": _ranks},
+            "Every place has its rank, and stays as it was.",
+            "sizes multiplied in another order than on the way there, or coordinates taken out of their dict",
+            {"places": every(_ranks, on_each(_left_alone))},
         ),
         Property(
             "groups",
@@ -247,7 +262,7 @@ EXERCISE = Exercise(
             3,
             "Along each axis a rank's group is the ranks that share its other coordinates.",
             "ranks that share the coordinate along the axis, instead of the others",
-            {"groups": _members},
+            {"groups": every(_members, on_each(_left_alone))},
         ),
         Property(
             "positions",
