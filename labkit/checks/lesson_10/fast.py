@@ -27,6 +27,7 @@ from labkit.theory import breakdown  # as in `exposed`
 from labkit.theory.models import ModelConfig, gpt
 from labkit.torch_private import WatchingMode, tree_iter
 
+SEEN = 0.9  # of the products of a plain step
 SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "vocabulary": 64, "sequence": 24}
 ODD = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5, "learning_rate": OTHER_RATE}
 PLAIN_SECONDS = 0.0167030296  # of a step of the plain program on the fixed machine; a test replays it
@@ -84,7 +85,6 @@ def _train(rank: Rank) -> None:
 
 
 def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
-    rank.fact("is_list", isinstance(losses, list) and all(isinstance(loss, float) for loss in losses))
     for name, parameter in model.named_parameters():
         rank.answer(f"trained.{name}", parameter)
     rank.answer("losses", torch.tensor(losses, dtype=torch.float64))
@@ -193,7 +193,6 @@ def _numbers(evidence: FastEvidence) -> Iterator[Finding]:
     weights, losses, _ = evidence.trained
     for answer in evidence.answers:
         yield same("the loss of each step, over the whole batch", losses, answer, "losses")
-        yield Finding(answer.facts["is_list"] is True, "a list of floats", "something else", answer.rank)
         for name, expected in weights.items():
             yield same(f"{name} after training", expected, answer, f"trained.{name}")
 
@@ -208,13 +207,13 @@ def _takes_at_most(share: float) -> Judge:
 
 
 def _all_in_sight(evidence: FastEvidence) -> Iterator[Finding]:
-    """What a journal does not see takes no time on the fixed machine: another thread's work, or NumPy's."""
+    """What a journal does not see takes no time on the fixed machine: another thread's work, or NumPy's. A
+    plan may save a product or two that autograd does.
+    """
     whole = evidence.trained[2]
     done = sum(act.flops for answer in evidence.answers for act in acts_of(answer))
-    told = (
-        f"the {whole:,} operations of forward's and backward's products, in torch and in the program's thread"
-    )
-    yield Finding(done >= whole, told, f"{done:,} on all ranks")
+    told = f"about {whole:,} operations, forward's and backward's, in torch and in the program's own thread"
+    yield Finding(done >= SEEN * whole, told, f"{done:,} on all ranks")
 
 
 def _part_is_small(most: float, told: str, *parts: str) -> Judge:
