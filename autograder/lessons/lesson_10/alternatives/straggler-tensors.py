@@ -8,7 +8,10 @@ def clocks_ahead(ends: Sequence[Sequence[float]]) -> list[float]:
 def find_stragglers(
     starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]
 ) -> list[tuple[int, float]]:
-    came = torch.tensor(starts, dtype=torch.float64) - torch.tensor(clocks_ahead(ends), dtype=torch.float64)[:, None]
+    came = (
+        torch.tensor(starts, dtype=torch.float64)
+        - torch.tensor(clocks_ahead(ends), dtype=torch.float64)[:, None]
+    )
     if came.shape[1] == 0:
         return []
     last = came.max(dim=0).values
