@@ -113,7 +113,7 @@ def _capacity_cases(seed: int) -> list[Case]:
         size_case("unseen: ragged", "ragged", ragged, seed),
         drop_case("unseen: two", "drops", n, e, 2, draw.randint(2, 5), seed),
         drop_case("unseen: three, float32", "drops", n, e, 3, draw.randint(3, 6), seed, dtype="float32"),
-        drop_case("unseen: bfloat16", "drops", 1_000 + n, 3, 1, 257 + 2 * e, seed, dtype="bfloat16"),
+        drop_case("unseen: bfloat16", "drops", 1_000 + n, 3, 1, 259 + 4 * e, seed, dtype="bfloat16"),
         drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
         drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
         drop_case("unseen: none", "roomy", n, e, 1, 0, seed),

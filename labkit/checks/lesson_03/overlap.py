@@ -112,7 +112,7 @@ class _Interrupted(Exception):
 def _accumulate(rank: Rank) -> None:
     """Backward passes inside no_sync, the first in another no_sync within, and one outside; the first and the
     last have their forward on the other side. Then an exception inside it, and two normal backward passes
-    that add up, one while another model is silent.
+    that add up, the last while another model is silent.
 
     Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
     """
@@ -130,9 +130,9 @@ def _accumulate(rank: Rank) -> None:
     send_gradients_and_step(rank, net, 0)
     with contextlib.suppress(_Interrupted), model.no_sync():
         raise _Interrupted
+    own_loss(rank, model, 1, 0).backward()
     with rank.student.OverlappedDataParallel(another, rank.group).no_sync():
-        own_loss(rank, model, 1, 0).backward()
-    own_loss(rank, model, 1, 1).backward()
+        own_loss(rank, model, 1, 1).backward()
     send_gradients_and_step(rank, net, 1)
 
 

@@ -34,7 +34,7 @@ def _close(seen: object, wanted: float) -> bool:
 # ---- 04.bubble-fraction
 
 TIMES = ((1.0, 2.0), (1.0, 1.0), (0.5, 1.75))  # t_f, t_b
-WANTED = (0.05, 0.1, 0.25, 0.5)  # the most of all time that may be idle
+WANTED = (0.05, 0.1, 0.11, 0.25, 0.5)  # the most of all time that may be idle
 
 
 def _ask_for_bubbles(rank: Rank) -> None:
