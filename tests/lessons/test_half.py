@@ -12,6 +12,7 @@ from lesson_grading import report_of
         ("00", "star"),
         ("02", "one-device"),
         ("03", "after-backward"),
+        ("03", "one-large-batch"),
         ("04", "1f1b-is-gpipe"),
         ("04", "own-schedule"),
         ("05", "nothing-forgotten"),

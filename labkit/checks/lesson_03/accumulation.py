@@ -160,7 +160,7 @@ EXERCISE = Exercise(
         Property(
             "communication",
             "mechanism",
-            3,
+            6,
             "Each micro-batch goes forward and back before the next, and the last backward alone sends",
             "model.no_sync() around all but the last backward, and a backward for each micro-batch",
             {"values": every(_sends_once, _goes_one_by_one)},

@@ -144,7 +144,7 @@ ONE_F_ONE_B = Exercise(
         Property(
             "in-flight",
             "mechanism",
-            7,
+            8,
             "Stage r never holds more than min(m, p-r) micro-batches.",
             "the warm-up is too long, or counts from the wrong end: the last stage has none",
             {"values": in_every_size(holds_at_most(_stages_from_here))},
