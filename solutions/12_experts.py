@@ -841,8 +841,9 @@ def reduce_gradients(
 
     shared: parameters that every rank of `everyone` has. experts: this rank's, which the ranks of `replicas`
     have too, each with a gradient that holds the tokens of its own copy's ranks. There may be none of either
-    kind. A parameter without gradient counts as zeros, and has one afterwards. Each gradient is all-reduced
-    once, among the ranks that have it.
+    kind. A parameter without gradient counts as zeros, and has one afterwards. Some may be frozen
+    (`requires_grad`), on some ranks or all: that makes no difference. Each gradient is all-reduced once,
+    among the ranks that have it.
     """
     ### BEGIN SOLUTION
     ranks = dist.get_world_size(everyone)
@@ -879,12 +880,13 @@ def clip_grad_norm(
     everyone: dist.ProcessGroup,
     replicas: dist.ProcessGroup,
 ) -> Tensor:
-    """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`. A norm below
-    that, 0 too, leaves them as they are.
+    """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`, 0 or more. A
+    norm below that, 0 too, leaves them as they are.
 
     shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there may be no
-    shared ones, or no experts. Parameters without gradient are left out, and have none afterwards. Sums
-    squares in float32 or better. Sends one number. Returns the norm before scaling, the same on every rank.
+    shared ones, or no experts, and frozen ones with a gradient count like others. Parameters without gradient
+    are left out, and have none afterwards. Sums squares in float32 or better. Sends one number. Returns the
+    norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION
     squares = square_sum(experts) / dist.get_world_size(replicas)

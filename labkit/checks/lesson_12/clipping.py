@@ -23,21 +23,24 @@ SHAPES: Shapes = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
     """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None.
-    without: the kind of which the model has no parameters.
+    frozen: the ranks on which it does not ask for a gradient. without: the kind of which the model has no
+    parameters.
     """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
 
 
 def _cases(seed: int) -> list[Case]:
     some = {"shared.1": [0, 1], "experts.0": [0, 1]}
+    frozen = {"shared.0": [0, 1, 2, 3], "shared.1": [0], "experts.0": [1], "experts.1": [1, 3]}
     one_side = {"experts.0": [0], "experts.1": [0]}
     return [
         clip_case("two copies over two", "values", 2, 2, seed, late=[3]),
         clip_case("three copies, float32", "values", 3, 1, seed, max_norm=0.5, dtype="float32"),
         clip_case("one copy over three", "values", 1, 3, seed, max_norm=7.0),
+        clip_case("a bound of 0", "values", 1, 2, seed, max_norm=0.0),
         clip_case("a small norm", "small", 2, 2, seed, scale=0.01),
         clip_case("no norm at all", "small", 1, 2, seed, scale=0.0),
-        clip_case("without gradient", "missing", 2, 2, seed, missing=some),
+        clip_case("without gradient", "missing", 2, 2, seed, missing=some, frozen=frozen),
         clip_case("a rank's experts without gradient", "missing", 1, 2, seed, missing=one_side),
         clip_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
@@ -141,7 +144,7 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             2,
-            "All gradients are scaled by max_norm / norm.",
+            "All gradients are scaled by max_norm / norm, which is 0 where max_norm is.",
             "experts scaled by the norm of their own rank: then copies and ranks drift apart",
             {"values": _scaled},
         ),
@@ -165,7 +168,8 @@ EXERCISE = Exercise(
             "missing",
             "robustness",
             1,
-            "What has no gradient is left out; a rank without experts, or gradients of them, takes part.",
+            "What has no gradient is left out, what is frozen is not; a rank without experts, or gradients of"
+            " them, takes part.",
             "a rank without gradients of experts leaves out the call that the others wait in",
             {"missing": BOTH},
         ),

@@ -29,8 +29,9 @@ SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (3, 3))}
 
 
 def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
-    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. without: the kind of which
-    the model has no parameters. late: the ranks that come last.
+    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. frozen: those on which it
+    does not ask for one. without: the kind of which the model has no parameters. late: the ranks that come
+    last.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -42,11 +43,14 @@ def trained_case(name: str, copies: int, spread: int, tokens: list[int], shape: 
 
 def _cases(seed: int) -> list[Case]:
     gone = {"shared.1": [0, 3], "experts.0": [1], "experts.2": [2]}
+    without = {"shared.1": [0, 3], "experts.2": [0, 2]}
+    frozen = {**without, "shared.0": [0, 1, 2, 3], "experts.0": [1], "experts.1": [0, 1, 2, 3]}
     return [
         reduce_case("two copies over two", "values", 2, 2, seed, late=[1]),
         reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
         reduce_case("one copy over three", "single", 1, 3, seed),
         reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone),
+        reduce_case("frozen here and there", "missing", 2, 2, seed, missing=without, frozen=frozen),
         reduce_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         reduce_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
         reduce_case("alone", "subgroup", 1, 1, seed),
@@ -75,12 +79,13 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def parameters_of(rank: Rank, kind: str, shapes: tuple[tuple[int, ...], ...]) -> list[nn.Parameter]:
-    """Parameters with the gradients that were handed over."""
+    """Parameters with the gradients that were handed over; some are frozen, whether they have one or not."""
     dtype = getattr(torch, rank.params.get("dtype", "float64"))
     found = [nn.Parameter(torch.zeros(shape, dtype=dtype, device=rank.device)) for shape in shapes]
     for number, parameter in enumerate(found):
         gradient = rank.inputs.get(f"{kind}.{number}")
         parameter.grad = None if gradient is None else gradient.clone()
+        parameter.requires_grad_(rank.rank not in rank.params.get("frozen", {}).get(f"{kind}.{number}", []))
     return found
 
 
@@ -252,7 +257,8 @@ EXERCISE = Exercise(
             "missing",
             "robustness",
             2,
-            "A parameter without gradient on some rank counts as zeros there, and has one afterwards.",
+            "A parameter without gradient on some rank, frozen or not, counts as zeros there, and has one"
+            " afterwards.",
             "left out where it is None: others wait for it, or add it to the next one",
             {"missing": _means},
         ),
