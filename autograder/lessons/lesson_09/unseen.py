@@ -49,6 +49,13 @@ def _grid(seed: int) -> list[Case]:
             seed,
         ),
         refused_case("unseen: an axis twice", "rank_to_coordinates", [0, cube, ["pp", "dp", "dp"]], [], seed),
+        refused_case(
+            "unseen: an axis without a size",
+            "rank_to_coordinates",
+            [5, {"a": 2, "b": 3}, draw.sample(["a", "c"], 2)],
+            [],
+            seed,
+        ),
     ]
 
 

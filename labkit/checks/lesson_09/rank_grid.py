@@ -74,6 +74,8 @@ def _cases(seed: int) -> list[Case]:
         refused_case(
             "dp twice beside all axes", "rank_to_coordinates", [0, CUBE, ["dp", *MEGATRON]], [], seed
         ),
+        refused_case("ep in tp's place", "rank_to_coordinates", [0, CUBE, ["pp", "dp", "ep"]], [], seed),
+        refused_case("ep beside all axes", "rank_to_coordinates", [0, CUBE, ["ep", *MEGATRON]], [], seed),
         refused_case(
             "pp 2 of 2", "coordinates_to_rank", [{"dp": 0, "pp": 2, "tp": 0}, CUBE, MEGATRON], ["pp"], seed
         ),
@@ -292,9 +294,9 @@ EXERCISE = Exercise(
             "refusals",
             "robustness",
             2,
-            "A grid that does not fit the job, a rank or coordinate outside it, an order without an axis:"
-            " ValueErrors.",
-            "-1 is a rank to Python's arithmetic",
+            "A grid that does not fit the job, a rank or coordinate outside it, an order of other axes"
+            " than the grid's: ValueErrors.",
+            "-1 is a rank to Python's arithmetic, or an axis that has no size is a KeyError",
             {
                 "refused": every(
                     is_refused("refusal", "ValueError", names=lambda case: case.params["names"]),

@@ -16,6 +16,7 @@ from labkit.theory.units import GIB
 FEASIBLE_ID = "09.feasible"
 KINDS = ("runs", "gpus", "node", "heads", "layers", "batch", "several", "memory", "close")
 Grid = tuple[int, int, int, int]  # data, tensor, pipeline, micro-batch
+Asked = tuple[str, str, list[Setting]]  # a case's name and kind, and what is asked in it
 
 
 def plans(
@@ -36,77 +37,63 @@ def filled(model: dict[str, Any], batch: int, share: float, sequence: int = 2048
     return one | {"machines": {**one["machines"], "memory": held / share / (1 - costs.HEADROOM)}}
 
 
+TWELVE_HEADS = {**SMALL_GPT, "num_heads": 12, "ffn": 9216}
+NARROW = {**SMALL_GPT, "ffn": 9220}
+
+
 def _cases(seed: int) -> list[Case]:
-    node, two = machines(1, 8, H100), machines(2, 8, H100)
-    small = machines(1, 8, A100_40)
-    pairs = machines(4, 2, H100)
-    twelve = {**SMALL_GPT, "num_heads": 12, "ffn": 9216}
-    narrow = {**SMALL_GPT, "ffn": 9220}
+    settings = [*_running(), *_misshapen(), *_several(), *_too_large(), *_just()]
+    return [case_of(name, kind, asked, seed) for name, kind, asked in settings]
+
+
+def _running() -> Iterator[Asked]:
+    two = machines(2, 8, H100)
     runs = plans(SMALL_GPT, two, 32, (2, 8, 1, 1), (16, 1, 1, 2), (2, 4, 2, 4), (1, 1, 16, 4))
     runs += plans({**SMALL_GPT, "vocabulary": 50_257}, two, 32, (2, 8, 1, 1))
     runs += plans(SMALL_GPT, two, 32, (2, 8, 1, 1), sequence=4096)  # more tokens than it was made for
     runs += [setting(SMALL_GPT, machines(1, 8, H100), 32, 2048, data=1, tensor=8, pipeline=1, zero=1)]
+    yield "plans that run", "runs", runs
+    yield "a stage for each layer", "runs", plans(SMALL_GPT, machines(3, 8, H100), 24, (1, 1, 24, 1))
+
+
+def _misshapen() -> Iterator[Asked]:
+    """One rule broken in each, and memory not asked about."""
+    node, two, three = (machines(nodes, 8, H100) for nodes in (1, 2, 3))
+    few_heads = {**LLAMA_8B, "num_kv_heads": 2}
+    yield "another number of GPUs", "gpus", plans(SMALL_GPT, two, 32, (8, 1, 1, 1), (16, 2, 1, 1))
+    yield "across nodes", "node", plans(SMALL_GPT, machines(4, 2, H100), 32, (1, 8, 1, 1), (2, 4, 1, 2))
+    yield "three of a node's eight", "node", plans(SMALL_GPT, three, 32, (8, 3, 1, 2))
+    yield "heads", "heads", plans(TWELVE_HEADS, node, 32, (1, 8, 1, 1))
+    yield "key-value heads", "heads", plans(few_heads, node, 32, (2, 4, 1, 1))
+    yield "the width of the MLP", "heads", plans(NARROW, node, 32, (1, 8, 1, 1))
+    yield "more stages than layers", "layers", plans(SMALL_GPT, machines(4, 8, H100), 32, (1, 1, 32, 1))
+    yield "a batch of 12", "batch", plans(SMALL_GPT, two, 12, (16, 1, 1, 1), (4, 4, 1, 2))
+
+
+def _several() -> Iterator[Asked]:
+    pairs, two, small = machines(4, 2, H100), machines(2, 8, H100), machines(1, 8, A100_40)
+    several = plans(TWELVE_HEADS, pairs, 10, (3, 8, 1, 1))
+    several += plans(TWELVE_HEADS, pairs, 2, (3, 5, 40, 1))  # all rules, and fewer sequences than replicas
+    several += plans(NARROW, two, 32, (4, 8, 1, 3))
+    several += plans(LLAMA_70B, small, 32, (2, 2, 1, 1), (2, 2, 2, 3))  # memory is not asked about
+    yield "everything at once", "several", several
+
+
+def _too_large() -> Iterator[Asked]:
+    yield "too large", "memory", plans(LLAMA_8B, machines(1, 8, A100_40), 64, (8, 1, 1, 1), (1, 2, 4, 16))
+
+
+def _just() -> Iterator[Asked]:
+    """A fiftieth below and above what may be filled."""
+    shares = (0.98, 1.02)
     few = {"data": 2, "tensor": 1, "pipeline": 4, "micro_batch": 2, "zero": 1}
-    close = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 2, "zero": 1}
-    return [
-        case_of("plans that run", "runs", runs, seed),
-        case_of(
-            "a stage for each layer", "runs", plans(SMALL_GPT, machines(3, 8, H100), 24, (1, 1, 24, 1)), seed
-        ),
-        case_of(
-            "another number of GPUs", "gpus", plans(SMALL_GPT, two, 32, (8, 1, 1, 1), (16, 2, 1, 1)), seed
-        ),
-        case_of("across nodes", "node", plans(SMALL_GPT, pairs, 32, (1, 8, 1, 1), (2, 4, 1, 2)), seed),
-        case_of(
-            "three of a node's eight", "node", plans(SMALL_GPT, machines(3, 8, H100), 32, (8, 3, 1, 2)), seed
-        ),
-        case_of("heads", "heads", plans(twelve, node, 32, (1, 8, 1, 1)), seed),
-        case_of(
-            "key-value heads", "heads", plans({**LLAMA_8B, "num_kv_heads": 2}, node, 32, (2, 4, 1, 1)), seed
-        ),
-        case_of("the width of the MLP", "heads", plans(narrow, node, 32, (1, 8, 1, 1)), seed),
-        case_of(
-            "more stages than layers",
-            "layers",
-            plans(SMALL_GPT, machines(4, 8, H100), 32, (1, 1, 32, 1)),
-            seed,
-        ),
-        case_of("a batch of 12", "batch", plans(SMALL_GPT, two, 12, (16, 1, 1, 1), (4, 4, 1, 2)), seed),
-        case_of(
-            "everything at once",
-            "several",
-            [
-                *plans(twelve, pairs, 10, (3, 8, 1, 1)),
-                *plans(twelve, pairs, 2, (3, 5, 40, 1)),  # all rules, and fewer sequences than replicas
-                *plans(narrow, two, 32, (4, 8, 1, 3)),
-                *plans(LLAMA_70B, small, 32, (2, 2, 1, 1), (2, 2, 2, 3)),  # memory is not asked about
-            ],
-            seed,
-        ),
-        case_of("too large", "memory", plans(LLAMA_8B, small, 64, (8, 1, 1, 1), (1, 2, 4, 16)), seed),
-        case_of(
-            "just",
-            "close",
-            [
-                filled(SMALL_GPT, 32, share, **close | {"zero": zero})
-                for zero in (0, 1)
-                for share in (0.98, 1.02)
-            ],
-            seed,
-        ),
-        case_of(
-            "just, with fewer micro-batches than stages",
-            "close",
-            [filled(SMALL_GPT, 8, share, **few) for share in (0.98, 1.02)],
-            seed,
-        ),
-        case_of(
-            "just, recomputed",
-            "close",
-            [filled(SMALL_GPT, 32, share, 1536, **close, recompute=True) for share in (0.98, 1.02)],
-            seed,
-        ),
-    ]
+    close = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 2}
+    both = [filled(SMALL_GPT, 32, share, **close, zero=zero) for zero in (0, 1) for share in shares]
+    again = [filled(SMALL_GPT, 32, share, 1536, **close, zero=1, recompute=True) for share in shares]
+    small_batch = [filled(SMALL_GPT, 8, share, **few) for share in shares]
+    yield "just", "close", both
+    yield "just, with fewer micro-batches than stages", "close", small_batch
+    yield "just, recomputed", "close", again
 
 
 def _told_reasons(found: Any) -> JSON:
