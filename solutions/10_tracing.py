@@ -807,7 +807,9 @@ draw_utilisation({"slow program 2": slow_timeline})
 # ### Exercise: slow program 2
 #
 # The same losses and weights; the host waits for the device at most once, when all is queued. Batches come
-# as ordinary tensors on the host, and can be gone through once. `device` need not be the first.
+# as ordinary tensors on the host, and can be gone through once. `device` need not be the first. A copy that
+# does not block takes what is in pinned memory when its turn comes, perhaps long after the host has gone on:
+# leave that memory as it is until the copy is done.
 #
 # <details><summary>Hint 1</summary>What makes the host wait: <code>.item()</code>, <code>float()</code>,
 # <code>print</code>, <code>.cpu()</code>, and copies to the device from memory that is not pinned, whatever
@@ -1007,10 +1009,11 @@ draw_breakdown(plain_record)
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
 # order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute
-# there. Points are given for at most 60% and at most 40% of the
-# plain program's time; for at most 12% of a step exposed, and 5% waiting or idle; and for holding at most
-# four times the weights between steps. Your instructor may publish a table of scores under names that
-# people chose: write one into `ranking_name`, or leave it empty and stay out.
+# there, the optimizer's step as well. Who sends more bytes than a tenth of the weights through NumPy, lists
+# of numbers or another thread gets no points for speed. Points are given for at most 60% and at most 40% of
+# the plain program's time; for at most 12% of a step exposed, and 5% waiting or idle; and for holding at most
+# four times the weights between steps. Your instructor may publish a table of scores under names that people
+# chose: write one into `ranking_name`, or leave it empty and stay out.
 #
 # <details><summary>Hint 1</summary>Gradients of several micro-batches add up by themselves in
 # <code>.grad</code>. Which of them need to be sent?</details>

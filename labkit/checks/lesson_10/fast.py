@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
+from labkit.checks.lesson_10.elsewhere import watched_elsewhere
 from labkit.checks.lesson_10.exposed import HIDES
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
@@ -28,6 +29,7 @@ from labkit.theory.models import ModelConfig, gpt
 from labkit.torch_private import WatchingMode, tree_iter
 
 SEEN = 0.9  # of the products of a plain step
+MOST_ELSEWHERE = 0.1  # of the weights' bytes, through NumPy, lists or other threads: losses are far less
 SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "vocabulary": 64, "sequence": 24}
 ODD = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5, "learning_rate": OTHER_RATE}
 PLAIN_SECONDS = 0.0167030296  # of a step of the plain program on the fixed machine; a test replays it
@@ -114,14 +116,17 @@ class WatchedBatches:
 
 
 def _measure(rank: Rank) -> None:
-    """The same, written down. Facts: acts; held_bytes, weights and all, between two steps; early."""
+    """The same, written down. Facts: acts; held_bytes, weights and all, between two steps; early;
+    elsewhere_bytes, which no journal sees.
+    """
     model = model_of(rank.case)
     others = bytes_of_process() - weight_bytes(model)
-    with rank.recording("training"), rank.journal("acts") as acts:
+    with rank.recording("training"), rank.journal("acts") as acts, watched_elsewhere() as elsewhere:
         batches = WatchedBatches(list(rank.inputs["ids"]), acts)
         losses = rank.student.train(model, batches, rank.group, rank.params["learning_rate"])
     rank.fact("held_bytes", batches.most - others)
     rank.fact("early", batches.early)
+    rank.fact("elsewhere_bytes", elsewhere.num_bytes)
     _send(rank, model, losses)
 
 
@@ -214,6 +219,11 @@ def _all_in_sight(evidence: FastEvidence) -> Iterator[Finding]:
     done = sum(act.flops for answer in evidence.answers for act in acts_of(answer))
     told = f"about {whole:,} operations, forward's and backward's, in torch and in the program's own thread"
     yield Finding(done >= SEEN * whole, told, f"{done:,} on all ranks")
+    most = int(MOST_ELSEWHERE * weight_bytes(model_of(evidence.case)))
+    told = f"at most {most:,} bytes of weights, gradients and activations through NumPy, lists, other threads"
+    for answer in evidence.answers:
+        elsewhere = answer.facts["elsewhere_bytes"]
+        yield Finding(elsewhere <= most, told, f"{elsewhere:,} bytes", answer.rank)
 
 
 def _part_is_small(most: float, told: str, *parts: str) -> Judge:

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 from labkit import devices
 from labkit.checks.case import Case, Inputs
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_10.pinned import WatchfulMachine
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, same
 
 BYTES_EACH = 2**22
+LINK = 1e9  # bytes a second between host and device
+SLOW_LINK = 400.0  # on which a copy of `SMALL` takes longer than the host needs for several steps
+SMALL = {"rows": 4, "width": 2}
 KERNELS = 0.002  # seconds that the layers' kernels take forward
 
 
@@ -42,6 +46,7 @@ def _cases(seed: int) -> list[Case]:
         waits_case("one step", "few", seed, 1),
         waits_case("no step", "few", seed, 0),
         waits_case("on cuda:1, batches one by one", "given", seed, 3, device=1),
+        waits_case("a slow link", "under-way", seed, 5, **SMALL),
     ]
 
 
@@ -64,15 +69,19 @@ def net_of(case: Case) -> nn.Sequential:
 
 def _train(rank: Rank) -> None:
     """Answers: trained.NAME, losses. Facts: host_waits; blocking, how many copies to the device block;
-    copied_bytes, of those to the device; read, copies to the host.
+    copied_bytes, of those to the device; read, copies to the host; written_over, how many copies' pinned
+    memory was not left alone.
     """
     net = net_of(rank.case)
     device = torch.device("cuda", rank.params["device"])
-    with devices.stand_in(2, BYTES_EACH, host_link=1e9) as gpus:
+    gpus = devices.stand_in(2, BYTES_EACH)
+    gpus.machine = machine = WatchfulMachine(gpus, BYTES_EACH, LINK)
+    with gpus:
         model = nn.Sequential(net, devices.FixedTime(KERNELS)).to(device)
         batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
         gpus.transfers.clear()
         before = gpus.host_waits
+        machine.host_link = SLOW_LINK if rank.case.kind == "under-way" else LINK
         learning_rate = rank.params["learning_rate"]
         one_by_one = iter(batches) if rank.case.kind == "given" else batches
         losses = rank.student.program_2(model, one_by_one, device, learning_rate)
@@ -81,6 +90,7 @@ def _train(rank: Rank) -> None:
         copies = [t for t in gpus.transfers if t.destination.startswith("cuda")]
         rank.fact("blocking", sum(not (t.non_blocking and t.pinned) for t in copies))
         rank.fact("copied_bytes", sum(t.num_bytes for t in copies))
+        rank.fact("written_over", machine.written_over)
         rank.fact("read", sum(not t.destination.startswith("cuda") for t in gpus.transfers))
         gpus.synchronize()
         for name, parameter in net.named_parameters():
@@ -113,6 +123,11 @@ def _numbers(evidence: OnTheHost) -> Iterator[Finding]:
         yield same(f"{name} after training", expected, answer, f"trained.{name}")
 
 
+def _left_alone(evidence: Evidence) -> Iterator[Finding]:
+    told, seen = "pinned memory as it was until its copy is done", evidence.answers[0].facts["written_over"]
+    yield Finding(seen == 0, told, f"{seen} copies whose memory was written over before", 0)
+
+
 def _never_waits(evidence: Evidence) -> Iterator[Finding]:
     facts = evidence.answers[0].facts
     told = "the host waits once, at the end, for all losses together"
@@ -136,7 +151,7 @@ EXERCISE = Exercise(
     "10.slow-program-2",
     "Slow program 2",
     ("program_2",),
-    {"steps": TRAIN, "few": TRAIN, "given": TRAIN},
+    {"steps": TRAIN, "few": TRAIN, "given": TRAIN, "under-way": TRAIN},
     _cases,
     (
         Property(
@@ -144,8 +159,9 @@ EXERCISE = Exercise(
             "numbers",
             2,
             "The losses and the weights are the slow program's.",
-            "a loss was read before its copy had arrived, or one tensor was kept and written over",
-            {"steps": _numbers},
+            "a loss was read before its copy had arrived, one tensor was kept and written over, or pinned"
+            " memory got the next batch while it was still being copied",
+            {"steps": _numbers, "under-way": every(_numbers, _left_alone)},
         ),
         Property(
             "no-waiting",
