@@ -861,7 +861,8 @@ class ContextParallelGPT(nn.Module):
         tensor: dist.ProcessGroup,
         batch: dist.ProcessGroup,
     ):
-        """This rank's part of `full`, a GPT without dropout, which is left alone.
+        """This rank's part of `full`, a GPT without dropout, which is left alone. All is computed, sent and
+        returned in the dtype of its parameters, float32 or float64.
 
         context: ranks that share each sequence, cut as `own_tokens` says. tensor: ranks that share heads,
         with the same tokens. batch: all ranks with tokens of the batch, replicas times context. Made here, by

@@ -160,9 +160,10 @@ def _gpt_cases(seed: int) -> list[Case]:
     draw = Random(f"11/gpt/{seed}")
     size, vocabulary, rows = draw.randint(1, 3), draw.randint(9, 14), draw.randint(1, 3)
     more = {"vocabulary": vocabulary, "rows": rows, "tied": draw.random() < 0.5}
+    shallow = {"layers": 1, "dtype": "float32"}
     return [
         gpt_case("unseen: cp 4", "values", 1, 4, 1, seed, sequence=8 * size, longest=8 * size + 3, **more),
-        gpt_case("unseen: dp 3, cp 2", "values", 3, 2, 1, seed, sequence=4 * size, layers=1, **more),
+        gpt_case("unseen: dp 3, float32", "values", 3, 2, 1, seed, sequence=4 * size, **shallow, **more),
         gpt_case("unseen: cp 3, tp 2", "tensor", 1, 3, 2, seed, sequence=6 * size, longest=18, **more),
         gpt_case("unseen: dp 2, cp 2, tp 2", "tensor", 2, 2, 2, seed, sequence=4 * size, layers=1, **more),
         gpt_case("unseen: without targets", "without", 1, 3, 1, seed, sequence=6 * size, longest=18, **more),

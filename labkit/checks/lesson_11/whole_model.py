@@ -27,7 +27,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, State, calls_text, descend, nbytes, on_each, same
 from labkit.checks.shared.cuts import cut_block, part_of
 from labkit.checks.shared.cuts import under as put_under
-from labkit.checks.shared.split import loaded, numbers_taken, under
+from labkit.checks.shared.split import drawn, dtype_of, loaded, numbers_taken, under
 from labkit.model import Transformer, explicit_attention, gpt
 
 AXES = ("dp", "cp", "tp")
@@ -45,7 +45,7 @@ USUAL: Mapping[str, Any] = {
 
 def gpt_case(name: str, kind: str, dp: int, cp: int, tp: int, seed: int, **params: Any) -> Case:
     """A job of dp x cp x tp ranks, neighbours along tp. rows: of each replica. longest: of the model's
-    sequences.
+    sequences. dtype: of the model, float64 where none is said.
     """
     settings = {**USUAL, "sizes": {"dp": dp, "cp": cp, "tp": tp}, **params}
     own = kind == "own-parts"
@@ -55,7 +55,7 @@ def gpt_case(name: str, kind: str, dp: int, cp: int, tp: int, seed: int, **param
 def _cases(seed: int) -> list[Case]:
     return [
         gpt_case("dp 2, cp 2", "values", 2, 2, 1, seed, late=[1]),
-        gpt_case("cp 3, untied", "values", 1, 3, 1, seed, tied=False, layers=1, rows=3),
+        gpt_case("cp 3, untied", "values", 1, 3, 1, seed, tied=False, layers=1, rows=3, dtype="float32"),
         gpt_case("cp 2, tp 2", "tensor", 1, 2, 2, seed),
         gpt_case("a rank without targets", "without", 1, 2, 1, seed, sequence=8),
         gpt_case("all parts your own", "own-parts", 1, 2, 1, seed, hidden=12, heads=2),
@@ -112,10 +112,10 @@ def _groups(rank: Rank) -> list[dist.ProcessGroup]:
 
 
 def plain_model(case: Case) -> Transformer:
-    """The whole model, in float64."""
+    """The whole model, in the case's dtype."""
     p = case.params
     shape = gpt(p["layers"], p["hidden"], p["heads"], p["vocabulary"], p["longest"], dropout=0.0)
-    return Transformer(shape.but(tied_embeddings=p["tied"]), explicit_attention).double()
+    return Transformer(shape.but(tied_embeddings=p["tied"]), explicit_attention).to(dtype_of(case))
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -124,10 +124,8 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """
     found: Inputs = {}
     for name, tensor in plain_model(case).named_parameters():
-        scale = tensor.shape[-1] ** 0.5
-        found[f"full.{name}"] = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) / scale
-        noise = torch.randn(case.ranks, *tensor.shape, generator=generator, dtype=torch.float64)
-        found[f"noise.{name}"] = noise
+        found[f"full.{name}"] = drawn(case, generator, *tensor.shape) / tensor.shape[-1] ** 0.5
+        found[f"noise.{name}"] = drawn(case, generator, case.ranks, *tensor.shape)
     shape = (STEPS, case.params["sizes"]["dp"] * case.params["rows"], case.params["sequence"])
     for name in ("ids", "targets"):
         found[name] = torch.randint(case.params["vocabulary"], shape, generator=generator)
@@ -197,7 +195,7 @@ def _held(model: nn.Module) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class OneProcess(Evidence):
-    """With the same training in one process."""
+    """With the same training in one process, computed in float64, told in the case's dtype."""
 
     @cached_property
     def losses(self) -> list[Tensor]:
@@ -211,19 +209,20 @@ class OneProcess(Evidence):
 
     @cached_property
     def _trained(self) -> tuple[list[Tensor], dict[str, State]]:
-        model = loaded(plain_model(self.case), under("full.", self.inputs))
+        model = loaded(plain_model(self.case).double(), under("full.", self.inputs))
+        dtype = dtype_of(self.case)
         losses, states = [], {}
         for step in range(STEPS):
             model.zero_grad()
             logits, targets = model(self.inputs["ids"][step]), self.inputs["targets"][step]
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
             loss.backward()
-            losses.append(loss.detach())
+            losses.append(loss.detach().to(dtype))
             states[f"grad.{step}"] = {
-                n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+                n: p.grad.to(dtype, copy=True) for n, p in model.named_parameters() if p.grad is not None
             }
             descend(model)
-        states["trained"] = {name: p.detach() for name, p in model.named_parameters()}
+        states["trained"] = {name: p.detach().to(dtype) for name, p in model.named_parameters()}
         return losses, states
 
 
@@ -262,7 +261,8 @@ def _keys_alone(phase: str, *more: str) -> Judge:
     def find(evidence: OneProcess, answer: RankAnswer) -> Iterator[Finding]:
         spot, p = spot_of(evidence.case, answer.rank), evidence.case.params
         size, backward = len(spot.context), phase == "backward"
-        tensor = p["rows"] * p["sequence"] // size * p["hidden"] // len(spot.tensor) * 8
+        tensor = p["rows"] * p["sequence"] // size * p["hidden"] // len(spot.tensor)
+        tensor *= dtype_of(evidence.case).itemsize
         messages = p["layers"] * (4 * size - 2 if backward else 2 * (size - 1))
         found = [c for name in (phase, *more) for c in answer.collectives[name]]
         calls = [c for c in found if c["source"] == "python" and not _within(c, spot.tensor)]
