@@ -164,7 +164,7 @@ def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, block: int) -> tuple[Te
 
     q, k, v: [..., s, d]. block: tokens of a block; the last one may be shorter. Pairs that lie in the future
     are not computed, no tensor has more numbers than one pair's scores, or than the output, and scores of a
-    pair are gone when those of the next are made.
+    pair, or what is made of them, in any form, are gone when those of the next are made.
     """
     ### BEGIN SOLUTION
     outs, lses = [], []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_11.partial import (
+    OBJECT_BYTES,
     answer_partial,
     causal,
     queries_keys_values,
@@ -18,6 +21,7 @@ from labkit.checks.lesson_11.partial import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
+from labkit.checks.shared.held import allocated
 from labkit.checks.shared.worked import Worked
 from labkit.record.live import LiveBytes
 
@@ -36,6 +40,7 @@ def _cases(seed: int) -> list[Case]:
         block_case("scores of hundreds", "values", [1, 2, 24, 4], 8, seed, scale=600.0),
         block_case("a last block of three", "ragged", [1, 2, 19, 4], 8, seed),
         block_case("a block longer than the sequence", "ragged", [1, 1, 5, 4], 8, seed),
+        block_case("all that the process holds", "process", [1, 2, 504, 4], 72, seed),
     ]
 
 
@@ -52,6 +57,36 @@ def _attend(rank: Rank) -> None:
     rank.fact("products", worked.products)
     rank.fact("largest", worked.largest)
     rank.fact("held", live.peak)
+
+
+class _AtProducts(Worked):
+    """Sees the most that the process holds when a matrix product has been made, in arrays and lists too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        before = self.products
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.products > before:
+            self.peak = max(self.peak, allocated())
+        return out
+
+
+def _hold(rank: Rank) -> None:
+    """Fact held: bytes of the process at most, beyond what it has before. A call goes before the one that is
+    measured: what runs for the first time imports and caches.
+    """
+    q, k, v = (rank.inputs[name].clone() for name in ("q", "k", "v"))
+    attend = partial(rank.student.blockwise_attention, q, k, v, rank.params["block"])
+    attend()
+    gc.freeze()  # so that looking for rubbish at every product takes no time
+    before = allocated()
+    with _AtProducts() as at_products:
+        attend()
+    rank.fact("held", at_products.peak - before)
+    gc.unfreeze()
 
 
 def _is_attention(evidence: Evidence) -> Iterator[Finding]:
@@ -83,7 +118,8 @@ def _pair_by_pair(evidence: Evidence, answer: RankAnswer) -> Finding:
     """
     *leading, s, d = evidence.case.params["shape"]
     numbers = math.prod(leading) * (4 * s * (d + 1) + 10 * evidence.case.params["block"] ** 2)
-    most, held = numbers * evidence.inputs["q"].element_size(), answer.facts["held"]
+    objects = OBJECT_BYTES if evidence.case.kind == "process" else 0
+    most, held = numbers * evidence.inputs["q"].element_size() + objects, answer.facts["held"]
     told = f"at most {most:,} bytes at a time: the scores of one pair of blocks, and outputs"
     return Finding(held <= most, told, f"{held:,} bytes", answer.rank)
 
@@ -107,7 +143,7 @@ EXERCISE = Exercise(
     "11.blockwise-attention",
     "Attention block by block",
     ("blockwise_attention",),
-    {"values": RUN, "ragged": RUN},
+    {"values": RUN, "ragged": RUN, "process": Run(_hold, _inputs)},
     _cases,
     (
         Property(
@@ -122,9 +158,13 @@ EXERCISE = Exercise(
             "memory",
             "mechanism",
             2,
-            "The scores of one pair of blocks at a time are made, never those of the whole sequence.",
+            "The scores of one pair of blocks at a time are there, in whatever form, never those of the whole"
+            " sequence.",
             "queries are cut into blocks too, not only keys; or the scores of all pairs were kept",
-            {"values": every(on_each(_never_larger), on_each(_pair_by_pair))},
+            {
+                "values": every(on_each(_never_larger), on_each(_pair_by_pair)),
+                "process": on_each(_pair_by_pair),
+            },
         ),
         Property(
             "work",

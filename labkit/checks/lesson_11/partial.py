@@ -14,6 +14,7 @@ from labkit.checks.rank import Rank
 
 Partial = tuple[Tensor, Tensor]  # out [..., s, d] and lse [..., s]
 PATIENCE = 60.0  # seconds a case of several ranks may take: a deadlock is told much sooner
+OBJECT_BYTES = 24 * 1024  # for what is no tensor, where all of a process counts
 
 
 def whole_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Partial:

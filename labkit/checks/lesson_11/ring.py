@@ -14,6 +14,7 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_11.partial import (
+    OBJECT_BYTES,
     PATIENCE,
     Partial,
     answer_partial,
@@ -41,7 +42,6 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.record.current import current_recorder
 
 PARTS = ("q", "k", "v")
-OBJECT_BYTES = 24 * 1024  # for what is no tensor, where all of a process counts
 _PRIVATE = "torch.distributed.tensor.experimental._context_parallel._attention"
 TORCHS_OWN = (
     "torch.nn.functional.scaled_dot_product_attention",
