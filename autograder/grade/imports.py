@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 HOMES = "_HOMES"  # where a package of ours says which of its modules a name is imported from, when used
@@ -32,15 +33,10 @@ class Tree:
     def behind_source(self, source: str) -> set[Path]:
         """The same for a piece of code that is in no file of its own. Nothing for what is not Python."""
         try:
-            parsed = ast.parse(source)
+            names = _imported(source.encode(), "")
         except SyntaxError:
             return set()
-        return {
-            path
-            for name in self._imported(parsed, "")
-            for one in self._files(name)
-            for path in self.behind(one)
-        }
+        return {path for name in names for one in self._files(name) for path in self.behind(one)}
 
     def file_of(self, module: str) -> Path:
         """The file of a module of the tree; LookupError when it has none."""
@@ -53,7 +49,7 @@ class Tree:
     def _next(self, path: Path) -> set[Path]:
         if path not in self._behind:
             package = ".".join(path.parent.relative_to(self.root).parts)
-            names = self._imported(ast.parse(path.read_bytes()), package)
+            names = _imported(path.read_bytes(), package)
             own = self._files(f"{package}.{path.stem}") if package else []
             self._behind[path] = {*own, *(file for name in names for file in self._files(name))}
         return self._behind[path]
@@ -74,25 +70,28 @@ class Tree:
     def _home(self, package: str, name: str) -> list[Path]:
         """The files of the module that a package takes a name from when it is first used."""
         if package and package not in self._homes:
-            self._homes[package] = _homes_in(ast.parse(self.file_of(package).read_bytes()))
+            self._homes[package] = _homes_in(self.file_of(package).read_bytes())
         home = self._homes.get(package, {}).get(name)
         if home is None:
             return []
         return self._files(home if home.startswith(f"{package}.") else f"{package}.{home}")
 
-    def _imported(self, parsed: ast.Module, package: str) -> set[str]:
-        """Dotted names that a file imports, or reaches through a package it has imported."""
-        bound, names = dict[str, str](), set[str]()
-        for node in _running(parsed):
-            for name, dotted in _bindings(node, package):
-                bound[name] = dotted
-                names.add(dotted)
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-        for node in _running(parsed):
-            if isinstance(node, ast.Attribute) and (dotted := _dotted(node, bound)):
-                names.add(dotted)
-        return names
+
+@lru_cache(maxsize=2000)  # lessons share most of what they import: a text is parsed once, whichever asks
+def _imported(source: bytes, package: str) -> frozenset[str]:
+    """Dotted names that a file imports, or reaches through a package it has imported."""
+    parsed = ast.parse(source)
+    bound, names = dict[str, str](), set[str]()
+    for node in _running(parsed):
+        for name, dotted in _bindings(node, package):
+            bound[name] = dotted
+            names.add(dotted)
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    for node in _running(parsed):
+        if isinstance(node, ast.Attribute) and (dotted := _dotted(node, bound)):
+            names.add(dotted)
+    return frozenset(names)
 
 
 def _running(parsed: ast.AST) -> Iterator[ast.AST]:
@@ -130,9 +129,10 @@ def _dotted(node: ast.expr, bound: dict[str, str]) -> str:
     return ""
 
 
-def _homes_in(parsed: ast.Module) -> dict[str, str]:
+@lru_cache(maxsize=100)
+def _homes_in(source: bytes) -> dict[str, str]:
     """The literal table of lazy names in a package's `__init__`; empty where it has none."""
-    for node in parsed.body:
+    for node in ast.parse(source).body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as table) if name == HOMES:
                 return dict(ast.literal_eval(table))

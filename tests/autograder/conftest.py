@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -80,11 +82,18 @@ def hand_in(course: Path, student: str, what: Any, name: str = "", lesson: str =
 @pytest.fixture(scope="session")
 def make_course(tmp_path_factory: pytest.TempPathFactory) -> MakeCourse:
     """Makes courses whose lesson 06 is drawn from SEED. The reference's run, which precedes the first grade,
-    is made once for all of them; test_guide has one of its own.
+    is made once for all of them, by the first worker that needs one; test_guide has one of its own.
     """
-    measured = tmp_path_factory.mktemp("reference")
-    init_course(measured)
-    conditions_for(Course(measured), LESSON, SEED, False, lambda unsafe: find_sandbox())
+    mine = tmp_path_factory.getbasetemp()
+    common = (
+        mine.parent if os.environ.get("PYTEST_XDIST_WORKER") else mine
+    )  # a worker's lies beside the others'
+    measured = common / "reference"
+    with (common / "reference.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not measured.exists():
+            init_course(measured)
+        conditions_for(Course(measured), LESSON, SEED, False, lambda unsafe: find_sandbox())
 
     def make(root: Path) -> Course:
         init_course(root)
