@@ -244,9 +244,9 @@ labkit.check("03.broadcast-module", broadcast_module)
 # ### Exercise: average_gradients
 #
 # Replace every gradient by its mean over the group, one
-# all-reduce each. Careful with parameters that a rank did not use in this step: their `grad` is `None` here
-# and may not be elsewhere. And a gradient lies in memory as its parameter does, so perhaps in another order
-# than on the other ranks.
+# all-reduce each, in one order on all ranks. Careful with parameters that a rank did not use in this step:
+# their `grad` is `None` here and may not be elsewhere. And a gradient lies in memory as its parameter does,
+# so perhaps in another order than on the other ranks.
 #
 # <details><summary>Hint</summary>A rank that skips an all-reduce leaves the others waiting, or, worse,
 # pairs its next gradient with their current one. What would this rank contribute to the sum?</details>
@@ -731,7 +731,8 @@ Table(
 #
 # Data parallelism will **average** gradients over
 # ranks, whatever you do. Write the loss to call `backward` on, so that this average is the gradient of the
-# mean over all tokens of all ranks. One number may be sent. A rank may have no tokens at all.
+# mean over all tokens of all ranks. One number may be sent. A rank may have no tokens at all: it takes part
+# in the averaging all the same, with gradients of zeros.
 #
 # <details><summary>Hint</summary>Write the loss you want, $\sum_r S_r / \sum_r n_r$, as $\frac1d \sum_r
 # (\dots)$. What is in the parentheses?</details>
@@ -743,7 +744,8 @@ def token_weighted_loss(loss_sum: Tensor, num_tokens: int, group: dist.ProcessGr
 
     loss_sum: sum of this rank's token losses (zero, with a graph, if there are none); it stays as it is.
     num_tokens: how many, up to millions.
-    Sends one number, once. Where no rank has a token, the result is zero, with gradients of zero.
+    Sends one number, once. Where no rank has a token, the result is zero. On every rank its backward
+    reaches what loss_sum hangs on: without tokens these gradients are zeros, not None.
     """
     ### BEGIN SOLUTION
     total = torch.tensor(float(num_tokens), device=loss_sum.device)

@@ -567,8 +567,9 @@ except labkit.LaunchError as error:
 # rank.
 #
 # `Mail` and `check_list` are suggestions: only `run_schedule` and `train_step` are called from outside.
-# `check_list` finds mistakes before anything is sent: a stage that is not here, a micro-batch that does
-# not exist, an action that is there twice, a backward before its forward or missing altogether.
+# `check_list` finds mistakes before anything is sent: an action that is neither forward nor backward (such as
+# a zero-bubble schedule's), a stage that is not here, a micro-batch that does not exist, an action that is
+# there twice, a backward before its forward or missing altogether.
 #
 # <details><summary>Hint 1</summary>Start with GPipe on two ranks and nothing else. Keep (input, output)
 # of each forward in a dict until its backward, and pop it there: what stays in the dict stays in
@@ -644,6 +645,8 @@ def check_list(part: PipelinePart, actions: list[Action]) -> None:
     done: set[Action] = set()
     for action in actions:
         kind, stage, micro_batch = action
+        if kind not in ("forward", "backward"):
+            raise ValueError(f"{action}: {kind} is neither forward nor backward")
         if stage not in part.stages:
             raise ValueError(f"{action}: this rank has stages {sorted(part.stages)}")
         if not 0 <= micro_batch < len(part.micro_batches):
@@ -667,7 +670,7 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     without a graph, of any dtype) on the rank of the last stage, None elsewhere. What was sent or received
     has been waited for by then, and what a micro-batch brought is given up after its backward. A tied weight
     gets the sum of both halves; its .grad is None or zeros when the batch begins. The list stays as it is.
-    ValueError, naming the action, for a list that cannot be done.
+    ValueError, naming the action, for a list that cannot be done, before anything is sent.
     """
     ### BEGIN SOLUTION
     check_list(part, actions)

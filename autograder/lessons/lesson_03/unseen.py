@@ -13,6 +13,7 @@ from labkit.checks.lesson_03.net import net_case
 from labkit.checks.lesson_03.tokens import tokens_case
 
 PAIR_AND_ONE = [[1, 2], [0]]
+OF_EACH_ITS_OWN = [["first", "aside"], ["second"], ["last"]]
 NEIGHBOURS = [[2, 3], [0, 1]]
 
 
@@ -47,8 +48,8 @@ def _average_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "average")
     return [
         net_case("unseen: three ranks", "values", 3, seed, **sizes),
-        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
-        net_case("unseen: last unused", "unused", 4, seed, aside=[0], **sizes),
+        net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
+        net_case("unseen: one alone uses it", "unused", 4, seed, aside=[0], **sizes),
         net_case("unseen: frozen", "frozen", 2, seed, frozen=["aside.weight", "last.bias"], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: two have views", "layout", 3, seed, views_on=[0, 2], aside=[1], **sizes),
@@ -80,7 +81,7 @@ def _overlap_cases(seed: int) -> list[Case]:
         net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),
         net_case("unseen: accumulating", "no-sync", 3, seed, **sizes),
-        net_case("unseen: first unused", "unused", 3, seed, aside=[1, 2], **sizes),
+        net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
         net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),

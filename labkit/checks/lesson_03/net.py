@@ -7,9 +7,10 @@ micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from random import Random
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from labkit.checks.shared.beside import STEPS, State, descend, same
 from labkit.checks.shared.places import groups_of, place_of
 
 MICRO_BATCHES = 3
+SPARE = 200  # addresses that parameters may have
 PAIRS = [[0, 3], [1, 2]]
 TORCHS_OWN = (
     "torch.nn.parallel.DistributedDataParallel",
@@ -61,15 +63,16 @@ def any_layout(judge: Judge) -> Property:
 def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
     """Replicas of the small net, one a rank. groups: those they work in, where it is not one of all ranks.
     views_on: ranks where no matrix and no vector is contiguous. mixed: the layer beside is float32. zeroed:
-    between steps gradients are filled with zeros, not given up.
+    between steps gradients are filled with zeros, not given up. without: for each rank, the layers that it
+    does not use.
     """
     sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
 
 class Net(nn.Module):
-    """Three linear layers, one beside them that only some ranks use, and buffers of two kinds, of which one
-    is in no state_dict. Half of its output in evaluation mode.
+    """Three linear layers, one beside them, and buffers of two kinds, of which one is in no state_dict. Any
+    layer may be left out. Half of the output in evaluation mode.
     """
 
     def __init__(self, width: int, inner: int):
@@ -81,10 +84,20 @@ class Net(nn.Module):
         self.register_buffer("scale", torch.ones(width), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, x: Tensor, use_aside: bool = True) -> Tensor:
-        out = self.last(torch.tanh(self.second(torch.tanh(self.first(x))))) * self.scale
-        out = out + self.aside(x.to(self.aside.weight.dtype)) if use_aside else out
+    def forward(self, x: Tensor, without: Collection[str] = ()) -> Tensor:
+        inner = torch.tanh(_through(self.first, x, "first" in without))
+        inner = torch.tanh(_through(self.second, inner, "second" in without))
+        out = _through(self.last, inner, "last" in without) * self.get_buffer("scale")
+        out = out if "aside" in without else out + self.aside(x.to(self.aside.weight.dtype))
         return out if self.training else out / 2
+
+
+def _through(layer: nn.Linear, x: Tensor, left_out: bool) -> Tensor:
+    """What a layer gives; in place of one that is left out, the mean of what enters, in the layer's width."""
+    if left_out:
+        return x.mean(-1, keepdim=True).expand(-1, layer.out_features)
+    out: Tensor = layer(x)
+    return out
 
 
 def _empty_net(case: Case) -> Net:
@@ -133,6 +146,22 @@ def _as_view(tensor: Tensor) -> Tensor:
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
+def stand_anywhere(rank: Rank, net: nn.Module) -> None:
+    """Hold each parameter in an object at an address that is drawn for this rank. A set of parameters is gone
+    through by address: ranks that are forked from one process would do it alike, as other ranks do not.
+    """
+    spare = [nn.Parameter(torch.empty(0)) for _ in range(SPARE)]
+    parameters = list(net.parameters())
+    drawn = Random(f"{rank.case.name}/{rank.rank}").sample(spare, len(parameters))
+    becomes = dict(zip(parameters, drawn, strict=True))
+    for before, after in becomes.items():
+        after.data = before.data
+        after.requires_grad_(before.requires_grad)
+    for name, before in list(net.named_parameters(remove_duplicate=False)):
+        place, _, own = name.rpartition(".")
+        setattr(net.get_submodule(place), own, becomes[before])
+
+
 def trained(net: nn.Module) -> list[nn.Parameter]:
     """The parameters that are not frozen."""
     return [parameter for parameter in net.parameters() if parameter.requires_grad]
@@ -178,13 +207,20 @@ def hand_replica(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def loss_of(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int, m: int = 0) -> Tensor:
-    """The mean squared error of one micro-batch of a rank. The case's `aside` lists the ranks that use the
-    layer beside, and its `aside_in` how many of the micro-batches do; without them all do. That is said by
-    keyword, which a wrapper must pass on.
+    """The mean squared error of one micro-batch of a rank. What it leaves out is said by keyword, which a
+    wrapper must pass on.
+    """
+    out = model(handed["x"][step, m], without=_left_out(case, rank, m))
+    return F.mse_loss(out, handed["target"][step, m])
+
+
+def _left_out(case: Case, rank: int, m: int) -> set[str]:
+    """The layers that a micro-batch of a rank does not use. The case's `without` lists them for each rank,
+    its `aside` the ranks that use the layer beside, and its `aside_in` how many of the micro-batches do.
     """
     ranks, first = case.params.get("aside", range(case.ranks)), case.params.get("aside_in", MICRO_BATCHES)
-    out = model(handed["x"][step, m], use_aside=rank in ranks and m < first)
-    return F.mse_loss(out, handed["target"][step, m])
+    found = set(case.params["without"][rank]) if "without" in case.params else set()
+    return found if rank in ranks and m < first else found | {"aside"}
 
 
 def own_loss(rank: Rank, model: nn.Module, step: int, m: int = 0) -> Tensor:

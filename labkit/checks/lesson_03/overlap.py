@@ -34,6 +34,7 @@ from labkit.checks.lesson_03.net import (
     own_loss,
     send_gradients_and_step,
     send_state,
+    stand_anywhere,
     subgroup,
     trained,
 )
@@ -79,6 +80,7 @@ def _wrap(rank: Rank, net: Net) -> Any:
 def _train(rank: Rank) -> None:
     """Answers: start.NAME, grad STEP.NAME, trained.NAME. Recordings: built, step STEP."""
     net = net_of(rank.case, rank.inputs)
+    stand_anywhere(rank, net)
     lie_differently(rank, net)
     model = _wrap(rank, net)
     for step in range(STEPS):

@@ -28,6 +28,7 @@ from labkit.checks.lesson_03.net import (
     own_loss,
     send_gradients_and_step,
     send_state,
+    stand_anywhere,
     state_of,
     subgroup,
     tied,
@@ -69,6 +70,7 @@ def _broadcast(rank: Rank) -> None:
     group, net = enter_group(rank), _with_more(net_of(rank.case, rank.inputs))
     net.aside.weight.requires_grad_(False)
     net.aside.eval()
+    stand_anywhere(rank, net)
     lie_differently(rank, net)
     for parameter in trained(net):
         parameter.grad = torch.ones_like(parameter)
@@ -196,6 +198,7 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("four ranks", "values", 4, seed, rows=3),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
+        net_case("another layer on each rank", "unused", 2, seed, without=[["first"], ["second"]]),
         net_case("a parameter with two names", "values", 2, seed, tied=True),
         net_case("a frozen layer", "frozen", 2, seed, frozen=["second.weight"]),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
@@ -210,6 +213,7 @@ def _average(rank: Rank) -> None:
     Answers: grad STEP.NAME, trained.NAME. Recordings: step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
+    stand_anywhere(rank, net)
     lie_differently(rank, net)
     for step in range(STEPS):
         own_loss(rank, net, step).backward()
@@ -270,7 +274,8 @@ AVERAGE = Exercise(
             "robustness",
             2,
             "A parameter that some ranks did not use is averaged too",
-            "skipping `grad is None` on one rank leaves the others waiting: use zeros",
+            "skipping `grad is None` on one rank leaves the others waiting, and sending what was used first"
+            " pairs other gradients: use zeros, in one order",
             {"unused": every(GRADIENTS, equals("trained"))},
         ),
         subgroup(every(GRADIENTS, equals("trained"), stays_in_group)),

@@ -62,7 +62,8 @@ def _loss_sum(x: Tensor, w: Tensor) -> Tensor:
 def _weigh(rank: Rank) -> None:
     """Backpropagate the student's loss; what DDP does afterwards, averaging, is done by the judge.
 
-    Answers: loss, grad (zeros where there is none). Fact: changed, whether the sum handed over was.
+    Answers: loss, grad (zeros where there is none). Facts: changed, whether the sum handed over was; reached,
+    whether there is a gradient.
     """
     group, w = enter_group(rank), rank.inputs["w"].clone().requires_grad_()
     x = rank.inputs["x"]
@@ -72,6 +73,7 @@ def _weigh(rank: Rank) -> None:
         loss: Any = rank.student.token_weighted_loss(total, tokens, group)
         loss.backward()
     rank.fact("changed", not torch.equal(total, before))
+    rank.fact("reached", w.grad is not None)
     rank.answer("loss", loss)
     rank.answer("grad", torch.zeros_like(w) if w.grad is None else w.grad)
 
@@ -125,6 +127,16 @@ def _leaves_the_sum_alone(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(not said, "the sum that was handed over as it was", said, answer.rank)
 
 
+def _reaches_the_weights(evidence: TokenEvidence) -> Iterator[Finding]:
+    """Whoever has no token has a gradient too, of zeros: what averages them waits for it."""
+    for answer in evidence.answers:
+        if evidence.case.params["tokens"][answer.rank] == 0:
+            found = answer.tensors["grad"].abs().max().item() if answer.facts["reached"] else None
+            said = "none" if found is None else f"up to {found:g}"
+            told = "a gradient of zeros on a rank without tokens"
+            yield Finding(found == 0, told, said, answer.rank)
+
+
 def _one_number_once(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         calls = calls_of(answer, "all")
@@ -166,8 +178,9 @@ EXERCISE = Exercise(
             "no-tokens",
             "robustness",
             1,
-            "Ranks without tokens give zeros, not NaN",
-            on={"empty": BOTH},
+            "Ranks without tokens give zeros, not NaN, and gradients of zeros, not None",
+            "a fresh zero hangs on no parameter: their hooks never run, and the other ranks wait",
+            {"empty": every(BOTH, _reaches_the_weights)},
         ),
         subgroup(every(BOTH, stays_in_group)),
     ),

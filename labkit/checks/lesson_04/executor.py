@@ -115,6 +115,7 @@ def _run_cases(seed: int) -> list[Case]:
         ),
         run_case("one-rank", seed, lists_by_choice(1, 2, 3, forwards_first), TWO, [2] * 3),
         bad_lists_case(seed),
+        bad_endings_case(seed, TWO),
     ]
 
 
@@ -126,19 +127,56 @@ def bad_lists_case(seed: int) -> Case:
         for kind, stages in (("forward", (0, 1)), ("backward", (1, 0)))
         for stage in stages
     ]
+    halves = [[kind, 0, 1] for kind in ("input_backward", "weight_backward")]
     bad = {
-        "a micro-batch that does not exist": [*good, ["forward", 0, 7]],
-        "a micro-batch one too far": [*good, ["forward", 0, 2]],
-        "a micro-batch before the first": [["forward", 0, -1], *good],
-        "a stage that is not this rank's": [["forward", 5, 0], *good],
-        "a backward before its forward": [["backward", 1, 1], *good[:6], good[7]],
-        "a missing backward": good[:7],
-        "a forward that is there twice": [*good[:5], *good[4:]],
-        "a backward that is there twice": [*good, good[7]],
+        "a micro-batch that does not exist": ([*good, ["forward", 0, 7]], 7),
+        "a micro-batch one too far": ([*good, ["forward", 0, 2]], 2),
+        "a micro-batch before the first": ([["forward", 0, -1], *good], -1),
+        "a stage that is not this rank's": ([["forward", 5, 0], *good], 5),
+        "a backward before its forward": ([["backward", 1, 1], *good[:6], good[7]], 1),
+        "a missing backward": (good[:7], 1),
+        "a forward that is there twice": ([*good[:5], *good[4:]], 1),
+        "a backward that is there twice": ([*good, good[7]], 1),
+        "a zero-bubble schedule's two halves of a backward": ([*good[:7], *halves], 1),
+        "another kind of action": ([*good[:7], ["update", 0, 1]], 1),
+        "another kind of action at the end": ([*good, ["update", 0, 1]], 1),
     }
-    names = {label: [n] for label, n in zip(bad, (7, 2, -1, 5, 1, 1, 1, 1), strict=True)}
-    params = {"lists": [good], "widths": TWO, "sizes": [2, 2], "bad": bad, "names": names}
-    return Case("bad lists, one rank", 1, params, seed, kind="bad")
+    return _bad_case("bad lists, one rank", seed, [good], TWO, {n: ([one], i) for n, (one, i) in bad.items()})
+
+
+def bad_endings_case(seed: int, widths: list[list[int]]) -> Case:
+    """Lists whose mistakes do not stop anybody before all that can be run is done: one stage a rank, three
+    micro-batches.
+    """
+    num_ranks = len(widths)
+    good = [[list(action) for action in actions] for actions in gpipe(num_ranks, 3)]
+
+    def then(kind: str, stages: list[int], i: int) -> Lists:
+        return [[*own, [kind, stage, i]] for own, stage in zip(good, stages, strict=True)]
+
+    own, others = list(range(num_ranks)), [(s + 1) % num_ranks for s in range(num_ranks)]
+    bad = {
+        "another kind of action at the end": (then("input_backward", own, 2), 2),
+        "a micro-batch one too far at the end": (then("forward", own, 3), 3),
+        "another rank's stage at the end": (then("forward", others, 2), 2),
+        "an action that is there twice, at the end": (then("backward", own, 2), 2),
+        "a micro-batch that no rank does": ([[a for a in one if a[2] != 2] for one in good], 2),
+    }
+    return _bad_case(f"bad ends of lists, {num_ranks} ranks", seed, good, widths, bad)
+
+
+def _bad_case(
+    name: str, seed: int, good: Lists, widths: list[list[int]], bad: dict[str, tuple[Lists, int]]
+) -> Case:
+    """good: one list a rank. bad: the same by what is wrong with them, and the micro-batch or stage of it."""
+    params = {
+        "lists": good,
+        "widths": widths,
+        "sizes": [2] * (len(good[0]) * len(good) // (2 * len(widths))),
+        "bad": {label: lists for label, (lists, _) in bad.items()},
+        "names": {label: [number] for label, (_, number) in bad.items()},
+    }
+    return Case(name, len(good), params, seed, kind="bad", timeout=PATIENCE)
 
 
 def _run(on_rank: Callable[[Rank], None]) -> Run:
@@ -265,7 +303,7 @@ RUN = Exercise(
             "refuses-bad-lists",
             "robustness",
             1,
-            "A list that cannot be run is a ValueError that names the action.",
+            "A list that cannot be run is a ValueError that names the action, before anything is sent.",
             "a KeyError of the executor's own bookkeeping tells the reader nothing",
             {"bad": refuses_bad_lists},
         ),

@@ -79,6 +79,8 @@ def check(part, actions):
         place = action.stage, action.micro_batch
         if action.stage not in part.stages:
             raise ValueError(f"no stage for {action}")
+        if action.kind not in ("forward", "backward"):
+            raise ValueError(f"no way to do {action}")
         if action.micro_batch < 0 or action.micro_batch >= len(part.micro_batches):
             raise ValueError(f"no micro-batch for {action}")
         if place in (forwards if action.kind == "forward" else backwards):

@@ -67,7 +67,8 @@ def _look_over(part, actions):
     seen = set()
     for action in actions:
         kind, stage, i = action
-        if stage not in part.stages or i not in range(len(part.micro_batches)):
+        here = stage in part.stages and i in range(len(part.micro_batches))
+        if not here or kind not in {"forward", "backward"}:
             raise ValueError(f"cannot do {action} here")
         if kind == "backward" and ("forward", stage, i) not in seen:
             raise ValueError(f"{action} comes before its forward")
