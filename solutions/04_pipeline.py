@@ -670,7 +670,7 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     without a graph, of any dtype) on the rank of the last stage, None elsewhere. What was sent or received
     has been waited for by then, and what a micro-batch brought is given up after its backward. A tied weight
     gets the sum of both halves; its .grad is None or zeros when the batch begins. The list stays as it is.
-    ValueError, naming the action, for a list that cannot be done, before anything is sent.
+    ValueError, naming the action, for a list that cannot be done, before any of it is done.
     """
     ### BEGIN SOLUTION
     check_list(part, actions)

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_04.executor import bad_endings_case, bad_lists_case, gpipe, one_f_one_b, run_case
+from labkit.checks.lesson_04.executor import bad_lists_case, foreign_stage_case, gpipe, one_f_one_b, run_case
 from labkit.checks.lesson_04.formulas import Setting, formula_case
 from labkit.checks.lesson_04.lists import lists_by_choice, one_at_a_time, random_lists
 from labkit.checks.lesson_04.schedules import schedule_case, turns_case
@@ -129,7 +129,7 @@ def _run(seed: int) -> list[Case]:
         case("ready", random_lists(1, 3, 3, again), 3, [2] * 3, "a random order"),
         case("one-rank", random_lists(1, 3, 4, again), 3, uneven, "a random order"),
     ]
-    return [*cases, *map(_unseen, (bad_lists_case(seed), bad_endings_case(seed, _widths(draw, 3))))]
+    return [*cases, *map(_unseen, (bad_lists_case(seed), foreign_stage_case(seed, _widths(draw, 3))))]
 
 
 CASES: dict[str, Callable[[int], list[Case]]] = {

@@ -16,7 +16,7 @@ from labkit.checks.lesson_04.model import (
     rank_with,
     stages_of,
 )
-from labkit.checks.shared.beside import STEPS, all_awaited, calls_of, calls_text, refused, same
+from labkit.checks.shared.beside import STEPS, all_awaited, refused, same
 from labkit.checks.shared.places import groups_of, place_of
 from labkit.theory.schedule import Action
 
@@ -115,13 +115,14 @@ def tells_when_ready(evidence: Evidence) -> Iterator[Finding]:
 
 
 def refuses_bad_lists(evidence: Evidence) -> Iterator[Finding]:
-    """Each rank refused each bad list with a ValueError that names the action, and had sent nothing."""
+    """Each rank refused each bad list with a ValueError that names the action, and had done none of it."""
     for answer in evidence.answers:
         for label, words in evidence.case.params["names"].items():
             found = refused(label, ["ValueError"], answer, words)
             yield replace(found, expected=f"{label}: {found.expected}, of the action")
-        calls = calls_of(answer, "messages")
-        yield Finding(not calls, "nothing sent of a list that is refused", calls_text(calls), answer.rank)
+            done = answer.facts[f"{label}, done"]
+            told = f"{label}: refused before any action is done"
+            yield Finding(done == 0, told, f"{done} forwards and backwards before it", answer.rank)
 
 
 def _actions(case: Case, rank: int) -> list[Action]:
