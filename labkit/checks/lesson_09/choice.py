@@ -130,6 +130,8 @@ def _cases(seed: int) -> list[Case]:
             seed,
             SECONDS,
         ),
+        case_of("little memory, and many plans", "small", _far_from_the_first(), seed, SECONDS),
+        case_of("one question after the other", "usual", _one_thing_changed(), seed, SECONDS),
         case_of(
             "two GPUs a node, or six",
             "pairs",
@@ -144,6 +146,33 @@ def _cases(seed: int) -> list[Case]:
             "nothing fits", "refused", [setting(LLAMA_70B, machines(1, 8, A100_40), 8, 4096)], seed, SECONDS
         ),
         case_of("all parts your own", "own-parts", usual[1:], seed, SECONDS),
+    ]
+
+
+def _far_from_the_first() -> list[Setting]:
+    """Settings whose best plans stand far down in a list of plans, or between what is usual."""
+    thick = {**SMALL_GPT, "num_layers": 60, "hidden": 6144, "num_heads": 64}
+    full = {**A100_40, "memory": 17.5e9, "layer_floor": 0.02}  # six hundred faster plans do not fit
+    # Half of a node of tensor parallelism, and ZeRO 1 with it: whatever lacks one is a quarter slower.
+    wide = {**LLAMA_70B, "num_layers": 20, "num_kv_heads": 64}
+    half = {**A100_40, "memory": 21e9, "links": 22e9, "network": 1e9, "layer_floor": 0.0, "falloff": 0.6}
+    return [
+        setting(thick, machines(6, 8, full), 960, 4096),
+        setting(wide, machines(4, 16, half), 12, 4096),
+    ]
+
+
+def _one_thing_changed() -> list[Setting]:
+    """A question, and others that differ from it in one thing: its answer is wrong for each of them. All
+    models have one name.
+    """
+    given = machines(2, 4, A100_40)
+    return [
+        setting(SMALL_GPT, given, 48, 2048),
+        setting({**SMALL_GPT, "num_layers": 72}, given, 48, 2048),
+        setting(SMALL_GPT, machines(2, 4, A100_40, network=2e8), 48, 2048),
+        setting(SMALL_GPT, given, 4, 2048),
+        setting(SMALL_GPT, given, 48, 8192),
     ]
 
 
