@@ -1536,8 +1536,9 @@ prediction("the norm, which should be 2", your_norm, found)
 # ### Exercise: clip the gradient's norm
 #
 # Either list may be empty. A `.grad` may be changed in place or replaced; all keep their types. Gradients may
-# lie in memory in any order, or be nothing but zeros. The norm may be off by $10^{-5}$ of it, with 16-bit
-# gradients by $10^{-4}$.
+# lie in memory in any order, or be nothing but zeros; a frozen parameter that has one counts, and a
+# `max_norm` of 0 makes zeros of all. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by
+# $10^{-4}$.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only.</details>
 

@@ -1073,7 +1073,8 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 #
 # Scale every gradient by $\min(1,\ \text{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place, and return
 # the norm before scaling, the same scalar on every rank. Sum in float64. A parameter may have no gradient
-# (on this rank), and there may be no shards, or no replicated ones. One all-reduce.
+# (on this rank), a frozen one may have one, which counts, and there may be no shards, or no replicated ones.
+# `max_norm` is 0 or more. One all-reduce.
 
 
 # %% exercise="08.global-grad-norm" difficulty=2 minutes=8

@@ -27,6 +27,7 @@ clip_case = case_maker(max_norm=2.0)
 def _cases(seed: int) -> list[Case]:
     return [
         clip_case("two ranks", "values", 2, seed, late=[0]),
+        clip_case("a bound of 0", "values", 2, seed, max_norm=0.0),
         clip_case("a small norm", "small", 2, seed, scale=0.01),
         clip_case("a norm below the bound, its square above", "small", 2, seed, scale=0.2),
         clip_case("nothing but zeros", "small", 2, seed, scale=0.0),
@@ -57,16 +58,18 @@ def _clip(
     names: tuple[str, ...] = (*CUT, *WHOLE),
     bare: int = 0,
     view: Callable[[Tensor], Tensor] = torch.clone,
+    frozen: tuple[str, ...] = (),
 ) -> None:
     """Clip what this rank has. Answers: norm, grad.NAME. Recording: all.
 
     names: of the parameters that are handed over. bare: parameters without gradient beside them. view: copies
-    gradients, perhaps in another layout.
+    gradients, perhaps in another layout. frozen: those that have a gradient and ask for none.
     """
     group, parameters = enter_group(rank), {}
     for name, gradient in rank.inputs.items():
         parameters[name] = nn.Parameter(torch.zeros_like(gradient))
         parameters[name].grad = view(gradient)
+        parameters[name].requires_grad_(name not in frozen)
 
     def those(kind: Mapping[str, tuple[int, ...]]) -> list[nn.Parameter]:
         zeros = torch.zeros(5, dtype=dtype_of(rank.case), device=rank.device)
@@ -138,7 +141,7 @@ EXERCISE = Exercise(
         "values": _CLIPPED,
         "small": _CLIPPED,
         "layout": Run(partial(_clip, view=_columns_first), _inputs, _hand, ClipEvidence),
-        "missing": Run(partial(_clip, bare=1), _inputs, _hand, ClipEvidence),
+        "missing": Run(partial(_clip, bare=1, frozen=("second", "norm")), _inputs, _hand, ClipEvidence),
         "none-cut": _clipping_only(WHOLE),
         "none-whole": _clipping_only(CUT),
         "low": _CLIPPED,
@@ -159,7 +162,7 @@ EXERCISE = Exercise(
             "scaled-gradients",
             "numbers",
             2,
-            "All gradients are scaled by max_norm / norm.",
+            "All gradients are scaled by max_norm / norm, which is 0 where max_norm is.",
             "only the cut ones were scaled",
             {"values": _scaled},
         ),
@@ -183,8 +186,8 @@ EXERCISE = Exercise(
             "missing-gradients",
             "robustness",
             1,
-            "Parameters without gradient are left out; either list may be empty, and a rank without cut"
-            " parameters takes part.",
+            "Parameters without gradient are left out, frozen ones that have one are not; either list may be"
+            " empty, and a rank without cut parameters takes part.",
             "`if cut:` around the collective leaves the other ranks waiting",
             dict.fromkeys(("missing", "none-cut", "none-whole"), _NORM_AND_GRADIENTS),
         ),

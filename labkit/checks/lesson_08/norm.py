@@ -23,6 +23,7 @@ CLIP_UTILS = (
     "torch.nn.utils.get_total_norm",
 )
 LARGE = {"dtype": "float16", "scale": 400.0, "max_norm": 100.0, "replicated": [6]}
+FROZEN = ["shard.1", "whole.1"]
 NONE = [[shard, rank] for shard in (0, 1) for rank in (0, 1)]
 
 
@@ -76,11 +77,12 @@ def _clip(rank: Rank) -> None:
         gradient = rank.inputs[f"shard.{index}"].clone()
         start, stop, _ = _owned(total, place.position, place.size)
         has = _has_gradient(rank.case, index, rank.rank)
-        shards.append(_parameter(gradient, gradient if has else None))
+        shards.append(_parameter(rank, f"shard.{index}", gradient if has else None))
         owned.append(stop - start)
     for index in range(len(rank.params["replicated"])):
         gradient = rank.inputs[f"whole.{index}"].clone()
-        replicated.append(_parameter(gradient, gradient if _is_used(rank.case, index) else None))
+        used = _is_used(rank.case, index)
+        replicated.append(_parameter(rank, f"whole.{index}", gradient if used else None))
     with rank.recording("clip"):
         norm = rank.student.clip_grad_norm(shards, owned, replicated, rank.params["max_norm"], group)
     rank.answer("norm", torch.as_tensor(norm, dtype=torch.float64).reshape(()))
@@ -90,9 +92,11 @@ def _clip(rank: Rank) -> None:
         rank.answer(f"whole.{index}", parameter.grad)
 
 
-def _parameter(like: Tensor, gradient: Tensor | None) -> nn.Parameter:
-    parameter = nn.Parameter(torch.zeros_like(like))
+def _parameter(rank: Rank, name: str, gradient: Tensor | None) -> nn.Parameter:
+    """With this gradient; `frozen` names those that ask for none, whether they have one or not."""
+    parameter = nn.Parameter(torch.zeros_like(rank.inputs[name]))
     parameter.grad = gradient
+    parameter.requires_grad_(name not in rank.params.get("frozen", []))
     return parameter
 
 
@@ -167,14 +171,24 @@ def norm_cases(seed: int) -> list[Case]:
     return [
         norm_case("two ranks", "values", 2, seed, late=[1]),
         norm_case("a norm below the limit", "values", 4, seed, max_norm=1e4, late=[0]),
+        norm_case("a bound of 0", "values", 2, seed, max_norm=0.0),
         norm_case("gradients in float16, whose squares it cannot hold", "values", 2, seed, **LARGE),
         norm_case("gradients of one in ten thousand", "values", 3, seed, scale=1e-4, max_norm=1e-4),
         norm_case("padding that holds something", "padded", 4, seed, totals=[13, 6]),
         norm_case("padding on three ranks", "padded", 3, seed, totals=[7, 7, 1]),
         norm_case("whole parameters beside", "replicated", 2, seed, replicated=[5, 3]),
         norm_case("shards of padding only", "empty", 4, seed, totals=[5, 2]),
-        norm_case("gradients missing on some ranks", "empty", 3, seed, missing=[[0, 1], [1, 0], [1, 2]]),
-        norm_case("a whole parameter nobody used", "empty", 2, seed, replicated=[3, 4], unused=[0]),
+        norm_case(
+            "gradients missing on some ranks",
+            "empty",
+            3,
+            seed,
+            missing=[[0, 1], [1, 0], [1, 2]],
+            frozen=FROZEN,
+        ),
+        norm_case(
+            "a whole parameter nobody used", "empty", 2, seed, replicated=[3, 4], unused=[0], frozen=FROZEN
+        ),
         norm_case("no gradient at all", "empty", 2, seed, missing=NONE, replicated=[2], unused=[0]),
         norm_case("no shards, one whole parameter", "empty", 2, seed, totals=[], replicated=[3]),
         norm_case("gradients of zero", "empty", 2, seed, scale=0.0),
