@@ -18,6 +18,7 @@ from labkit.checks.shared.beside import State, calls_of, calls_text, stays_in_gr
 from labkit.checks.shared.places import enter_group, place_of
 
 NUMBER_BYTES = 8  # of the largest kind of number that can be sent
+ONE_FOR_ALL = ("all_reduce", "all_gather")  # each hands a number of every rank to all of them
 
 
 def tokens_case(name: str, kind: str, tokens: list[int], seed: int, **params: Any) -> Case:
@@ -140,8 +141,8 @@ def _reaches_the_weights(evidence: TokenEvidence) -> Iterator[Finding]:
 def _one_number_once(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         calls = calls_of(answer, "all")
-        right = [op for op, _ in calls] == ["all_reduce"] and calls[0][1] <= NUMBER_BYTES
-        yield Finding(right, "one all_reduce of one number", calls_text(calls), answer.rank)
+        right = [op in ONE_FOR_ALL for op, _ in calls] == [True] and calls[0][1] <= NUMBER_BYTES
+        yield Finding(right, "one all_reduce (or all_gather) of one number", calls_text(calls), answer.rank)
 
 
 BOTH = _averages("grad", "loss")
