@@ -297,7 +297,8 @@ your_guess_kib = ...
 # ### Exercise: ring all-reduce
 # Only point-to-point calls: `send`, `recv`, `isend`, `irecv`, `batch_isend_irecv`. The tensor can have any
 # shape and dtype, need not be contiguous (it may be a transposed view on one rank and not on the next), need
-# not have a size that $n$ divides (or any elements at all), and $n$ can be any number from 1.
+# not have a size that $n$ divides (or any elements at all), and $n$ can be any number from 1. Messages are
+# in the tensor's own dtype.
 #
 # Mind the first step: if every rank calls `send` and only then `recv`, who receives?
 #
@@ -399,7 +400,7 @@ labkit.check("00.ring-all-reduce", ring_all_reduce)
 #
 # ### Exercise: the time of an all-reduce
 # Write the formula. With $n = 1$ there is nobody to talk to. Fewer ranks than one, or fewer bytes than
-# none, are a `ValueError`.
+# none, are a `ValueError`, with one rank too. Nothing is rounded.
 #
 # <details><summary>Hint</summary>Check yours against a case you can do in your head: n = 2, beta = 0. How
 # often does each rank send?</details>
@@ -508,14 +509,14 @@ draw_bytes(
 
 # %% [markdown]
 # ### Exercise: bus bandwidth
-# Write the formula. A single rank uses no link, so its bus bandwidth is 0.
+# Write the formula. A single rank uses no link, so its bus bandwidth is 0. Nothing is rounded.
 
 
 # %% exercise="00.bus-bandwidth" difficulty=1 minutes=5
 def bus_bandwidth(num_bytes: float, seconds: float, world_size: int) -> float:
     """The bus bandwidth of an all-reduce in bytes per second, as nccl-tests defines it.
 
-    num_bytes: S, bytes of the tensor on one rank. 0 for one rank.
+    num_bytes: S, bytes of the tensor on one rank, perhaps 0. The result is 0 for one rank.
     ValueError if seconds <= 0 or world_size < 1.
     """
     ### BEGIN SOLUTION
@@ -652,6 +653,9 @@ run_and_read(on_grid, broken_row_and_column_sums, ranks=4)
 # Same results, same kind of communication: one message each way in the first, all-reduces of a few bytes in
 # the second, one all-reduce in each group in the third. In the second and the third, nothing that differs
 # between ranks may decide *whether* or *in which order* collectives are called.
+#
+# The first and the third take a tensor of any shape and dtype, and what they return has memory of its own. The
+# mean is a tensor of shape `[]` in the dtype of the losses, and nan if one of them is.
 #
 # <details><summary>Hint 1</summary>You solved the first one in your ring. A group of one has no neighbours:
 # return a copy.</details>

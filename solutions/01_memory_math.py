@@ -91,8 +91,8 @@ your_guess_percent = ...
 
 # %% [markdown]
 # ### Exercise: count the parameters
-# Exactly, for any `ModelConfig` (no mixture of experts). Every matrix is `in x out`; biases have one number
-# an output.
+# Exactly, in whole numbers, for any `ModelConfig` (no mixture of experts). Every matrix is `in x out`; biases
+# have one number an output.
 #
 # <details><summary>Hint 1</summary>Write a line each for attention, MLP, norm, embedding, head. Queries have
 # num_heads x head_size columns; keys and values num_kv_heads x head_size each.</details>
@@ -147,7 +147,7 @@ labkit.check("01.count-parameters", count_parameters)
 
 # %% [markdown]
 # ### Exercise: weights at rest
-# Two functions: the weights with the rule of thumb, and the cache exactly.
+# Two functions: the weights with the rule of thumb, and the cache exactly. Nothing is rounded.
 #
 # <details><summary>Hint</summary>A byte is eight bits. The cache has a factor 2 for "a key and a value", and
 # another, the bytes of a number.</details>
@@ -233,7 +233,7 @@ your_guess_gb = ...
 
 # %% [markdown]
 # ### Exercise: the training state
-# Count master weights with the optimizer: they are its own.
+# Count master weights with the optimizer: they are its own. Bytes are whole numbers, exact however large.
 #
 # <details><summary>Hint</summary>A dict from recipe to (weights, gradients, optimizer) bytes is all it takes.
 # fp32 is 4 bytes, 16 bits are 2.</details>
@@ -313,7 +313,7 @@ draw_memory(
 # does not shrink with $d$. (Real systems also gather one layer ahead.)
 #
 # ### Exercise: the state, sharded
-# What one rank keeps at each stage, and the working set beside it.
+# What one rank keeps at each stage, and the working set beside it. A $d$-th is a $d$-th: nothing is rounded.
 #
 # <details><summary>Hint</summary>Start from training_state_bytes. With one rank, nothing is sharded and
 # nothing needs to be gathered.</details>
@@ -496,7 +496,7 @@ labkit.check("01.activation-bytes", activation_bytes)
 # forward of *all layers* (not of the head).
 #
 # ### Exercise: operations of a step
-# For both families, so count the matrices rather than use the GPT formula.
+# For any `ModelConfig` again, so count the matrices rather than use the GPT formula.
 #
 # <details><summary>Hint</summary>A step is 3 forwards of layers and head, plus what is recomputed. Take the
 # matrices from count_parameters, without norms, biases and embeddings.</details>
@@ -657,7 +657,7 @@ labkit.check("01.largest-micro-batch", largest_micro_batch)
 # 4096); one GPU holds 2; on 128 GPUs, 4 accumulation steps. *"Quiz: what if we had 512 GPUs?"* And 768?
 #
 # ### Exercise: batches
-# The product, and the question the other way round: how many accumulation steps?
+# The product, and the question the other way round: how many accumulation steps? Both in whole numbers.
 #
 # <details><summary>Hint</summary>Two things must divide: tokens by the sequence, sequences by b x
 # d.</details>
@@ -693,8 +693,8 @@ labkit.check("01.global-batch-size", global_batch_size, accumulation_steps)
 # ## Predict, then measure
 #
 # Formulas are worth what they predict. Take a small GPT **without dropout**, trained by AdamW with everything
-# in one number type of $e$ bytes, and predict the bytes of a step that will really run. Then run it, here,
-# and look.
+# in one number type of $e$ bytes, 2 or 4, and predict the bytes of a step that will really run. Then run it,
+# here, and look.
 #
 # From the list you saw above: without dropout there are no masks, and the dropped probabilities are the
 # probabilities. Per layer there remain 16 tensors of $sbh$ numbers (count them: two norm inputs, two inputs

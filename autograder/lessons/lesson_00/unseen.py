@@ -22,17 +22,17 @@ def _ring_cases(seed: int) -> list[Case]:
         return replace(found, name=f"unseen: {found.name}, {ranks} ranks")
 
     return [
-        case(4, [draw.randint(30, 60), 4], "sum-values"),
+        case(4, [draw.randint(30, 60), 2, 2], "sum-values"),
         case(4, [4 * draw.randint(2, 9) + draw.randint(1, 3)], "uneven-sizes"),
         case(4, [4, 8], "any-dtype", dtype="float32"),
-        case(4, [8], "any-dtype", dtype="int64"),
+        case(4, [8], "any-dtype", dtype="int64", after="bfloat16"),
         case(4, [2, 4, 6], "any-layout", layout="rows"),
         case(4, [12], "subgroup", groups=[[0, 3], [1, 2]]),
         case(5, [5 * draw.randint(40, 60)], "counted"),
         case(5, [draw.randint(1, 4)], "uneven-sizes"),
         case(5, [24], "subgroup", groups=[[1, 3, 4], [0, 2]]),
         case(2, [draw.randint(150_000, 300_000), 2], "large-tensors"),
-        case(2, [4], "any-dtype", dtype="int32"),
+        case(2, [40], "any-dtype", dtype="int32"),
         case(1, [2, draw.randint(1, 9)], "any-world-size"),
     ]
 
@@ -62,12 +62,14 @@ def _seconds_cases(seed: int) -> list[Case]:
         )
 
     bad = {"num_bytes": 10, "world_size": -draw.randint(0, 5), "alpha": 1e-6, "beta": 1e-9}
+    alone = {**bad, "num_bytes": -draw.randint(1, 9), "world_size": 1}
+    two = _seconds_row(draw.randint(10**3, 10**10), 2, _power(draw, -7, -3), _power(draw, -12, -8))
     return [
         values_case("latency-term", [row(beta=False) for _ in range(4)], seed, ", unseen"),
         values_case("bandwidth-term", [row(alpha=False) for _ in range(4)], seed, ", unseen"),
-        values_case("whole-formula", [row() for _ in range(6)], seed, ", unseen"),
+        values_case("whole-formula", [two, *(row() for _ in range(6))], seed, ", unseen"),
         values_case("limits", [_seconds_row(draw.randint(1, 10**9), 1, 1e-5, 1e-9)], seed, ", unseen"),
-        refusal_case("limits", [bad], seed, ", unseen"),
+        refusal_case("limits", [bad, alone], seed, ", unseen"),
     ]
 
 
@@ -91,23 +93,34 @@ def _bandwidth_cases(seed: int) -> list[Case]:
         _bandwidth_row(draw.randint(10**3, 10**10), _power(draw, -4, 1), draw.randint(2, 300))
         for _ in range(5)
     ]
+    several.append(_bandwidth_row(draw.randint(1, 9), 10 + draw.random(), draw.randint(2, 9)))
     bad = {"num_bytes": size, "seconds": -seconds, "world_size": 8}
     return [
         values_case("bytes-per-second", several, seed, ", unseen"),
         agreement_case(
             "same-link-same-number", [_ideal(size, beta, n) for n in (2, 3, 6, 64)], seed, ", unseen"
         ),
-        values_case("limits", [_bandwidth_row(size, seconds, 1)], seed, ", unseen"),
-        refusal_case("limits", [bad, {**bad, "seconds": seconds, "world_size": 0}], seed, ", unseen"),
+        values_case(
+            "limits",
+            [_bandwidth_row(size, seconds, 1), _bandwidth_row(0, seconds, draw.randint(2, 300))],
+            seed,
+            ", unseen",
+        ),
+        refusal_case(
+            "limits",
+            [bad, {**bad, "world_size": 1}, {**bad, "seconds": seconds, "world_size": -draw.randint(0, 5)}],
+            seed,
+            ", unseen",
+        ),
     ]
 
 
 def _deadlock_cases(seed: int) -> list[Case]:
     draw = Random(f"00/deadlock/{seed}")
     cases = [
-        pass_case(2, [draw.randint(1, 50)], "pass", seed),
+        pass_case(2, [draw.randint(1, 50)], "pass", seed, dtype="int64"),
         pass_case(5, [draw.randint(1, 9), 3], "pass-any-group", seed, groups=[[0, 2, 4], [1, 3]]),
-        loss_case([0, draw.randint(1, 9), 0], "loss", seed),
+        loss_case([0, draw.randint(1, 9), 0], "loss", seed, dtype="float32"),
         grid_case(3, 2, "grid-shapes", seed),
     ]
     return [replace(case, name=f"unseen: {case.name}") for case in cases]

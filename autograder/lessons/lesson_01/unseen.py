@@ -21,8 +21,20 @@ from labkit.checks.lesson_01.recorded_calls import arguments_of, digest
 from labkit.checks.shared.plain_numbers import EXACT
 from labkit.theory.hardware import GPU, GPUS
 from labkit.theory.models import PRESETS, ModelConfig, gpt, llama, preset
+from labkit.theory.units import GIB
 
 VISIBLE_SEED = 1
+WHOLE = 0.0  # the tolerance where whole numbers are asked for
+UNKNOWN_RECIPES = (  # each nearly the name of one, or the beginning, or more than one
+    "",
+    "adamw",
+    "lion-mixed",
+    "AdamW-mixed",
+    "adamw_mixed",
+    " adamw-mixed",
+    "adamw-mixed-fp8",
+    "sgd-momentum",
+)
 UNSEEN = ", unseen"  # ends the names of these cases, so that they differ from the visible ones
 # ---- calls, and cases made of them
 
@@ -118,12 +130,18 @@ def _llama(random: Random, **fields: Any) -> ModelConfig:
 
 
 def _in_between(random: Random) -> list[ModelConfig]:
-    odd_heads = _gpt(random).but(head_size=72)
+    """Between the families. Some differ from the one before in fields alone that have a default."""
+    base = _gpt(random)
+    odd_heads = base.but(head_size=72)
     return [
-        _gpt(random, tied_embeddings=False),
-        _gpt(random, biases="none", positions="rotary"),
-        _gpt(random, gated_mlp=True, ffn=1111),
+        base,
+        base.but(tied_embeddings=False),
+        base.but(biases="none", positions="rotary"),
+        base.but(gated_mlp=True, ffn=1111),
+        base.but(ffn=1111),
         odd_heads.but(num_kv_heads=odd_heads.num_heads // 2),
+        _llama(random, num_kv_heads=1, num_layers=1),
+        _llama(random, gated_mlp=False),
         _llama(random, tied_embeddings=True),
         _llama(random, biases="qkv"),
         _llama(random, norm="layernorm", positions="learned"),
@@ -134,13 +152,16 @@ def _in_between(random: Random) -> list[ModelConfig]:
 
 
 def _count_calls(random: Random) -> Iterable[Call]:
-    count = partial(Call, function="count_parameters")
+    count = partial(Call, function="count_parameters", tolerance=WHOLE)
     for shape in (preset("GPT-2 124M"), preset("GPT-2 1.5B"), _gpt(random), _gpt(random)):
         yield count("gpt", arguments={"config": shape})
     for shape in (preset("Llama 3 8B"), preset("Llama 3 70B"), _llama(random), _llama(random)):
         yield count("llama", arguments={"config": shape})
     for shape in _in_between(random):
         yield count("in-between", arguments={"config": shape})
+    # Its last digits are more than a float has room for
+    wide = gpt(random.randint(3, 60), 12 * 11_184_811, 12, ffn=2**27 - 1)
+    yield count("in-between", arguments={"config": wide})
 
 
 def _inference_calls(random: Random) -> Iterable[Call]:
@@ -149,9 +170,13 @@ def _inference_calls(random: Random) -> Iterable[Call]:
         overhead = random.choice([1.2, 1.0])
         arguments = {"num_params": num_params, "bits": bits, "overhead": overhead}
         yield Call("weights", "inference_bytes", arguments)
-    shapes = (preset("Llama 3 70B"), _llama(random), _gpt(random), _gpt(random, head_size=40))
-    for shape, bits in zip(shapes, (16, 8, 4, random.choice([16, 8])), strict=True):
-        sizes = {"sequence": random.randint(100, 9000), "batch": random.randint(2, 9)}
+    for overhead in (1.0, 1.5):  # half a byte counts where there are few, and every factor
+        arguments = {"num_params": 2 * random.randint(50, 500) + 1, "bits": 4, "overhead": overhead}
+        yield Call("weights", "inference_bytes", arguments)
+    grouped = preset("Llama 3 70B")
+    shapes = (grouped, grouped.but(num_kv_heads=1), _llama(random), _gpt(random), _gpt(random, head_size=40))
+    for shape, bits in zip(shapes, (16, 16, 8, 4, random.choice([16, 8])), strict=True):
+        sizes = {"sequence": random.randint(100, 10**6), "batch": random.randint(2, 9)}
         yield Call("kv-cache", "kv_cache_bytes", {"config": shape, **sizes, "bits": bits})
 
 
@@ -163,26 +188,37 @@ def _state_calls(random: Random) -> Iterable[Call]:
     }
     for name, recipes in of.items():
         for recipe in recipes:
-            arguments = {"num_params": random.randrange(10**6, 10**11), "recipe": recipe}
-            yield Call(name, "training_state_bytes", arguments)
+            for most in (10**11, 10**17):  # numbers of the second size have digits that a float has not
+                arguments = {"num_params": random.randrange(most // 10**3, most) | 1, "recipe": recipe}
+                yield Call(name, "training_state_bytes", arguments, WHOLE)
     there_are = tuple(recipe for recipes in of.values() for recipe in recipes)
-    for unknown in (random.choice(["adamw", "lion-mixed", ""]), "AdamW-mixed"):
+    for unknown in UNKNOWN_RECIPES:
         arguments = {"num_params": 1000, "recipe": unknown}
         yield Call("unknown-recipe", "training_state_bytes", arguments, may_raise=True, naming=there_are)
 
 
 def _zero_calls(random: Random) -> Iterable[Call]:
-    def call(name: str, stage: int, ranks: int, largest: int) -> Call:
-        recipe = random.choice(["adamw-mixed", "adamw-mixed-fp32-gradients"])
-        arguments = {"num_params": random.randrange(10**9, 10**11) * 64, "recipe": recipe, "stage": stage}
+    def call(name: str, stage: int, ranks: int, largest: int, recipe: str = "", num_params: int = 0) -> Call:
+        arguments = {
+            "num_params": num_params or random.randrange(10**9, 10**11) * 64,
+            "recipe": recipe or random.choice(["adamw-mixed", "adamw-mixed-fp32-gradients"]),
+            "stage": stage,
+        }
         return Call(name, "zero_state_bytes", {**arguments, "data_parallel": ranks, "largest_layer": largest})
 
     for stage in (0, 1, 2, 3):
         yield call("stages", stage, random.choice([4, 8, 64]), 0)
     for stage in (0, 1, 2, 3):
-        yield call("working-set", stage, random.choice([2, 16]), random.randrange(10**6, 10**8))
+        for ranks in (2, 16):
+            yield call("working-set", stage, ranks, random.randrange(10**6, 10**8))
     for stage in (1, 2, 3):
         yield call("one-rank", stage, 1, random.randrange(10**6, 10**8))
+        few = 64 * random.randint(10, 90) + random.randint(1, 31)  # no whole number of bytes is a 64th
+        yield call("stages", stage, 64, 0, "sgd-mixed", few)
+    for recipe in ("adamw-fp32", "adamw-mixed-both-gradients", "sgd-momentum-mixed"):
+        layer = random.randrange(10**8, 10**9)  # larger than a rank's share of all of them
+        for stage in (2, 3):
+            yield call("working-set", stage, 512, layer, recipe, 10 * layer)
 
 
 def _activation_calls(random: Random) -> Iterable[Call]:
@@ -212,8 +248,9 @@ def _activation_calls(random: Random) -> Iterable[Call]:
     yield call("fused-attention", fused_attention=True, recompute="selective")
     yield call("fused-attention", fused_attention=True, recompute="full")
     yield call("fused-attention", fused_attention=True, tensor_parallel=4)
-    wrong = call("wrong-argument", recompute=random.choice(["some", "half", ""]))
-    yield Call("wrong-argument", wrong.function, wrong.arguments, may_raise=True)
+    for unknown in ("some", "", "Full", "selectively", "sel"):
+        wrong = call("wrong-argument", recompute=unknown)
+        yield Call("wrong-argument", wrong.function, wrong.arguments, may_raise=True)
     yield call("fused-attention", fused_attention=True, tensor_parallel=8, sequence_parallel=True)
     for options in ({"fused_attention": True}, {"tensor_parallel": 4, "sequence_parallel": True}):
         wrong = call("wrong-argument", recompute="half", **options)
@@ -230,6 +267,11 @@ def _flops_calls(random: Random) -> Iterable[Call]:
     yield call("llama", preset("Llama 3 8B"))
     yield call("llama", _llama(random))
     yield call("llama", _gpt(random, head_size=24))
+    yield call("llama", _llama(random, gated_mlp=False, num_kv_heads=1))
+    yield call("llama", _gpt(random, gated_mlp=True))
+    yield call("llama", _gpt(random, ffn=1111, tied_embeddings=False))
+    large = {"config": preset("Llama 3 405B"), "sequence": 8192, "batch": 2048}  # 64 bits do not hold these
+    yield Call("llama", "train_step_flops", {**large, "recompute": "none"})
     for recompute in ("selective", "full"):
         yield call("recompute", _gpt(random), recompute)
         yield call("recompute", _llama(random), recompute)
@@ -237,7 +279,7 @@ def _flops_calls(random: Random) -> Iterable[Call]:
 
 def _utilization_calls(random: Random) -> Iterable[Call]:
     def call(
-        name: str, config: ModelConfig, batch: int, seconds: float, gpus: int, gpu: str, sequence: int = 2048
+        name: str, config: ModelConfig, batch: int, seconds: float, gpus: int, gpu: GPU, sequence: int = 2048
     ) -> Call:
         arguments = {
             "config": config,
@@ -246,15 +288,15 @@ def _utilization_calls(random: Random) -> Iterable[Call]:
             "seconds": seconds,
             "num_gpus": gpus,
         }
-        return Call(name, "model_flops_utilization", {**arguments, "gpu": GPUS[gpu]})
+        return Call(name, "model_flops_utilization", {**arguments, "gpu": gpu})
 
     paper = gpt(96, 12_288, 96).but(name="Korthikanti 175B")
-    yield call("published", paper, 64, 13.75, 64, "A100 80 GB")
-    yield call("published", preset("Llama 3 8B"), 128, random.uniform(10, 20), 1, "H100 80 GB")
-    yield call(
-        "all-gpus", _gpt(random), 512, random.uniform(2, 9), random.choice([24, 256]), "H100 80 GB", 4096
-    )
-    yield call("own-parts", _llama(random), 256, random.uniform(2, 9), 16, "H200 141 GB")
+    yield call("published", paper, 64, 13.75, 64, GPUS["A100 80 GB"])
+    yield call("published", preset("Llama 3 8B"), 128, random.uniform(10, 20), 1, GPUS["H100 80 GB"])
+    h100, other = GPUS["H100 80 GB"], GPU("a GPU that is not in the table", 48 * GIB, 181e12)
+    yield call("all-gpus", _gpt(random), 512, random.uniform(2, 9), random.choice([24, 256]), h100, 4096)
+    yield call("all-gpus", _gpt(random), 96, random.uniform(2, 9), random.choice([24, 256]), other)
+    yield call("own-parts", _llama(random), 256, random.uniform(2, 9), 16, GPUS["H200 141 GB"])
 
 
 def _fits_calls(random: Random) -> Iterable[Call]:
@@ -267,7 +309,8 @@ def _fits_calls(random: Random) -> Iterable[Call]:
         recipe: str = "adamw-mixed",
     ) -> Call:
         arguments: dict[str, Any] = {"config": shape, "sequence": sequence, "gpu_bytes": GPUS[gpu].memory}
-        return Call(name, "largest_micro_batch", {**arguments, "recipe": recipe, "recompute": recompute})
+        arguments |= {"recipe": recipe, "recompute": recompute}
+        return Call(name, "largest_micro_batch", arguments, WHOLE)
 
     def small(vocabulary: int) -> ModelConfig:
         return gpt(random.randint(10, 30), 1024, 16, vocabulary)
@@ -276,6 +319,7 @@ def _fits_calls(random: Random) -> Iterable[Call]:
     yield call("fits", small(8000), "A100 80 GB", random.randint(800, 2048), "full")
     yield call("fits", small(8000), "H200 141 GB", random.randint(800, 2048), "selective")
     yield call("fits", small(8000), "A100 40 GB", random.randint(800, 2048), recipe="adamw-no-master")
+    yield call("fits", small(8000), "H200 141 GB", random.randint(4, 16))  # thousands of short sequences
     yield call("logits", small(256_000), "A100 80 GB", random.randint(800, 2048))
     yield call("logits", small(128_000), "H100 80 GB", random.randint(800, 2048), "full")
     yield call("nothing-fits", gpt(32, 4096, 32), "A100 80 GB", 2048)
@@ -286,11 +330,17 @@ def _batch_calls(random: Random) -> Iterable[Call]:
     for _ in range(3):
         b, accumulation, d = random.randint(1, 8), random.randint(2, 40), random.choice([1, 3, 16, 512])
         arguments = {"micro_batch": b, "accumulation": accumulation, "data_parallel": d}
-        yield Call("sequences", "global_batch_size", arguments)
+        yield Call("sequences", "global_batch_size", arguments, WHOLE)
+    long = {
+        "micro_batch": 3,
+        "accumulation": 10**9 + 7,
+        "data_parallel": 10**9 + 9,
+    }  # more digits than a float's
+    yield Call("sequences", "global_batch_size", long, WHOLE)
 
     def steps(name: str, tokens: int, sequence: int, b: int, d: int, **more: Any) -> Call:
         arguments = {"tokens_per_step": tokens, "sequence": sequence, "micro_batch": b, "data_parallel": d}
-        return Call(name, "accumulation_steps", arguments, **more)
+        return Call(name, "accumulation_steps", arguments, WHOLE, **more)
 
     yield steps("accumulation", 2**22, 4096, 2, 128)
     yield steps("accumulation", 2**22, 4096, 2, 512)
@@ -298,20 +348,25 @@ def _batch_calls(random: Random) -> Iterable[Call]:
     yield steps("accumulation", b * d * k * s, s, b, d)
     yield steps("does-not-divide", 2**22, 4096, 2, 768, may_raise=True)
     yield steps("does-not-divide", 4_000_000, 4096, 1, 1, may_raise=True)
+    yield steps("does-not-divide", 36 * s, s, 4, 6, may_raise=True)  # 4 divides 36, and 6 does; 24 does not
+    yield steps("does-not-divide", 36 * s, s, 8, 6, may_raise=True)
+    yield steps("does-not-divide", 36 * s, s, 6, 8, may_raise=True)
+    yield steps("does-not-divide", 2**24 + 1, 4096, 2, 512, may_raise=True)  # one token too many
+    yield steps("does-not-divide", 2**56 + 1, 4096, 2, 512, may_raise=True)
 
 
 def _step_calls(random: Random) -> Iterable[Call]:
-    def call(name: str, tolerance: float, fused: bool) -> Call:
+    def call(name: str, tolerance: float, fused: bool, element_bytes: int) -> Call:
         heads, layers, vocabulary = random.choice([4, 8]), random.randint(2, 6), random.randint(1500, 4000)
         shape = gpt(layers, heads * 32, heads, vocabulary, 1024, dropout=0.0)
         sizes = {"sequence": random.randint(200, 600), "micro_batch": random.randint(2, 5)}
-        options = {"element_bytes": random.choice([2, 4]), "fused_attention": fused}
+        options = {"element_bytes": element_bytes, "fused_attention": fused}
         return Call(name, "predict_step", {"config": shape, **sizes, **options}, tolerance)
 
-    for _ in range(2):
-        yield call("state", 0.01, True)
-        yield call("activations", 0.03, True)
-        yield call("scores", 0.03, False)
+    for element_bytes in (2, 4):
+        yield call("state", 0.01, True, element_bytes)
+        yield call("activations", 0.03, True, element_bytes)
+        yield call("scores", 0.03, False, element_bytes)
 
 
 def _step_cases(seed: int) -> list[Case]:

@@ -9,19 +9,22 @@ from labkit.checks.shared.formula import agreement_case, formula_exercise, refus
 
 
 def _seconds_cases(seed: int) -> list[Case]:
-    def row(num_bytes: int, world_size: int, alpha: float, beta: float) -> dict[str, float]:
+    def row(num_bytes: float, world_size: int, alpha: float, beta: float) -> dict[str, float]:
         return {"num_bytes": num_bytes, "world_size": world_size, "alpha": alpha, "beta": beta}
 
     return [
-        values_case("latency-term", [(row(4096, 8, 5e-6, 0.0), 7e-5), (row(10**9, 3, 1e-3, 0.0), 4e-3)]),
+        values_case("latency-term", [(row(4096, 8, 5e-6, 0.0), 7e-5), (row(10**9, 2, 1e-3, 0.0), 2e-3)]),
         values_case(
             "bandwidth-term", [(row(10**9, 8, 0.0, 1e-11), 0.0175), (row(3 * 10**6, 3, 0.0, 1e-9), 0.004)]
+        ),
+        values_case(
+            "bandwidth-term", [(row(2.5, 4, 0.0, 1.0), 3.75)], suffix=", not a whole number of bytes"
         ),
         values_case(
             "whole-formula", [(row(10**8, 8, 5e-6, 1e-11), 0.00182), (row(10**6, 5, 2e-5, 1e-9), 0.00176)]
         ),
         values_case("limits", [(row(10**6, 1, 1e-3, 1e-3), 0.0), (row(0, 4, 1e-3, 1e-9), 6e-3)]),
-        refusal_case("limits", [row(10, 0, 1e-6, 1e-9), row(-1, 4, 1e-6, 1e-9)]),
+        refusal_case("limits", [row(10, 0, 1e-6, 1e-9), row(-1, 4, 1e-6, 1e-9), row(-1, 1, 1e-6, 1e-9)]),
     ]
 
 
@@ -62,17 +65,20 @@ SECONDS = formula_exercise(
 
 
 def _bandwidth_cases(seed: int) -> list[Case]:
-    def row(num_bytes: int, seconds: float, world_size: int) -> dict[str, float]:
+    def row(num_bytes: float, seconds: float, world_size: int) -> dict[str, float]:
         return {"num_bytes": num_bytes, "seconds": seconds, "world_size": world_size}
 
     return [
         values_case("bytes-per-second", [(row(10**9, 0.0175, 8), 1e11), (row(4 * 10**6, 0.5, 4), 1.2e7)]),
+        values_case("bytes-per-second", [(row(3.5, 10.0, 4), 0.525)], suffix=", less than one"),
         agreement_case(
             "same-link-same-number",
             [row(10**8, t, n) for n, t in ((2, 0.01), (4, 0.015), (5, 0.016), (8, 0.0175))],
         ),
-        values_case("limits", [(row(10**6, 0.1, 1), 0.0)]),
-        refusal_case("limits", [row(10, 0.0, 4), row(10, -1.0, 4), row(10, 1.0, 0)]),
+        values_case("limits", [(row(10**6, 0.1, 1), 0.0), (row(0, 0.1, 4), 0.0)]),
+        refusal_case(
+            "limits", [row(10, 0.0, 4), row(10, -1.0, 4), row(10, 1.0, 0), row(10, 0.0, 1), row(10, 1.0, -2)]
+        ),
     ]
 
 
@@ -99,7 +105,8 @@ BANDWIDTH = formula_exercise(
             "limits",
             "robustness",
             1,
-            "One rank uses no link: 0. Seconds that are not positive, or no ranks, is a ValueError",
+            "One rank uses no link, and no bytes none: 0. Seconds that are not positive, or no ranks, is a"
+            " ValueError",
             "nothing checks the arguments",
         ),
     ],

@@ -15,26 +15,35 @@ from labkit.checks.lesson_00.messages import collectives, exactly
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import all_awaited, on_each, same
 from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.split import dtype_of
 
 MOST_LOSS_BYTES = 64  # of all the all-reduces of mean_loss: a sum and a count need 16
 
 
 def pass_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any) -> Case:
-    """A case for pass_right. params: groups."""
-    name = f"pass_right of {'x'.join(map(str, shape))}" + (" in groups" if "groups" in params else "")
+    """A case for pass_right. params: groups, dtype ("float64")."""
+    size = "x".join(map(str, shape)) or "one number"
+    name = f"pass_right of {size}{_in_dtype(params)}" + (" in groups" if "groups" in params else "")
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind)
 
 
 def loss_case(samples: list[int], kind: str, seed: int, **params: Any) -> Case:
-    """A case for mean_loss: how many samples each rank has. params: groups."""
-    name = f"mean_loss of {', '.join(map(str, samples))} samples" + (" in groups" if params else "")
+    """A case for mean_loss: how many samples each rank has. params: groups, dtype ("float64"), diverged
+    (whether all losses of rank 0 are nan).
+    """
+    name = f"mean_loss of {', '.join(map(str, samples))} samples{_in_dtype(params)}"
+    name += " in groups" if "groups" in params else " with a nan" if "diverged" in params else ""
     return Case(name, len(samples), {"samples": samples, **params}, seed, kind=kind)
 
 
-def grid_case(rows: int, columns: int, kind: str, seed: int) -> Case:
-    """A case for row_and_column_sums: the grid of ranks."""
-    name = f"row_and_column_sums, {rows} x {columns} grid"
-    return Case(name, rows * columns, {"rows": rows, "columns": columns}, seed, kind=kind)
+def grid_case(rows: int, columns: int, kind: str, seed: int, **params: Any) -> Case:
+    """A case for row_and_column_sums: the grid of ranks. params: dtype ("float64")."""
+    name = f"row_and_column_sums, {rows} x {columns} grid{_in_dtype(params)}"
+    return Case(name, rows * columns, {"rows": rows, "columns": columns, **params}, seed, kind=kind)
+
+
+def _in_dtype(params: dict[str, Any]) -> str:
+    return f" in {params['dtype']}" if "dtype" in params else ""
 
 
 def _cases(seed: int) -> list[Case]:
@@ -45,12 +54,14 @@ def _cases(seed: int) -> list[Case]:
         pass_case(5, [3, 4], "pass", seed),
         pass_case(2, [300_000], "pass-any-group", seed),
         loss_case([4, 0, 7], "loss", seed),
+        loss_case([2, 1], "loss", seed, diverged=True),
         loss_case([0, 0, 0], "loss-none", seed),
         grid_case(2, 2, "grid", seed),
-        grid_case(2, 3, "grid-shapes", seed),
+        grid_case(2, 3, "grid-shapes", seed, dtype="int64"),
         pass_case(1, [2], "pass-any-group", seed),
+        pass_case(2, [], "pass-any-group", seed, dtype="int64"),
         loss_case([1], "loss-none", seed),
-        loss_case([2, 0, 5, 3], "loss-none", seed, groups=[[0, 2], [1, 3]]),
+        loss_case([2, 0, 5, 3], "loss-none", seed, groups=[[0, 2], [1, 3]], dtype="float32"),
         grid_case(1, 1, "grid-shapes", seed),
     ]
 
@@ -59,8 +70,16 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _drawn(shape: Callable[[Case], tuple[int, ...]]) -> Callable[[Case, torch.Generator], Inputs]:
-    """Draws x in the shape that a case asks for."""
-    return lambda case, generator: {"x": torch.randn(shape(case), generator=generator, dtype=torch.float64)}
+    """Draws x in the shape and dtype of a case. Integers are so large that no float type holds them."""
+
+    def draw(case: Case, generator: torch.Generator) -> Inputs:
+        dtype = dtype_of(case)
+        if dtype.is_floating_point:
+            return {"x": torch.randn(shape(case), generator=generator, dtype=torch.float64).to(dtype)}
+        largest = torch.iinfo(dtype).max // case.ranks
+        return {"x": torch.randint(largest // 2, largest, shape(case), generator=generator, dtype=dtype)}
+
+    return draw
 
 
 def _own_losses(case: Case, inputs: Inputs, rank: int) -> Inputs:
@@ -89,9 +108,11 @@ def _pass_right(rank: Rank, x: Tensor) -> None:
 
 def _mean_loss(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
+    diverged = rank.params.get("diverged", False)
+    losses = x.new_full(x.shape, torch.nan) if diverged and rank.rank == 0 else x
     with rank.recording("calls"):
-        mean = rank.student.mean_loss(x, group)
-    rank.answer("mean", torch.as_tensor(mean, dtype=torch.float64).reshape(()))
+        mean = rank.student.mean_loss(losses, group)
+    rank.answer("mean", mean.isnan().to(x.dtype) if diverged else mean)
 
 
 def _grid_sums(rank: Rank, x: Tensor) -> None:
@@ -101,8 +122,9 @@ def _grid_sums(rank: Rank, x: Tensor) -> None:
     row, column = divmod(rank.rank, rank.params["columns"])
     with rank.recording("calls"):
         sums = rank.student.row_and_column_sums(x, row_groups[row], column_groups[column])
-    rank.answer("row", sums[0])
-    rank.answer("column", sums[1])
+    for name, total in zip(("row", "column"), sums, strict=True):
+        rank.answer(name, total)
+        total.zero_()  # the caller's now: neither x nor the other sum may share its memory
 
 
 def _rows(case: Case) -> list[list[int]]:
@@ -152,6 +174,8 @@ def _mean(evidence: Evidence, answer: RankAnswer) -> Finding:
     members = place_of(evidence.case, answer.rank).members
     own = evidence.inputs["x"].split(evidence.case.params["samples"])
     losses = torch.cat([own[rank] for rank in members])
+    if evidence.case.params.get("diverged"):
+        return same("nan, as a loss of rank 0 is", losses.new_ones(()), answer, "mean")
     mean = losses.mean() if losses.numel() else losses.new_zeros(())
     return same(f"the mean of the group's {losses.numel()} losses, {mean.item():.6g}", mean, answer, "mean")
 
@@ -244,7 +268,8 @@ EXERCISE = Exercise(
             "pass-right-any-group",
             "robustness",
             1,
-            "pass_right works with an odd number of ranks, in a subgroup, with megabytes, and alone",
+            "pass_right works with an odd number of ranks, in a subgroup, with megabytes, with one integer,"
+            " and alone",
             "the repair relies on a rank's number (odd ones receive first) where the numbers do not"
             " alternate, or a lone rank sends to itself",
             {"pass-any-group": every(FROM_THE_LEFT, _one_message)},
@@ -253,7 +278,7 @@ EXERCISE = Exercise(
             "mean-loss-values",
             "numbers",
             1,
-            "mean_loss returns the mean over all samples of all ranks, on every rank",
+            "mean_loss returns the mean over all samples of all ranks, on every rank; nan if one is",
             "the ranks without samples return early, or the mean of the ranks' means is taken",
             {"loss": MEAN_OF_ALL},
         ),
@@ -294,7 +319,7 @@ EXERCISE = Exercise(
             "grid-sums-any-shape",
             "robustness",
             1,
-            "row_and_column_sums works on grids that are not square, and on one rank",
+            "row_and_column_sums works on grids that are not square, on one rank, and on integers",
             "the repair counts on 2 x 2 ranks",
             {"grid-shapes": ROW_AND_COLUMN},
         ),

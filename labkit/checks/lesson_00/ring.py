@@ -43,7 +43,8 @@ def ring_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
     """A case for the ring.
 
     params: dtype ("float64"), layout ("rows" or "transposed": x is that view of a tensor of `shape`; "mixed":
-    transposed on odd ranks, and contiguous on the others), groups, late (ranks that come later).
+    transposed on odd ranks, and contiguous on the others), groups, late (ranks that come later), after (the
+    dtype of a tensor of as many elements that was summed up before).
     """
     size = "x".join(map(str, shape)) or "one number"
     named = [str(params[key]) for key in ("dtype", "layout") if key in params]
@@ -55,7 +56,7 @@ def _cases(seed: int) -> list[Case]:
         return ring_case(ranks, shape, kind, seed, **params)
 
     return [
-        case(4, [25, 48], "sum-values"),
+        case(4, [25, 6, 8], "sum-values"),
         case(3, [9], "sum-values", late=[1]),
         case(4, [8], "subgroup", groups=[[0, 2], [1, 3]]),
         case(4, [7], "uneven-sizes"),
@@ -65,8 +66,8 @@ def _cases(seed: int) -> list[Case]:
         case(3, [0], "uneven-sizes"),
         case(3, [6, 2], "any-world-size"),
         case(3, [900_000], "large-tensors", dtype="float32"),
-        case(2, [10], "any-world-size"),
-        case(2, [6], "any-dtype", dtype="int64"),
+        case(2, [10], "counted"),
+        case(2, [6], "any-dtype", dtype="int64", after="float32"),
         case(2, [6], "any-dtype", dtype="uint8"),
         case(2, [6], "any-dtype", dtype="bfloat16"),
         case(2, [4, 6], "any-layout", layout="transposed"),
@@ -100,6 +101,8 @@ def _add_up(rank: Rank) -> None:
     """Answers: x; home, where x is a view of it. Fact: returned a tensor. Recording: all-reduce."""
     group = enter_group(rank)
     x, home = _handed(rank.case, rank.inputs["x"], rank.rank)
+    if "after" in rank.params:
+        rank.student.ring_all_reduce(torch.zeros_like(x, dtype=getattr(torch, rank.params["after"])), group)
     with rank.recording("all-reduce"):
         returned = rank.student.ring_all_reduce(x, group)
     rank.answer("x", x)
@@ -215,9 +218,9 @@ EXERCISE = Exercise(
             "any-dtype",
             "robustness",
             1,
-            "It adds in the tensor's own dtype: integers exactly, float64 as float64",
+            "It adds and sends in the tensor's own dtype: integers exactly, float64 as float64",
             "the receive buffer has the default dtype (float32) instead of x's",
-            {"any-dtype": _RIGHT_SUM},
+            {"any-dtype": every(_RIGHT_SUM, _parts_of_x)},
         ),
         Property(
             "any-layout",

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,21 +47,35 @@ def arguments_of(call: dict[str, JSON]) -> dict[str, Any]:
 
 
 def call_student(rank: Rank) -> None:
-    """Make every call of the case and report what each returned or raised."""
+    """Make every call of the case and report what each returned or raised.
+
+    What was returned is read after the last call: a later one must not have changed it.
+    """
+    returned: dict[int, Any] = {}
     for index, call in enumerate(rank.params["calls"]):
         function = getattr(rank.student, call["function"])
-        problem: Exception | None = None
-        try:
-            rank.fact(str(index), {"value": as_data(function(**arguments_of(call)))})
-        except (NotImplementedError, ForbiddenCall):
-            raise
-        except Exception as error:
-            problem = error
-            kinds = [kind.__name__ for kind in type(error).__mro__]
-            rank.fact(str(index), {"raised": kinds, "message": str(error)[:LONGEST_TEXT]})
-        if problem is not None and not call["may_raise"]:
-            with rank.attempt(rank.case.kind):
-                raise problem
+        with _reporting(rank, index):
+            returned[index] = function(**arguments_of(call))
+    for index, value in returned.items():
+        with _reporting(rank, index):
+            rank.fact(str(index), {"value": as_data(value)})
+
+
+@contextmanager
+def _reporting(rank: Rank, index: int) -> Iterator[None]:
+    """Reports what a call raises; that it raised at all is told once where it must not."""
+    problem: Exception | None = None
+    try:
+        yield
+    except (NotImplementedError, ForbiddenCall):
+        raise
+    except Exception as error:
+        problem = error
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        rank.fact(str(index), {"raised": kinds, "message": str(error)[:LONGEST_TEXT]})
+    if problem is not None and not rank.params["calls"][index]["may_raise"]:
+        with rank.attempt(rank.case.kind):
+            raise problem
 
 
 def returns_the_values(evidence: Evidence) -> Iterator[Finding]:
@@ -109,7 +124,7 @@ def _wrong_value(expected: JSON, seen: JSON, call: dict[str, JSON]) -> str | Non
         if set(seen) != set(expected):
             return f"keys {', '.join(sorted(seen))} instead of {', '.join(sorted(expected))}"
         problems = (
-            (part, wrong_number(expected[part], seen[part], call["tolerance"])) for part in sorted(expected)
+            (part, _wrong(expected[part], seen[part], call["tolerance"])) for part in sorted(expected)
         )
         return next((f"{part}: {problem}" for part, problem in problems if problem), None)
     if isinstance(seen, dict):
@@ -117,7 +132,17 @@ def _wrong_value(expected: JSON, seen: JSON, call: dict[str, JSON]) -> str | Non
     if isinstance(expected, dict):
         near = (digest(call["part"], number) for number in _three_digits(seen))
         return None if expected["digest"] in near else f"{shown(seen)}, which is not it"
-    return wrong_number(expected, seen, call["tolerance"])
+    return _wrong(expected, seen, call["tolerance"])
+
+
+def _wrong(expected: float, seen: JSON, tolerance: float) -> str | None:
+    """None when `seen` is near enough; without a tolerance a whole number is held to its last digit, which a
+    comparison of floats would not see.
+    """
+    wrong = wrong_number(expected, seen, tolerance)
+    if wrong is None and not tolerance and seen != expected:
+        return f"{shown(seen)} instead of {shown(expected)}"
+    return wrong
 
 
 def digest(question: str, value: float) -> str:
