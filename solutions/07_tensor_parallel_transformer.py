@@ -1550,7 +1550,7 @@ def clip_grad_norm(
     """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`.
 
     cut: parameters of which each rank has a block. whole: those that every rank has, with equal gradients.
-    Parameters without a gradient are left out. Sums squares in float32 or better. Sends one number.
+    Parameters without a gradient are left out. Sums squares in float32 or better. All-reduces one number.
     Returns the norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION

@@ -885,8 +885,8 @@ def clip_grad_norm(
 
     shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there may be no
     shared ones, or no experts, and frozen ones with a gradient count like others. Parameters without gradient
-    are left out, and have none afterwards. Sums squares in float32 or better. Sends one number. Returns the
-    norm before scaling, the same on every rank.
+    are left out, and have none afterwards. Sums squares in float32 or better. All-reduces one number. Returns
+    the norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION
     squares = square_sum(experts) / dist.get_world_size(replicas)

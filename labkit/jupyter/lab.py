@@ -150,11 +150,15 @@ def is_course(root: Path) -> bool:
 
 
 def write_lab_config(private: Path, root: Path) -> None:
-    """Leave out of JupyterLab's page two questions it asks, and outside of courses nbgrader's tools."""
+    """Leave out of JupyterLab's page two questions it asks, and outside of courses nbgrader's tools.
+
+    Long lines are wrapped: docstrings say what is checked, and a narrow page hid where they end.
+    """
     disabled = {"@jupyterlab/apputils-extension:announcements": True}
     if not is_course(root):
         disabled["@jupyter/nbgrader"] = True
-    settings = {"@jupyterlab/notebook-extension:tracker": {"autoStartDefaultKernel": True}}
+    notebooks = {"autoStartDefaultKernel": True, "codeCellConfig": {"lineWrap": True}}
+    settings = {"@jupyterlab/notebook-extension:tracker": notebooks}
     folder = private / "labconfig"
     folder.mkdir()
     (folder / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))

@@ -95,6 +95,7 @@ def test_the_released_lesson_opens(name: str, page: Page, lab: tuple[Path, str],
         expect(page.locator(".jp-Notebook h1").first).to_be_visible()
         expect(opened.code_cells.filter(has_text="raise NotImplementedError").first).to_be_visible()
         expect(page.get_by_text("labkit.score(").first).to_be_hidden()
+        assert code_that_ends_out_of_sight(page) == []
         expect(page.get_by_role("menuitem", name="Nbgrader")).to_have_count(0)
         dialogs = page.locator(".jp-Dialog, .Toastify__toast")
         expect(dialogs).to_have_count(0)  # no question about news or kernels
@@ -117,3 +118,10 @@ def figures_that_are_not_drawn(page: Page) -> list[str]:
         "all => all.map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect().width])"
     )
     return [html for html, width in sizes if width < 50]
+
+
+def code_that_ends_out_of_sight(page: Page) -> list[str]:
+    """Beginnings of code cells with a line that is longer than the page is wide."""
+    wider = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))"
+    found: list[str] = page.locator(".jp-Notebook .cm-scroller").evaluate_all(wider)
+    return found
