@@ -37,6 +37,7 @@ from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_pro
 from labkit.show import Table, draw_timeline, prediction
 from labkit.show.memory import draw_memory
 from labkit.show.zero import draw_flat_layout, draw_over_a_step, draw_stages
+from labkit.show.target import target
 from labkit.theory.recipes import RECIPES, Recipe
 from labkit.theory.units import binary_text
 from labkit.whole_file import on_disk
@@ -264,6 +265,9 @@ def flat_layout(numels: Sequence[int], world_size: int) -> tuple[int, list[list[
     return shard_size, pieces
     ### END SOLUTION
 
+
+# %%
+target("08-flat-layout")
 
 # %%
 layer = nn.ModuleDict({"up": nn.Linear(5, 6), "down": nn.Linear(6, 3)})
@@ -609,6 +613,10 @@ class ShardedGradients:
 # %% [markdown]
 # Let us watch the bytes. `LiveBytes` counts the tensors that are alive after every operation. Below: one step
 # of plain data parallelism (gradients averaged after backward) and one of yours, on four ranks.
+
+
+# %%
+target("08-stage-2")
 
 
 # %%
@@ -1025,6 +1033,10 @@ Table(["", "your guess", "rank_bytes", "measured"], rows, caption="Units (257 Ki
 # %% [markdown]
 # And the timeline. For this picture each layer also sleeps 15 ms, which stands for a kernel, so that there is
 # something to hide behind. The gathers below the bars are those that were on their way while a layer worked.
+
+
+# %%
+target("08-prefetch")
 
 
 # %%

@@ -39,6 +39,7 @@ from labkit.parallel import Parts, is_cut, library_parts
 from labkit.pipeline import PipelinePart, TiedWeight
 from labkit.show import Table, prediction
 from labkit.show.grid import draw_groups, draw_over_nodes, draw_terms
+from labkit.show.target import target
 from labkit.tensor_parallel import column_parallel
 from labkit.theory import ModelConfig, preset
 from labkit.theory.flops import train_step_flops
@@ -144,6 +145,10 @@ def build_groups(
 
 # %% [markdown]
 # Who stands where? One letter and colour a group, one box a node:
+
+
+# %%
+target("09-groups")
 
 
 # %%
@@ -869,6 +874,9 @@ def step_seconds(
 
 # %% [markdown]
 # Six ways to put Llama 3 8B on 64 GPUs (batches of 256 sequences of 4096 tokens):
+
+# %%
+target("09-terms")
 
 # %%
 eight_nodes = h100_nodes(8, layer_floor=4e-3)

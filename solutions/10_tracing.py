@@ -40,6 +40,7 @@ from labkit.record.matching import everybody_came, meetings
 from labkit.record.replay import replay
 from labkit.show import Picture, Table, draw_breakdown, draw_timeline, new_figure, prediction
 from labkit.show.utilisation import draw_utilisation
+from labkit.show.target import target
 from labkit.theory.flops import train_step_flops, utilization
 from labkit.theory.hardware import GPU
 from labkit.theory.models import ModelConfig, gpt
@@ -751,6 +752,9 @@ def program_1(
 
 
 # %%
+target("10-buckets")
+
+# %%
 draw_timeline(replayed(eight_layers(program_1), ranks=4))
 
 # %% check="10.slow-program-1"
@@ -796,7 +800,7 @@ def on_a_gpu(program: Callable) -> tuple[list, int]:
 
 
 slow_timeline, slow_waits = on_a_gpu(slow_program_2)
-print(f"the host waited {slow_waits} times in 8 steps")
+print(f"times the host waited in 8 steps: {slow_waits}")
 draw_utilisation({"slow program 2": slow_timeline})
 
 # %% [markdown]
@@ -839,8 +843,11 @@ def program_2(
 
 
 # %%
+target("10-no-waiting")
+
+# %%
 timeline, waits = on_a_gpu(program_2)
-print(f"the host waited {waits} times in 8 steps")
+print(f"times the host waited in 8 steps: {waits}")
 draw_utilisation({"slow program 2": slow_timeline, "yours": timeline})
 
 # %% check="10.slow-program-2"
@@ -940,6 +947,9 @@ def program_3(
             p -= learning_rate * part.view_as(p)
     ### END SOLUTION
 
+
+# %%
+target("10-documents")
 
 # %%
 draw_breakdown(replayed(many_documents(program_3), ranks=4))

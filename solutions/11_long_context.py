@@ -37,6 +37,7 @@ from labkit.parallel.block import TensorParallelBlock
 from labkit.parallel.streams import RandomStreams
 from labkit.show import Table, draw_timeline
 from labkit.show.context import draw_exchange, draw_pairs
+from labkit.show.target import target
 from labkit.theory import preset
 from labkit.theory.units import binary_text
 
@@ -387,6 +388,10 @@ labkit.check("11.ring-forward", ring_forward)
 # %% [markdown]
 # Now look at your ring on four ranks. While the blocks of one step are computed, the messages of the next are
 # under way.
+
+
+# %%
+target("11-ring")
 
 
 # %%

@@ -32,6 +32,7 @@ import labkit
 from labkit.model import Mixture
 from labkit.show import Table, draw_timeline, prediction
 from labkit.show.experts import draw_dispatch, draw_visits
+from labkit.show.target import target
 from labkit.theory import ModelConfig, llama, preset
 from labkit.theory.models import MixtureOfExperts
 from labkit.theory.units import binary_text
@@ -107,6 +108,10 @@ labkit.check("12.route", route)
 
 # %% predict="busiest-expert"
 your_busiest = ...
+
+
+# %%
+target("12-visits")
 
 
 # %%
@@ -309,6 +314,10 @@ labkit.check("12.all-to-all", exchange_counts, AllToAll)
 
 
 # %%
+target("12-dispatch")
+
+
+# %%
 def send_once(group: dist.ProcessGroup) -> int:
     tokens, ranks = some_text(256, 32, dist.get_rank(group)), dist.get_world_size(group)
     _, experts, _ = route(tokens, a_router(8, 32), 2)
@@ -470,6 +479,9 @@ Table(
 )
 
 # %%
+target("12-layer")
+
+# %%
 draw_timeline(job)
 
 # %% [markdown]
@@ -584,6 +596,9 @@ Table(
     ["step", "busiest expert", "idlest expert", "even share"],
     [[step, max(history[step]), min(history[step]), sum(history[step]) / 8] for step in (0, 5, 15, 30, 59)],
 )
+
+# %%
+target("12-nudged")
 
 # %%
 draw_visits(history[-1], owners=[0, 0, 1, 1, 2, 2, 3, 3])
