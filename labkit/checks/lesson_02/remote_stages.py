@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_02.late_receiver import receives_late
 from labkit.checks.lesson_02.small_layers import (
     STEPS,
     BesidePlain,
@@ -98,20 +99,22 @@ def train_stage(rank: Rank) -> None:
 
 
 def use_twice(rank: Rank) -> None:
-    """Forward and back with a batch, and with one of another size."""
+    """Forward and back with a batch, and with one of another size; every message is fetched late."""
     made = _stage_of(rank)
-    for prefix in ("", AGAIN):
-        _both_ways(rank, made, prefix)
+    with receives_late():
+        for prefix in ("", AGAIN):
+            _both_ways(rank, made, prefix)
 
 
 def use_without_gradients(rank: Rank) -> None:
-    """Forward alone, under torch.no_grad(), with two batches one behind the other. What went in and what came
-    out is overwritten at once. Then once more in evaluation mode. Fact: graph, whether that output has one.
+    """Forward alone, under torch.no_grad(), with two batches one behind the other, fetched late. What went in
+    and what came out is overwritten at once. Then once more in evaluation mode. Fact: graph, whether that
+    output has one.
     """
     made = _stage_of(rank)
     for prefix in ("", AGAIN):
         x = rank.inputs[f"{prefix}x"].clone() if made.place.position == 0 else None
-        with torch.no_grad(), rank.recording(f"{prefix}forward"):
+        with torch.no_grad(), receives_late(), rank.recording(f"{prefix}forward"):
             out = _forward(made.stage, x)
         _report_output(rank, made.place, out, prefix)
         for tensor in (x, out if _is_last(made.place) else None):
