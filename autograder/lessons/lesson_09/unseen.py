@@ -39,7 +39,7 @@ def _grid(seed: int) -> list[Case]:
         groups_case("unseen: 4 x 1", {"dp": 4, "tp": 1}, ("tp", "dp"), seed, "groups-of-one"),
         refused_case("unseen: a grid of 1", "build_groups", [{"dp": 1}, ["dp"]], [1, 2], seed),
         refused_case(
-            "unseen: rank 6 of 6", "rank_to_coordinates", [6, {"a": 2, "b": 3}, ["b", "a"]], [6], seed
+            "unseen: rank 6 of 6", "rank_to_coordinates", [6, {"a": 2, "b": 3}, ["b", "a"]], [], seed
         ),
         refused_case(
             "unseen: a coordinate of -1",

@@ -136,10 +136,9 @@ def in_every_size(rule: Rule) -> Judge:
 
 
 def refuses_remainders(evidence: Evidence) -> Iterator[Finding]:
-    """Micro-batches that are not a multiple of the ranks are a ValueError that names both."""
+    """Micro-batches that are not a multiple of the ranks are a ValueError."""
     for size in sizes_of(evidence.case):
-        names = (size.ranks, size.micro_batches)
-        yield refused(str(size), ["ValueError"], evidence.answers[0], names)
+        yield refused(str(size), ["ValueError"], evidence.answers[0])
 
 
 def read_lists(facts: list[list[list[JSON]]]) -> Lists:

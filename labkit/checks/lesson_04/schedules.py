@@ -194,7 +194,7 @@ INTERLEAVED = Exercise(
             "refuses-remainder",
             "robustness",
             1,
-            "When m is not a multiple of the ranks, a ValueError names both numbers.",
+            "A number of micro-batches that is not a multiple of the ranks is a ValueError.",
             "the last group is not full: its chunks would wait for micro-batches that do not exist",
             {"refused": refuses_remainders},
         ),

@@ -77,7 +77,7 @@ def _are_views(evidence: Evidence) -> Iterator[Finding]:
 
 def _impossible_is_refused(evidence: Evidence) -> Iterator[Finding]:
     for m, samples in evidence.case.params["refused"]:
-        found = refused(f"{m} of {samples}", ["ValueError"], evidence.answers[0], [m])
+        found = refused(f"{m} of {samples}", ["ValueError"], evidence.answers[0])
         yield replace(found, expected=f"{found.expected}, for {m} of {samples} samples")
 
 

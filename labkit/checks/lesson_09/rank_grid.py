@@ -68,7 +68,7 @@ def _cases(seed: int) -> list[Case]:
         groups_case("a cube", CUBE, MEGATRON, seed),
         groups_case("beside another group", {"dp": 2, "tp": 2}, ("tp", "dp"), seed, before=[[0, 1]]),
         refused_case("a grid of 8 on 2 ranks", "build_groups", [CUBE, MEGATRON], [8, 2], seed),
-        refused_case("rank 8 of 8", "rank_to_coordinates", [8, CUBE, MEGATRON], [8], seed),
+        refused_case("rank 8 of 8", "rank_to_coordinates", [8, CUBE, MEGATRON], [], seed),
         refused_case("rank -1", "rank_to_coordinates", [-1, CUBE, MEGATRON], [], seed),
         refused_case("an order without tp", "rank_to_coordinates", [0, CUBE, ["pp", "dp"]], [], seed),
         refused_case(

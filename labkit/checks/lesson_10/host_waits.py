@@ -69,8 +69,7 @@ def net_of(case: Case) -> nn.Sequential:
 
 def _train(rank: Rank) -> None:
     """Answers: trained.NAME, losses. Facts: host_waits; blocking, how many copies to the device block;
-    copied_bytes, of those to the device; read, copies to the host; written_over, how many copies' pinned
-    memory was not left alone.
+    copied_bytes, of those to the device; written_over, how many copies' pinned memory was not left alone.
     """
     net = net_of(rank.case)
     device = torch.device("cuda", rank.params["device"])
@@ -91,7 +90,6 @@ def _train(rank: Rank) -> None:
         rank.fact("blocking", sum(not (t.non_blocking and t.pinned) for t in copies))
         rank.fact("copied_bytes", sum(t.num_bytes for t in copies))
         rank.fact("written_over", machine.written_over)
-        rank.fact("read", sum(not t.destination.startswith("cuda") for t in gpus.transfers))
         gpus.synchronize()
         for name, parameter in net.named_parameters():
             rank.answer(f"trained.{name}", parameter.cpu())
@@ -133,7 +131,6 @@ def _never_waits(evidence: Evidence) -> Iterator[Finding]:
     told = "the host waits once, at the end, for all losses together"
     seen = f"it waits {facts['host_waits']} times in {evidence.case.params['steps']} steps"
     yield Finding(facts["host_waits"] <= 1, told, seen)
-    yield Finding(facts["read"] <= 1, "one copy to the host at most", f"{facts['read']} copies to the host")
 
 
 def _copies_do_not_block(evidence: Evidence) -> Iterator[Finding]:

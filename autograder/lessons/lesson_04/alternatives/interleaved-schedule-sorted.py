@@ -5,7 +5,7 @@ from labkit.theory.schedule import Action
 
 def interleaved_schedule(rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int) -> list[Action]:
     if num_micro_batches % num_ranks != 0:
-        raise ValueError(f"expected a multiple of {num_ranks} micro-batches, found {num_micro_batches}")
+        raise ValueError("the micro-batches do not make whole groups")
     pairs = [(i, chunk) for i in range(num_micro_batches) for chunk in range(num_chunks)]
     up = sorted(pairs, key=lambda p: (p[0] // num_ranks, p[1], p[0]))
     down = sorted(pairs, key=lambda p: (p[0] // num_ranks, -p[1], p[0]))

@@ -11,7 +11,7 @@ def strides(sizes: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
 def rank_to_coordinates(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
     steps = strides(sizes, order)
     if rank < 0 or rank >= math.prod(sizes.values()):
-        raise ValueError(f"no rank {rank}")
+        raise ValueError("there is no such rank")
     return {axis: rank // steps[axis] % sizes[axis] for axis in order}
 
 
