@@ -80,9 +80,12 @@ def waits_for_messages(evidence: Evidence) -> Iterator[Finding]:
 
 
 def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
-    """Activations went one way once and gradients the other way once, and nothing else was sent."""
+    """Activations went one way once and gradients the other way once, and nothing else was sent; a barrier
+    sends nothing.
+    """
     for answer in evidence.answers:
-        seen = Counter((c["op"], c["num_bytes"], c["peer"]) for c in answer.collectives["messages"])
+        calls = [c for c in answer.collectives["messages"] if c["op"] != "barrier"]
+        seen = Counter((c["op"], c["num_bytes"], c["peer"]) for c in calls)
         wanted = Counter(_messages_of(evidence.case, answer.rank))
         text = _extra(wanted - seen, "missing: ") + _extra(seen - wanted, "too many: ")
         crossing = "one an activation or gradient that crosses to another rank"
