@@ -1,4 +1,4 @@
-"""Each loss comes back behind its step, into pinned memory of its own, and one event tells when all are there."""
+"""Each loss comes back behind its step, into pinned memory of its own; the host waits once, for all."""
 
 from collections.abc import Iterable
 
