@@ -151,10 +151,13 @@ def digest(question: str, value: float) -> str:
 
 
 def _three_digits(value: float) -> Iterator[float]:
-    """A number cut to three digits, and the next one: 989.5, which rounds to 990, is as good as 989.4."""
+    """The numbers of three digits beside a number: a third digit that is one off, as by a source that rounds
+    otherwise (half of 1,979 is 989.5, to three digits 990), is as good as the recorded one.
+    """
     if value and math.isfinite(value):
         unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
-        yield from (math.floor(value / unit) * unit, math.ceil(value / unit) * unit)
+        around = (math.floor(value / unit), math.ceil(value / unit))
+        yield from (count * unit for count in range(around[0] - 1, around[1] + 2))
 
 
 def _expected_text(expected: JSON) -> str:
