@@ -534,8 +534,8 @@ Table(
 # targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand.
 #
 # "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay
-# as they are; they may be views, and logits need not ask for a gradient. What comes out when every token is
-# ignored is not asked.
+# as they are; they may be views, and logits need not ask for a gradient. Those of the vocabulary are finite.
+# What comes out when every token is ignored is not asked.
 #
 # With **label smoothing** $\varepsilon$ the target gets $1 - \varepsilon$ of the weight and *all $V$*
 # tokens share $\varepsilon$:
@@ -677,8 +677,9 @@ Table(
 # `random_state` and `set_random_state` read and put back the state of the generator that dropout uses;
 # `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
 # happened, even when an exception ends the block, `KeyboardInterrupt` among them: there the stream goes on
-# too. The same seed gives the same streams each time, another seed others, and a rank counts by its number in
-# `group`. Nothing is sent. Nobody enters a stream inside another one.
+# too, and the exception leaves the block. The same seed gives the same streams each time, another seed
+# others, and a rank counts by its number in `group`. Nothing is sent. Nobody enters a stream inside another
+# one.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>
@@ -1078,8 +1079,8 @@ class TensorParallelMLP(nn.Module):
 # it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token,
 # a norm that is written out keeps three times as much. It may be 12% more than the plan's formula (below,
 # at "What a block keeps"). Where whole parameters' gradients are summed, those calls of at most $4h$
-# numbers each are not counted. After `eval()` nothing is dropped. A rank does a $t$-th of the matrix
-# products.
+# numbers each are not counted. In training dropout is at work under `no_grad` too, after `eval()` nothing is
+# dropped. A rank does a $t$-th of the matrix products.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
@@ -1342,9 +1343,9 @@ draw_memory(
 #
 # The same three questions as for the block. Positions are whole, and with divided tokens a rank adds those
 # of its own tokens. The sum of token and position vectors is dropped with the config's probability, in
-# training. All-reduces of at most five numbers a token (the loss) are not counted among the calls. A rank
-# does a $t$-th of the matrix products. `to_full` has every name of the whole model's state dict,
-# `head.weight` too where it is tied.
+# training, under `no_grad` too. All-reduces of at most five numbers a token (the loss) are not counted
+# among the calls. A rank does a $t$-th of the matrix products. `to_full` has every name of the whole
+# model's state dict, `head.weight` too where it is tied.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>

@@ -71,7 +71,8 @@ draw_stages(ranks=4)
 # ### Exercise: the bytes of one rank
 #
 # Shards are equal: a tensor of $n$ numbers is cut into $d$ shards of $\lceil n/d \rceil$, and padded where
-# that is too much. A model is a list of *units* (its layers, mostly), `numels[i]` parameters each.
+# that is too much. A model is a list of *units* (its layers, mostly), one or more, `numels[i]`
+# parameters each.
 #
 # * **Stage 0** shards nothing and pads nothing.
 # * **Stage 1** lays the whole model in one flat tensor, cut once: $S = \lceil \Psi/d \rceil$. Weights are the
@@ -364,11 +365,12 @@ prediction(
 # ### Exercise: sharded optimizer
 #
 # Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it, and its
-# `param_groups` are yours, in the same order. Padding belongs to the last group. A parameter without a
-# gradient counts as one with zeros, and a rank may have none at all; frozen ones (`requires_grad=False`) are
-# left alone, and their group stays one. All replicas start equal. Send each gradient once, through
-# reduce-scatter and in the master's dtype, and each weight once, through all-gather and in its own: $2\Psi$,
-# not an all-reduce *and* an all-gather. Rounding is torch's, to the nearest.
+# `param_groups` are yours, in the same order and with every option that yours have, also one that torch does
+# not know. Padding belongs to the last group. A parameter without a gradient counts as one with zeros, and a
+# rank may have none at all; frozen ones (`requires_grad=False`) are left alone, and their group stays one.
+# All replicas start equal. Send each gradient once, through reduce-scatter and in the master's dtype, and
+# each weight once, through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather.
+# Rounding is torch's, to the nearest.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -801,7 +803,8 @@ class FlatUnit:
 # after forward (also one without gradients, one that raises, or one after that), after backward or after
 # `full_weights`, gradients of at most two units; three passes a micro-batch: gather, gather, scatter (frozen:
 # two gathers). What is fetched ahead is waited for when its own unit's turn comes, not before.
-# A unit may have no parameters. It may be called twice, the module too before one backward, or not at all;
+# A unit may have no parameters, and it may return tensors in lists, tuples and dicts, one in the other, of
+# which some are not used. It may be called twice, the module too before one backward, or not at all;
 # then all ranks do so.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
@@ -1085,8 +1088,8 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 #
 # Scale every gradient by $\min(1,\ \text{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place, and return
 # the norm before scaling, the same scalar on every rank. Sum in float64. A parameter may have no gradient
-# (on this rank), a frozen one may have one, which counts, and there may be no shards, or no replicated ones.
-# `max_norm` is 0 or more. One all-reduce.
+# (on this rank), and then has none afterwards; a frozen one may have one, which counts, and there may be no
+# shards, or no replicated ones. `max_norm` is 0 or more. One all-reduce.
 
 
 # %% exercise="08.global-grad-norm" difficulty=2 minutes=8
@@ -1145,18 +1148,18 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # Parts are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when they
 # are read.
 # A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with padding at the end of
-# the flat tensor; `load_shards` returns such shards for *its* number of ranks, padding zero. `extra` is
-# small and the same on every rank: step counts, the learning rate. Older checkpoints stay. The newest is
-# loaded: of those that are whole the one of the highest step, and where a step was saved again, its last
-# one. The disk is shared, but what another rank wrote may be seen late: each rank makes the folder itself
-# and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
-# the ranks' files come together when all have saved.) What is newest must be told by names or contents: a
-# file that was copied has another time. A step may be saved again, by a job that was resumed, perhaps on
-# fewer ranks, and what is there of it may be half written: parts of the two saves must never be read as one.
-# A rank that cannot write raises; the others may raise too, or wait until their group gives up. What
-# `save_shards` wrote is on the disk when it returns, and parts are before a name says "whole": the checks
-# cut the power. `Path` does all that is needed, and its `rename` replaces a file; code that imports `os`
-# costs nothing, but a person will look at it.
+# the flat tensor, and no two of them share memory; `load_shards` returns such shards for *its* number of
+# ranks, padding zero. `extra` is small and the same on every rank: step counts, the learning rate. Older
+# checkpoints stay. The newest is loaded: of those that are whole the one of the highest step, and where a
+# step was saved again, its last one. The disk is shared, but what another rank wrote may be seen late: each
+# rank makes the folder itself and works on its own files alone, none looks for another's or renames what
+# another wrote. (In the checks the ranks' files come together when all have saved.) What is newest must be
+# told by names or contents: a file that was copied has another time. A step may be saved again, by a job
+# that was resumed, perhaps on fewer ranks, and what is there of it may be half written: parts of the two
+# saves must never be read as one. A rank that cannot write raises; the others may raise too, or wait until
+# their group gives up. What `save_shards` wrote is on the disk when it returns, and parts are before a name
+# says "whole": the checks cut the power. `Path` does all that is needed, and its `rename` replaces a file;
+# code that imports `os` costs nothing, but a person will look at it.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of

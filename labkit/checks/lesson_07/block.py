@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Exercise, Finding, Property, every
 from labkit.checks.lesson_07.attention import ATTENTION_ID
 from labkit.checks.lesson_07.modules import (
@@ -39,7 +39,7 @@ from labkit.checks.shared.cuts import cut_block
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, loaded, under, use_part
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
-from labkit.model import Block, explicit_attention
+from labkit.model import Attend, Block, explicit_attention
 
 BLOCK_ID = "07.tensor-parallel-block"
 ADDED = (1.0, 10.0)  # by attention and by the MLP, where what is dropped is looked at
@@ -102,12 +102,16 @@ def _measure_kept(rank: Rank, split: Split) -> None:
 
 
 def _watch_dropout(rank: Rank, split: Split) -> None:
-    """Answers: differ and agree, in training, as torch's own generators do on the ranks; eval, afterwards."""
+    """Answers: differ and agree, in training, as torch's own generators do on the ranks; bare, in training
+    without gradients; eval, afterwards.
+    """
     part = split.build(rank, split.handed(rank), rank.group)
     x = rank.inputs["x"].clone()
     for name, seed in (("differ", rank.rank), ("agree", 0)):
         seed_generators(seed)
         rank.answer(name, part(x) - x)
+    with torch.no_grad():
+        rank.answer("bare", part(x) - x)
     part.eval()
     rank.answer("eval", part(x) - x)
 
@@ -123,9 +127,19 @@ def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _use_once(rank: Rank, split: Split) -> None:
-    """Answer: added, what the block adds to x in training."""
-    part, x = split.build(rank, split.handed(rank), rank.group), rank.inputs["x"].clone()
+    """Answer: added, what the block adds to x in training. Fact: asked, with which dropout heads attend."""
+    full, asked = split.handed(rank), list[JSON]()
+    attention = full.get_submodule("attention")
+    plain: Attend = attention.attend  # type: ignore[assignment]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        asked.append(float(dropout))
+        return plain(q, k, v, dropout)
+
+    attention.attend = attend  # type: ignore[assignment]
+    part, x = split.build(rank, full, rank.group), rank.inputs["x"].clone()
     rank.answer("added", part(x) - x)
+    rank.fact("asked", asked)
 
 
 def _inputs_that_add_constants(case: Case, generator: torch.Generator) -> Inputs:
@@ -203,9 +217,10 @@ def _drops_apart(evidence: SplitEvidence) -> Iterator[Finding]:
         through = (agree.abs() > 1e-9).double().mean().item()
         told = "attention probabilities dropped differently on every rank"
         yield Finding(through > 0.1, told, "the same dropout on ranks with other heads", answer.rank)
-        dropped = (differ.abs() < 1e-12).double().mean().item()
-        told = "about half of what attention adds to x dropped"
-        yield Finding(0.25 < dropped < 0.75, told, f"{dropped:.0%} dropped", answer.rank)
+        for when, added in {"in training": differ, "and under no_grad": answer.tensors["bare"]}.items():
+            dropped = (added.abs() < 1e-12).double().mean().item()
+            told = f"about half of what attention adds to x dropped, {when}"
+            yield Finding(0.25 < dropped < 0.75, told, f"{dropped:.0%} dropped", answer.rank)
         quiet = answer.tensors["eval"].abs().max().item() < 1e-9
         yield Finding(quiet, "nothing dropped after eval()", "something was", answer.rank)
         yield Finding(not _alike(differ, agree), "another mask in the next forward", "the same", answer.rank)
@@ -234,6 +249,9 @@ def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
         seen = {round(number, 6) for number in answer.tensors["added"].flatten().tolist()}
         told = f"of {ADDED[0]:g} and {ADDED[1]:g} that are added, {sorted(expected)} left by dropout"
         yield Finding(seen == expected, told, f"{sorted(seen)[:6]}", answer.rank)
+        asked = answer.facts["asked"]
+        told = f"heads attend once, with the attention's own dropout of {params['dropout']}"
+        yield Finding(asked == [params["dropout"]], told, f"{asked}", answer.rank)
 
 
 def _alike(one: Tensor, two: Tensor) -> bool:

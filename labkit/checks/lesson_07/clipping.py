@@ -60,7 +60,8 @@ def _clip(
     view: Callable[[Tensor], Tensor] = torch.clone,
     frozen: tuple[str, ...] = (),
 ) -> None:
-    """Clip what this rank has. Answers: norm, grad.NAME. Recording: all.
+    """Clip what this rank has. Answers: norm, grad.NAME. Fact: made, how many of the parameters that had none
+    have a gradient now. Recording: all.
 
     names: of the parameters that are handed over. bare: parameters without gradient beside them. view: copies
     gradients, perhaps in another layout. frozen: those that have a gradient and ask for none.
@@ -80,6 +81,8 @@ def _clip(
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(cut, whole, rank.params["max_norm"], group)
     rank.answer("norm", torch.as_tensor(norm).double().reshape(()))
+    given = [id(parameter) for parameter in parameters.values()]
+    rank.fact("made", sum(p.grad is not None for p in (*cut, *whole) if id(p) not in given))
     for name, parameter in parameters.items():
         rank.answer(f"grad.{name}", parameter.grad)
 
@@ -116,6 +119,8 @@ def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
             wrong = clipped_difference(expected, answer.tensors.get(f"grad.{name}"))
             told = f"gradient of {name}, times {factor:.4g}"
             yield Finding(wrong is None, told, wrong or "", answer.rank)
+        made = answer.facts["made"]
+        yield Finding(not made, "no gradient where there was none", f"{made} made", answer.rank)
 
 
 _NORM_AND_GRADIENTS = every(on_each(_right_norm), _scaled)

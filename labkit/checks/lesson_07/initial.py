@@ -20,7 +20,10 @@ CUT: dict[str, int | None] = {"cut along dim 0": 0, "cut along dim 1": 1}
 WHOLE: dict[str, int | None] = {"whole": None}
 ALIKE = 0.1  # a correlation of two blocks; by chance less than 0.01, of the same numbers 1
 TAILS = 0.5  # of the fourth moment; by chance less than 0.2, by uniform numbers 1.2
+FARTHEST = 3.25  # standard deviations; by chance some 28 of a block's numbers are farther from 0
 UNIQUE = 0.9  # of a block's numbers; by chance 0.99 in float32
+TOGETHER = 0.5  # of the usual products of two lines; by chance less than 0.1 off, in orthogonal lines 1
+MOST_ALIKE = 0.9  # a correlation of two lines; by chance less than 0.7, of the same numbers 1
 OFF = 0.04  # of the standard deviation; by chance less than 0.007, by a block's fan-in at least 0.4
 initial_case = case_maker(shape=[256, 384])
 
@@ -158,6 +161,9 @@ def _normal(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         kurtosis = (((x - x.mean()) ** 4).mean() / x.var() ** 2).item()  # not a number where all are alike
         told = f"{name}: normal numbers, whose fourth moment is 3 squared variances"
         yield Finding(abs(kurtosis - 3) < TAILS, told, f"{kurtosis:.2f}", answer.rank)
+        farthest = (x.abs().max() / x.std()).item()
+        told = f"{name}: normal numbers, some of which are far from 0"
+        yield Finding(farthest > FARTHEST, told, f"at most {farthest:.2f} deviations", answer.rank)
 
 
 def _each_drawn(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
@@ -166,6 +172,25 @@ def _each_drawn(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         others = len(tensor.unique()) / tensor.numel()
         told = f"{name}: each number drawn by itself"
         yield Finding(others > UNIQUE, told, f"{others:.0%} of them are different", answer.rank)
+        for lines, x in {"rows": tensor.double(), "columns": tensor.double().T}.items():
+            usual, most = _go_together(x)
+            apart = abs(usual - 1) < TOGETHER and most < MOST_ALIKE
+            seen = (
+                f"{lines}: products {usual:.2f} times what chance makes them, correlations up to {most:.2f}"
+            )
+            yield Finding(apart, told, seen, answer.rank)
+
+
+def _go_together(lines: Tensor) -> tuple[float, float]:
+    """The mean squared product of two different lines over what chance makes it, and their largest
+    correlation.
+    """
+    n, size = lines.shape
+    products = lines @ lines.T / (size * lines.var())
+    off = products - products.diagonal().diag()
+    lengths = lines.norm(dim=1)
+    alike = (lines @ lines.T / lengths / lengths[:, None]).fill_diagonal_(0.0).abs().max()
+    return (off.square().sum() * size / (n * (n - 1))).item(), alike.item()
 
 
 def _uneven_refused(evidence: Evidence) -> Iterator[Finding]:

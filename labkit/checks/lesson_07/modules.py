@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
@@ -109,6 +110,11 @@ def fewer_tokens(case: Case) -> int:
     """Another length of sequence, which the ranks divide if they divide the case's."""
     size = len(groups_of(case)[0])
     return max(size, case.params["sequence"] - size)
+
+
+def group_alone(rank: Rank) -> dist.ProcessGroup:
+    """A group of this rank alone. Every rank makes all of them, as torch asks."""
+    return [dist.new_group([member]) for member in range(rank.world_size)][rank.rank]
 
 
 def refused_sizes(case: Case) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every, own_entry
-from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, subgroup
+from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, group_alone, subgroup
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, is_refused, nbytes, same, stays_in_group
@@ -56,9 +56,10 @@ def _view(tensor: Tensor) -> Tensor:
 
 def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
     """Both operators, forward and backward, each rank with numbers of its own. Answers for each: output,
-    input_grad, what was handed over afterwards, and "... later" of a call that another one follows.
+    input_grad, what was handed over afterwards, and "... later" of a call that another one follows. Between
+    forward and backward a group of this rank alone comes through.
     """
-    group = enter_group(rank)
+    group, alone = enter_group(rank), group_alone(rank)
     gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
     for name, operator in (("gather", gather), ("scatter", scatter)):
         x, gradient = HANDED[name]
@@ -67,6 +68,7 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
         with rank.recording(f"{name} forward"):
             out = operator.apply(given, group)
         rank.answer(f"{name} output", out)
+        operator.apply(view(rank.inputs["slice"]), alone)
         with rank.attempt("input-gradients"), rank.recording(f"{name} backward"):
             out.backward(back)
         rank.answer(f"{name} input_grad", given.grad)

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, any_layout, case_maker, subgroup
+from labkit.checks.lesson_07.modules import (
+    PAIRS,
+    TORCHS_OWN,
+    any_layout,
+    case_maker,
+    group_alone,
+    subgroup,
+)
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group
@@ -76,17 +83,17 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 
 
 def _use_both(rank: Rank) -> None:
-    """Forward and backward through both products; between them they are used once more. Answers: output,
-    grad.NAME.
+    """Forward and backward through both products; between them they are used once more, in a group of this
+    rank alone. Answers: output, grad.NAME.
     """
-    group, bias = enter_group(rank), rank.params.get("bias", True)
+    group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
     state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
     with rank.recording("forward"):
         out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
     rank.answer("output", out)
     other = {name: 1 - tensor.detach() for name, tensor in state.items()}
-    _two_products(other, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
+    _two_products(other, lambda *a: column(*a, alone), lambda *a: row(*a, alone), bias)
     with rank.attempt("input-gradients"), rank.recording("backward"):
         (out * rank.inputs["grad_output"]).sum().backward()
     for name, tensor in state.items():

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.checks.case import Case, RankAnswer
+from labkit.checks.case import JSON, Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_07.modules import PAIRS, WITHOUT_GROUP, case_maker
 from labkit.checks.rank import Rank
@@ -66,14 +66,19 @@ def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
         with getattr(again, stream)():
             rank.answer(f"{stream} of the same seed", _draw(rank))
     rank.answer("left", _draw(rank))
+    kept: list[JSON] = []
     for name in ("shared", "own"):
         stream = getattr(streams, name)
-        with contextlib.suppress(_Planned), stream():
-            rank.answer(f"{name} before an error", _draw(rank))
-            raise _Planned
+        for error in (ArithmeticError, _Planned):
+            with contextlib.suppress(error):
+                with stream():
+                    rank.answer(f"{name} before an error", _draw(rank))
+                    raise error
+                kept.append(f"{error.__name__} in {name}()")
         rank.answer(f"left by an error in {name}", _draw(rank))
         with stream():
             rank.answer(f"{name} after an error", _draw(rank))
+    rank.fact("kept", kept)
 
 
 class _Planned(BaseException):
@@ -124,6 +129,8 @@ def _torchs_own_unmoved(evidence: Evidence) -> Iterator[Finding]:
         for time, when in OUTSIDE.items():
             told = f"from torch's own generator, {when}, what it gives without streams"
             yield Finding(_same_draw(answer, time, f"alone {time}"), told, "other numbers", answer.rank)
+        kept = ", ".join(answer.facts["kept"])
+        yield Finding(not kept, "an exception leaves the block", f"kept: {kept}", answer.rank)
 
 
 def _sends_nothing(evidence: Evidence) -> Iterator[Finding]:
@@ -183,7 +190,7 @@ EXERCISE = Exercise(
             "others-unmoved",
             "robustness",
             1,
-            "Torch's own generator is left as it was, after an exception too.",
+            "Torch's own generator is left as it was, after an exception too, which leaves the block.",
             "try/finally; torch.manual_seed seeds the generator everybody uses",
             {"values": _torchs_own_unmoved},
         ),

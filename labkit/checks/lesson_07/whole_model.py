@@ -100,7 +100,7 @@ def _cases(seed: int) -> list[Case]:
             sequence_parallel=True,
         ),
         gpt_case("all parts your own", "own-parts", 2, seed, vocabulary=23, sequence_parallel=True),
-        gpt_case("four ranks", "values", 4, seed),
+        gpt_case("four ranks, 7 tokens a sequence", "values", 4, seed, sequence=7),
         gpt_case("22 tokens, untied", "uneven-vocabulary", 4, seed, vocabulary=22, tied=False),
         gpt_case("tokens divided", "sequence-parallel", 4, seed, vocabulary=22, sequence_parallel=True),
         gpt_case("back to one, tied", "round-trip", 4, seed, vocabulary=22),
@@ -112,7 +112,8 @@ def _cases(seed: int) -> list[Case]:
 
 def _watch_dropout(rank: Rank, split: Split) -> None:
     """Answers: first loss, second loss, the gradient of positions, the loss in evaluation, and for each block
-    as "left N" where it left x as it was, in the second forward.
+    as "left N" where it left x as it was, in the second forward. Fact: dropped, the share of what enters the
+    first block in training without gradients.
     """
     part = split.build(rank, split.handed(rank), rank.group)
     left: dict[str, Tensor] = {}
@@ -126,8 +127,20 @@ def _watch_dropout(rank: Rank, split: Split) -> None:
     rank.answer("positions", dict(part.named_parameters())["positions"].grad)
     for name, tensor in left.items():
         rank.answer(name, tensor)
+    rank.fact("dropped", _dropped_without_gradients(rank, split, part))
     part.eval()
     rank.answer("evaluated", split.use(part, [rank.inputs["ids"], rank.inputs["targets"]]))
+
+
+def _dropped_without_gradients(rank: Rank, split: Split, part: nn.Module) -> float:
+    """The share of zeros in what enters the first block."""
+    entered: list[Tensor] = []
+    first = next(part.get_submodule("blocks").children())
+    hook = first.register_forward_pre_hook(lambda block, given: entered.append(given[0]))
+    with torch.no_grad():
+        split.use(part, [rank.inputs["ids"], rank.inputs["targets"]])
+    hook.remove()
+    return (entered[0] == 0).double().mean().item()
 
 
 def _note_what_is_left(
@@ -170,6 +183,14 @@ def _blocks_drop_apart(evidence: SplitEvidence) -> Iterator[Finding]:
         if one is not None and two is not None:
             told = "other places dropped by the second block than by the first"
             yield Finding(not torch.equal(one, two), told, "the same places", answer.rank)
+
+
+def _drops_without_gradients(evidence: SplitEvidence) -> Iterator[Finding]:
+    dropout = evidence.case.params["dropout"]
+    for answer in evidence.answers:
+        dropped = answer.facts["dropped"]
+        told = f"about {dropout:.0%} of the vectors' numbers dropped in training, under no_grad too"
+        yield Finding(dropped > dropout / 4, told, f"{dropped:.0%}", answer.rank)
 
 
 def _drops_nothing_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -301,6 +322,7 @@ EXERCISE = Exercise(
                     _other_loss_each_time,
                     _own_tokens_drop_apart,
                     _blocks_drop_apart,
+                    _drops_without_gradients,
                     _drops_nothing_in_evaluation,
                 )
             },

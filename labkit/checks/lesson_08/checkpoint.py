@@ -171,7 +171,7 @@ def _little_room() -> Iterator[None]:
 
 def _load_nothing(rank: Rank) -> None:
     """Load from an empty folder; save into one that is not there, given as text. Fact: refusal. Answer:
-    made.
+    made. Fact: extra, which was nothing.
     """
     with own_disk() as disk:
         (disk / EMPTY).mkdir()
@@ -181,7 +181,9 @@ def _load_nothing(rank: Rank) -> None:
         new = str(disk / "a" / "new one")
         rank.student.save_shards(new, 1, {"w": own}, totals, {}, rank.group)
         exchange_files(disk, rank.group)
-        rank.answer("made", rank.student.load_shards(new, rank.group)[1]["w"])
+        _, shards, extra = rank.student.load_shards(new, rank.group)
+        rank.answer("made", shards["w"])
+        rank.fact("extra", extra)
 
 
 # -- judges
@@ -254,6 +256,8 @@ def made(evidence: Evidence) -> Iterator[Finding]:
     """What was saved into a new folder came back."""
     for answer in evidence.answers:
         yield same("what was saved into a folder that was not there", torch.ones(2), answer, "made")
+        extra = answer.facts["extra"]
+        yield Finding(extra == {}, "the extra of that save: {}", str(extra), answer.rank)
 
 
 def parts_only(evidence: Evidence) -> Iterator[Finding]:
@@ -288,7 +292,7 @@ def checkpoint_case(name: str, kind: str, ranks: int, seed: int, **params: Any) 
     load_on: numbers of ranks.
     """
     tensors = {"weights": [23, "float64"], "moments": [23, "float32"], "small": [2, "bfloat16"]}
-    tensors |= {"odd": [5, "float32"], "blocks.0.count": [9, "int64"], "none": [0, "float32"]}
+    tensors |= {"odd/one": [5, "float32"], "blocks.0.count": [9, "int64"], "none": [0, "float32"]}
     sizes = {"tensors": tensors, "steps": [4], "load_on": [ranks], **params}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
 

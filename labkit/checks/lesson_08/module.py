@@ -87,8 +87,10 @@ def _with_evaluations(rank: Rank, sharded: nn.Module, step: int) -> None:
 def _evaluate(rank: Rank, sharded: nn.Module, step: int) -> None:
     both = uses_both(rank.case, rank.rank, step)
     sharded(rank.inputs["x"][step, 0], both)
+    sharded.eval()
     with torch.no_grad():
         sharded(rank.inputs["x"][step, 0], both)
+    sharded.train()
 
 
 def _all_at_once(rank: Rank, sharded: nn.Module, step: int) -> None:
@@ -121,8 +123,14 @@ def _train_in_bf16(rank: Rank) -> None:
 def _homeless(rank: Rank) -> None:
     """Leave one unit out of the list. Fact: refusal."""
     net = handed_net(rank)
+    forgotten = net.get_submodule(_forgotten(rank.case)[0])
     with rank.expect_error("refusal"):
-        rank.student.FullyShardedModule(net, [u for u in net.units() if u is not net.third], rank.group, 1)
+        rank.student.FullyShardedModule(net, [u for u in net.units() if u is not forgotten], rank.group, 1)
+
+
+def _forgotten(case: Case) -> list[str]:
+    """The unit that is left out of the list."""
+    return [case.params.get("forgotten", "third")]
 
 
 # -- judges
@@ -247,6 +255,7 @@ def module_cases(seed: int) -> list[Case]:
         unit_case("fewer numbers than ranks", "tiny", 4, seed, width=1, inner=1),
         unit_case("a unit without weights", "tiny", 2, seed, parts=["bare"], micro_batches=2),
         unit_case("a unit that was forgotten", "homeless", 2, seed),
+        unit_case("a frozen one", "homeless", 2, seed, parts=["frozen"], forgotten="frozen"),
         unit_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
         unit_case("one rank", "values", 1, seed, prefetch=9),
     ]
@@ -389,7 +398,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "Fewer numbers than ranks work, and a unit without parameters; a parameter in no unit is refused"
             " with a ValueError that names it.",
             "",
-            {"tiny": _ALL, "homeless": is_refused("refusal", "ValueError", names=lambda case: ["third"])},
+            {"tiny": _ALL, "homeless": is_refused("refusal", "ValueError", names=_forgotten)},
         ),
         Property(
             "subgroup",

@@ -21,6 +21,7 @@ from labkit.checks.shared.split import drawn, dtype_of, loaded, under
 
 LEARNING_RATE = 0.3
 STEPS = 3
+SLOWER = "slower"  # an option of a group of parameters that the schedule reads
 PAIRS = [[0, 3], [1, 2]]  # groups whose ranks are not those of the job
 FORBIDDEN = (
     "torch.distributed.fsdp.fully_shard",
@@ -47,14 +48,15 @@ class Side(nn.Module):
 
 
 class Two(nn.Module):
-    """Two inputs, and a dict of two outputs."""
+    """Two inputs, and a dict of outputs: one in a list, one in a tuple, one that nobody uses."""
 
     def __init__(self, width: int):
         super().__init__()
         self.left, self.right = nn.Linear(width, width), nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, *, y: Tensor) -> dict[str, Tensor]:
-        return {"sum": self.left(x) + self.right(y), "left": torch.tanh(self.left(x))}
+    def forward(self, x: Tensor, *, y: Tensor) -> dict[str, Sequence[Tensor]]:
+        left = self.left(x)
+        return {"sum": [left + self.right(y)], "left": (torch.tanh(self.left(x)),), "unused": [left - x]}
 
 
 class Net(nn.Module):
@@ -120,7 +122,7 @@ class Net(nn.Module):
             x = torch.tanh(self.skipped(x))
         if self.two is not None:
             found = self.two(x, y=x * x)
-            x = torch.tanh(found["sum"]) * found["left"]
+            x = torch.tanh(found["sum"][0]) * found["left"][0]
         if self.bare is not None:
             x = self.bare(x)
         if self.partly is not None:
@@ -280,9 +282,9 @@ def option_groups(net: nn.Module) -> list[dict[str, Any]]:
     matrices = [p for p in net.parameters() if p.dim() > 1]
     vectors = [p for p in net.parameters() if p.dim() == 1]
     return [
-        {"params": matrices[::2], "weight_decay": 0.3},
+        {"params": matrices[::2], "weight_decay": 0.3, SLOWER: 2},
         {"params": vectors, "weight_decay": 0.0, "lr": 2 * LEARNING_RATE},
-        {"params": matrices[1::2], "lr": LEARNING_RATE / 2},
+        {"params": matrices[1::2], "lr": LEARNING_RATE / 2, SLOWER: 0.5},
     ]
 
 
@@ -313,10 +315,12 @@ def optimizer_of(case: Case, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def set_rates(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """A schedule, where the case has one: the learning rate falls, the faster the later the group."""
+    """A schedule, where the case has one: the learning rate falls, the faster the later the group, and as a
+    group's own option says, which is none of torch's.
+    """
     if case.params.get("schedule"):
         for number, group in enumerate(optimizer.param_groups, 1):
-            group["lr"] = group["lr"] / 2 ** (step * number)
+            group["lr"] = group["lr"] / 2 ** (step * number * group.get(SLOWER, 1))
 
 
 def answer_weights(rank: Rank, weights: Mapping[str, Tensor], step: int) -> None:

@@ -70,7 +70,9 @@ def _is_used(case: Case, index: int) -> bool:
 
 
 def _clip(rank: Rank) -> None:
-    """Answers: norm, shard.N, whole.N (gradients afterwards). Recording: clip."""
+    """Answers: norm, shard.N, whole.N (gradients afterwards). Fact: made, how many of the parameters that had
+    none have a gradient now. Recording: clip.
+    """
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
     shards, owned, replicated = [], [], []
     for index, total in enumerate(rank.params["totals"]):
@@ -83,9 +85,11 @@ def _clip(rank: Rank) -> None:
         gradient = rank.inputs[f"whole.{index}"].clone()
         used = _is_used(rank.case, index)
         replicated.append(_parameter(rank, f"whole.{index}", gradient if used else None))
+    without = [p for p in (*shards, *replicated) if p.grad is None]
     with rank.recording("clip"):
         norm = rank.student.clip_grad_norm(shards, owned, replicated, rank.params["max_norm"], group)
     rank.answer("norm", torch.as_tensor(norm, dtype=torch.float64).reshape(()))
+    rank.fact("made", sum(p.grad is not None for p in without))
     for index, (shard, count) in enumerate(zip(shards, owned, strict=True)):
         rank.answer(f"shard.{index}", None if shard.grad is None else shard.grad[:count])
     for index, parameter in enumerate(replicated):
@@ -130,6 +134,8 @@ def gradients_are_scaled(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         factor = min(1.0, evidence.case.params["max_norm"] / (_norm(evidence, answer.rank) + 1e-6))
         yield from _scaled(evidence, answer, factor)
+        made = answer.facts["made"]
+        yield Finding(not made, "no gradient where there was none", f"{made} made", answer.rank)
 
 
 def _scaled(evidence: Evidence, answer: RankAnswer, factor: float) -> Iterator[Finding]:

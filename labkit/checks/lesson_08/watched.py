@@ -59,9 +59,11 @@ def watch(rank: Rank) -> None:
     step_plainly(sharded.shards)
     sharded.full_weights()
     rank.fact("after_full_weights", settled_bytes_of_process() - before)
+    sharded.eval()
     with torch.no_grad():
         sharded(x)
     rank.fact("after_evaluation", settled_bytes_of_process() - before)
+    sharded.train()
     _fail_on_the_way(sharded, net, x)
     rank.fact("after_an_error", settled_bytes_of_process() - before)
     with torch.no_grad():
