@@ -292,7 +292,7 @@ def checkpoint_case(name: str, kind: str, ranks: int, seed: int, **params: Any) 
     load_on: numbers of ranks.
     """
     tensors = {"weights": [23, "float64"], "moments": [23, "float32"], "small": [2, "bfloat16"]}
-    tensors |= {"odd/one": [5, "float32"], "blocks.0.count": [9, "int64"], "none": [0, "float32"]}
+    tensors |= {"odd": [5, "float32"], "blocks.0.count": [9, "int64"], "none": [0, "float32"]}
     sizes = {"tensors": tensors, "steps": [4], "load_on": [ranks], **params}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
 
