@@ -72,6 +72,9 @@ def fetches_once(evidence: Watched) -> Iterator[Finding]:
     """Offloaded weights come to the device once a pass, and their gradients leave it once."""
     sizes, answer = evidence.sizes, evidence.answers[0]
     once = sizes.offloaded()
+    waiting = answer.facts["pinned"][sizes.resident :]
+    told = "the weights of each offloaded layer wait in pinned memory"
+    yield Finding(all(waiting), told, f"{waiting.count(False)} of {len(waiting)} layers do not")
     for phase, extra in (("inference", sizes.x), ("forward", sizes.x)):
         seen = _to_device(answer, phase) - extra
         told = f"{phase}: the weights of each offloaded layer copied to the device once, {once:,} bytes"

@@ -194,7 +194,9 @@ def layerwise_case(
 def _layerwise_cases(seed: int) -> list[Case]:
     return [
         layerwise_case("2 devices", "values", SMALL, [0, 0, 0, 1, 1], [3], seed),
-        layerwise_case("3 devices", "values", SMALL, [0, 1, 1, 1, 2], [2, 3], seed, frozen=["1.weight"]),
+        layerwise_case(
+            "3 devices", "values", SMALL, [0, 1, 1, 1, 2], [2, 3], seed, frozen=["1.weight"], resting=[1]
+        ),
         layerwise_case("1 device", "values", SMALL[:2], [0, 0], [4], seed),
         layerwise_case("the host among them", "places", SMALL, [0, -1, -1, 1, 1], [3], seed, by_name=True),
         layerwise_case("x on a device", "values", SMALL, [0, 0, 1, 1, 1], [3], seed, x_on="cuda:1"),

@@ -70,7 +70,7 @@ def use_offloaded_model(rank: Rank, late: bool = False) -> None:
 
 
 def use_two_batches(rank: Rank) -> None:
-    """Two forward passes, and one backward through both. Answers: grad.N."""
+    """Two forward passes, and one backward through both. Answers: grad.N, output."""
     with _model_on_device(rank) as (model, _, _):
         add_two_batches(rank, model, rank.inputs)
 
@@ -82,11 +82,14 @@ def ask_for_impossible_residents(rank: Rank) -> None:
 
 
 def watch_offloaded_model(rank: Rank) -> None:
-    """Report memory and copies: of a forward pass for inference, of a training step, and of one for a batch
-    whose activations are larger than a layer.
+    """Report memory and copies: after a step, of a forward pass for inference, of a training step, and of one
+    for a batch whose activations are larger than a layer.
     """
     with _model_on_device(rank) as (model, layers, gpu):
         rank.fact("held at rest", gpu.allocated(_gpu(rank.case)))
+        rank.fact("pinned", [all(p.is_pinned() for p in layer.parameters()) for layer in layers])
+        model(rank.inputs["x"].clone()).sum().backward()
+        model.zero_grad()
         log = Log()
         for index, layer in enumerate(layers):
             assert isinstance(layer, Dense)
@@ -190,7 +193,7 @@ def _offload_cases(seed: int) -> list[Case]:
     wide = wide_layers(64, 6)
     return [
         offload_case("2 of 5 resident", "values", SMALL, 2, [3], seed),
-        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=FROZEN),
+        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=FROZEN, resting=[0, 3]),
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0"),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
@@ -300,7 +303,7 @@ EXERCISE = Exercise(
             1,
             "Several forward passes may come before their backward.",
             "what a forward leaves in the model for its backward is overwritten by the next one",
-            {"two-batches": equals("grad")},
+            {"two-batches": equals("grad", "output")},
         ),
         Property(
             "all-or-none",

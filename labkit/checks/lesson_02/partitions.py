@@ -14,20 +14,24 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import refused
 
 ROUNDING = 1 + 1e-9
+RANGES = "a list of ranges"
 NEAR_ENOUGH = 1.3  # where a case asks for something else than the best cut
 
 
 def ask_partitions(rank: Rank) -> None:
     """Call `partition_layers` with each of the case's questions [costs, num_devices], with a tuple of costs
-    every second time. Fact: parts.
+    every second time. Facts: parts; kinds, what each answer is.
     """
-    parts = []
+    parts, kinds = [], []
     for number, (costs, num_devices) in enumerate(rank.params["questions"]):
         given = tuple(costs) if number % 2 else list(costs)
-        parts.append(_plain(rank.student.partition_layers(given, num_devices)))
+        answer = rank.student.partition_layers(given, num_devices)
+        kinds.append(_kind(answer))
+        parts.append(_plain(answer))
         if list(given) != list(costs):
             raise ValueError("partition_layers changed the list of costs it was given")
     rank.fact("parts", parts)
+    rank.fact("kinds", kinds)
 
 
 def ask_the_impossible(rank: Rank) -> None:
@@ -35,6 +39,14 @@ def ask_the_impossible(rank: Rank) -> None:
     for index, (costs, num_devices) in enumerate(rank.params["questions"]):
         with rank.expect_error(f"refusal {index}"):
             rank.student.partition_layers(list(costs), num_devices)
+
+
+def _kind(answer: Any) -> str:
+    """What the answer is, in words: `RANGES`, or what stands in their place."""
+    if not isinstance(answer, list | tuple):
+        return f"a {type(answer).__name__}"
+    others = sorted({type(part).__name__ for part in answer if not isinstance(part, range)})
+    return f"a {type(answer).__name__} with {', '.join(others)}" if others else RANGES
 
 
 def _plain(parts: Any) -> JSON:
@@ -56,6 +68,8 @@ def each_layer_once(evidence: Evidence) -> Iterator[Finding]:
         told = f"{num_devices} parts that hold layers 0 to {len(costs) - 1}, each once, in order"
         asked = f"{_short(costs)} on {num_devices} devices"
         yield Finding(_is_whole(costs, num_devices, parts), f"{asked}: {told}", f"parts {_short(parts)}")
+    for kind in evidence.answers[0].facts["kinds"]:
+        yield Finding(kind == RANGES, RANGES, kind)
 
 
 def largest_is_least(evidence: Evidence, slack: float = ROUNDING) -> Iterator[Finding]:
@@ -108,6 +122,12 @@ def model_costs(draw: Random, num_layers: int) -> list[float]:
     return [round(draw.uniform(0, 6), 3), *middle, round(draw.uniform(2, 12), 3)]
 
 
+def _other_units(questions: Sequence[Any]) -> list[Any]:
+    """The same questions with costs in nanoseconds, told in seconds, and in TiB, told in bytes."""
+    seconds = [[[cost * 1e-9 for cost in costs], k] for costs, k in questions]
+    return seconds + [[[int(cost * 2**40) for cost in costs], k] for costs, k in questions]
+
+
 def _short(value: Any, most: int = 160) -> str:
     text = str(value)
     return text if len(text) <= most else text[: most - 3] + "..."
@@ -131,6 +151,7 @@ def _partition_cases(seed: int) -> list[Case]:
         partition_case("worked example", "even", [[[1, 2, 3, 4, 5], 2], [[3, 1, 1, 1, 6], 3]], seed),
         partition_case("random costs", "even", random, seed),
         partition_case("language models", "even", models, seed),
+        partition_case("seconds, and bytes", "even", _other_units(models), seed),
         partition_case("300 layers", "many-layers", [[model_costs(draw, 300), 16]], seed),
         partition_case("few layers", "few-layers", [[[4, 2], 4], [[1.5], 1], [[0, 0, 0], 2]], seed),
         partition_refusals(
@@ -158,7 +179,7 @@ EXERCISE = Exercise(
             "every-layer-once",
             "mechanism",
             1,
-            "Every layer is in exactly one part, in order, and there is one part a device.",
+            "Every layer is in exactly one part, in order, and there is one part a device, each a range.",
             "len(costs) // num_devices layers a device: the remainder is nobody's",
             {"even": each_layer_once},
         ),

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge
-from labkit.checks.shared.beside import PlainSeat, Seat, State, by_number, observe, same, train
+from labkit.checks.shared.beside import PlainSeat, Seat, State, by_number, descend, observe, same, train
 from labkit.checks.shared.split import dtype_of
 
 Specs = list[list[Any]]
 
-SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["dense", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
+SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["hooked", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
 STEPS = 2
 INFERENCE = ("evaluated", "graph", "given", "asked")  # what `compare` answers of a pass without gradients
 DROPOUT_SEED = 11
@@ -49,6 +49,14 @@ class Dense(nn.Module):
             self.on_start()
         out = torch.tanh(nn.functional.linear(x, self.weight, self.bias))
         return out if self.training else out / 2
+
+
+class Hooked(Dense):
+    """Dense, with a hook that doubles what comes out, as `weight_norm` and others hang on a layer."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(inputs, outputs, dtype)
+        self.register_forward_hook(lambda layer, given, out: 2 * out)
 
 
 class Scaled(Dense):
@@ -91,9 +99,10 @@ class Transposed(nn.Module):
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
-    Each is ["dense" or "scaled", inputs, outputs], ["counting", width], ["dropout", how likely], ["tied",
-    whose weight it has], ["again", which layer it is] or ["lookup", rows, width], whose input are whole
-    numbers. The case's `frozen` names parameters ("2.weight") that are not trained.
+    Each is ["dense", "hooked" or "scaled", inputs, outputs], ["counting", width], ["dropout", how likely],
+    ["tied", whose weight it has], ["again", which layer it is] or ["lookup", rows, width], whose input are
+    whole numbers. The case's `frozen` names parameters ("2.weight") that are not trained, its `resting` the
+    layers that are in evaluation mode.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     own = range(len(layers))[first:last]
@@ -101,6 +110,8 @@ def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = 
         if layer_of(name) in own:
             parameter.data.copy_(inputs[f"weights.{name}"])
         parameter.requires_grad_(name not in case.params.get("frozen", ()))
+    for number in case.params.get("resting", ()):
+        layers[number].eval()
     return layers[first:last]
 
 
@@ -114,6 +125,8 @@ def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn
     for kind, *sizes in specs:
         if kind == "dense":
             layers.append(Dense(sizes[0], sizes[1], dtype))
+        elif kind == "hooked":
+            layers.append(Hooked(sizes[0], sizes[1], dtype))
         elif kind == "scaled":
             layers.append(Scaled(sizes[0], sizes[1], dtype))
         elif kind == "counting":
@@ -219,10 +232,17 @@ class BesidePlain(Evidence):
 
 
 def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
-    """One backward for two batches, as one accumulates. Answers grad.N (N counts in order)."""
-    torch.stack([error_of(model, batch) for batch in batches_of(inputs)]).sum().backward()
+    """One backward for two batches, as one accumulates, with a look at other numbers, without gradients,
+    before it; then a step of SGD, and what the model gives. Answers: grad.N (N counts in order), output.
+    """
+    losses = [error_of(model, batch) for batch in batches_of(inputs)]
+    with torch.no_grad():
+        model(inputs["x"])
+    torch.stack(losses).sum().backward()
     for number, parameter in enumerate(model.parameters()):
         seat.answer(f"grad.{number}", parameter.grad)
+    descend(model)
+    seat.answer("output", model(inputs["x"]))
 
 
 class BesideTwoBatches(BesidePlain):

@@ -84,7 +84,7 @@ def timing_case(
 
 def _timing_cases(seed: int) -> list[Case]:
     return [
-        timing_case("one device", "device-time", [40], seed, steps=3),
+        timing_case("one device", "device-time", [14], seed, steps=9),
         timing_case("the first is slower", "device-time", [60, 20], seed),
         timing_case("unequal steps", "device-time", [20, 30], seed, second_ms=160),
         timing_case("the last is slower", "device-time", [10, 20, 50], seed),

@@ -22,6 +22,7 @@ from labkit.checks.lesson_05.recomputing import (
     runs_twice,
     sends_twice,
 )
+from labkit.checks.lesson_05.subjects import BOTH
 from labkit.checks.shared.formula import Row, formula_exercise, refusal_case, values_case
 
 TORCHS_OWN = (
@@ -56,6 +57,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("an input without gradient", "data", seed),
         checkpoint_case("two results, the first used", "several", seed),
         checkpoint_case("two results, the second used", "several", seed, result=1),
+        checkpoint_case("two results, both used", "several", seed, result=BOTH),
         checkpoint_case("one tensor in two places", "shared", seed),
         checkpoint_case("a tuple of one", "one", seed),
         checkpoint_case("one inside another", "nested", seed),
@@ -101,6 +103,7 @@ def _memory_cases(seed: int) -> list[Case]:
         memory_row([1, 1, 1, 1], 4096, 36864, 49152),
         memory_row([2, 3], 6, 11, 39),
         memory_row([1, 4, 1], 5, 7, 33),
+        memory_row([3, 2, 2], 2**31 + 1, 7 * 2**31 + 3, 21 * 2**31 + 9),
     ]
     empty = {"lengths": [], "boundary_bytes": 1, "layer_bytes": 1}
     return [values_case("peak", rows, seed), refusal_case("no-segments", [empty], seed)]
@@ -115,6 +118,7 @@ def _best_cases(seed: int) -> list[Case]:
         best_row(12, 2, 34, 12),
         best_row(7, 100, 101, 3),
         best_row(30, 5, 60, 21),
+        best_row(7, 2**31 + 1, 2**31 + 3, 3),
     ]
     return [values_case("least-peak", rows, seed)]
 

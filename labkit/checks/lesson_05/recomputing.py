@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Run
 from labkit.checks.lesson_05.subjects import (
+    BOTH,
     Call,
     Recipe,
     Several,
@@ -95,7 +96,7 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
         for _ in range(1, subject.in_a_row):
             results = call(subject.function, results)
     several = isinstance(results, tuple)
-    output = results[subject.result] if several else results
+    output = _used(results, subject.result) if several else results
     torch.rand(5)  # what other code draws in between must not be drawn again
     output.backward(subject.grad_output.to(output.dtype))
     seen = {"output": output.detach(), "next_random": torch.rand(3)}
@@ -104,6 +105,11 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
     seen |= {f"input_grad.{i}": arg.grad for i, arg in enumerate(inputs) if arg.grad is not None}
     seen |= {f"grad.{n}": p.grad for n, p in subject.module.named_parameters() if p.grad is not None}
     return seen | {f"buffer.{n}": b.clone() for n, b in subject.module.named_buffers()}
+
+
+def _used(results: Sequence[Tensor], which: int) -> Tensor:
+    """What backward starts from, of several results."""
+    return results[0] + results[1] if which == BOTH else results[which]
 
 
 def _autocast(subject: Subject) -> contextlib.AbstractContextManager[object]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 
 Call = Callable[..., Any]
+BOTH = -1
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Subject:
     args: tuple[Any, ...]
     module: nn.Module
     grad_output: Tensor
-    result: int  # which of several results backward starts from
+    result: int  # which of several results backward starts from, or `BOTH` of the first two
     autocast: torch.dtype | None
     in_a_row: int = 1
 
