@@ -55,7 +55,7 @@ def _timing_cases(seed: int) -> list[Case]:
             timing_case("three", "device-time", [20, draw.randint(45, 60), 30], seed),
             timing_case("unequal", "device-time", [25], seed, second_ms=draw.randint(140, 180)),
             timing_case("slow start", "first-step", [30, 40], seed, first_ms=draw.randint(200, 300)),
-            timing_case("queue", "earlier-work", [50], seed, earlier_ms=draw.randint(250, 300)),
+            timing_case("queue", "earlier-work", [50, 20], seed, earlier_ms=draw.randint(250, 300)),
         ]
     )
 

@@ -15,6 +15,7 @@ from labkit import devices
 from labkit.checks.case import JSON, Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_02.small_layers import (
+    IDS,
     INFERENCE,
     SMALL,
     BesidePlain,
@@ -36,7 +37,6 @@ Copy = tuple[str, str, int]  # from, to, bytes
 BUFFERED: Specs = [["scaled", 5, 4], ["counting", 4], ["dense", 4, 6], ["scaled", 6, 3], ["counting", 3]]
 TIED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["tied", 0]]
 TWICE: Specs = [["dense", 5, 4], ["dense", 4, 4], ["dense", 4, 4], ["again", 1]]
-IDS: Specs = [["lookup", 7, 5], ["dense", 5, 4], ["dense", 4, 3]]
 
 
 class OnDevices:

@@ -14,8 +14,9 @@ from labkit import devices
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_02.fetching import Watched, fetches_ahead, fetches_once, stays_in_bounds
-from labkit.checks.lesson_02.layerwise import IDS, OnDevices
+from labkit.checks.lesson_02.layerwise import OnDevices
 from labkit.checks.lesson_02.small_layers import (
+    IDS,
     INFERENCE,
     SMALL,
     BesideTwoBatches,
@@ -34,6 +35,7 @@ from labkit.checks.shared.beside import is_refused
 
 BYTES_EACH = 2**26
 LARGE = 512  # times the rows of x, whose activations are then larger than what may lie beside the layers
+FROZEN_WIDE = [f"{layer}.{kind}" for layer in (2, 3, 4, 5) for kind in ("weight", "bias")]
 FROZEN = ["0.bias", "2.weight", "3.weight", "3.bias"]
 
 
@@ -87,6 +89,7 @@ def watch_offloaded_model(rank: Rank) -> None:
     """
     with _model_on_device(rank) as (model, layers, gpu):
         rank.fact("held at rest", gpu.allocated(_gpu(rank.case)))
+        model.train(not rank.params.get("evaluating", False))
         rank.fact("pinned", [all(p.is_pinned() for p in layer.parameters()) for layer in layers])
         model(rank.inputs["x"].clone()).sum().backward()
         model.zero_grad()
@@ -146,7 +149,7 @@ RUNS = {
     **dict.fromkeys(("values", "ids", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
     "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
     "late": _run(partial(use_offloaded_model, late=True)),
-    "watched": _run(watch_offloaded_model),
+    **dict.fromkeys(("watched", "watched-frozen"), _run(watch_offloaded_model)),
     "refusal": _run(ask_for_impossible_residents),
 }
 
@@ -199,6 +202,8 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),
         offload_case("memory, 5 of 6 resident, the second GPU", "watched", wide, 5, [1], seed, gpu=1),
+        offload_case("memory, frozen layers", "watched-frozen", wide, 1, [1], seed, frozen=FROZEN_WIDE),
+        offload_case("memory, in evaluation", "watched-frozen", wide, 1, [1], seed, evaluating=True),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
         offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
         offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
@@ -251,9 +256,9 @@ EXERCISE = Exercise(
             "mechanism",
             6,
             "The device never holds more than the resident layers, the layer at work and the one on its way;"
-            " a pass leaves no activations.",
+            " a pass leaves no activations. Frozen layers and eval() change nothing in it.",
             "autograd keeps every layer's weights for backward, or the copies are never dropped",
-            {"watched": stays_in_bounds},
+            dict.fromkeys(("watched", "watched-frozen"), stays_in_bounds),
         ),
         Property(
             "weights-fetched",

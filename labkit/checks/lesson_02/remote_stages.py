@@ -13,6 +13,7 @@ from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_02.late_receiver import receives_late
 from labkit.checks.lesson_02.small_layers import (
+    IDS,
     STEPS,
     BesidePlain,
     Specs,
@@ -28,6 +29,7 @@ from labkit.checks.shared.places import Place, enter_group, place_of
 
 Message = tuple[str, int, int]  # "send" or "recv", bytes, the other rank
 CHAIN: Specs = [["dense", 5, 7], ["dense", 7, 4], ["dense", 4, 6], ["dense", 6, 8], ["dense", 8, 3]]
+FROZEN = ["0.weight", "2.weight", "2.bias", "3.bias"]  # something is trained on every rank
 AGAIN = "again."  # before the names of a second batch
 
 
@@ -134,7 +136,9 @@ def _forward(stage: nn.Module, x: Tensor | None) -> Any:
 
 def _both_ways(rank: Rank, made: _Made, prefix: str = "") -> None:
     made.stage.zero_grad()
-    x = rank.inputs[f"{prefix}x"].clone().requires_grad_() if made.place.position == 0 else None
+    x = rank.inputs[f"{prefix}x"].clone() if made.place.position == 0 else None
+    if x is not None:
+        x.requires_grad_(x.is_floating_point())
     with rank.recording(f"{prefix}forward"):
         out = _forward(made.stage, x)
     _report_output(rank, made.place, out, prefix)
@@ -292,7 +296,8 @@ def _stage_cases(seed: int) -> list[Case]:
         stage_case("2 processes", "values", 2, CHAIN, [0, 2, 5], [3], seed),
         stage_case("other shapes", "shapes", 2, CHAIN, [0, 3, 5], [2], seed),
         stage_case("inference", "no-grad", 2, CHAIN, [0, 2, 5], [3], seed, late=[1]),
-        stage_case("4 processes", "values", 4, CHAIN, [0, 1, 2, 4, 5], [2, 3], seed, late=[2]),
+        stage_case("whole numbers", "values", 2, IDS, [0, 1, 3], [2, 3], seed),
+        stage_case("4 processes", "values", 4, CHAIN, [0, 1, 2, 4, 5], [2, 3], seed, late=[2], frozen=FROZEN),
         stage_case("pairs of 4", "subgroup", 4, CHAIN, [0, 3, 5], [3], seed, groups=pairs),
         stage_case("1 process", "values", 1, CHAIN, [0, 5], [3], seed),
     ]

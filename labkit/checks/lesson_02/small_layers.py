@@ -17,6 +17,7 @@ from labkit.checks.shared.split import dtype_of
 Specs = list[list[Any]]
 
 SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["hooked", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
+IDS: Specs = [["lookup", 7, 5], ["dense", 5, 4], ["dense", 4, 3]]
 STEPS = 2
 INFERENCE = ("evaluated", "graph", "given", "asked")  # what `compare` answers of a pass without gradients
 DROPOUT_SEED = 11
@@ -232,13 +233,15 @@ class BesidePlain(Evidence):
 
 
 def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
-    """One backward for two batches, as one accumulates, with a look at other numbers, without gradients,
-    before it; then a step of SGD, and what the model gives. Answers: grad.N (N counts in order), output.
+    """One backward for two batches, with a pass without gradients before it, and one more for the first of
+    them: gradients add up. Then a step of SGD, and what the model gives. Answers: grad.N (N counts in order),
+    output.
     """
     losses = [error_of(model, batch) for batch in batches_of(inputs)]
     with torch.no_grad():
         model(inputs["x"])
     torch.stack(losses).sum().backward()
+    error_of(model, batches_of(inputs)[0]).backward()
     for number, parameter in enumerate(model.parameters()):
         seat.answer(f"grad.{number}", parameter.grad)
     descend(model)

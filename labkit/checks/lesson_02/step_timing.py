@@ -24,7 +24,7 @@ def time_steps(rank: Rank) -> None:
         with devices.stand_in(len(params["busy_ms"]), bytes_each=2**20) as gpus:
             calls = [0]
             if params["earlier_ms"]:
-                devices.busy(params["earlier_ms"] / 1e3, "cuda:0", "earlier work")
+                devices.busy(params["earlier_ms"] / 1e3, f"cuda:{params['earlier_on']}", "earlier work")
             step = _step(params["busy_ms"], {1: params["first_ms"], 2: params["second_ms"]}, calls)
             seconds = rank.student.seconds_per_step(step, gpus.devices, params["steps"])
         times.append(float(seconds) * 1e3)
@@ -75,10 +75,11 @@ def timing_case(
     earlier_ms: float = 0,
     second_ms: float = 0,
     steps: int = 4,
+    earlier_on: int = 0,
 ) -> Case:
-    """Steps that keep device k busy for busy_ms[k], the first two longer; other work queued before."""
+    """Steps that keep device k busy for busy_ms[k], the first two longer; on one, other work before."""
     params = {"busy_ms": busy_ms, "first_ms": first_ms, "second_ms": second_ms, "earlier_ms": earlier_ms}
-    params["steps"] = steps
+    params |= {"steps": steps, "earlier_on": earlier_on}
     return Case(name, 1, params, seed, kind=kind)
 
 
@@ -89,7 +90,7 @@ def _timing_cases(seed: int) -> list[Case]:
         timing_case("unequal steps", "device-time", [20, 30], seed, second_ms=160),
         timing_case("the last is slower", "device-time", [10, 20, 50], seed),
         timing_case("slow first step", "first-step", [40], seed, first_ms=250),
-        timing_case("work before", "earlier-work", [40, 20], seed, earlier_ms=250),
+        timing_case("work before", "earlier-work", [40, 20], seed, earlier_ms=250, earlier_on=1),
     ]
 
 

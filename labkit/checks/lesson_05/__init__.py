@@ -103,7 +103,7 @@ def _memory_cases(seed: int) -> list[Case]:
         memory_row([1, 1, 1, 1], 4096, 36864, 49152),
         memory_row([2, 3], 6, 11, 39),
         memory_row([1, 4, 1], 5, 7, 33),
-        memory_row([3, 2, 2], 2**31 + 1, 7 * 2**31 + 3, 21 * 2**31 + 9),
+        memory_row([3, 2, 2], 12345679, 98765431, 296296293),
     ]
     empty = {"lengths": [], "boundary_bytes": 1, "layer_bytes": 1}
     return [values_case("peak", rows, seed), refusal_case("no-segments", [empty], seed)]
