@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def _stage_of(rank: Rank) -> _Made:
 def train_stage(rank: Rank) -> None:
     """Forward and back, then a few steps of SGD. Answers as the plain model's, numbered within the stage."""
     made = _stage_of(rank)
-    _both_ways(rank, made)
+    _both_ways(rank, made, between=partial(_use_another, rank) if rank.case.kind == "subgroup" else None)
     for number in range(STEPS):
         x = rank.inputs[f"x{number}"].clone() if made.place.position == 0 else None
         out = _forward(made.stage, x)
@@ -101,8 +102,11 @@ def train_stage(rank: Rank) -> None:
 
 
 def use_twice(rank: Rank) -> None:
-    """Forward and back with a batch, and with one of another size; every message is fetched late."""
+    """Forward and back with a batch, and with one of another size; every message is fetched late. In
+    evaluation mode where all layers are.
+    """
     made = _stage_of(rank)
+    made.stage.train("resting" not in rank.params)
     with receives_late():
         for prefix in ("", AGAIN):
             _both_ways(rank, made, prefix)
@@ -134,7 +138,15 @@ def _forward(stage: nn.Module, x: Tensor | None) -> Any:
     return stage() if x is None else stage(x)
 
 
-def _both_ways(rank: Rank, made: _Made, prefix: str = "") -> None:
+def _use_another(rank: Rank) -> None:
+    """A stage beside the first one, in the chain of all ranks, which hands numbers on."""
+    another = rank.student.RemoteStage(nn.Identity(), rank.group)
+    with torch.no_grad():
+        _forward(another, torch.ones(2, device=rank.device) if rank.rank == 0 else None)
+
+
+def _both_ways(rank: Rank, made: _Made, prefix: str = "", between: Callable[[], None] | None = None) -> None:
+    """Forward and back. between: what is done before backward."""
     made.stage.zero_grad()
     x = rank.inputs[f"{prefix}x"].clone() if made.place.position == 0 else None
     if x is not None:
@@ -143,6 +155,8 @@ def _both_ways(rank: Rank, made: _Made, prefix: str = "") -> None:
         out = _forward(made.stage, x)
     _report_output(rank, made.place, out, prefix)
     rank.fact(f"{prefix}dimensions", out.dim())
+    if between is not None:
+        between()
     with rank.recording(f"{prefix}backward"):
         out.backward(rank.inputs.get(f"{prefix}grad_output"))
     rank.answer(f"{prefix}input_grad", None if x is None else x.grad)
@@ -188,7 +202,7 @@ def _run(on_rank: Callable[[Rank], None], inputs: Any = draw_layer_inputs) -> Ru
 RUNS = {
     "values": _run(train_stage),
     "subgroup": _run(train_stage),
-    "shapes": _run(use_twice, _with_a_larger_batch),
+    **dict.fromkeys(("shapes", "evaluated"), _run(use_twice, _with_a_larger_batch)),
     "no-grad": _run(use_without_gradients, _with_a_batch_behind),
 }
 
@@ -295,6 +309,7 @@ def _stage_cases(seed: int) -> list[Case]:
     return [
         stage_case("2 processes", "values", 2, CHAIN, [0, 2, 5], [3], seed),
         stage_case("other shapes", "shapes", 2, CHAIN, [0, 3, 5], [2], seed),
+        stage_case("in evaluation", "evaluated", 2, CHAIN, [0, 1, 5], [2], seed, resting=[0, 1, 2, 3, 4]),
         stage_case("inference", "no-grad", 2, CHAIN, [0, 2, 5], [3], seed, late=[1]),
         stage_case("whole numbers", "values", 2, IDS, [0, 1, 3], [2, 3], seed),
         stage_case("4 processes", "values", 4, CHAIN, [0, 1, 2, 4, 5], [2, 3], seed, late=[2], frozen=FROZEN),
@@ -325,9 +340,9 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             3,
-            "Every stage's parameters, and the input, get the whole model's gradients.",
+            "Every stage's parameters, and the input, get the whole model's gradients, after eval() too.",
             "the received activation does not require a gradient, or was sent on without a way back",
-            {"values": stage_equals("input_grad", "grad")},
+            dict.fromkeys(("values", "evaluated"), stage_equals("input_grad", "grad")),
         ),
         Property(
             "trained-weights",
@@ -362,7 +377,7 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "Two chains of two ranks each work side by side.",
+            "Two chains of two ranks each work side by side, and another stage on the same ranks.",
             "global ranks where ranks of the group are meant",
             {
                 "subgroup": every(

@@ -32,6 +32,7 @@ TORCHS_OWN = (
     "torch.utils.checkpoint.create_selective_checkpoint_contexts",
 )
 CHECKPOINT_ID = "05.checkpoint"
+MEASURED = {"rows": 96, "width": 48, "inner": 160}
 
 
 def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: object) -> Case:
@@ -43,7 +44,8 @@ def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: o
 def _checkpoint_cases(seed: int) -> list[Case]:
     return [
         checkpoint_case("an MLP", "values", seed),
-        checkpoint_case("an MLP, measured", "measured", seed, rows=96, width=48, inner=160),
+        checkpoint_case("an MLP, measured", "measured", seed, **MEASURED),
+        checkpoint_case("in evaluation, measured", "measured", seed, training=False, **MEASURED),
         checkpoint_case("under no_grad", "no-grad", seed),
         checkpoint_case("x in another order", "view", seed),
         checkpoint_case("a layer of it frozen", "values", seed, frozen=["0.weight", "2.bias"]),
@@ -62,6 +64,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("a tuple of one", "one", seed),
         checkpoint_case("one inside another", "nested", seed),
         checkpoint_case("batch normalisation", "buffers", seed),
+        checkpoint_case("batch normalisation twice in a row", "buffers", seed, in_a_row=2),
         checkpoint_case("batch normalisation in evaluation", "buffers", seed, training=False),
         checkpoint_case("an error inside", "raises", seed),
         checkpoint_case("a sum over ranks", "ranks", seed, ranks=2),
