@@ -124,11 +124,11 @@ def model_costs(draw: Random, num_layers: int) -> list[float]:
 
 
 def _other_units(questions: Sequence[Any]) -> list[Any]:
-    """The same questions with costs in nanoseconds, told in seconds, and in TiB, told in bytes; and some whose
-    best cut is better by a few bytes.
+    """The same questions with costs in nanoseconds, told in seconds, and in GiB, told in bytes; and some
+    whose best cut is better by a few bytes.
     """
     seconds = [[[cost * 1e-9 for cost in costs], k] for costs, k in questions]
-    in_bytes = [[[int(cost * 2**40) for cost in costs], k] for costs, k in questions]
+    in_bytes = [[[int(cost * 2**30) for cost in costs], k] for costs, k in questions]
     return [*seconds, *in_bytes, *NEARLY_EQUAL]
 
 
