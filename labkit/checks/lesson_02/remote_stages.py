@@ -102,14 +102,18 @@ def train_stage(rank: Rank) -> None:
 
 
 def use_twice(rank: Rank) -> None:
-    """Forward and back with a batch, and with one of another size; every message is fetched late. In
-    evaluation mode where all layers are.
-    """
+    """Forward and back with a batch, and with one of another size; every message is fetched late."""
     made = _stage_of(rank)
-    made.stage.train("resting" not in rank.params)
     with receives_late():
         for prefix in ("", AGAIN):
             _both_ways(rank, made, prefix)
+
+
+def use_in_evaluation(rank: Rank) -> None:
+    """Forward and back after eval(), as the layers of the plain model are."""
+    made = _stage_of(rank)
+    made.stage.eval()
+    _both_ways(rank, made)
 
 
 def use_without_gradients(rank: Rank) -> None:
@@ -202,7 +206,8 @@ def _run(on_rank: Callable[[Rank], None], inputs: Any = draw_layer_inputs) -> Ru
 RUNS = {
     "values": _run(train_stage),
     "subgroup": _run(train_stage),
-    **dict.fromkeys(("shapes", "evaluated"), _run(use_twice, _with_a_larger_batch)),
+    "evaluated": _run(use_in_evaluation),
+    "shapes": _run(use_twice, _with_a_larger_batch),
     "no-grad": _run(use_without_gradients, _with_a_batch_behind),
 }
 
