@@ -233,15 +233,14 @@ class BesidePlain(Evidence):
 
 
 def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
-    """One backward for two batches, with a pass without gradients before it, and one more for the first of
-    them: gradients add up. Then a step of SGD, and what the model gives. Answers: grad.N (N counts in order),
-    output.
+    """A backward for one batch, and one for two, with a pass without gradients before it: gradients add up.
+    Then a step of SGD, and what the model gives. Answers: grad.N (N counts in order), output.
     """
+    error_of(model, batches_of(inputs)[0]).backward()
     losses = [error_of(model, batch) for batch in batches_of(inputs)]
     with torch.no_grad():
         model(inputs["x"])
     torch.stack(losses).sum().backward()
-    error_of(model, batches_of(inputs)[0]).backward()
     for number, parameter in enumerate(model.parameters()):
         seat.answer(f"grad.{number}", parameter.grad)
     descend(model)
