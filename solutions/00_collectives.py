@@ -308,11 +308,14 @@ your_guess_kib = ...
 # float32, 4&middot;10<sup>-3</sup> in float16 and 2&middot;10<sup>-2</sup> in bfloat16, times the largest
 # number expected (or 1, if that is more); integers not at all. Where an exercise says less, its text says so.
 # Gradients count for every parameter on every rank, and weights are compared after two steps of plain SGD.
-# What is sent is counted in calls and bytes of a rank's own tensor. Ranks need not be equally fast: one may
-# come a moment later, and what your function has sent may be overwritten once it has returned. What it needs
-# beside its signature is yours: helpers, attributes, further classes, tables of numbers and texts. Outside of
-# functions, what a call has made is not collected (the check names it): make it in the function that uses it.
-# Other ways to the same result are as good, as long as nothing that a property names is broken.</details>
+# What is sent is counted in calls and bytes of a rank's own tensor. Send with the functions of
+# <code>torch.distributed</code>: what goes past them (functional collectives, DTensor), and threads of your
+# own, a person has to look at. Ranks need not be equally fast: one may come a moment later, and what your
+# function has sent may be overwritten once it has returned. A function may be called again, with a tensor
+# that held other numbers before. What it needs beside its signature is yours: helpers, attributes, further
+# classes, tables of numbers and texts. Outside of functions, what a call has made is not collected (the check
+# names it): make it in the function that uses it. Other ways to the same result are as good, as long as
+# nothing that a property names is broken.</details>
 # <details><summary>Hint 1: cutting</summary><code>x.contiguous().view(-1).tensor_split(n)</code> gives n
 # views, some one element longer, some perhaps empty. Is what you cut x's own memory? For which tensors is
 # it not, and what do you then have to do at the end?</details>

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
+from labkit.checks.lesson_00.again import called_before
 from labkit.checks.lesson_00.messages import arrived, counted, one_neighbour, only_messages
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
@@ -44,7 +45,8 @@ def ring_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
 
     params: dtype ("float64"), layout ("rows" or "transposed": x is that view of a tensor of `shape`; "mixed":
     transposed on odd ranks, and contiguous on the others), groups, late (ranks that come later), after (the
-    dtype of a tensor of as many elements that was summed up before).
+    dtype of a tensor of as many elements that was summed up before), again (x itself was, with other numbers
+    in it).
     """
     size = "x".join(map(str, shape)) or "one number"
     named = [str(params[key]) for key in ("dtype", "layout") if key in params]
@@ -56,7 +58,7 @@ def _cases(seed: int) -> list[Case]:
         return ring_case(ranks, shape, kind, seed, **params)
 
     return [
-        case(4, [25, 6, 8], "sum-values"),
+        case(4, [25, 6, 8], "sum-values", again=True),
         case(3, [9], "sum-values", late=[1]),
         case(4, [8], "subgroup", groups=[[0, 2], [1, 3]]),
         case(4, [7], "uneven-sizes"),
@@ -103,6 +105,7 @@ def _add_up(rank: Rank) -> None:
     x, home = _handed(rank.case, rank.inputs["x"], rank.rank)
     if "after" in rank.params:
         rank.student.ring_all_reduce(torch.zeros_like(x, dtype=getattr(torch, rank.params["after"])), group)
+    called_before(rank, x, lambda: rank.student.ring_all_reduce(x, group))
     with rank.recording("all-reduce"):
         returned = rank.student.ring_all_reduce(x, group)
     rank.answer("x", x)
