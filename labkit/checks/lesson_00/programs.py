@@ -11,6 +11,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every, own_entry
+from labkit.checks.lesson_00.again import called_before
 from labkit.checks.lesson_00.messages import collectives, exactly
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import all_awaited, on_each, same
@@ -21,7 +22,7 @@ MOST_LOSS_BYTES = 64  # of all the all-reduces of mean_loss: a sum and a count n
 
 
 def pass_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any) -> Case:
-    """A case for pass_right. params: groups, dtype ("float64")."""
+    """A case for pass_right. params: groups, dtype ("float64"), again (`called_before`)."""
     size = "x".join(map(str, shape)) or "one number"
     name = f"pass_right of {size}{_in_dtype(params)}" + (" in groups" if "groups" in params else "")
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind)
@@ -29,7 +30,7 @@ def pass_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
 
 def loss_case(samples: list[int], kind: str, seed: int, **params: Any) -> Case:
     """A case for mean_loss: how many samples each rank has. params: groups, dtype ("float64"), diverged
-    (whether all losses of rank 0 are nan).
+    (whether all losses of rank 0 are nan), again (`called_before`).
     """
     name = f"mean_loss of {', '.join(map(str, samples))} samples{_in_dtype(params)}"
     name += " in groups" if "groups" in params else " with a nan" if "diverged" in params else ""
@@ -37,7 +38,9 @@ def loss_case(samples: list[int], kind: str, seed: int, **params: Any) -> Case:
 
 
 def grid_case(rows: int, columns: int, kind: str, seed: int, **params: Any) -> Case:
-    """A case for row_and_column_sums: the grid of ranks. params: dtype ("float64")."""
+    """A case for row_and_column_sums: the grid of ranks. params: dtype ("float64"), again
+    (`called_before`).
+    """
     name = f"row_and_column_sums, {rows} x {columns} grid{_in_dtype(params)}"
     return Case(name, rows * columns, {"rows": rows, "columns": columns, **params}, seed, kind=kind)
 
@@ -51,17 +54,17 @@ def _cases(seed: int) -> list[Case]:
     tries.
     """
     return [
-        pass_case(5, [3, 4], "pass", seed),
+        pass_case(5, [3, 4], "pass", seed, again=True),
         pass_case(2, [300_000], "pass-any-group", seed),
-        loss_case([4, 0, 7], "loss", seed),
+        loss_case([4, 0, 7], "loss", seed, again=True),
         loss_case([2, 1], "loss", seed, diverged=True),
         loss_case([0, 0, 0], "loss-none", seed),
-        grid_case(2, 2, "grid", seed),
+        grid_case(2, 2, "grid", seed, again=True),
         grid_case(2, 3, "grid-shapes", seed, dtype="int64"),
         pass_case(1, [2], "pass-any-group", seed),
         pass_case(2, [], "pass-any-group", seed, dtype="int64"),
         loss_case([1], "loss-none", seed),
-        loss_case([2, 0, 5, 3], "loss-none", seed, groups=[[0, 2], [1, 3]], dtype="float32"),
+        loss_case([1, 0, 0, 3], "loss-none", seed, groups=[[0, 2], [1, 3]], dtype="float32"),
         grid_case(1, 1, "grid-shapes", seed),
     ]
 
@@ -100,6 +103,7 @@ def _keeping_x(program: Callable[[Rank, Tensor], None]) -> Callable[[Rank], None
 
 def _pass_right(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
+    called_before(rank, x, lambda: rank.student.pass_right(x, group))
     with rank.recording("calls"):
         received = rank.student.pass_right(x, group)
     rank.answer("received", received)
@@ -110,6 +114,7 @@ def _mean_loss(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
     diverged = rank.params.get("diverged", False)
     losses = x.new_full(x.shape, torch.nan) if diverged and rank.rank == 0 else x
+    called_before(rank, losses, lambda: rank.student.mean_loss(losses, group))
     with rank.recording("calls"):
         mean = rank.student.mean_loss(losses, group)
     rank.answer("mean", mean.isnan().to(x.dtype) if diverged else mean)
@@ -120,8 +125,10 @@ def _grid_sums(rank: Rank, x: Tensor) -> None:
     row_groups = [dist.new_group(members) for members in rows]
     column_groups = [dist.new_group(members) for members in columns]
     row, column = divmod(rank.rank, rank.params["columns"])
+    groups = row_groups[row], column_groups[column]
+    called_before(rank, x, lambda: rank.student.row_and_column_sums(x, *groups))
     with rank.recording("calls"):
-        sums = rank.student.row_and_column_sums(x, row_groups[row], column_groups[column])
+        sums = rank.student.row_and_column_sums(x, *groups)
     for name, total in zip(("row", "column"), sums, strict=True):
         rank.answer(name, total)
         total.zero_()  # the caller's now: neither x nor the other sum may share its memory
