@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -55,7 +55,7 @@ BROADCAST_ID = "03.broadcast-module"
 def _broadcast_cases(seed: int) -> list[Case]:
     return [
         net_case("two ranks", "values", 2, seed, late=[1]),
-        net_case("four ranks", "values", 4, seed, width=2, inner=5, late=[0]),
+        net_case("four ranks", "values", 4, seed, width=2, inner=5, late=[0], again=True),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
         net_case("views on one rank", "layout", 2, seed, views_on=[1]),
     ]
@@ -64,6 +64,7 @@ def _broadcast_cases(seed: int) -> list[Case]:
 def _broadcast(rank: Rank) -> None:
     """Broadcast nets that differ on every rank, with gradients, one of their parameters frozen, one shared,
     buffers within, and one layer in evaluation mode. Each rank goes on at once to overwrite what it has.
+    Where the case says `again`, the same nets, of zeros, were broadcast before.
 
     Answers: state.NAME. Facts: moved, asks, changed. Recording: broadcast.
     """
@@ -74,6 +75,8 @@ def _broadcast(rank: Rank) -> None:
     lie_differently(rank, net)
     for parameter in trained(net):
         parameter.grad = torch.ones_like(parameter)
+    if rank.params.get("again"):
+        _with_zeros(net, lambda: rank.student.broadcast_module(net, group))
     before = _addresses(net)
     with rank.recording("broadcast"):
         rank.student.broadcast_module(net, group)
@@ -81,6 +84,19 @@ def _broadcast(rank: Rank) -> None:
     rank.fact("asks", {name: parameter.requires_grad for name, parameter in net.named_parameters()})
     rank.fact("changed", sorted(_changed(net)))
     send_state(rank, net, "state")
+    _fill_with_zeros(net)
+
+
+def _with_zeros(net: Net, call: Callable[[], object]) -> None:
+    """Make the call while every tensor of the net holds zeros; then put its numbers back."""
+    numbers = [(tensor, tensor.detach().clone()) for tensor in (*net.parameters(), *net.buffers())]
+    _fill_with_zeros(net)
+    call()
+    for tensor, kept in numbers:
+        tensor.data.copy_(kept)
+
+
+def _fill_with_zeros(net: Net) -> None:
     for tensor in (*net.parameters(), *net.buffers()):
         tensor.data.zero_()
 
