@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_12.exchange import CROSSED, EXCHANGE_ID
+from labkit.checks.lesson_12.exchange import COUNT_BYTES, CROSSED, EXCHANGE_ID
 from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens, routed
@@ -33,7 +33,6 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
 
 SPREAD_ID = "12.expert-parallel"
-COUNT_BYTES = (8, 4)  # of a number of rows: int64, or whoever asks for less
 
 
 def spread_case(
