@@ -434,8 +434,8 @@ draw_timeline(job)
 # $n - 1$. With $k$, $v$, $\mathrm dk$ and $\mathrm dv$ each a message, that is $2(n-1) + 2n = 4n - 2$ of
 # them. Gradients of the queries stay where they are.
 #
-# What is kept from forward: $q$, $k$, $v$, the output and $\ell$, of a rank's own tokens. Nothing of anybody
-# else's.
+# What is kept from forward: $q$, $k$ and $v$, themselves and not copies, the output and $\ell$, of a rank's
+# own tokens. Nothing of anybody else's.
 #
 # ### Exercise: ring attention
 #
@@ -843,6 +843,9 @@ labkit.check("11.sharded-loss", sharded_loss)
 # there decides how attention is computed.
 #
 # ### Exercise: a GPT on divided sequences
+#
+# Ranks with other tokens send each other the messages of the ring, the two numbers of a loss, and each
+# gradient once, to sum it.
 #
 # <details><summary>Hint 1</summary>
 #

@@ -7,7 +7,7 @@ replica's rows its own tokens alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -269,15 +269,33 @@ def _keys_alone(phase: str, *more: str) -> Judge:
         sent = sum(c["num_bytes"] for c in calls if c["op"] == "send" and _within(c, spot.context))
         told = f"{phase}: {messages * tensor:,} bytes sent to the next piece of the sequence"
         yield Finding(sent == messages * tensor, told, f"{sent:,} bytes", answer.rank)
-        sums = [(c["op"], c["num_bytes"]) for c in calls if c["op"] not in ("send", "recv")]
-        state = spot.cut(evidence.states["trained"]) if backward else {}
-        most = sum(map(nbytes, state.values())) + (0 if backward else MOST_BYTES)
-        reduced = sum(n for op, n in sums if op == "all_reduce")
-        right = reduced <= most and all(op == "all_reduce" for op, _ in sums)
-        told = f"{phase}: beside that, all_reduces of at most {most:,} bytes"
-        yield Finding(right, told, calls_text(sums), answer.rank)
+        rest = [c for c in calls if c["op"] not in ("send", "recv")]
+        seen = calls_text([(c["op"], c["num_bytes"]) for c in rest])
+        if backward:
+            state = spot.cut(evidence.states["trained"])
+            told = (
+                f"backward: beside that, gradients of {sum(map(nbytes, state.values())):,} bytes summed once"
+            )
+            yield Finding(_summed_once(rest, state), told, seen, answer.rank)
+        else:
+            told = f"forward: beside that, at most {MOST_BYTES} bytes for a sum and a number of targets"
+            yield Finding(sum(c["num_bytes"] for c in rest) <= MOST_BYTES, told, seen, answer.rank)
 
     return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
+
+
+def _summed_once(calls: Sequence[Mapping[str, Any]], state: State) -> bool:
+    """Whether no more is moved than by one sum over ranks of what a state holds: an all_reduce, or its two
+    halves, a reduce_scatter with an all_gather or a reduce with a broadcast. Each tensor may be filled up to
+    a multiple of the ranks.
+    """
+    halves = {"all_reduce": 2, "reduce_scatter": 1, "reduce": 1, "broadcast": 1}
+    if any(c["op"] not in (*halves, "all_gather") for c in calls):
+        return False
+    # an all_gather is told by what one rank puts in
+    moved = sum(c["num_bytes"] * halves.get(c["op"], len(c["group"])) for c in calls)
+    filling = sum(len(calls[0]["group"]) * t.element_size() for t in state.values()) if calls else 0
+    return moved <= 2 * (sum(map(nbytes, state.values())) + filling)
 
 
 def _within(call: Mapping[str, Any], members: list[int]) -> bool:
