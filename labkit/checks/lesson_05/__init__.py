@@ -106,6 +106,8 @@ def _memory_cases(seed: int) -> list[Case]:
         memory_row([1, 1, 1, 1], 4096, 36864, 49152),
         memory_row([2, 3], 6, 11, 39),
         memory_row([1, 4, 1], 5, 7, 33),
+        memory_row([2, 1, 1], 10, 12, 32),
+        memory_row([3, 2, 2, 1], 10, 12, 44),
         memory_row([3, 2, 2], 12345679, 98765431, 296296293),
     ]
     empty = {"lengths": [], "boundary_bytes": 1, "layer_bytes": 1}
