@@ -1,6 +1,6 @@
 # make lab     JupyterLab on the lessons            PORT=8888  ROOT=notebooks
 # make test    style, types and tests               PYTEST="tests/build -k cli"  WORKERS=3
-# make thorough  all that tries the checks and takes long (an hour), written down when it has passed
+# make thorough  all that tries the checks and takes long (hours on two cores; goes on where it was), written down when it has passed
 # make gpu     all that needs a GPU, tried and measured    PART=tests  OUT=gpu-report
 # make bundle-gpu  a folder for a node with GPUs and no network    BUNDLE=gpu-bundle  NODE_PYTHON=3.12
 # make versions  tests with the oldest and the newest packages that are supported (an hour)    ENDS=lowest
