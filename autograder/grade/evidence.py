@@ -60,8 +60,8 @@ class _Answer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """One job that ran to its end. calls, num_bytes: of what the judge goes by, in all ranks; largest: bytes
-    of the largest call; native: calls the hooks did not see; recorded: calls and bytes of all that Python
+    """One job that ran to its end. calls, num_bytes: of what the judge goes by, in all ranks; kinds:
+    (operation, bytes, how many) of the same; largest: bytes of the largest call; native: calls the hooks did not see; recorded: calls and bytes of all that Python
     called, wherever in a case; groups: how many were made, counted on each rank; least, most: bytes that such
     calls can have put on the network; wire: bytes that were on it; resent: segments sent again, as happens on
     a loopback too when a receiver is full; pairs: bytes from rank to rank, empty where that is not counted;
@@ -86,6 +86,7 @@ class JobEvidence:
     ] = ()  # (from, to, bytes) of what goes straight from rank to rank
     recorded: tuple[int, int] = (0, 0)
     groups: int = 0
+    kinds: tuple[tuple[str, int, int], ...] = ()
 
     def records_more(self, usual: JobEvidence) -> bool:
         """Whether its ranks say they sent as many bytes as those of `usual`, in other calls or in more."""
@@ -138,8 +139,10 @@ def _disagreements(job: JobEvidence, usual: JobEvidence, where: str) -> Iterable
     """What a job with the reference's cases shows that the reference's did not."""
     if job.native > usual.native:
         yield Flag(f"{job.native} calls {where} went past the recorder (the reference: {usual.native})")
-    if (job.calls, job.num_bytes) != (usual.calls, usual.num_bytes) or not usual.calls:
-        # Where nothing is judged by the record, one may communicate in other calls than the reference does.
+    claims, usual_claims = ((j.calls, j.num_bytes, j.kinds) for j in (job, usual))
+    if claims != usual_claims or not usual.calls:
+        # Other calls put other bytes on the network, as many as they may be. And where nothing is judged by
+        # the record, one may communicate in other calls than the reference does.
         yield from _beyond(job, _beside(job, usual), where)
     elif _apart(job, usual) > TOLERANCE * usual.wire + SLACK:
         yield Flag(
@@ -234,7 +237,13 @@ def job_evidence(
         messages=_messages(recorded),
         recorded=(len(from_python), sum(call.num_bytes for call in from_python)),
         groups=sum(found.made_groups for found in records.values() if found),
+        kinds=_kinds(claimed),
     )
+
+
+def _kinds(calls: Iterable[Call]) -> tuple[tuple[str, int, int], ...]:
+    found = Counter((call.op, call.num_bytes) for call in calls)
+    return tuple((op, num_bytes, times) for (op, num_bytes), times in sorted(found.items()))
 
 
 def _past_the_hooks(calls: Sequence[Call]) -> int:

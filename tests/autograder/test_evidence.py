@@ -88,6 +88,15 @@ def test_another_record_is_held_against_the_network_too() -> None:
     assert "but it carried 2000000" in flags(replace(OTHER, wire=2_000_000), REDUCED)[0]
 
 
+def test_as_many_calls_and_bytes_of_other_kinds_are_another_record() -> None:
+    """As a loss that is gathered and added up where the reference all-reduces it."""
+    usual = replace(REDUCED, kinds=(("all_reduce", 30_000, 4),))
+    gathered = replace(usual, kinds=(("all_gather", 30_000, 4),), least=360_000, most=364_000, wire=366_000)
+    assert flags(gathered, usual) == []
+    assert "but it carried 186000" in flags(replace(gathered, wire=186_000), usual)[0]
+    assert "the network carried" in flags(replace(gathered, kinds=usual.kinds), usual)[0]
+
+
 def test_calls_that_no_judge_asks_about_count_too() -> None:
     """As in a constructor, where the reference makes none: what is judged is the same."""
     usual = replace(REDUCED, recorded=(4, 120_000))
