@@ -60,12 +60,14 @@ class _Answer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """One job that ran to its end. calls, num_bytes: of what the judge goes by, in all ranks; kinds:
-    (operation, bytes, how many) of the same; largest: bytes of the largest call; native: calls the hooks did not see; recorded: calls and bytes of all that Python
-    called, wherever in a case; groups: how many were made, counted on each rank; least, most: bytes that such
-    calls can have put on the network; wire: bytes that were on it; resent: segments sent again, as happens on
-    a loopback too when a receiver is full; pairs: bytes from rank to rank, empty where that is not counted;
-    missing: ranks whose record is not there or cannot be read.
+    """One job that ran to its end.
+
+    calls, num_bytes: of what the judge goes by, in all ranks; kinds: (operation, bytes, how many) of the
+    same; largest: bytes of the largest call; native: calls the hooks did not see; recorded: calls and bytes
+    of all that Python called, wherever in a case; groups: how many were made, counted on each rank; least,
+    most: bytes that such calls can have put on the network; wire: bytes that were on it; resent: segments
+    sent again, as happens on a loopback too when a receiver is full; pairs: bytes from rank to rank, empty
+    where that is not counted; missing: ranks whose record is not there or cannot be read.
     """
 
     exercise: str

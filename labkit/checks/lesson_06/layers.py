@@ -111,7 +111,7 @@ def gather_of_output(evidence: SplitEvidence) -> list[Call]:
     return [("all_gather", evidence.bytes_of("grad_output") // place_of(evidence.case, 0).size)]
 
 
-OUTPUT_IN_GROUP: Judge = every(equals("output"), stays_in_group)
+RIGHT_IN_GROUP: Judge = every(equals("output", "input_grad", "grad"), stays_in_group)
 
 
 def any_layout(*kinds: str) -> Property:

@@ -11,7 +11,7 @@ from labkit.checks.lesson_06.layers import (
     G_ID,
     GIVEN_LATER,
     MLP,
-    OUTPUT_IN_GROUP,
+    RIGHT_IN_GROUP,
     ROW_ID,
     THEIR_PART_OF,
     any_layout,
@@ -107,7 +107,7 @@ EXERCISE = Exercise(
             1,
             "The MLP works in a group that is not the whole job.",
             "the group was not handed on to the two layers",
-            {"subgroup": OUTPUT_IN_GROUP},
+            {"subgroup": RIGHT_IN_GROUP},
         ),
         Property(
             "own-parts",

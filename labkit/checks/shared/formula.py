@@ -83,7 +83,7 @@ def gives_the_values(evidence: Evidence) -> Iterator[Finding]:
     for index, row in enumerate(case.params.get("refused", [])):
         raised = facts[f"refusal {index}"]
         seen = f"{raised['raised']}: {raised['message']}" if raised["raised"] else "no error"
-        yield Finding(raised["raised"] == "ValueError", f"a ValueError for {_in_words(row)}", seen)
+        yield Finding("ValueError" in (raised.get("kinds") or ()), f"a ValueError for {_in_words(row)}", seen)
 
 
 def _agreement(values: Sequence[object]) -> Finding:

@@ -98,7 +98,8 @@ class GPT3D:
         for replica in range(self.sizes["dp"]):
             for block in range(self.sizes["tp"]):
                 ranks = [
-                    coordinates_to_rank({"dp": replica, "pp": end, "tp": block}, self.sizes, order) for end in ends
+                    coordinates_to_rank({"dp": replica, "pp": end, "tp": block}, self.sizes, order)
+                    for end in ends
                 ]
                 pair = dist.new_group([dist.get_global_rank(group, rank) for rank in ranks])
                 if dist.get_rank(group) in ranks:
@@ -111,7 +112,8 @@ class GPT3D:
     ) -> tuple[Tensor, Tensor]:
         stage, here = self.stage, self.at["pp"]
         stage.zero_grad()
-        pairs = list(zip(ids.tensor_split(num_micro_batches), targets.tensor_split(num_micro_batches)))
+        halves = (t.tensor_split(num_micro_batches) for t in (ids, targets))
+        pairs = list(zip(*halves, strict=True))
         weight = next(stage.parameters())
 
         def loss_of(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -128,7 +130,11 @@ class GPT3D:
         )
         actions = self.parts.schedule(here, self.sizes["pp"], num_micro_batches)
         loss = self.parts.run_schedule(part, actions, self.groups["pp"])
-        own = torch.zeros((), dtype=weight.dtype, device=weight.device) if loss is None else loss.to(weight.dtype)
+        own = (
+            torch.zeros((), dtype=weight.dtype, device=weight.device)
+            if loss is None
+            else loss.to(weight.dtype)
+        )
         loss = self._total(self._total(own, "pp"), "dp") / self.sizes["dp"]
         norm = self._norm()
         with torch.no_grad():
