@@ -254,7 +254,9 @@ def star_all_reduce(x, group):
 
 
 def on_ranks(all_reduce, numel, group):
-    """Call an all-reduce on a tensor that holds rank + 1 everywhere, and return what it holds afterwards."""
+    """Call an all-reduce on a tensor that holds rank + 1 everywhere, and return what
+    it holds afterwards.
+    """
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     x = torch.full((numel,), dist.get_rank(group) + 1.0, device=device)
     all_reduce(x, group)
@@ -328,10 +330,11 @@ your_guess_kib = ...
 
 # %% exercise="00.ring-all-reduce" difficulty=3 minutes=30
 def ring_all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Overwrite `x` on every rank of `group` with the sum of all ranks' `x`, by messages around a ring.
+    """Overwrite `x` on every rank of `group` with the sum of all ranks' `x`, by
+    messages around a ring.
 
-    x: any shape and dtype, the same on every rank; any layout, which may be another one on each. Changed in
-        place; nothing is returned.
+    x: any shape and dtype, the same on every rank; any layout, which may be another
+        one on each. Changed in place; nothing is returned.
     Each rank sends 2(n-1) messages of about 1/n of the tensor, all to its right neighbour.
     """
     ### BEGIN SOLUTION
@@ -386,9 +389,9 @@ target("00-bytes-sent")
 draw_bytes_sent({"star": star, "ring": ring})
 
 # %% check="00.ring-all-reduce"
-# Numbers: x holds the sum on every rank. Mechanism: one neighbour, 2(n-1) messages of about S/n bytes, no
-# collective called. Robustness: 1 to 4 ranks, subgroups, sizes that do not divide, integers and bfloat16,
-# views, and tensors of megabytes.
+# Numbers: x holds the sum on every rank. Mechanism: one neighbour, 2(n-1) messages of
+# about S/n bytes, no collective called. Robustness: 1 to 4 ranks, subgroups, sizes that
+# do not divide, integers and bfloat16, views, and tensors of megabytes.
 labkit.check("00.ring-all-reduce", ring_all_reduce)
 
 # %% [markdown]
@@ -425,7 +428,8 @@ def all_reduce_seconds(num_bytes: float, world_size: int, alpha: float, beta: fl
 
 
 # %% check="00.all-reduce-seconds"
-# Mechanism: each of the two terms alone. Numbers: both together (grading asks for other values than these).
+# Mechanism: each of the two terms alone. Numbers: both together (grading asks for other
+# values than these).
 # Robustness: n = 1, S = 0, bad arguments.
 labkit.check("00.all-reduce-seconds", all_reduce_seconds)
 
@@ -440,7 +444,9 @@ your_guess_ratio = ...
 
 # %%
 def time_all_reduces(all_reduce, sizes, group):
-    """For each size in bytes, the seconds of 12 all-reduces as this rank saw them, after four to warm up."""
+    """For each size in bytes, the seconds of 12 all-reduces as this rank saw them,
+    after four to warm up.
+    """
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     tensors = [torch.zeros(size // 4, device=device) for size in sizes]
     return [[timed(all_reduce, x, group) for _ in range(16)][4:] for x in tensors]
@@ -458,7 +464,9 @@ def timed(all_reduce, x, group):
 
 
 def fastest(job):
-    """For each size the seconds of the fastest, least disturbed run. A run is as slow as its slowest rank."""
+    """For each size the seconds of the fastest, least disturbed run. A run is as slow
+    as its slowest rank.
+    """
     return [min(map(max, zip(*runs_by_rank, strict=True))) for runs_by_rank in zip(*job.results, strict=True)]
 
 
@@ -530,8 +538,8 @@ def bus_bandwidth(num_bytes: float, seconds: float, world_size: int) -> float:
 
 
 # %% check="00.bus-bandwidth"
-# Numbers: bytes per second. Mechanism: the same links give the same number for every n. Robustness: n = 1
-# and bad arguments.
+# Numbers: bytes per second. Mechanism: the same links give the same number for every n.
+# Robustness: n = 1 and bad arguments.
 labkit.check("00.bus-bandwidth", bus_bandwidth)
 
 # %%
@@ -562,7 +570,9 @@ Table(
 
 # %%
 def run_and_read(function, *args, ranks):
-    """Run a program; if it fails, print the launcher's report. On CPUs, so that it hangs alike everywhere."""
+    """Run a program; if it fails, print the launcher's report. On CPUs, so that it
+    hangs alike everywhere.
+    """
     try:
         return labkit.launch(function, *args, ranks=ranks, backend="gloo", timeout=20)
     except LaunchError as error:
@@ -669,7 +679,9 @@ run_and_read(on_grid, broken_row_and_column_sums, ranks=4)
 
 # %% exercise="00.find-the-deadlock" difficulty=2 minutes=20
 def pass_right(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The left neighbour's `x` (rank 0's left neighbour is the last rank), of any size. `x` is unchanged."""
+    """The left neighbour's `x` (rank 0's left neighbour is the last rank), of any
+    size. `x` is unchanged.
+    """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if world_size == 1:
@@ -697,7 +709,9 @@ def mean_loss(losses: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def row_and_column_sums(
     x: torch.Tensor, row_group: dist.ProcessGroup, column_group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of `x` over the ranks of this rank's row, and over those of its column. `x` is unchanged."""
+    """The sum of `x` over the ranks of this rank's row, and over those of its column.
+    `x` is unchanged.
+    """
     ### BEGIN SOLUTION
     row_sum, column_sum = x.clone(), x.clone()
     dist.all_reduce(row_sum, group=row_group)
@@ -723,9 +737,9 @@ Table(
 )
 
 # %% check="00.find-the-deadlock"
-# For each program, numbers: the right values on every rank. Mechanism: it still communicates the way it
-# should. Robustness: odd and lone ranks, subgroups and megabytes; no samples anywhere; grids that are not
-# square.
+# For each program, numbers: the right values on every rank. Mechanism: it still
+# communicates the way it should. Robustness: odd and lone ranks, subgroups and
+# megabytes; no samples anywhere; grids that are not square.
 labkit.check("00.find-the-deadlock", pass_right, mean_loss, row_and_column_sums)
 
 # %% [markdown]

@@ -131,7 +131,8 @@ print(f"12Lh^2 = {estimate:,}   counted = {exact:,}")
 prediction("how many percent 12Lh^2 is off", your_guess_percent, 100 * (estimate / exact - 1), "computed")
 
 # %% check="01.count-parameters"
-# GPT-2 and Llama 3 as released, shapes nobody released, and every field on its own: to the last parameter.
+# GPT-2 and Llama 3 as released, shapes nobody released, and every field on its own: to
+# the last parameter.
 labkit.check("01.count-parameters", count_parameters)
 
 # %% [markdown]
@@ -325,8 +326,8 @@ def zero_state_bytes(
 ) -> dict[str, float]:
     """Bytes on one of `data_parallel` ranks: {"weights", "gradients", "optimizer", "working"}.
 
-    stage: 0 (nothing sharded) to 3. largest_layer: parameters of the largest layer; its weights (stage 3)
-    and gradients (stages 2 and 3), at the recipe's bytes each, are the working set.
+    stage: 0 (nothing sharded) to 3. largest_layer: parameters of the largest layer; its weights
+    (stage 3) and gradients (stages 2 and 3), at the recipe's bytes each, are the working set.
     """
     ### BEGIN SOLUTION
     whole = training_state_bytes(num_params, recipe)
@@ -438,7 +439,8 @@ def activation_bytes(
     sequence_parallel: bool = False,
     fused_attention: bool = False,
 ) -> float:
-    """Bytes that all layers keep for backward on one rank, for one micro-batch, with 16-bit activations.
+    """Bytes that all layers keep for backward on one rank, for one micro-batch, with
+    16-bit activations.
 
     recompute: "none", "selective" or "full"; anything else raises ValueError.
     """
@@ -504,7 +506,9 @@ labkit.check("01.activation-bytes", activation_bytes)
 
 # %% exercise="01.train-step-flops" difficulty=3 minutes=14
 def train_step_flops(config: ModelConfig, sequence: int, batch: int, recompute: str = "none") -> float:
-    """Operations of a training step on `batch` sequences, recomputed ("none", "selective", "full") too."""
+    """Operations of a training step on `batch` sequences, recomputed ("none",
+    "selective", "full") too.
+    """
     ### BEGIN SOLUTION
     h, tokens = config.hidden, batch * sequence
     queries = config.num_heads * config.head_size
@@ -563,7 +567,8 @@ Table(
 def model_flops_utilization(
     config: ModelConfig, sequence: int, batch: int, seconds: float, num_gpus: int, gpu: GPU
 ) -> float:
-    """MFU, between 0 and 1, of a step that trained on `batch` sequences in `seconds` on `num_gpus` GPUs.
+    """MFU, between 0 and 1, of a step that trained on `batch` sequences in `seconds`
+    on `num_gpus` GPUs.
 
     gpu: has dense_bf16 and sparse_bf16, peak FLOP/s of one GPU.
     """
@@ -712,7 +717,8 @@ labkit.check("01.global-batch-size", global_batch_size, accumulation_steps)
 def predict_step(
     config: ModelConfig, sequence: int, micro_batch: int, element_bytes: int, fused_attention: bool
 ) -> dict[str, float]:
-    """Bytes of a step: {"state": weights, gradients and averages; "activations": all that autograd keeps}.
+    """Bytes of a step: {"state": weights, gradients and averages; "activations": all
+    that autograd keeps}.
 
     config: a GPT without dropout. To be right within 1% (state) and 3% (activations).
     """
@@ -797,9 +803,9 @@ MemoryCalculator(model="Llama 3 8B", gpu="H100 80 GB", data_parallel=8)
 # %% exercise="01.slide-mistakes" difficulty=2 minutes=8
 def corrected_slides() -> dict[str, float]:
     """The right numbers, under the keys gib_of_700e9_bytes, gb_of_70b_adamw_mixed,
-    optimizer_bytes_per_parameter_adamw, optimizer_bytes_per_parameter_sgd_momentum, gb_of_236b_adamw_mixed,
-    full_recompute_bytes, score_term_with_8_ranks, h100_dense_bf16_tflops and
-    sequences_of_4000_in_4_million_tokens.
+    optimizer_bytes_per_parameter_adamw, optimizer_bytes_per_parameter_sgd_momentum,
+    gb_of_236b_adamw_mixed, full_recompute_bytes, score_term_with_8_ranks,
+    h100_dense_bf16_tflops and sequences_of_4000_in_4_million_tokens.
     """
     ### BEGIN SOLUTION
     return {

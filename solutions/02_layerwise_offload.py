@@ -215,10 +215,11 @@ Table(
 
 # %% exercise="02.partition-layers" difficulty=3 minutes=20
 def partition_layers(costs: Sequence[float], num_devices: int) -> list[range]:
-    """For each of `num_devices` devices, the run of layers that it gets; the largest run costs least.
+    """For each of `num_devices` devices, the run of layers that it gets; the largest
+    run costs least.
 
-    costs: what each layer costs, 0 or more; a list or a tuple, not changed. Returns ranges that together are
-    range(0, len(costs)), in order; some may be empty.
+    costs: what each layer costs, 0 or more; a list or a tuple, not changed. Returns
+    ranges that together are range(0, len(costs)), in order; some may be empty.
     Raises ValueError, naming the number, for num_devices below 1 or a negative cost.
     """
     ### BEGIN SOLUTION
@@ -304,13 +305,14 @@ with labkit.devices.use(2, bytes_each=64 * MIB) as gpus:
 
 # %% exercise="02.layerwise-model" difficulty=3 minutes=20
 class LayerwiseModel(nn.Module):
-    """Layers in a row, each on a device of its own choice. Computes what nn.Sequential(*layers) computes,
-    after eval() and under torch.no_grad() too.
+    """Layers in a row, each on a device of its own choice. Computes what
+    nn.Sequential(*layers) computes, after eval() and under torch.no_grad() too.
 
-    layers: moved, not copied; every parameter stays the object it is. devices: where each layer lives, a GPU
-    or the host, as many as layers (ValueError otherwise, naming both numbers). A parameter that several
-    layers share lives with the first of them; a later layer on another device works with a copy of it, and
-    one layer may stand in the row twice. When a pass is over, it leaves nothing on a device but gradients.
+    layers: moved, not copied; every parameter stays the object it is. devices: where
+    each layer lives, a GPU or the host, as many as layers (ValueError otherwise, naming
+    both numbers). A parameter that several layers share lives with the first of them; a
+    later layer on another device works with a copy of it, and one layer may stand in the
+    row twice. When a pass is over, it leaves nothing on a device but gradients.
     """
 
     def __init__(self, layers: Sequence[nn.Module], devices: Sequence[torch.device | str]):
@@ -332,7 +334,9 @@ class LayerwiseModel(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: on any device, of any dtype; stays as it is. Returns the output, on the last layer's device."""
+        """x: on any device, of any dtype; stays as it is. Returns the output, on the
+        last layer's device.
+        """
         ### BEGIN SOLUTION
         for layer, device, names in zip(self.layers, self.devices, self.borrowed, strict=True):
             x = x.to(device)
@@ -379,10 +383,11 @@ rows = [[c.source, c.destination, str(c.shape), c.num_bytes] for c in copies]
 Table(["from", "to", "shape", "bytes"], rows)
 
 # %% check="02.layerwise-model"
-# Numbers: output, gradients of the input and of every parameter, weights after two steps, against one device.
-# Mechanism: each device holds its own layers' bytes, before passes and after; activations cross exactly the
-# boundaries, gradients back. Robustness: buffers, tied parameters, an optimizer made before, a list of
-# devices that is too short.
+# Numbers: output, gradients of the input and of every parameter, weights after two
+# steps, against one device.
+# Mechanism: each device holds its own layers' bytes, before passes and after;
+# activations cross exactly the boundaries, gradients back. Robustness: buffers, tied
+# parameters, an optimizer made before, a list of devices that is too short.
 labkit.check("02.layerwise-model", LayerwiseModel)
 
 # %% [markdown]
@@ -456,7 +461,9 @@ def timed_layers(count: int, forward_ms: float) -> list[nn.Module]:
 
 
 def time_layerwise(num_devices: int) -> tuple[float, list[Any]]:
-    """Milliseconds of a step of eight layers over some devices, and what the devices did in one step."""
+    """Milliseconds of a step of eight layers over some devices, and what the devices
+    did in one step.
+    """
     with labkit.devices.stand_in(num_devices, bytes_each=MIB) as gpus:
         model = LayerwiseModel(timed_layers(8, 5), places(partition_layers([1] * 8, num_devices)))
 
@@ -579,12 +586,12 @@ class OnDevice(torch.autograd.Function):
 
 # %% exercise="02.offloaded-model" difficulty=4 minutes=35
 class OffloadedModel(nn.Module):
-    """Layers in a row that all compute on one device, with most of their weights waiting on the host.
-    Computes what nn.Sequential(*layers) computes, after eval() and under torch.no_grad() too.
+    """Layers in a row that all compute on one device, with most of their weights waiting on the
+    host. Computes what nn.Sequential(*layers) computes, after eval() and under torch.no_grad() too.
 
-    layers: the first `resident_layers` are moved to `compute_device`, any GPU, the others to pinned host
-    memory; every parameter stays the object it is, and some may be frozen. Several forward passes may come
-    before their backward. Layers may have dropout.
+    layers: the first `resident_layers` are moved to `compute_device`, any GPU, the others to
+    pinned host memory; every parameter stays the object it is, and some may be frozen.
+    Several forward passes may come before their backward. Layers may have dropout.
     Raises ValueError, naming the number, for resident_layers below 0 or above the number of layers.
     """
 
@@ -695,9 +702,10 @@ with labkit.devices.use(1, bytes_each=MIB):
 Table(["gradient on", "off by"], found)
 
 # %% check="02.offloaded-model"
-# Numbers: output, gradients, weights after two steps, on the host and on the device, against the plain model.
-# Mechanism: peak bytes, bytes fetched, the next layer on its way while one works, no layer before its
-# weights. Robustness: no layer resident, all of them, numbers that cannot be.
+# Numbers: output, gradients, weights after two steps, on the host and on the device,
+# against the plain model.
+# Mechanism: peak bytes, bytes fetched, the next layer on its way while one works, no layer
+# before its weights. Robustness: no layer resident, all of them, numbers that cannot be.
 labkit.check("02.offloaded-model", OffloadedModel)
 
 # %% [markdown]
@@ -845,7 +853,9 @@ def receive_tensor(peer: int, group: dist.ProcessGroup) -> Tensor:
 
 # %% exercise="02.remote-stage" difficulty=3 minutes=25
 class SendActivation(torch.autograd.Function):
-    """Forward: send x to `peer`, return a handle. Backward: the gradient of x is what `peer` sends back."""
+    """Forward: send x to `peer`, return a handle. Backward: the gradient of x is what
+    `peer` sends back.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, peer: int, group: dist.ProcessGroup) -> Tensor:
@@ -881,12 +891,13 @@ class ReceiveActivation(torch.autograd.Function):
 
 
 class RemoteStage(nn.Module):
-    """This rank's stage of a model whose layers are split over the ranks of `group`, in order of rank.
+    """This rank's stage of a model whose layers are split over the ranks of `group`,
+    in order of rank.
 
-    module: this rank's layers, some of which are trained; eval() is heard. A group of one rank sends nothing.
-    Under torch.no_grad() activations are sent, no gradient is waited for, and the output has no graph.
-    Messages of integers, which announce a shape, are not counted. When backward returns, or forward under
-    no_grad, what went in or came out may be overwritten.
+    module: this rank's layers, some of which are trained; eval() is heard. A group of one rank
+    sends nothing. Under torch.no_grad() activations are sent, no gradient is waited for, and the
+    output has no graph. Messages of integers, which announce a shape, are not counted. When
+    backward returns, or forward under no_grad, what went in or came out may be overwritten.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup):
@@ -897,7 +908,9 @@ class RemoteStage(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        """x: the input, on the first rank only. Returns the output on the last rank, elsewhere a handle."""
+        """x: the input, on the first rank only. Returns the output on the last rank,
+        elsewhere a handle.
+        """
         ### BEGIN SOLUTION
         if self.rank > 0:
             x = ReceiveActivation.apply(torch.zeros((), requires_grad=True), self.rank - 1, self.group)

@@ -57,7 +57,8 @@ from labkit.theory.units import binary_text
 class Stack(nn.Module):
     """Layers whose backward takes a known time: on two cores, sleeping stands for a GPU's kernels.
 
-    Each layer is a real linear layer; `milliseconds` pass in its forward, and twice that in its backward.
+    Each layer is a real linear layer; `milliseconds` pass in its forward, and twice
+    that in its backward.
     """
 
     def __init__(self, layers: int = 4, width: int = 256, milliseconds: float = 12.0):
@@ -133,11 +134,12 @@ draw_timeline(job_of_torch, start_at="forward")
 
 # %% exercise="03.shard-indices" difficulty=2 minutes=10
 def shard_indices(num_samples: int, rank: int, world_size: int, epoch: int, seed: int) -> list[int]:
-    """The samples (from 0) that `rank` reads in `epoch`, in order: ceil(num_samples / world_size) of them.
+    """The samples (from 0) that `rank` reads in `epoch`, in order:
+    ceil(num_samples / world_size) of them.
 
-    Plain ints, the same on every machine, without communication, and torch's own generator is left alone.
-    Together the ranks read every sample; where sizes do not divide, the shuffled order starts over.
-    Raises ValueError unless 0 <= rank < world_size.
+    Plain ints, the same on every machine, without communication, and torch's own generator
+    is left alone. Together the ranks read every sample; where sizes do not divide, the
+    shuffled order starts over. Raises ValueError unless 0 <= rank < world_size.
     """
     ### BEGIN SOLUTION
     if not 0 <= rank < world_size:
@@ -215,10 +217,11 @@ prediction("distance of rank 0 and rank 3, after / before", your_ratio, round(ap
 
 # %% exercise="03.broadcast-module" difficulty=2 minutes=10
 def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Overwrite parameters and buffers of `module`, in place, with those of the first rank of `group`.
+    """Overwrite parameters and buffers of `module`, in place, with those of the first
+    rank of `group`.
 
-    A tensor that has two names is sent once, by broadcast. On some ranks tensors may be views that are not
-    contiguous. `requires_grad`, gradients and the mode (training or not) stay as they are.
+    A tensor that has two names is sent once, by broadcast. On some ranks tensors may be views that
+    are not contiguous. `requires_grad`, gradients and the mode (training or not) stay as they are.
     """
     ### BEGIN SOLUTION
     for tensor in [*module.parameters(), *module.buffers()]:
@@ -256,9 +259,9 @@ labkit.check("03.broadcast-module", broadcast_module)
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Replace the gradient of every parameter that requires one by its mean over `group`.
 
-    One all_reduce for each; frozen parameters stay without a gradient, and one with two names counts once. A
-    parameter that has none on this rank counts as zeros. Gradients may be views that are not contiguous, on
-    some ranks alone. Called by all ranks, after backward.
+    One all_reduce for each; frozen parameters stay without a gradient, and one with two names
+    counts once. A parameter that has none on this rank counts as zeros. Gradients may be views that
+    are not contiguous, on some ranks alone. Called by all ranks, after backward.
     """
     ### BEGIN SOLUTION
     for parameter in module.parameters():
@@ -353,11 +356,12 @@ prediction("time of 256 pieces / one piece", your_factor, round(took[-1] / took[
 
 # %% exercise="03.assign-buckets" difficulty=2 minutes=10
 def assign_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[int]]:
-    """Positions in `parameters`, bucket by bucket, from the last that requires a gradient to the first.
+    """Positions in `parameters`, bucket by bucket, from the last that requires a
+    gradient to the first.
 
-    A bucket takes the next parameter if it has the same dtype and the bytes stay within bucket_bytes. Bytes
-    are those of a parameter's own numbers, also where it is a view of more memory. The list that is handed
-    over stays as it is.
+    A bucket takes the next parameter if it has the same dtype and the bytes stay
+    within bucket_bytes. Bytes are those of a parameter's own numbers, also where it is
+    a view of more memory. The list that is handed over stays as it is.
     """
     ### BEGIN SOLUTION
     buckets: list[list[int]] = []
@@ -432,13 +436,15 @@ labkit.check("03.assign-buckets", assign_buckets)
 
 # %% exercise="03.overlapped-data-parallel" difficulty=5 minutes=35
 class OverlappedDataParallel(nn.Module):
-    """Replicas of `module` in `group`, whose gradients are averaged bucket by bucket during backward.
+    """Replicas of `module` in `group`, whose gradients are averaged bucket by bucket
+    during backward.
 
-    After `loss.backward()`, outside `no_sync()`, each gradient is the mean over the group; a parameter that
-    this rank did not use counts as zeros, and a frozen one is left alone. Forward sends nothing. Backward
-    sends each gradient once, one all_reduce a bucket, most of them before the last gradient is ready, and
-    waits for none before that. Gradients that are there, zeros or an earlier backward's, are added to, as
-    always. Parameters may have several dtypes, and on some ranks be views that are not contiguous.
+    After `loss.backward()`, outside `no_sync()`, each gradient is the mean over the group;
+    a parameter that this rank did not use counts as zeros, and a frozen one is left alone.
+    Forward sends nothing. Backward sends each gradient once, one all_reduce a bucket, most
+    of them before the last gradient is ready, and waits for none before that. Gradients
+    that are there, zeros or an earlier backward's, are added to, as always. Parameters may
+    have several dtypes, and on some ranks be views that are not contiguous.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, bucket_bytes: int = 25 * 2**20):
@@ -466,9 +472,9 @@ class OverlappedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes inside add up on this rank, and nothing is sent, wherever their
-        forward was. The next backward outside sends the sums, of parameters that it does not use itself too.
-        One no_sync inside another changes nothing; nor does one of another model.
+        """Gradients of backward passes inside add up on this rank, and nothing is sent, wherever
+        their forward was. The next backward outside sends the sums, of parameters that it does not
+        use itself too. One no_sync inside another changes nothing; nor does one of another model.
         """
         ### BEGIN SOLUTION
         before, self.sync = self.sync, False
@@ -597,8 +603,8 @@ job_of_yours = labkit.launch(one_step_of_yours, ranks=2, backend="gloo")
 display(draw_timeline(job_of_torch, start_at="forward"), draw_timeline(job_of_yours, start_at="forward"))
 
 # %% check="03.overlapped-data-parallel"
-# Numbers: replicas, gradients, two steps. Mechanism: all-reduces, their bytes, and whether they overlap with
-# backward. Robustness: no_sync, unused layers, other groups.
+# Numbers: replicas, gradients, two steps. Mechanism: all-reduces, their bytes, and
+# whether they overlap with backward. Robustness: no_sync, unused layers, other groups.
 labkit.check("03.overlapped-data-parallel", OverlappedDataParallel)
 
 # %% [markdown]
@@ -679,10 +685,12 @@ def accumulate_gradients(
 ) -> Tensor:
     """Leave in `model` the gradients of the mean loss over all rows; return that loss, detached.
 
-    Rows are this rank's; the model averages over ranks. Each micro-batch goes forward and back before the
-    next, so that one graph is held at a time.
-    model: has `no_sync()`. micro_batches: (inputs, targets), at least one, not all with as many rows.
-    loss_function: (outputs, targets) -> mean over rows. What is returned may have any floating dtype.
+    Rows are this rank's; the model averages over ranks. Each micro-batch goes forward
+    and back before the next, so that one graph is held at a time.
+    model: has `no_sync()`. micro_batches: (inputs, targets), at least one, not all
+    with as many rows.
+    loss_function: (outputs, targets) -> mean over rows. What is returned may have any
+    floating dtype.
     """
     ### BEGIN SOLUTION
     rows = sum(len(x) for x, _ in micro_batches)
@@ -742,10 +750,11 @@ Table(
 def token_weighted_loss(loss_sum: Tensor, num_tokens: int, group: dist.ProcessGroup) -> Tensor:
     """A scalar whose mean over the ranks of `group` is the mean loss over all their tokens.
 
-    loss_sum: sum of this rank's token losses (zero, with a graph, if there are none); it stays as it is.
+    loss_sum: sum of this rank's token losses (zero, with a graph, if there are none);
+    it stays as it is.
     num_tokens: how many, up to millions.
-    Sends one number, once. Where no rank has a token, the result is zero. On every rank its backward
-    reaches what loss_sum hangs on: without tokens these gradients are zeros, not None.
+    Sends one number, once. Where no rank has a token, the result is zero. On every rank its
+    backward reaches what loss_sum hangs on: without tokens these gradients are zeros, not None.
     """
     ### BEGIN SOLUTION
     total = torch.tensor(float(num_tokens), device=loss_sum.device)

@@ -328,7 +328,8 @@ prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, on_sta
 
 # %% exercise="04.interleaved-schedule" difficulty=4 minutes=20
 def interleaved_schedule(rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int) -> list[Action]:
-    """What interleaved 1F1B has a rank do. Its stages are rank, rank + num_ranks, rank + 2 * num_ranks, ...
+    """What interleaved 1F1B has a rank do. Its stages are rank, rank + num_ranks, rank
+    + 2 * num_ranks, ...
 
     ValueError when num_micro_batches is not a multiple of num_ranks.
     """
@@ -369,7 +370,8 @@ def peak_in_flight(
 ) -> int:
     """The most forwards of this rank that wait for their backward at once.
 
-    schedule: "gpipe", "1f1b" or "interleaved". Interleaved: chunks, each 1/num_chunks of the rank's layers.
+    schedule: "gpipe", "1f1b" or "interleaved". Interleaved: chunks, each 1/num_chunks
+    of the rank's layers.
     """
     ### BEGIN SOLUTION
     total = num_chunks * num_micro_batches
@@ -440,7 +442,8 @@ def batch_seconds(
 
 
 def fewest_micro_batches(schedule: str, num_ranks: int, most_idle: float, num_chunks: int = 1) -> int:
-    """The smallest number of micro-batches with at most `most_idle` of all time idle (0 < most_idle < 1).
+    """The smallest number of micro-batches with at most `most_idle` of all time idle
+    (0 < most_idle < 1).
 
     Interleaved stages take multiples of num_ranks only.
     """
@@ -585,7 +588,9 @@ except labkit.LaunchError as error:
 
 # %% exercise="04.run-schedule" difficulty=5 minutes=35
 class Mail:
-    """Messages between stages. Sending never waits, so two ranks can never wait for each other's sends."""
+    """Messages between stages. Sending never waits, so two ranks can never wait for
+    each other's sends.
+    """
 
     def __init__(self, part: PipelinePart, group: dist.ProcessGroup) -> None:
         self.part, self.group = part, group
@@ -610,7 +615,8 @@ class Mail:
         ### END SOLUTION
 
     def expect(self, made_by: Action, into: Tensor) -> None:
-        """Start receiving what an action of another stage makes, and return at once; `into` has its shape.
+        """Start receiving what an action of another stage makes, and return at once;
+        `into` has its shape.
 
         Does nothing when that message is expected already.
         """
@@ -664,13 +670,15 @@ def check_list(part: PipelinePart, actions: list[Action]) -> None:
 
 
 def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessGroup) -> Tensor | None:
-    """Do this rank's actions in order, and add the batch's gradients to the .grad of its stages' parameters.
+    """Do this rank's actions in order, and add the batch's gradients to the .grad of
+    its stages' parameters.
 
-    The gradients are those of the mean loss over all samples of the batch. Returns that loss (a scalar tensor
-    without a graph, of any dtype) on the rank of the last stage, None elsewhere. What was sent or received
-    has been waited for by then, and what a micro-batch brought is given up after its backward. A tied weight
-    gets the sum of both halves; its .grad is None or zeros when the batch begins. The list stays as it is.
-    ValueError, naming the action, for a list that cannot be done, before any of it is done.
+    The gradients are those of the mean loss over all samples of the batch. Returns that
+    loss (a scalar tensor without a graph, of any dtype) on the rank of the last stage, None
+    elsewhere. What was sent or received has been waited for by then, and what a micro-batch
+    brought is given up after its backward. A tied weight gets the sum of both halves; its
+    .grad is None or zeros when the batch begins. The list stays as it is. ValueError,
+    naming the action, for a list that cannot be done, before any of it is done.
     """
     ### BEGIN SOLUTION
     check_list(part, actions)
@@ -729,7 +737,9 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
 def train_step(
     part: PipelinePart, actions: list[Action], optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> Tensor | None:
-    """One step of the optimizer with this batch's gradients alone. Returns the loss, as run_schedule does."""
+    """One step of the optimizer with this batch's gradients alone. Returns the loss,
+    as run_schedule does.
+    """
     ### BEGIN SOLUTION
     optimizer.zero_grad()
     loss = run_schedule(part, actions, group)
@@ -1002,7 +1012,9 @@ class GPTStage(nn.Module):
             self.norm, self.head = whole.norm, whole.head
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: ids [b, s] in the first stage, else [b, s, h]. Returns [b, s, h], the last stage [b, s, V]."""
+        """x: ids [b, s] in the first stage, else [b, s, h]. Returns [b, s, h], the
+        last stage [b, s, V].
+        """
         if self.is_first:
             x = self.tokens(x) + self.positions.weight[: x.shape[1]]
         for block in self.blocks:

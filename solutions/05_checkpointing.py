@@ -52,7 +52,9 @@ from labkit.theory.units import binary_text
 
 # %%
 class Layer(nn.Module):
-    """x + down(gelu(up(norm(x)))): the MLP half of a transformer layer. [rows, width] -> [rows, width]."""
+    """x + down(gelu(up(norm(x)))): the MLP half of a transformer layer. [rows, width]
+    -> [rows, width].
+    """
 
     def __init__(self, width: int, inner: int):
         super().__init__()
@@ -234,12 +236,12 @@ for asks in (True, False):
 def checkpoint(function: Callable, *args):
     """`function(*args)`, whose activations are computed again in backward instead of being kept.
 
-    function: a module, in training or evaluation, or a function; returns a tensor or a tuple of them, which
-        may be one, without a graph, or of whole numbers. Called once now, once in backward; under no_grad
-        once in all. The same one may be checkpointed again before that. Its parameters' gradients are added
-        to what is in `.grad`; frozen ones get none.
-    args: positional arguments, None among them; those that are tensors and require grad get the gradient they
-        would have had, also where one stands in two places.
+    function: a module, in training or evaluation, or a function; returns a tensor or a tuple of
+        them, which may be one, without a graph, or of whole numbers. Called once now, once in
+        backward; under no_grad once in all. The same one may be checkpointed again before that. Its
+        parameters' gradients are added to what is in `.grad`; frozen ones get none.
+    args: positional arguments, None among them; those that are tensors and require
+        grad get the gradient they would have had, also where one stands in two places.
     """
     ### BEGIN SOLUTION
     # One more input, which puts us in the graph for the parameters' sake.
@@ -318,9 +320,9 @@ draw_held(
 )
 
 # %% check="05.checkpoint"
-# Numbers: results, gradients of inputs and parameters, dropout, autocast. Mechanism: how often the function
-# runs, what is alive in between, nesting. Robustness: no input asks for a gradient, several results,
-# buffers, errors, several ranks.
+# Numbers: results, gradients of inputs and parameters, dropout, autocast. Mechanism: how
+# often the function runs, what is alive in between, nesting. Robustness: no input asks
+# for a gradient, several results, buffers, errors, several ranks.
 labkit.check("05.checkpoint", checkpoint)
 
 # %% [markdown]
@@ -344,7 +346,8 @@ labkit.check("05.checkpoint", checkpoint)
 
 # %% exercise="05.checkpoint-sequential" difficulty=2 minutes=15
 def checkpoint_sequential(layers: Sequence[nn.Module], x: Tensor, segments: int) -> Tensor:
-    """The layers one after the other on `x`, in `segments` checkpoints whose lengths differ by at most one.
+    """The layers one after the other on `x`, in `segments` checkpoints whose lengths
+    differ by at most one.
     layers: any sequence, such as a list, a tuple or an nn.ModuleList.
 
     Raises ValueError unless 1 <= segments <= len(layers).
@@ -385,7 +388,8 @@ draw_held(
 # are 16 inputs to keep; with 1 there is nothing to keep and one enormous tooth.
 
 # %% check="05.checkpoint-sequential"
-# Numbers as in plain autograd; each layer runs twice; as many even segments as asked for; one input each.
+# Numbers as in plain autograd; each layer runs twice; as many even segments as asked
+# for; one input each.
 labkit.check("05.checkpoint-sequential", checkpoint_sequential)
 
 # %% [markdown]
@@ -411,7 +415,8 @@ def saved_activation_bytes(lengths: Sequence[int], boundary_bytes: int, layer_by
     """The most bytes that a chain with segments of these lengths holds during backward.
 
     boundary_bytes: what passes between two layers.
-    layer_bytes: what a layer keeps for backward, its input included. ValueError for a chain without segments.
+    layer_bytes: what a layer keeps for backward, its input included. ValueError for a
+    chain without segments.
     """
     ### BEGIN SOLUTION
     if not lengths:
@@ -438,7 +443,9 @@ labkit.check("05.saved-activation-bytes", saved_activation_bytes)
 
 # %% exercise="05.best-segment-count" difficulty=2 minutes=10
 def best_segment_count(num_layers: int, boundary_bytes: int, layer_bytes: int) -> int:
-    """The number of segments (1 to num_layers) with the lowest peak; the smallest if several have it."""
+    """The number of segments (1 to num_layers) with the lowest peak; the smallest if
+    several have it.
+    """
 
     ### BEGIN SOLUTION
     def peak(segments: int) -> int:

@@ -336,7 +336,9 @@ class CopyToTensorParallel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output: Tensor) -> tuple[Tensor, None]:
-        """grad_output: this rank's gradient, not to be changed. Returns the sum over the ranks, and None."""
+        """grad_output: this rank's gradient, not to be changed. Returns the sum over
+        the ranks, and None.
+        """
         ### BEGIN SOLUTION
         total = grad_output.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
@@ -386,7 +388,9 @@ class ReduceFromTensorParallel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """x: this rank's partial sums, any shape, not to be changed. Returns their sum over the ranks."""
+        """x: this rank's partial sums, any shape, not to be changed. Returns their sum
+        over the ranks.
+        """
         ### BEGIN SOLUTION
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
@@ -395,7 +399,9 @@ class ReduceFromTensorParallel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output: Tensor) -> tuple[Tensor, None]:
-        """grad_output: gradient of the sum, the same on every rank. Returns the gradient of x, and None."""
+        """grad_output: gradient of the sum, the same on every rank. Returns the
+        gradient of x, and None.
+        """
         ### BEGIN SOLUTION
         return grad_output, None
         ### END SOLUTION
@@ -489,7 +495,9 @@ class GatherFromTensorParallel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output: Tensor) -> tuple[Tensor, None]:
-        """grad_output: [..., t n], the same on every rank. Returns the gradient of x, [..., n], and None."""
+        """grad_output: [..., t n], the same on every rank. Returns the gradient of x,
+        [..., n], and None.
+        """
         ### BEGIN SOLUTION
         rank, size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
         return grad_output.chunk(size, dim=-1)[rank], None
@@ -513,9 +521,11 @@ class ColumnParallelLinear(nn.Module):
     def from_linear(
         cls, linear: nn.Linear, group: dist.ProcessGroup, gather_output: bool = False
     ) -> "ColumnParallelLinear":
-        """This rank's part of `linear`, which is left alone and of which nothing else is kept in memory.
+        """This rank's part of `linear`, which is left alone and of which nothing else
+        is kept in memory.
 
-        Raises ValueError, naming both sizes, if the ranks of `group` do not divide the output features.
+        Raises ValueError, naming both sizes, if the ranks of `group` do not divide the
+        output features.
         """
         ### BEGIN SOLUTION
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -527,7 +537,9 @@ class ColumnParallelLinear(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in], the same on every rank. Returns [..., out / t], or [..., out] with gather_output."""
+        """x: [..., in], the same on every rank. Returns [..., out / t], or [..., out]
+        with gather_output.
+        """
         ### BEGIN SOLUTION
         x = CopyToTensorParallel.apply(x, self.group)
         out = F.linear(x, self.weight, self.bias)
@@ -564,8 +576,10 @@ for rank, (stored, shape) in enumerate(cut.results):
 draw_traffic(gathered)
 
 # %% check="06.column-parallel-linear"
-# Numbers: output, gradients of x, weight and bias, the weights after two steps of SGD, against nn.Linear.
-# Mechanism: what is sent and when, what a rank keeps in memory, that it computes with its own block only.
+# Numbers: output, gradients of x, weight and bias, the weights after two steps of SGD,
+# against nn.Linear.
+# Mechanism: what is sent and when, what a rank keeps in memory, that it computes with
+# its own block only.
 # Robustness: sizes that do not divide are refused; a group of some of the ranks works.
 labkit.check("06.column-parallel-linear", ColumnParallelLinear)
 
@@ -614,7 +628,9 @@ class RowParallelLinear(nn.Module):
     """A linear layer whose input features are divided among the ranks of a group."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup):
-        """weight: this rank's block, [out, in / t]. bias: whole, [out], the same on every rank, or None."""
+        """weight: this rank's block, [out, in / t]. bias: whole, [out], the same on
+        every rank, or None.
+        """
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
@@ -622,9 +638,11 @@ class RowParallelLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: dist.ProcessGroup) -> "RowParallelLinear":
-        """This rank's part of `linear`, which is left alone and of which nothing else is kept in memory.
+        """This rank's part of `linear`, which is left alone and of which nothing else
+        is kept in memory.
 
-        Raises ValueError, naming both sizes, if the ranks of `group` do not divide the input features.
+        Raises ValueError, naming both sizes, if the ranks of `group` do not divide the
+        input features.
         """
         ### BEGIN SOLUTION
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -708,7 +726,9 @@ class TensorParallelMLP(nn.Module):
 
     @classmethod
     def from_mlp(cls, mlp: nn.Module, group: dist.ProcessGroup) -> "TensorParallelMLP":
-        """This rank's part of `mlp`, which has two nn.Linear: `mlp.up` (h to 4h) and `mlp.down` (4h to h)."""
+        """This rank's part of `mlp`, which has two nn.Linear: `mlp.up` (h to 4h) and
+        `mlp.down` (4h to h).
+        """
         ### BEGIN SOLUTION
         up = ColumnParallelLinear.from_linear(mlp.up, group)
         down = RowParallelLinear.from_linear(mlp.down, group)
@@ -716,7 +736,9 @@ class TensorParallelMLP(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., h], the same on every rank. Returns [..., h], the same on every rank. Between: GeLU."""
+        """x: [..., h], the same on every rank. Returns [..., h], the same on every
+        rank. Between: GeLU.
+        """
         ### BEGIN SOLUTION
         return self.down(F.gelu(self.up(x)))
         ### END SOLUTION
@@ -765,8 +787,9 @@ Table(
 # about what happens *between* the two products, and only about that.
 
 # %% check="06.tensor-parallel-mlp"
-# As before, and: nothing is sent between the two layers. The last property uses your own f, g, column and
-# row layers. The others are graded with reference versions of those, so that one mistake costs once.
+# As before, and: nothing is sent between the two layers. The last property uses your own
+# f, g, column and row layers. The others are graded with reference versions of those, so
+# that one mistake costs once.
 labkit.check("06.tensor-parallel-mlp", TensorParallelMLP)
 
 # %% [markdown]

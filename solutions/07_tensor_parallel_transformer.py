@@ -134,7 +134,9 @@ Product = Callable[[Tensor, Tensor, Tensor | None, dist.ProcessGroup], Tensor]  
 
 
 def block_of(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's block of `tensor`, cut along `dim`, in its own memory. ValueError if it does not divide."""
+    """This rank's block of `tensor`, cut along `dim`, in its own memory. ValueError if
+    it does not divide.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if tensor.shape[dim] % size:
         raise ValueError(f"dim {dim} of {list(tensor.shape)} does not divide among {size} ranks")
@@ -240,7 +242,8 @@ class TensorParallelAttention(nn.Module):
     ):
         """a, k, d: heads, key-value heads, head size.
 
-        qkv: weight [(a + 2k) d / t, h] and bias of this rank's queries, keys, values, one below the other.
+        qkv: weight [(a + 2k) d / t, h] and bias of this rank's queries, keys, values,
+        one below the other.
         output: weight [h, a d / t], and the whole bias, [h].
         """
         super().__init__()
@@ -257,11 +260,13 @@ class TensorParallelAttention(nn.Module):
         enter: Product = column_parallel,
         leave: Product = row_parallel,
     ) -> "TensorParallelAttention":
-        """This rank's part of a whole attention, which is left alone and of which nothing else is kept.
+        """This rank's part of a whole attention, which is left alone and of which
+        nothing else is kept.
 
         attention: has nn.Linear `query`, `key`, `value`, `output`, and `config` and `attend`. Its
             training mode is not copied: train() and eval() are called on the part.
-        Raises ValueError, naming both numbers, if heads or key-value heads do not divide among the ranks.
+        Raises ValueError, naming both numbers, if heads or key-value heads do not
+        divide among the ranks.
         """
         ### BEGIN SOLUTION
         config, size = attention.config, dist.get_world_size(group)
@@ -416,7 +421,9 @@ prediction("wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_loo
 
 # %% exercise="07.vocab-parallel-embedding" difficulty=2 minutes=8
 class VocabParallelEmbedding(nn.Module):
-    """A table of vectors, one row a token of the vocabulary, whose rows are divided among a group's ranks."""
+    """A table of vectors, one row a token of the vocabulary, whose rows are divided
+    among a group's ranks.
+    """
 
     def __init__(
         self,
@@ -425,13 +432,16 @@ class VocabParallelEmbedding(nn.Module):
         group: dist.ProcessGroup,
         leave: Callable[[Tensor, dist.ProcessGroup], Tensor] = sum_over_ranks,
     ):
-        """weight: this rank's rows, [ceil(V / t), h]. leave: what completes partial sums, [b, s, h] each."""
+        """weight: this rank's rows, [ceil(V / t), h]. leave: what completes partial
+        sums, [b, s, h] each.
+        """
         super().__init__()
         self.weight, self.vocabulary, self.group, self.leave = nn.Parameter(weight), vocabulary, group, leave
 
     @staticmethod
     def own_rows(table: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Rows r ceil(V / t) to (r + 1) ceil(V / t) of `table`, [V, h], for rank r, in memory of their own.
+        """Rows r ceil(V / t) to (r + 1) ceil(V / t) of `table`, [V, h], for rank r, in
+        memory of their own.
 
         Rows beyond the vocabulary are zeros. Every rank has as many rows.
         """
@@ -455,7 +465,8 @@ class VocabParallelEmbedding(nn.Module):
         return cls(cls.own_rows(embedding.weight, group), embedding.num_embeddings, group, leave)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids: [b, s], integers, the same on every rank. Returns their vectors, [b, s, h], on every rank.
+        """ids: [b, s], integers, the same on every rank. Returns their vectors,
+        [b, s, h], on every rank.
 
         Raises IndexError on every rank for an id that is not in the vocabulary.
         """
@@ -561,12 +572,14 @@ def vocab_parallel_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The mean cross-entropy of all tokens whose target is not `ignore_index`: one number, on every rank.
+    """The mean cross-entropy of all tokens whose target is not `ignore_index`: one
+    number, on every rank.
 
-    logits: this rank's columns, [b, s, ceil(V / t)]; columns beyond the vocabulary do not count. 16-bit
-        logits are computed with as float32, and give a float32 loss.
-    targets: [b, s], the same on every rank. Raises ValueError on every rank for one outside the vocabulary.
-    Computes what F.cross_entropy does from logits [b, s, V]. Sends a few numbers a token, in forward only.
+    logits: this rank's columns, [b, s, ceil(V / t)]; columns beyond the vocabulary do
+        not count. 16-bit logits are computed with as float32, and give a float32 loss.
+    targets: [b, s], the same on every rank. Raises ValueError on every rank for one
+    outside the vocabulary. Computes what F.cross_entropy does from logits [b, s, V].
+    Sends a few numbers a token, in forward only.
     """
     ### BEGIN SOLUTION
     counted = targets != ignore_index
@@ -704,7 +717,9 @@ def seeded_state(seed: int, group: dist.ProcessGroup) -> Tensor:
 
 # %% exercise="07.random-streams" difficulty=2 minutes=10
 class RandomStreams:
-    """Two streams of random numbers: one that all ranks of a group draw alike, one that is a rank's own."""
+    """Two streams of random numbers: one that all ranks of a group draw alike, one
+    that is a rank's own.
+    """
 
     def __init__(self, seed: int, group: dist.ProcessGroup):
         """seed: the same on every rank."""
@@ -805,8 +820,9 @@ def initial_weight(
     """This rank's part of a new weight: normal numbers, mean 0, standard deviation 1 / sqrt(in).
 
     shape: of the whole weight, [out, in].
-    cut: the dimension that is divided among the ranks; None for one that is whole, the same on all ranks.
-    Raises ValueError, naming both numbers, if that dimension does not divide among the ranks.
+    cut: the dimension that is divided among the ranks; None for one that is whole, the
+    same on all ranks. Raises ValueError, naming both numbers, if that dimension does
+    not divide among the ranks.
     """
     ### BEGIN SOLUTION
     own, size = list(shape), dist.get_world_size(group)
@@ -885,7 +901,9 @@ def reduce_scatter(output: Tensor, parts: Tensor, group: dist.ProcessGroup) -> N
 
 # %% exercise="07.sequence-parallel-pair" difficulty=3 minutes=8
 class GatherSequence(torch.autograd.Function):
-    """Slices of the sequence are joined; backward adds and cuts. Use: GatherSequence.apply(x, group)."""
+    """Slices of the sequence are joined; backward adds and cuts. Use:
+    GatherSequence.apply(x, group).
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -897,7 +915,9 @@ class GatherSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        """gradient: what this rank knows, [b, s, ...]. Returns the sum's slice, [b, s / t, ...], and None."""
+        """gradient: what this rank knows, [b, s, ...]. Returns the sum's slice,
+        [b, s / t, ...], and None.
+        """
         ### BEGIN SOLUTION
         return scattered_sum(gradient, ctx.group), None
         ### END SOLUTION
@@ -919,7 +939,9 @@ class ReduceScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        """gradient: of own tokens, [b, s / t, ...]. Returns that of all tokens, [b, s, ...], and None."""
+        """gradient: of own tokens, [b, s / t, ...]. Returns that of all tokens,
+        [b, s, ...], and None.
+        """
         ### BEGIN SOLUTION
         return joined(gradient, 1, ctx.group), None
 
@@ -1119,7 +1141,9 @@ class TensorParallelBlock(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [b, s, h], the same on every rank; with sequence_parallel this rank's tokens, [b, s / t, h]."""
+        """x: [b, s, h], the same on every rank; with sequence_parallel this rank's
+        tokens, [b, s / t, h].
+        """
         ### BEGIN SOLUTION
         x = x + self._drop(self.attention(self._norm(self.attention_norm, x)))
         return x + self._drop(self.mlp(self._norm(self.mlp_norm, x)))
@@ -1256,7 +1280,9 @@ Table(
 
 # %% exercise="07.activation-bytes" difficulty=2 minutes=8
 def block_activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: bool = False) -> float:
-    """Bytes a rank keeps of one block for its backward: 16-bit activations, dropout, explicit attention."""
+    """Bytes a rank keeps of one block for its backward: 16-bit activations, dropout,
+    explicit attention.
+    """
     ### BEGIN SOLUTION
     scores = 5 * a * s / (h * t)
     outside = 10 / t if sequence_parallel else 10
@@ -1388,9 +1414,11 @@ class TensorParallelGPT(nn.Module):
         return cls(full, group, seed, sequence_parallel)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """ids, targets: [b, s], views perhaps, the same on every rank. The mean cross-entropy, on every rank.
+        """ids, targets: [b, s], views perhaps, the same on every rank. The mean
+        cross-entropy, on every rank.
 
-        Raises ValueError, naming both sizes, if tokens are to be divided and do not divide among the ranks.
+        Raises ValueError, naming both sizes, if tokens are to be divided and do not
+        divide among the ranks.
         """
         ### BEGIN SOLUTION
         s = ids.shape[1]
@@ -1550,9 +1578,9 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`.
 
-    cut: parameters of which each rank has a block. whole: those that every rank has, with equal gradients.
-    Parameters without a gradient are left out. Sums squares in float32 or better. All-reduces one number.
-    Returns the norm before scaling, the same on every rank.
+    cut: parameters of which each rank has a block. whole: those that every rank has, with equal
+    gradients. Parameters without a gradient are left out. Sums squares in float32 or better.
+    All-reduces one number. Returns the norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION
     of_cut, of_whole = square_sum(cut), square_sum(whole)

@@ -90,7 +90,8 @@ draw_stages(ranks=4)
 
 # %% exercise="08.rank-bytes" difficulty=2 minutes=10
 def rank_bytes(numels: Sequence[int], recipe: Recipe, stage: int, world_size: int) -> dict[str, int]:
-    """Bytes on each of `world_size` ranks: {"weights", "gradients", "optimizer", "working"}, whole numbers.
+    """Bytes on each of `world_size` ranks: {"weights", "gradients", "optimizer",
+    "working"}, whole numbers.
 
     numels: parameters of each unit, in the order forward uses them. recipe: bytes a parameter, as
     `recipe.weights`, `recipe.gradients` and `recipe.optimizer`. stage: 0 to 3.
@@ -188,7 +189,8 @@ def step_traffic(
 ) -> int:
     """Numbers (not bytes) that one rank sends in one step.
 
-    numels: parameters of each unit. regather: whether stage 3 frees weights between forward and backward.
+    numels: parameters of each unit. regather: whether stage 3 frees weights between
+    forward and backward.
 
     Raises ValueError for a stage other than 0 to 3, and for fewer than 1 rank or micro-batch.
     """
@@ -245,7 +247,8 @@ labkit.check("08.step-traffic", step_traffic)
 
 # %% exercise="08.flat-layout" difficulty=2 minutes=12
 def flat_layout(numels: Sequence[int], world_size: int) -> tuple[int, list[list[tuple[int, int, int]]]]:
-    """(shard_size, pieces): pieces[rank] lists (parameter, start, stop), in the order of the flat tensor.
+    """(shard_size, pieces): pieces[rank] lists (parameter, start, stop), in the order
+    of the flat tensor.
 
     numels: elements of each parameter. Raises ValueError for fewer than 1 rank.
     """
@@ -294,7 +297,9 @@ labkit.check("08.flat-layout", flat_layout)
 def all_gather(
     whole: Tensor, shard: Tensor, group: dist.ProcessGroup, async_op: bool = False
 ) -> dist.Work | None:
-    """Fill `whole` with the ranks' shards, in their order. `shard` may be this rank's part of `whole`."""
+    """Fill `whole` with the ranks' shards, in their order. `shard` may be this rank's
+    part of `whole`.
+    """
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return call(whole, shard, group=group, async_op=async_op)
 
@@ -314,7 +319,8 @@ def views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def flatten(parameters: Sequence[nn.Parameter], world_size: int) -> Tensor:
-    """Move the parameters into one flat tensor, padded with zeros to `world_size` equal shards; return it.
+    """Move the parameters into one flat tensor, padded with zeros to `world_size`
+    equal shards; return it.
 
     All must have the same dtype. Each parameter is a view of the flat tensor afterwards.
     """
@@ -392,7 +398,8 @@ class ShardedOptimizer:
         group: dist.ProcessGroup,
         **options: object,
     ):
-        """parameters: as torch optimizers take them, parameters or dicts {"params": [...], option: value}.
+        """parameters: as torch optimizers take them, parameters or dicts {"params":
+        [...], option: value}.
 
         options: defaults for all groups, handed on to `optimizer_class`.
         """
@@ -493,9 +500,9 @@ Table(
 )
 
 # %% check="08.sharded-optimizer"
-# Numbers: weights after steps of SGD with momentum and of AdamW, groups of options wherever the cut falls,
-# bf16 with its fp32 master. Mechanism: what each rank holds, what it sends. Robustness: unused, frozen, tied
-# parameters, fewer elements than ranks, one rank, another group.
+# Numbers: weights after steps of SGD with momentum and of AdamW, groups of options wherever the cut
+# falls, bf16 with its fp32 master. Mechanism: what each rank holds, what it sends. Robustness:
+# unused, frozen, tied parameters, fewer elements than ranks, one rank, another group.
 labkit.check("08.sharded-optimizer", ShardedOptimizer)
 
 # %% [markdown]
@@ -547,7 +554,9 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 
 # %% exercise="08.sharded-gradients" difficulty=4 minutes=20
 class ShardedGradients:
-    """Scatters the gradients of `module` during backward; each rank of `group` keeps its shards (stage 2)."""
+    """Scatters the gradients of `module` during backward; each rank of `group` keeps
+    its shards (stage 2).
+    """
 
     shards: list[nn.Parameter]  # this rank's slice of each bucket's flat weights, for an optimizer
 
@@ -683,8 +692,9 @@ draw_over_a_step(
 # then. Weights are still whole, which is what stage 3 is about.
 
 # %% check="08.sharded-gradients"
-# Numbers: gradients and weights after several micro-batches and steps. Mechanism: scattered during backward,
-# bytes held. Robustness: a layer that only some ranks use, frozen and tied ones, one bucket, one rank.
+# Numbers: gradients and weights after several micro-batches and steps. Mechanism:
+# scattered during backward, bytes held. Robustness: a layer that only some ranks use,
+# frozen and tied ones, one bucket, one rank.
 labkit.check("08.sharded-gradients", ShardedGradients)
 
 # %% [markdown]
@@ -731,7 +741,9 @@ print("filled again, and the saved view sees it:", saved)
 
 # %%
 class FlatUnit:
-    """Parameters that are gathered together. Each rank keeps its shard; the whole exists between calls."""
+    """Parameters that are gathered together. Each rank keeps its shard; the whole
+    exists between calls.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup):
         self.parameters, self.group, self.world_size = list(parameters), group, dist.get_world_size(group)
@@ -915,8 +927,8 @@ class FullyShardedModule(nn.Module):
         ### END SOLUTION
 
     def full_weights(self) -> dict[str, Tensor]:
-        """All weights, whole, in their own dtype, by the names `module.named_parameters()` gives them (a tied
-        one has one): the same on every rank, which all call it.
+        """All weights, whole, in their own dtype, by the names `module.named_parameters()`
+        gives them (a tied one has one): the same on every rank, which all call it.
         """
         ### BEGIN SOLUTION
         names = {p: name for name, p in self.module.named_parameters()}
@@ -1000,7 +1012,9 @@ def stage_with_adam(stage: int, group: dist.ProcessGroup):
 
 
 def four_moments(stage: int, group: dist.ProcessGroup) -> list[int]:
-    """Bytes of this process's tensors before a step, after forward, at the peak of backward, after it."""
+    """Bytes of this process's tensors before a step, after forward, at the peak of
+    backward, after it.
+    """
     before = bytes_of_process()
     model, end_step = stage_with_adam(stage, group)
     x = own_rows(256)
@@ -1066,9 +1080,9 @@ def timed_step(prefetch: int, group: dist.ProcessGroup) -> None:
 draw_timeline(labkit.launch(timed_step, 1, ranks=2, backend="gloo"))
 
 # %% check="08.fully-sharded-module"
-# Numbers: outputs, and weights after several micro-batches and steps. Mechanism: bytes held at rest and at
-# most, the passes and their order. Robustness: tied, frozen, unused units, one called twice, several inputs
-# and outputs, a unit whose weights only some ranks use, one rank, another group.
+# Numbers: outputs, and weights after several micro-batches and steps. Mechanism: bytes held at rest
+# and at most, the passes and their order. Robustness: tied, frozen, unused units, one called twice,
+# several inputs and outputs, a unit whose weights only some ranks use, one rank, another group.
 labkit.check("08.fully-sharded-module", FullyShardedModule)
 
 # %% [markdown]
@@ -1102,7 +1116,8 @@ def clip_grad_norm(
 ) -> Tensor:
     """Clip by the global norm; return it as it was before, a scalar.
 
-    shards: this rank's, flat, each with `.grad` or None. owned: how many elements of each are not padding.
+    shards: this rank's, flat, each with `.grad` or None. owned: how many elements of
+    each are not padding.
     replicated: whole on every rank, with the same gradients, or None on every rank.
     """
     ### BEGIN SOLUTION
@@ -1177,9 +1192,10 @@ def save_shards(
 ) -> None:
     """Write a checkpoint of `step` into `directory`, which all ranks share; all ranks call it.
 
-    directory: made if it is not there. shards: name -> this rank's shard, 1-d, of any dtype. totals: name ->
-    elements of the flat tensor without padding, perhaps fewer than ranks, or none.
-    extra: what JSON can hold. Raises whatever kept this rank from writing: then it is no checkpoint.
+    directory: made if it is not there. shards: name -> this rank's shard, 1-d, of any dtype.
+    totals: name -> elements of the flat tensor without padding, perhaps fewer than ranks, or none.
+    extra: what JSON can hold. Raises whatever kept this rank from writing: then it is
+    no checkpoint.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -1226,7 +1242,9 @@ def load_shards(
 
 
 def read_range(parts: Sequence, name: str, start: int, size: int) -> Tensor:
-    """`size` elements from `start` on of the tensor whose parts are laid end to end; zeros behind its end."""
+    """`size` elements from `start` on of the tensor whose parts are laid end to end;
+    zeros behind its end.
+    """
     found, begin = [], 0
     for part in parts:
         piece = part.get_slice(name)
@@ -1241,10 +1259,11 @@ def read_range(parts: Sequence, name: str, start: int, size: int) -> Tensor:
 
 
 # %% check="08.sharded-checkpoint"
-# Numbers: every range, on other numbers of ranks, dtypes kept. Mechanism: each rank writes its own part only,
-# safetensors only, without padding. Robustness: a disk that is full on one rank while it saves, a rank that
-# is killed while it saves, a power failure, saving again.
-# The last property trains with your own module, norm, layout and checkpoint: saved on 4 ranks, resumed on 3.
+# Numbers: every range, on other numbers of ranks, dtypes kept. Mechanism: each rank writes its own
+# part only, safetensors only, without padding. Robustness: a disk that is full on one rank while
+# it saves, a rank that is killed while it saves, a power failure, saving again.
+# The last property trains with your own module, norm, layout and checkpoint: saved on 4
+# ranks, resumed on 3.
 labkit.check("08.sharded-checkpoint", save_shards, load_shards)
 
 # %% [markdown]

@@ -89,9 +89,11 @@ your_groups_along_dp, your_groups_on_both_nodes = ..., ...
 
 # %% exercise="09.rank-grid" difficulty=2 minutes=15
 def rank_to_coordinates(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> dict[str, int]:
-    """The coordinate of a rank along each axis. order: the axes, outermost first; the last counts fastest.
+    """The coordinate of a rank along each axis. order: the axes, outermost first; the
+    last counts fastest.
 
-    Raises ValueError if `order` does not name each axis of `sizes` once, or the grid has no such rank.
+    Raises ValueError if `order` does not name each axis of `sizes` once, or the grid
+    has no such rank.
     """
     ### BEGIN SOLUTION
     if sorted(order) != sorted(sizes):
@@ -108,7 +110,9 @@ def rank_to_coordinates(rank: int, sizes: Mapping[str, int], order: Sequence[str
 def coordinates_to_rank(
     coordinates: Mapping[str, int], sizes: Mapping[str, int], order: Sequence[str]
 ) -> int:
-    """The rank at those coordinates. Raises ValueError, naming the axis, for one that is not in the grid."""
+    """The rank at those coordinates. Raises ValueError, naming the axis, for one that
+    is not in the grid.
+    """
     ### BEGIN SOLUTION
     rank = 0
     for axis in order:
@@ -204,8 +208,8 @@ def device() -> torch.device:
 Table(["axis", "yours", "DeviceMesh"], labkit.launch(both_grids, ranks=8, backend="gloo").results[5])
 
 # %% check="09.rank-grid"
-# Numbers: every rank of many grids, there and back. Mechanism: each rank's groups, and a sum over each of
-# them. Robustness: axes of size 1, a grid that does not fit the job, no such rank.
+# Numbers: every rank of many grids, there and back. Mechanism: each rank's groups, and a sum
+# over each of them. Robustness: axes of size 1, a grid that does not fit the job, no such rank.
 labkit.check("09.rank-grid", rank_to_coordinates, coordinates_to_rank, build_groups)
 
 # %% [markdown]
@@ -394,7 +398,9 @@ def own_layers(num_layers: int, stage: int, num_stages: int) -> range:
 
 
 def stage_to_full(stage: "Stage", parts: Parts) -> dict[str, Tensor]:
-    """What a stage holds, by the names of the whole model; all of its tensor-parallel ranks call this."""
+    """What a stage holds, by the names of the whole model; all of its tensor-parallel
+    ranks call this.
+    """
     full: dict[str, Tensor] = {}
     for number, block in stage.blocks.items():
         full |= {f"blocks.{number}.{name}": tensor for name, tensor in block.to_full().items()}
@@ -425,7 +431,9 @@ def stage_to_full(stage: "Stage", parts: Parts) -> dict[str, Tensor]:
 
 # %% exercise="09.train-3d" difficulty=5 minutes=45
 def stream_seed(seed: int, coordinates: Mapping[str, int], sizes: Mapping[str, int]) -> int:
-    """The seed of a rank's random streams, 0 or more: equal along tp, another for each dp, pp and seed."""
+    """The seed of a rank's random streams, 0 or more: equal along tp, another for each
+    dp, pp and seed.
+    """
     ### BEGIN SOLUTION
     return (seed * sizes["dp"] + coordinates["dp"]) * sizes["pp"] + coordinates["pp"]
     ### END SOLUTION
@@ -445,8 +453,8 @@ class Stage(nn.Module):
     ):
         """This rank's part of `full`, which is left alone and of which nothing else is kept.
 
-        Sets tokens and positions [s, h] (first stage), norm and head_weight (last stage; None where tokens
-        are the head too): None on other stages.
+        Sets tokens and positions [s, h] (first stage), norm and head_weight (last
+        stage; None where tokens are the head too): None on other stages.
         """
         super().__init__()
         self.first, self.last = stage == 0, stage == num_stages - 1
@@ -466,8 +474,8 @@ class Stage(nn.Module):
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
-        """ids [b, s] on the first stage, activations [b, s, h] on others -> activations; on the last stage
-        logits [b, s, ceil(V / t)] of this rank's columns.
+        """ids [b, s] on the first stage, activations [b, s, h] on others -> activations;
+        on the last stage logits [b, s, ceil(V / t)] of this rank's columns.
         """
         ### BEGIN SOLUTION
         if self.first:
@@ -526,9 +534,9 @@ class GPT3D:
     def step(
         self, ids: Tensor, targets: Tensor, num_micro_batches: int, learning_rate: float, max_norm: float
     ) -> tuple[Tensor, Tensor]:
-        """One step of plain SGD. Returns the mean loss of all replicas' tokens, and the norm of the whole
-        model's gradient before it was clipped to `max_norm`: two scalars, the same on every rank, which later
-        steps leave as they are.
+        """One step of plain SGD. Returns the mean loss of all replicas' tokens, and the
+        norm of the whole model's gradient before it was clipped to `max_norm`: two
+        scalars, the same on every rank, which later steps leave as they are.
 
         ids, targets: [B / d, s], the rows of this rank's replica.
         """
@@ -586,7 +594,9 @@ class GPT3D:
         ### END SOLUTION
 
     def to_full(self) -> dict[str, Tensor]:
-        """What this rank's stage holds, by the whole model's names. All its tensor-parallel ranks call it."""
+        """What this rank's stage holds, by the whole model's names. All its
+        tensor-parallel ranks call it.
+        """
         return stage_to_full(self.stage, self.parts)
 
 
@@ -655,9 +665,9 @@ Table(
 )
 
 # %% check="09.train-3d"
-# Numbers: losses, norms and all weights after several steps on five grids. Mechanism: what each rank keeps,
-# who sends what to whom, whose random streams are whose. Robustness: layers, rows and a vocabulary that do
-# not divide, other orders of the axes.
+# Numbers: losses, norms and all weights after several steps on five grids. Mechanism:
+# what each rank keeps, who sends what to whom, whose random streams are whose.
+# Robustness: layers, rows and a vocabulary that do not divide, other orders of the axes.
 labkit.check("09.train-3d", GPT3D)
 
 # %% [markdown]
@@ -1056,7 +1066,9 @@ your_plan = GridPlan(data=1, tensor=1, pipeline=1, micro_batch=1)
 
 # %% exercise="09.choose-plan" difficulty=3 minutes=15
 def choose_plan(model: ModelConfig, machines: Machines, batch: int, sequence: int) -> GridPlan:
-    """A plan that runs, with the fewest seconds by step_seconds or nearly so. ValueError if none runs."""
+    """A plan that runs, with the fewest seconds by step_seconds or nearly so.
+    ValueError if none runs.
+    """
     ### BEGIN SOLUTION
     plans = sorted(
         possible_plans(model, machines, batch),
@@ -1138,7 +1150,8 @@ Table(
 your_groups_with_t_8 = ...
 
 # %% reveals="fastest-with-t-8"
-# model, nodes, fastest (d, t, p, b, ZeRO), its tokens/s/GPU; the best with t = 8, with t > 8, with p > 1
+# model, nodes, fastest (d, t, p, b, ZeRO), its tokens/s/GPU; the best with t = 8, with t
+# > 8, with p > 1
 BEST = [
     ("1B", 1, (8, 1, 1, 2, 0), 40150, 28101, None, 38895),
     ("1B", 4, (32, 1, 1, 2, 1), 36990, 22279, 9881, 33677),

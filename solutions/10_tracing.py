@@ -226,7 +226,9 @@ Table(["the profiler records", "ms a step", "times as long", "a rank's file, 5 s
 def exposed_communication(
     compute: Sequence[tuple[float, float]], communication: Sequence[tuple[float, float]]
 ) -> float:
-    """How long something of `communication` lasts while nothing of `compute` does. Both: (begin, end)."""
+    """How long something of `communication` lasts while nothing of `compute` does.
+    Both: (begin, end).
+    """
 
     ### BEGIN SOLUTION
     def covered(stretches: Sequence[tuple[float, float]]) -> float:
@@ -315,8 +317,8 @@ Table(
 )
 
 # %% check="10.straggler"
-# Numbers: clocks, the late rank, the cost. Robustness: late wake-ups, clocks that are off by hours, ranks
-# that swap roles, one rank, no collectives.
+# Numbers: clocks, the late rank, the cost. Robustness: late wake-ups, clocks that are
+# off by hours, ranks that swap roles, one rank, no collectives.
 labkit.check("10.straggler", clocks_ahead, find_stragglers)
 
 # %% [markdown]
@@ -348,7 +350,8 @@ def step_breakdown(
     compute: Sequence[tuple[float, float]],
     calls: Sequence[tuple[float, float, float]],
 ) -> dict[str, float]:
-    """{"compute", "exposed", "waiting", "idle"}: how long each was. calls: (begin, end, last rank came).
+    """{"compute", "exposed", "waiting", "idle"}: how long each was. calls: (begin,
+    end, last rank came).
 
     Raises ValueError if the step ends before it begins.
     """
@@ -405,7 +408,9 @@ labkit.check("10.step-breakdown", step_breakdown)
 
 # %%
 def memory_of_a_step(directory: str, group: dist.ProcessGroup) -> tuple[list[float], list[float], int]:
-    """Milliseconds, bytes and the bytes of the weights, over forward and backward of the second step."""
+    """Milliseconds, bytes and the bytes of the weights, over forward and backward of
+    the second step.
+    """
     import json
 
     model, readings = small_net(width=192, layers=8), {}
@@ -634,7 +639,9 @@ Prepare = Callable[[dist.ProcessGroup], Callable[[], object]]
 
 
 def replayed(prepare: Prepare, ranks: int) -> labkit.record.files.Record:
-    """What the function that `prepare(group)` gives does on the ranks, on the machine of fixed speeds."""
+    """What the function that `prepare(group)` gives does on the ranks, on the machine
+    of fixed speeds.
+    """
 
     def written_down(group: dist.ProcessGroup) -> list:
         run = prepare(group)
@@ -826,7 +833,9 @@ draw_utilisation({"slow program 2": slow_timeline})
 def program_2(
     model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device, learning_rate: float
 ) -> list[float]:
-    """SGD on the mean squared error of a model on `device`. Returns the loss of each step, as floats."""
+    """SGD on the mean squared error of a model on `device`. Returns the loss of each
+    step, as floats.
+    """
     ### BEGIN SOLUTION
     losses: list[Tensor] = []
     for x, y in batches:
@@ -923,7 +932,8 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 def program_3(
     model: nn.Module, documents: Sequence[Tensor], group: dist.ProcessGroup, learning_rate: float
 ) -> None:
-    """One step of SGD on the mean loss over all tokens of `documents`, which are the same on every rank.
+    """One step of SGD on the mean loss over all tokens of `documents`, which are the
+    same on every rank.
 
     Each document is worked on by one rank: `model(ids[:-1])` are the logits for `ids[1:]`.
     """
@@ -955,8 +965,8 @@ target("10-documents")
 draw_breakdown(replayed(many_documents(program_3), ranks=4))
 
 # %% check="10.slow-program-3"
-# Numbers: the weights. Mechanism: tokens of each rank in each step, every document once. Robustness: fewer
-# documents than ranks, another group.
+# Numbers: the weights. Mechanism: tokens of each rank in each step, every document once.
+# Robustness: fewer documents than ranks, another group.
 labkit.check("10.slow-program-3", program_3)
 
 # %% [markdown]

@@ -101,8 +101,9 @@ Table(
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Attention over two sets of keys from attention over each: (out, lse).
 
-    out, other: [..., s, d]. lse, other_lse: [..., s]; zeros and -inf for a query that saw no key of that
-    set, and again for one that saw none of either. What is given may be views, and is not changed.
+    out, other: [..., s, d]. lse, other_lse: [..., s]; zeros and -inf for a query that
+    saw no key of that set, and again for one that saw none of either. What is given
+    may be views, and is not changed.
     """
     ### BEGIN SOLUTION
     total = torch.logaddexp(lse, other_lse)
@@ -125,9 +126,11 @@ labkit.check("11.merge-partials", merge)
 
 # %%
 def attend_block(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> tuple[Tensor, Tensor]:
-    """A block of queries [..., c, d] over one of keys and values [..., e, d]: out [..., c, d], lse [..., c].
+    """A block of queries [..., c, d] over one of keys and values [..., e, d]: out
+    [..., c, d], lse [..., c].
 
-    diagonal: queries and keys are the same tokens, and query i sees keys 0 to i. Otherwise all are seen.
+    diagonal: queries and keys are the same tokens, and query i sees keys 0 to i.
+    Otherwise all are seen.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if diagonal:
@@ -161,11 +164,13 @@ draw_pairs([0, 0, 0, 0])
 
 # %% exercise="11.blockwise-attention" difficulty=2 minutes=12
 def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Causal attention with scores of one pair of blocks at a time: out [..., s, d] and lse [..., s].
+    """Causal attention with scores of one pair of blocks at a time: out [..., s, d]
+    and lse [..., s].
 
-    q, k, v: [..., s, d]. block: tokens of a block; the last one may be shorter. Pairs that lie in the future
-    are not computed, no tensor has more numbers than one pair's scores, or than the output, and scores of a
-    pair, or what is made of them, in any form, are gone when those of the next are made.
+    q, k, v: [..., s, d]. block: tokens of a block; the last one may be shorter. Pairs
+    that lie in the future are not computed, no tensor has more numbers than one pair's
+    scores, or than the output, and scores of a pair, or what is made of them, in any
+    form, are gone when those of the next are made.
     """
     ### BEGIN SOLUTION
     outs, lses = [], []
@@ -216,9 +221,9 @@ def block_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of one block, as parts of the whole rows' gradients.
 
-    q, grad_out: [..., c, d]; k, v: [..., e, d]. lse, delta: [..., c], of the whole rows: delta is the sum of
-    grad_out times the whole output. diagonal: as for `attend_block`. What is given may be views, and is not
-    changed.
+    q, grad_out: [..., c, d]; k, v: [..., e, d]. lse, delta: [..., c], of the whole
+    rows: delta is the sum of grad_out times the whole output. diagonal: as for
+    `attend_block`. What is given may be views, and is not changed.
     """
     ### BEGIN SOLUTION
     scale = math.sqrt(q.shape[-1])
@@ -286,7 +291,8 @@ Table(
 
 # %% exercise="11.own-tokens" difficulty=2 minutes=10
 def own_tokens(sequence: int, rank: int, ranks: int) -> list[int]:
-    """A list of the positions of a rank's tokens: those of chunk `rank` of 2n, then of chunk 2n - 1 - rank.
+    """A list of the positions of a rank's tokens: those of chunk `rank` of 2n, then of
+    chunk 2n - 1 - rank.
 
     Raises ValueError, naming `sequence` and `ranks`, when 2n does not divide the sequence.
     """
@@ -300,8 +306,8 @@ def own_tokens(sequence: int, rank: int, ranks: int) -> list[int]:
 
 
 def block_pairs(rank: int, source: int, ranks: int) -> list[tuple[int, int, bool]]:
-    """A list of (half of the rank's queries, half of source's keys, whether they are the same tokens), for
-    each pair in which some query sees some key.
+    """A list of (half of the rank's queries, half of source's keys, whether they are
+    the same tokens), for each pair in which some query sees some key.
     """
     ### BEGIN SOLUTION
     queries, keys = (rank, 2 * ranks - 1 - rank), (source, 2 * ranks - 1 - source)
@@ -358,13 +364,15 @@ def start_passing(tensors: list[Tensor], group: dist.ProcessGroup) -> tuple[list
 def ring_forward(
     q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, attend: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of this rank's queries over the whole sequence: out [..., c, d] and lse [..., c].
+    """Causal attention of this rank's queries over the whole sequence: out [..., c, d]
+    and lse [..., c].
 
-    q, k, v: [..., c, d], of the tokens that `own_tokens` gives this rank; often views, not contiguous,
-    and not to be changed. Sends 2(n - 1) tensors to the next rank of the group, while blocks are computed.
-    No other rank's keys and values have come more than one step before their blocks are computed.
-    attend(q, k, v, diagonal): one block, as `attend_block`. Asked for 2n + 1 blocks of a half by a half, or
-    as much in other pieces: none of the future.
+    q, k, v: [..., c, d], of the tokens that `own_tokens` gives this rank; often views,
+    not contiguous, and not to be changed. Sends 2(n - 1) tensors to the next rank of
+    the group, while blocks are computed. No other rank's keys and values have come
+    more than one step before their blocks are computed.
+    attend(q, k, v, diagonal): one block, as `attend_block`. Asked for 2n + 1 blocks of
+    a half by a half, or as much in other pieces: none of the future.
     """
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -451,7 +459,8 @@ draw_timeline(job)
 class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, group):
-        """q, k, v: [..., c, d], of the tokens `own_tokens` gives this rank; often views, and not changed.
+        """q, k, v: [..., c, d], of the tokens `own_tokens` gives this rank; often
+        views, and not changed.
 
         Returns out [..., c, d]. 2n - 2 tensors go to the next rank.
         """
@@ -464,9 +473,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        """Gradients of q, k and v, of the rank's own tokens; neither grad_out nor the output is changed.
-        4n - 2 tensors go to the next rank, none
-        where there is no other.
+        """Gradients of q, k and v, of the rank's own tokens; neither grad_out nor the
+        output is changed. 4n - 2 tensors go to the next rank, none where there is no other.
         """
         ### BEGIN SOLUTION
         q, k, v, out, lse = ctx.saved_tensors
@@ -579,8 +587,8 @@ draw_exchange(heads=8, ranks=4)
 class Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, cut, joined, group):
-        """Cut x into n pieces along dim `cut`, send the i-th to rank i of the group, and join what comes, in
-        the order of ranks, along dim `joined`.
+        """Cut x into n pieces along dim `cut`, send the i-th to rank i of the group,
+        and join what comes, in the order of ranks, along dim `joined`.
         """
         ### BEGIN SOLUTION
         ctx.back = joined, cut, group
@@ -607,11 +615,11 @@ def ulysses_attention(
 ) -> Tensor:
     """Causal attention of this rank's queries over the whole sequence: [b, a, c, d].
 
-    q: [b, a, c, d]; k, v: [b, key-value heads, c, d], of the rank's n-th of the tokens, in their order; often
-    views that are not contiguous, and not to be changed.
-    attend(q, k, v): the same of whole sequences, with an n-th of both kinds of heads. Sends (n-1)/n of q, k,
-    v and of the output. Raises ValueError, naming both numbers, when n does not divide the heads or the
-    key-value heads, before anything is sent.
+    q: [b, a, c, d]; k, v: [b, key-value heads, c, d], of the rank's n-th of the
+    tokens, in their order; often views that are not contiguous, and not to be changed.
+    attend(q, k, v): the same of whole sequences, with an n-th of both kinds of heads.
+    Sends (n-1)/n of q, k, v and of the output. Raises ValueError, naming both numbers,
+    when n does not divide the heads or the key-value heads, before anything is sent.
     """
     ### BEGIN SOLUTION
     ranks = dist.get_world_size(group)
@@ -691,10 +699,12 @@ def context_bytes(
     backward: bool = False,
     element: int = 2,
 ) -> float:
-    """Bytes that leave one rank in the forward, or the backward, of one layer's attention over one sequence.
+    """Bytes that leave one rank in the forward, or the backward, of one layer's
+    attention over one sequence.
 
-    way: "ring" (yours above) or "ulysses". element: bytes of a number. Raises ValueError for another way, and
-    where the ranks do not divide the sequence, or with Ulysses either kind of heads.
+    way: "ring" (yours above) or "ulysses". element: bytes of a number. Raises
+    ValueError for another way, and where the ranks do not divide the sequence, or with
+    Ulysses either kind of heads.
     """
     ### BEGIN SOLUTION
     divided = {"ring": [sequence], "ulysses": [sequence, heads, kv_heads]}
@@ -802,12 +812,13 @@ Table(
 
 # %% exercise="11.sharded-loss" difficulty=3 minutes=10
 def sharded_loss(logits: Tensor, targets: Tensor, group: dist.ProcessGroup, ignore: int = -100) -> Tensor:
-    """Mean cross-entropy over all targets of the group, the same on every rank; 0 where there is none.
+    """Mean cross-entropy over all targets of the group, the same on every rank; 0
+    where there is none.
 
-    logits: [b, c, V], targets: [b, c], of this rank's tokens; where a target is `ignore` there is none.
-    Computed in float32, or float64 where the logits are. Backward gives this rank's part of the gradient: the
-    parts of all ranks add up to the whole's. A sum and a number are sent, and in backward nothing. What is
-    given is not changed.
+    logits: [b, c, V], targets: [b, c], of this rank's tokens; where a target is `ignore`
+    there is none. Computed in float32, or float64 where the logits are. Backward gives
+    this rank's part of the gradient: the parts of all ranks add up to the whole's. A sum
+    and a number are sent, and in backward nothing. What is given is not changed.
     """
     ### BEGIN SOLUTION
     exact = logits if logits.dtype == torch.float64 else logits.float()
@@ -869,13 +880,13 @@ class ContextParallelGPT(nn.Module):
         tensor: dist.ProcessGroup,
         batch: dist.ProcessGroup,
     ):
-        """This rank's part of `full`, a GPT without dropout, which is left alone. All is computed, sent and
-        returned in the dtype of its parameters, float32 or float64.
+        """This rank's part of `full`, a GPT without dropout, which is left alone. All is
+        computed, sent and returned in the dtype of its parameters, float32 or float64.
 
-        context: ranks that share each sequence, cut as `own_tokens` says. tensor: ranks that share heads,
-        with the same tokens. batch: all ranks with tokens of the batch, replicas times context. Made here, by
-        the names they have in `full`: copies of `tokens`, `positions`, `norm` and `head`, tied where full's
-        are, and `blocks`, a TensorParallelBlock for each.
+        context: ranks that share each sequence, cut as `own_tokens` says. tensor: ranks that share
+        heads, with the same tokens. batch: all ranks with tokens of the batch, replicas times
+        context. Made here, by the names they have in `full`: copies of `tokens`, `positions`,
+        `norm` and `head`, tied where full's are, and `blocks`, a TensorParallelBlock for each.
         """
         super().__init__()
         self.context, self.batch = context, batch
@@ -889,8 +900,8 @@ class ContextParallelGPT(nn.Module):
         ### END SOLUTION
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """ids, targets: [b, c], of this rank's rows and tokens, in every call as many as there are; a target
-        of -100 is none. The mean over all targets of the batch, the same on every rank.
+        """ids, targets: [b, c], of this rank's rows and tokens, in every call as many as there are;
+        a target of -100 is none. The mean over all targets of the batch, the same on every rank.
         """
         ### BEGIN SOLUTION
         rank, ranks = dist.get_rank(self.context), dist.get_world_size(self.context)

@@ -80,11 +80,12 @@ from labkit.theory.units import binary_text
 def route(
     tokens: Tensor, router: Tensor, k: int, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which experts each token visits: gates [n, k], experts [n, k] (whole numbers), probabilities [n, E].
+    """Which experts each token visits: gates [n, k], experts [n, k] (whole numbers),
+    probabilities [n, E].
 
-    tokens: [n, h], or none of them: n may be 0. router: [E, h]. bias: [E]. What is given is not changed. The
-    expert with the highest probability (plus bias) comes first. Raises ValueError, naming both numbers, where
-    k is not 1 to E.
+    tokens: [n, h], or none of them: n may be 0. router: [E, h]. bias: [E]. What is
+    given is not changed. The expert with the highest probability (plus bias) comes
+    first. Raises ValueError, naming both numbers, where k is not 1 to E.
     """
     ### BEGIN SOLUTION
     if not 1 <= k <= len(router):
@@ -183,9 +184,9 @@ prediction("visits of the busiest of 8 experts", your_busiest, max(visits))
 def permute(tokens: Tensor, experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """A row for each token and each of its experts, in the order of experts: rows, places, counts.
 
-    tokens: [n, h]. experts: [n, k]. Returns rows [n k, h], those of one expert in the order of tokens; places
-    [n k], of each row which copy it is (token x k + place among the token's experts); counts [num_experts],
-    rows of each expert, 0 for those without.
+    tokens: [n, h]. experts: [n, k]. Returns rows [n k, h], those of one expert in the order
+    of tokens; places [n k], of each row which copy it is (token x k + place among the
+    token's experts); counts [num_experts], rows of each expert, 0 for those without.
     """
     ### BEGIN SOLUTION
     places = experts.flatten().argsort(stable=True)
@@ -259,10 +260,11 @@ print("furthest from Mixture:", float((ours - mixture(tokens.unsqueeze(0))[0]).d
 
 # %% exercise="12.all-to-all" difficulty=3 minutes=15
 def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """From each rank the number of its rows for each expert of this rank: [n, E/n], the ranks in order.
+    """From each rank the number of its rows for each expert of this rank: [n, E/n],
+    the ranks in order.
 
-    counts: [E], this rank's rows for each expert, which stay as they are; rank r of the group has experts
-    r E/n to (r + 1) E/n. Sends E whole numbers, in one all-to-all.
+    counts: [E], this rank's rows for each expert, which stay as they are; rank r of the
+    group has experts r E/n to (r + 1) E/n. Sends E whole numbers, in one all-to-all.
     """
     ### BEGIN SOLUTION
     table = torch.empty_like(counts)
@@ -276,9 +278,9 @@ class AllToAll(torch.autograd.Function):
     def forward(ctx, rows, sent, received, group):
         """Rows for this rank, from each rank of the group in order: [sum of received, h].
 
-        rows: [sum of sent, h], those for rank 0 of the group first. sent, received: a number of rows for
-        each rank, as lists. One all-to-all of the rows there are; rows may be a view of any layout. It may be
-        called again, with other numbers, before backward.
+        rows: [sum of sent, h], those for rank 0 of the group first. sent, received: a number of
+        rows for each rank, as lists. One all-to-all of the rows there are; rows may be a view of
+        any layout. It may be called again, with other numbers, before backward.
         """
         ### BEGIN SOLUTION
         ctx.splits = sent, received
@@ -390,8 +392,9 @@ class ExpertParallel(nn.Module):
     def __init__(
         self, router: nn.Parameter, experts: Sequence[nn.Module], active: int, group: dist.ProcessGroup
     ):
-        """router: [E, h], the same on every rank. experts: the E/n of this rank, rank r of the group having
-        r E/n to (r + 1) E/n; each maps [rows, h] to [rows, h], also 0 rows. active: experts of a token.
+        """router: [E, h], the same on every rank. experts: the E/n of this rank, rank
+        r of the group having r E/n to (r + 1) E/n; each maps [rows, h] to [rows, h],
+        also 0 rows. active: experts of a token.
         """
         super().__init__()
         ### BEGIN SOLUTION
@@ -400,8 +403,9 @@ class ExpertParallel(nn.Module):
         ### END SOLUTION
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: [n, h], this rank's own; each rank has another number of them, or none. Returns [n, h], in
-        evaluation as in training. It may be called again, with other tokens, before backward.
+        """tokens: [n, h], this rank's own; each rank has another number of them, or
+        none. Returns [n, h], in evaluation as in training. It may be called again,
+        with other tokens, before backward.
         """
         ### BEGIN SOLUTION
         gates, chosen, _ = route(tokens, self.router, self.active)
@@ -414,7 +418,9 @@ class ExpertParallel(nn.Module):
         return unpermute(done, places, gates)
 
     def each_expert(self, rows: Tensor, table: Tensor) -> Tensor:
-        """Rows through their experts, in the order they came in: by rank, and for each rank by expert."""
+        """Rows through their experts, in the order they came in: by rank, and for each
+        rank by expert.
+        """
         number = torch.arange(table.shape[1], device=rows.device).repeat(len(table))
         by_expert = number.repeat_interleave(table.flatten()).argsort(stable=True)
         parts = rows[by_expert].split(table.sum(dim=0).tolist())
@@ -537,10 +543,10 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The balancing loss of all tokens of the group, a number, the same on every rank.
 
-    probabilities: [n, E]; experts: [n, k], of this rank's n tokens; n differs between ranks and may be 0. The
-    gradient of the number reaches this rank's probabilities, as they stand in the loss of all tokens.
-    Computed in the probabilities' dtype. All-reduces sums over tokens, 2 E + 2 numbers at most, in forward
-    alone.
+    probabilities: [n, E]; experts: [n, k], of this rank's n tokens; n differs between
+    ranks and may be 0. The gradient of the number reaches this rank's probabilities, as
+    they stand in the loss of all tokens. Computed in the probabilities' dtype.
+    All-reduces sums over tokens, 2 E + 2 numbers at most, in forward alone.
     """
     ### BEGIN SOLUTION
     num_experts = probabilities.shape[1]
@@ -557,11 +563,12 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
 
 
 def nudge(bias: Tensor, visits: Tensor, rate: float, group: dist.ProcessGroup) -> Tensor:
-    """The new bias: up by `rate` where the group's ranks together visit an expert less than the mean, down
-    where more, the same where just as often. What is handed over stays as it is.
+    """The new bias: up by `rate` where the group's ranks together visit an expert less than the
+    mean, down where more, the same where just as often. What is handed over stays as it is.
 
-    bias: [E], the same on every rank; the new one has its dtype. visits: [E], whole numbers, of this rank, of
-    which sums are exact up to thousands of millions. All-reduces E + 1 numbers at most.
+    bias: [E], the same on every rank; the new one has its dtype. visits: [E], whole
+    numbers, of this rank, of which sums are exact up to thousands of millions.
+    All-reduces E + 1 numbers at most.
     """
     ### BEGIN SOLUTION
     everywhere = visits.double()
@@ -654,10 +661,12 @@ def expert_capacity(tokens: int, k: int, num_experts: int, factor: float) -> int
 
 
 def drop(gates: Tensor, experts: Tensor, num_experts: int, capacity: int) -> Tensor:
-    """The gates, with 0 in place of those whose visit finds no room: [n, k]. Others are not changed.
+    """The gates, with 0 in place of those whose visit finds no room: [n, k]. Others
+    are not changed.
 
-    gates: [n, k], of any dtype. experts: [n, k]. Each expert takes the first `capacity` of its visits; first
-    choices of all tokens, in order, come before all second ones, and so on. No loop over tokens.
+    gates: [n, k], of any dtype. experts: [n, k]. Each expert takes the first
+    `capacity` of its visits; first choices of all tokens, in order, come before all
+    second ones, and so on. No loop over tokens.
     """
     ### BEGIN SOLUTION
     in_order = experts.T.flatten()
@@ -749,7 +758,9 @@ def count_parameters(config: ModelConfig, attention: int) -> tuple[int, int]:
 
 
 def expert_flops(config: ModelConfig, tokens: int) -> int:
-    """Operations of one layer of experts in forward, router and shared experts too; a multiply-add is two."""
+    """Operations of one layer of experts in forward, router and shared experts too; a
+    multiply-add is two.
+    """
     ### BEGIN SOLUTION
     h, mixture = config.hidden, config.mixture
     assert mixture is not None
@@ -759,9 +770,11 @@ def expert_flops(config: ModelConfig, tokens: int) -> int:
 
 
 def dispatch_bytes(config: ModelConfig, tokens: int, ranks: int, element: int = 2) -> float:
-    """Bytes that leave one rank with `tokens` tokens in forward of one layer: rows for others, and rows back.
+    """Bytes that leave one rank with `tokens` tokens in forward of one layer: rows for
+    others, and rows back.
 
-    element: bytes of a number. ValueError for a model without experts, or ranks that do not divide them.
+    element: bytes of a number. ValueError for a model without experts, or ranks that
+    do not divide them.
     """
     ### BEGIN SOLUTION
     if config.mixture is None or config.mixture.num_experts % ranks:
@@ -854,11 +867,11 @@ def reduce_gradients(
 ) -> None:
     """Make all gradients those of the mean of the losses of the ranks of `everyone`.
 
-    shared: parameters that every rank of `everyone` has. experts: this rank's, which the ranks of `replicas`
-    have too, each with a gradient that holds the tokens of its own copy's ranks. There may be none of either
-    kind. A parameter without gradient counts as zeros, and has one afterwards. Some may be frozen
-    (`requires_grad`), on some ranks or all: that makes no difference. Each gradient is all-reduced once,
-    among the ranks that have it.
+    shared: parameters that every rank of `everyone` has. experts: this rank's, which the ranks of
+    `replicas` have too, each with a gradient that holds the tokens of its own copy's ranks. There
+    may be none of either kind. A parameter without gradient counts as zeros, and has one
+    afterwards. Some may be frozen (`requires_grad`), on some ranks or all: that makes no
+    difference. Each gradient is all-reduced once, among the ranks that have it.
     """
     ### BEGIN SOLUTION
     ranks = dist.get_world_size(everyone)
@@ -895,13 +908,13 @@ def clip_grad_norm(
     everyone: dist.ProcessGroup,
     replicas: dist.ProcessGroup,
 ) -> Tensor:
-    """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`, 0 or more. A
-    norm below that, 0 too, leaves them as they are.
+    """Scale all gradients so that the norm of the whole model's gradient is at most
+    `max_norm`, 0 or more. A norm below that, 0 too, leaves them as they are.
 
-    shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there may be no
-    shared ones, or no experts, and frozen ones with a gradient count like others. Parameters without gradient
-    are left out, and have none afterwards. Sums squares in float32 or better. All-reduces one number. Returns
-    the norm before scaling, the same on every rank.
+    shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there
+    may be no shared ones, or no experts, and frozen ones with a gradient count like others.
+    Parameters without gradient are left out, and have none afterwards. Sums squares in float32 or
+    better. All-reduces one number. Returns the norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION
     squares = square_sum(experts) / dist.get_world_size(replicas)

@@ -15,6 +15,10 @@ from labkit.checks.hidden import rules
 HOUSE = Path(__file__).resolve().parents[2]
 SOURCES = sorted((HOUSE / "solutions").glob("[0-9][0-9]_*.py"))
 REGION = re.compile(r"### BEGIN SOLUTION\n(.*?)\n *### END SOLUTION", re.DOTALL)
+SAID = re.compile(r'^ *# [^\n]*|""".*?"""', re.DOTALL | re.MULTILINE)  # comments and docstrings
+COLUMNS = (
+    104  # of code that JupyterLab beside its file browser shows on a laptop; it breaks longer lines anywhere
+)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
@@ -34,6 +38,14 @@ def test_no_line_of_a_solution_is_released(source: Path) -> None:
     secrets = {line.strip() for region in regions for line in region.splitlines() if len(line.strip()) > 30}
     released = {line.strip() for cell in exercises for line in cell.source.splitlines()}
     assert secrets & released == set()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_what_is_said_in_code_fits_the_page(source: Path) -> None:
+    cells = [cell.source for cell in read_lesson(source).cells if cell.kind == "code"]
+    said = [line for text in cells for found in SAID.findall(text) for line in found.split("\n")]
+    assert len(said) > 20
+    assert [line for line in said if len(line) > COLUMNS] == []
 
 
 def test_what_an_exercise_forbids_stands_with_it() -> None:
