@@ -151,13 +151,14 @@ def digest(question: str, value: float) -> str:
 
 
 def _three_digits(value: float) -> Iterator[float]:
-    """The numbers of three digits beside a number: a third digit that is one off, as by a source that rounds
-    otherwise (half of 1,979 is 989.5, to three digits 990), is as good as the recorded one.
+    """The numbers of three digits on both sides of a number. One that has three digits itself may have been
+    rounded up from what rounds down at another source: half of 1,979 is 989.5, 990 to three digits, and 989.4
+    is 989.
     """
     if value and math.isfinite(value):
         unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
-        around = (math.floor(value / unit), math.ceil(value / unit))
-        yield from (count * unit for count in range(around[0] - 1, around[1] + 2))
+        below, above = math.floor(value / unit), math.ceil(value / unit)
+        yield from (count * unit for count in (below, above, below - (below == above)))
 
 
 def _expected_text(expected: JSON) -> str:
