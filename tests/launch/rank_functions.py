@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -195,6 +197,16 @@ def returns_bytes(count: int) -> bytes:
 def prints(count: int) -> None:
     for _ in range(count // 64):
         print("x" * 63)
+
+
+def fills_the_disk() -> None:
+    """Take all the room on the temporary directory's disk, and print; kept while the error is."""
+    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    with contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    for _ in range(1000):
+        print("no room for this")
 
 
 def prints_for(seconds: float, per_second: int) -> int:

@@ -228,11 +228,19 @@ import sys
 sys.path.insert(0, {tests!r})
 import labkit, rank_functions as on_ranks
 print(labkit.launch(on_ranks.hello, ranks=2).results)
-for function in (on_ranks.returns_bytes, on_ranks.prints):
+big = 64 << 20
+for function, *args in ((on_ranks.returns_bytes, big), (on_ranks.prints, big), (on_ranks.fills_the_disk,)):
     try:
-        labkit.launch(function, 64 << 20, ranks=2)
+        labkit.launch(function, *args, ranks=2)
     except labkit.LaunchError as error:
-        print(error.verdict)
+        print(error.verdict, error.diagnosis.summary)
+with labkit.session(ranks=2) as session:
+    session.run("import rank_functions as on_ranks")
+    try:
+        session.run("on_ranks.fills_the_disk()")
+    except labkit.LaunchError as error:
+        print(error.verdict, error.diagnosis.summary)
+    print(session.call(on_ranks.hello))
 try:
     with open("/mnt/fill", "wb", buffering=0) as file:
         while True:
@@ -255,9 +263,11 @@ def test_a_full_disk_is_said_to_be_full() -> None:
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("[rank")]
-    assert lines[:3] == ["[0, 1]", "infrastructure", "infrastructure"]
-    assert lines[3].startswith("infrastructure the job's directory")
-    assert "No space left" in lines[3]
+    full = "infrastructure rank 0 failed: OSError: [Errno 28] No space left on device"
+    assert [line.replace("rank 1", "rank 0") for line in lines[:5]] == ["[0, 1]", *[full] * 4]
+    assert lines[5] == "[0, 1]", "a session goes on when there is room again"
+    assert lines[6].startswith("infrastructure the job's directory")
+    assert "No space left" in lines[6]
 
 
 def test_a_job_whose_agent_cannot_say_why_it_ended_was_cancelled_all_the_same() -> None:

@@ -23,10 +23,11 @@ from labkit.launch.failure.deadlock import find_mismatch, is_stuck
 from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_frames
 from labkit.launch.failure.words import mismatch
 from labkit.launch.handover.parcels import parcel
-from labkit.launch.handover.request import end_path, log_path
+from labkit.launch.handover.request import end_path, log_path, state_path
 from labkit.launch.handover.reserved import reserve, write_reserved
 from labkit.launch.output import Outputs
 from labkit.record.state import (
+    FAILED,
     MAX_GROUPS,
     RUNNING,
     WAITING,
@@ -221,6 +222,14 @@ def test_who_could_not_meet_the_others_is_heard_out(tmp_path: Path) -> None:
             write_reserved(end_path(tmp_path, 0), end)
             assert ranks.some_stopped_in_a_call([alive.pid, alive.pid]) == joining
         alive.kill()
+
+
+def test_who_failed_without_a_word_is_named_before_it_has_left(tmp_path: Path) -> None:
+    """Its page says that it failed; the disk, or the code that ran, left it nowhere to say why."""
+    for rank, phase in enumerate((RUNNING, FAILED)):
+        StatePage(state_path(tmp_path, rank), create=True).enter(phase)
+    diagnosis = diagnose("failed", Ranks(tmp_path, 2).facts([None, None]), TIMEOUT)
+    assert (diagnosis.verdict, diagnosis.rank) == ("error", 1)
 
 
 def test_the_same_error_everywhere_is_told_of_the_lowest_rank() -> None:

@@ -112,6 +112,8 @@ class Ranks:
             stack = ""
         end = read_reserved(end_path(self.directory, rank))
         state = self._state(rank)
+        if ended is None and end is None and state.phase == PHASES[FAILED]:
+            ended = Exit(1, 0)  # it said so in its page, could write no more, and is about to leave
         return RankFacts(rank, state, end, ended, stack[-20000:], time.monotonic() - state.since)
 
     def _state(self, rank: int) -> State:

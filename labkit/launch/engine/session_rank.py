@@ -23,6 +23,7 @@ from labkit.launch.engine.post_mortem import PostMortem
 from labkit.launch.engine.raised import describe_error
 from labkit.launch.engine.rank_shell import RankShell
 from labkit.launch.engine.reloading import Reloader
+from labkit.launch.engine.streams import flush_output, flush_what_fits
 from labkit.launch.handover import results
 from labkit.launch.handover.identity import rank_namespace
 from labkit.launch.handover.rank_names import Receiver
@@ -104,14 +105,14 @@ class _Rank:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             try:
-                return {"ok": True, **work()}
+                done = work()
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one finds the first being told of
+            flush_output()
+            return {"ok": True, **done}
         except BaseException as error:
+            flush_what_fits()
             return {"ok": False, "error": self._failed(error)}
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
 
     def _run(self, source: str, file: str, reload: bool) -> dict[str, Any]:
         if reload:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from labkit.launch.engine.proof import prove_in_groups
 from labkit.launch.engine.raised import describe_error
 from labkit.launch.engine.signed_store import SignedStore
+from labkit.launch.engine.streams import flush_output, flush_what_fits, redirect_output
 from labkit.launch.engine.targets import load_target
 from labkit.launch.handover import results
 from labkit.launch.handover.request import (
@@ -67,7 +68,7 @@ class _Worker:
         self.page = StatePage(state_path(directory, rank), create=True)
         reserve(end_path(directory, rank))
         _default_signals()
-        _redirect_output(log_path(directory, rank))
+        redirect_output(log_path(directory, rank))
         self._stacks = open(stack_path(directory, rank), "w")  # noqa: SIM115  open for the process's life
         faulthandler.enable(self._stacks, all_threads=True)
         faulthandler.register(signal.SIGUSR2, self._stacks, all_threads=True)
@@ -93,10 +94,10 @@ class _Worker:
         if request.target == "payload":
             results.write(value, result_path(self.directory, self.rank), request.max_result_bytes)
         self._write_records()
+        flush_output()
 
     def finish(self) -> None:
         """Everything is written: say so, and let go of the GPU."""
-        _flush()
         write_reserved(end_path(self.directory, self.rank), {"rank": self.rank, "state": "finished"})
         if dist.is_initialized() and dist.get_backend() == "nccl":
             dist.destroy_process_group()
@@ -109,7 +110,7 @@ class _Worker:
         end["waiting"] = self.page.read().phase == "waiting"
         end["joining"] = self._joining
         try:
-            _flush()
+            flush_what_fits()
             write_reserved(end_path(self.directory, self.rank), end)
             self._write_records()
         finally:
@@ -127,26 +128,6 @@ def _default_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _redirect_output(path: Path) -> None:
-    """Send stdout and stderr, of Python and of compiled code alike, to the rank's log."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    os.close(log)
-    os.close(nothing)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = (
-        open(number, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
-        for number in (1, 2)
-    )
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
 
 
 def _prepare(request: Request, rank: int) -> None:
