@@ -11,9 +11,9 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every, own_entry
-from labkit.checks.lesson_00.again import called_before
 from labkit.checks.lesson_00.messages import collectives, exactly
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import called_before
 from labkit.checks.shared.beside import all_awaited, on_each, same
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import dtype_of
@@ -103,7 +103,7 @@ def _keeping_x(program: Callable[[Rank, Tensor], None]) -> Callable[[Rank], None
 
 def _pass_right(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
-    called_before(rank, x, lambda: rank.student.pass_right(x, group))
+    called_before(rank, [x], lambda: rank.student.pass_right(x, group))
     with rank.recording("calls"):
         received = rank.student.pass_right(x, group)
     rank.answer("received", received)
@@ -114,7 +114,7 @@ def _mean_loss(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
     diverged = rank.params.get("diverged", False)
     losses = x.new_full(x.shape, torch.nan) if diverged and rank.rank == 0 else x
-    called_before(rank, losses, lambda: rank.student.mean_loss(losses, group))
+    called_before(rank, [losses], lambda: rank.student.mean_loss(losses, group))
     with rank.recording("calls"):
         mean = rank.student.mean_loss(losses, group)
     rank.answer("mean", mean.isnan().to(x.dtype) if diverged else mean)
@@ -126,7 +126,7 @@ def _grid_sums(rank: Rank, x: Tensor) -> None:
     column_groups = [dist.new_group(members) for members in columns]
     row, column = divmod(rank.rank, rank.params["columns"])
     groups = row_groups[row], column_groups[column]
-    called_before(rank, x, lambda: rank.student.row_and_column_sums(x, *groups))
+    called_before(rank, [x], lambda: rank.student.row_and_column_sums(x, *groups))
     with rank.recording("calls"):
         sums = rank.student.row_and_column_sums(x, *groups)
     for name, total in zip(("row", "column"), sums, strict=True):

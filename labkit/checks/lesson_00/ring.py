@@ -11,9 +11,9 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_00.again import called_before
 from labkit.checks.lesson_00.messages import arrived, counted, one_neighbour, only_messages
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import called_before
 from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import dtype_of
@@ -105,7 +105,7 @@ def _add_up(rank: Rank) -> None:
     x, home = _handed(rank.case, rank.inputs["x"], rank.rank)
     if "after" in rank.params:
         rank.student.ring_all_reduce(torch.zeros_like(x, dtype=getattr(torch, rank.params["after"])), group)
-    called_before(rank, x, lambda: rank.student.ring_all_reduce(x, group))
+    called_before(rank, [x], lambda: rank.student.ring_all_reduce(x, group))
     with rank.recording("all-reduce"):
         returned = rank.student.ring_all_reduce(x, group)
     rank.answer("x", x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -35,6 +35,7 @@ from labkit.checks.lesson_03.net import (
     trained,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import called_before, fill_with_zeros
 from labkit.checks.shared.beside import (
     STEPS,
     calls_are,
@@ -75,8 +76,8 @@ def _broadcast(rank: Rank) -> None:
     lie_differently(rank, net)
     for parameter in trained(net):
         parameter.grad = torch.ones_like(parameter)
-    if rank.params.get("again"):
-        _with_zeros(net, lambda: rank.student.broadcast_module(net, group))
+    tensors = [*net.parameters(), *net.buffers()]
+    called_before(rank, tensors, lambda: rank.student.broadcast_module(net, group))
     before = _addresses(net)
     with rank.recording("broadcast"):
         rank.student.broadcast_module(net, group)
@@ -84,21 +85,7 @@ def _broadcast(rank: Rank) -> None:
     rank.fact("asks", {name: parameter.requires_grad for name, parameter in net.named_parameters()})
     rank.fact("changed", sorted(_changed(net)))
     send_state(rank, net, "state")
-    _fill_with_zeros(net)
-
-
-def _with_zeros(net: Net, call: Callable[[], object]) -> None:
-    """Make the call while every tensor of the net holds zeros; then put its numbers back."""
-    numbers = [(tensor, tensor.detach().clone()) for tensor in (*net.parameters(), *net.buffers())]
-    _fill_with_zeros(net)
-    call()
-    for tensor, kept in numbers:
-        tensor.data.copy_(kept)
-
-
-def _fill_with_zeros(net: Net) -> None:
-    for tensor in (*net.parameters(), *net.buffers()):
-        tensor.data.zero_()
+    fill_with_zeros([*net.parameters(), *net.buffers()])
 
 
 def _with_more(net: Net) -> Net:

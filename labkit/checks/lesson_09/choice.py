@@ -89,63 +89,63 @@ def within(most: float) -> Judge:
 
 
 def _cases(seed: int) -> list[Case]:
-    h100, a100 = machines(16, 8, H100), machines(4, 8, A100_40)
-    slow = {**H100, "network": 1.5e9}
-    usual = [setting(LLAMA_8B, h100, 256, 4096), setting(SMALL_GPT, a100, 192, 2048)]
+    impossible: list[Setting] = [setting(LLAMA_70B, machines(1, 8, A100_40), 8, 4096)]
+    asked: list[tuple[str, str, list[Setting]]] = [
+        ("three clusters", "usual", _three_clusters()),
+        ("many GPUs for small batches", "usual", _small_batches()),
+        ("slow networks", "slow", _slow_networks()),
+        ("little memory", "small", _little_memory()),
+        ("little memory, and many plans", "small", _far_from_the_first()),
+        ("one question after the other", "usual", _one_thing_changed()),
+        ("two GPUs a node, or six", "pairs", _odd_nodes()),
+        ("nothing fits", "refused", impossible),
+        ("all parts your own", "own-parts", _three_clusters()[1:2]),
+    ]
+    return [case_of(name, kind, settings, seed, SECONDS) for name, kind, settings in asked]
+
+
+def _three_clusters() -> list[Setting]:
     # 128 replicas, with one micro-batch of 23 each: half of them, or even ones, take half as long again.
     flat = {**H100, "links": 100e9, "network": 200e9, "falloff": 0.0}
-    short = setting(SMALL_GPT, machines(16, 8, flat), 2944, 256)
-    many = setting(SMALL_GPT, machines(16, 8, H100), 128, 2048)  # two stages for one micro-batch
+    return [
+        setting(LLAMA_8B, machines(16, 8, H100), 256, 4096),
+        setting(SMALL_GPT, machines(4, 8, A100_40), 192, 2048),
+        setting(SMALL_GPT, machines(16, 8, flat), 2944, 256),
+    ]
+
+
+def _small_batches() -> list[Setting]:
     fast = {**H100, "links": 900e9, "layer_floor": 0.0}
-    few = setting(LLAMA_8B, machines(4, 8, fast), 4, 4096)  # a whole node of tensor parallelism
-    # Stages inside of nodes, ZeRO 1, and recomputation although other plans run without.
-    deep = setting(LLAMA_70B, machines(4, 8, {**H100, "links": 60e9}), 256, 4096)
-    slower = {**H100, "network": 1e8}
+    return [
+        setting(SMALL_GPT, machines(16, 8, H100), 128, 2048),  # two stages for one micro-batch
+        setting(LLAMA_8B, machines(4, 8, fast), 4, 4096),  # a whole node of tensor parallelism
+    ]
+
+
+def _slow_networks() -> list[Setting]:
+    return [
+        setting(LLAMA_8B, machines(8, 8, {**H100, "network": 1.5e9}), 128, 4096),
+        setting(LLAMA_8B, machines(3, 8, {**H100, "network": 1e8}), 16, 4096),
+        # Stages inside of nodes, ZeRO 1, and recomputation although other plans run without.
+        setting(LLAMA_70B, machines(4, 8, {**H100, "links": 60e9}), 256, 4096),
+    ]
+
+
+def _little_memory() -> list[Setting]:
     lonely = {**A100_40, "memory": 22e9}  # a stage for each layer: what else fits is a third slower
     # Replicas of the whole model, ZeRO 0, and recomputation: any two of these are slower, or do not fit.
-    whole = setting(SMALL_GPT, machines(8, 1, {**A100_40, "memory": 38e9, "network": 12e9}), 8, 12_288)
-    six = {**A100_40, "layer_floor": 0.0}
+    whole = {**A100_40, "memory": 38e9, "network": 12e9}
     return [
-        case_of("three clusters", "usual", [*usual, short], seed, SECONDS),
-        case_of("many GPUs for small batches", "usual", [many, few], seed, SECONDS),
-        case_of(
-            "slow networks",
-            "slow",
-            [
-                setting(LLAMA_8B, machines(8, 8, slow), 128, 4096),
-                setting(LLAMA_8B, machines(3, 8, slower), 16, 4096),
-                deep,
-            ],
-            seed,
-            SECONDS,
-        ),
-        case_of(
-            "little memory",
-            "small",
-            [
-                setting(LLAMA_70B, machines(16, 8, A100_40), 256, 4096),
-                setting(WIDE, machines(18, 1, lonely), 64, 1024),
-                whole,
-            ],
-            seed,
-            SECONDS,
-        ),
-        case_of("little memory, and many plans", "small", _far_from_the_first(), seed, SECONDS),
-        case_of("one question after the other", "usual", _one_thing_changed(), seed, SECONDS),
-        case_of(
-            "two GPUs a node, or six",
-            "pairs",
-            [
-                setting(LLAMA_8B, machines(16, 2, A100_40), 96, 2048),
-                setting(SMALL_GPT, machines(2, 6, six), 4, 2048),
-            ],
-            seed,
-            SECONDS,
-        ),
-        case_of(
-            "nothing fits", "refused", [setting(LLAMA_70B, machines(1, 8, A100_40), 8, 4096)], seed, SECONDS
-        ),
-        case_of("all parts your own", "own-parts", usual[1:], seed, SECONDS),
+        setting(LLAMA_70B, machines(16, 8, A100_40), 256, 4096),
+        setting(WIDE, machines(18, 1, lonely), 64, 1024),
+        setting(SMALL_GPT, machines(8, 1, whole), 8, 12_288),
+    ]
+
+
+def _odd_nodes() -> list[Setting]:
+    return [
+        setting(LLAMA_8B, machines(16, 2, A100_40), 96, 2048),
+        setting(SMALL_GPT, machines(2, 6, {**A100_40, "layer_floor": 0.0}), 4, 2048),
     ]
 
 

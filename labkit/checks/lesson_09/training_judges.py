@@ -16,6 +16,7 @@ from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_09.training_job import STEPS, State, asked_in, plain_model, spot_of
 from labkit.checks.shared.beside import holds_only, nbytes, same
 from labkit.checks.shared.split import loaded, under
+from labkit.checks.shared.sums import summed_bytes
 
 SCALARS = 64  # bytes of a few numbers: losses, norms
 ELEMENT = 8
@@ -137,22 +138,10 @@ def _between_replicas(
     replicas = spot.groups["dp"]
     if len(replicas) > 1:
         own = sum(map(nbytes, spot.cut(under("full.", evidence.inputs)).values()))
-        sent = _reduced_bytes([c for c in calls if sorted(c["group"]) == sorted(replicas)], len(replicas))
+        sent = summed_bytes(c for c in calls if sorted(c["group"]) == sorted(replicas))
         right = own <= sent + SCALARS * len(calls) and sent <= own + SCALARS
         told = f"{own:,} bytes of gradients reduced among replicas {replicas}"
-        yield Finding(right, told, f"{sent:,} bytes", answer.rank)
-
-
-def _reduced_bytes(calls: list[dict[str, Any]], size: int) -> int:
-    """Bytes that a group of `size` ranks reduces. A reduce_scatter and the all_gather of what it has summed
-    are the halves of an all-reduce; gloo may note an all_reduce of its own beside the first of them.
-    """
-    scattered = Counter(c["num_bytes"] for c in calls if c["op"] == "reduce_scatter")
-    handed_back = Counter(c["num_bytes"] * size for c in calls if c["op"] == "all_gather")
-    of_gloo = Counter(c["num_bytes"] for c in calls if c["op"] == "all_reduce" and c["source"] != "python")
-    again = sum((scattered & handed_back).elements()) // size
-    beside = sum((scattered & of_gloo).elements())
-    return sum(c["num_bytes"] for c in calls) - again - beside
+        yield Finding(right, told, f"{sent:,.0f} bytes", answer.rank)
 
 
 def _over_boundaries(

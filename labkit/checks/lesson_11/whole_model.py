@@ -28,6 +28,7 @@ from labkit.checks.shared.beside import STEPS, State, calls_text, descend, nbyte
 from labkit.checks.shared.cuts import cut_block, part_of
 from labkit.checks.shared.cuts import under as put_under
 from labkit.checks.shared.split import drawn, dtype_of, loaded, numbers_taken, under
+from labkit.checks.shared.sums import SHARES, summed_bytes
 from labkit.model import Transformer, explicit_attention, gpt
 
 AXES = ("dp", "cp", "tp")
@@ -285,17 +286,13 @@ def _keys_alone(phase: str, *more: str) -> Judge:
 
 
 def _summed_once(calls: Sequence[Mapping[str, Any]], state: State) -> bool:
-    """Whether no more is moved than by one sum over ranks of what a state holds: an all_reduce, or its two
-    halves, a reduce_scatter with an all_gather or a reduce with a broadcast. Each tensor may be filled up to
-    a multiple of the ranks.
+    """Whether no more is moved than by one sum over ranks of what a state holds. Each tensor may be filled up
+    to a multiple of the ranks.
     """
-    halves = {"all_reduce": 2, "reduce_scatter": 1, "reduce": 1, "broadcast": 1}
-    if any(c["op"] not in (*halves, "all_gather") for c in calls):
-        return False
-    # an all_gather is told by what one rank puts in
-    moved = sum(c["num_bytes"] * halves.get(c["op"], len(c["group"])) for c in calls)
     filling = sum(len(calls[0]["group"]) * t.element_size() for t in state.values()) if calls else 0
-    return moved <= 2 * (sum(map(nbytes, state.values())) + filling)
+    kinds = {c["op"] for c in calls}
+    most = sum(map(nbytes, state.values())) + filling
+    return kinds <= {*SHARES, "all_gather"} and summed_bytes(calls) <= most
 
 
 def _within(call: Mapping[str, Any], members: list[int]) -> bool:

@@ -1,11 +1,15 @@
-"""What a call gave must stay when another one follows: a buffer that calls share is seen."""
+"""Calls that come more than once, as in training: what one gave must stay when another one follows, and who
+keeps what a tensor gave, rather than its numbers, is wrong the next time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+
+from labkit.checks.rank import Rank
 
 
 def first_of_two(apply: Callable[[Tensor], Tensor], x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,3 +22,19 @@ def first_of_two(apply: Callable[[Tensor], Tensor], x: Tensor, grad_output: Tens
     (gradient,) = torch.autograd.grad(outputs[0], first, grad_output)
     torch.autograd.grad(outputs[1], second, 1.0 - grad_output)
     return outputs[0], gradient
+
+
+def called_before(rank: Rank, tensors: Iterable[Tensor], call: Callable[[], object]) -> None:
+    """Where the case says `again`: make the call while the tensors hold zeros, then put the numbers back."""
+    if rank.params.get("again"):
+        kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        fill_with_zeros(tensor for tensor, _ in kept)
+        call()
+        for tensor, numbers in kept:
+            tensor.data.copy_(numbers)
+
+
+def fill_with_zeros(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors, leaves that ask for a gradient too."""
+    for tensor in tensors:
+        tensor.data.zero_()
