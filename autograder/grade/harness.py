@@ -34,6 +34,7 @@ from labkit.checks.jobs import CouldNotBeGraded, JobFailure
 from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
 from labkit.checks.source.submission import Cell, Submission
+from labkit.launch.failure.words import LOCKED_OUT
 
 GRACE = 10.0
 _BY_RECORD = (
@@ -44,10 +45,7 @@ _KEPT = (
     "Graded with your own {} in place of the course's: your later code uses what only yours has, and with it "
     "passes what is asked of your own parts together."
 )
-_ENDED_TWICE = (
-    f"twice, {AGENT_ENDED} before it could say how the job had; code that closes, limits or locks what its "
-    "own process writes to does that"
-)
+_ENDED_TWICE = f"twice, {AGENT_ENDED} before it could say how the job had; {LOCKED_OUT}"
 KNOWN_VERDICTS = ("error", "timeout", "deadlock", "out_of_memory", "killed")
 
 

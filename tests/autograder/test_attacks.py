@@ -126,7 +126,7 @@ def test_a_forged_record_earns_nothing(
 def test_the_machine_is_not_blamed(
     id: str, harness: Harness, f_exercise: Exercise, two_ranks: list[Case]
 ) -> None:
-    """It is tried twice; what a rank does to its own files is then told as what it is."""
+    """What a rank does to its own files is told as what it is."""
     attack = next(attack for attack in ATTACKS if attack.id == id)
     graded = harness.grade(f_exercise, [Cell("cell 1", attack.source)], SEED, two_ranks[:1])
     assert graded.report.verdict == "error"

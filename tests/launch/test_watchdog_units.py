@@ -225,11 +225,12 @@ def test_who_could_not_meet_the_others_is_heard_out(tmp_path: Path) -> None:
 
 
 def test_who_failed_without_a_word_is_named_before_it_has_left(tmp_path: Path) -> None:
-    """Its page says that it failed; the disk, or the code that ran, left it nowhere to say why."""
+    """Its page says that it failed; the code that ran left it nowhere to say why."""
     for rank, phase in enumerate((RUNNING, FAILED)):
         StatePage(state_path(tmp_path, rank), create=True).enter(phase)
     diagnosis = diagnose("failed", Ranks(tmp_path, 2).facts([None, None]), TIMEOUT)
     assert (diagnosis.verdict, diagnosis.rank) == ("error", 1)
+    assert "could not write why" in diagnosis.summary
 
 
 def test_the_same_error_everywhere_is_told_of_the_lowest_rank() -> None:

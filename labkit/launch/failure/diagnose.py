@@ -156,6 +156,8 @@ def _error(fact: RankFacts) -> str:
     if fact.end is not None:
         return f"{fact.end['type']}: {fact.end['message']}"
     assert fact.ended is not None
+    if fact.state.phase == "failed":
+        return f"it failed and could not write why: {words.LOCKED_OUT}"
     if fact.ended.out_of_memory:
         return "the system ended it because memory ran out (SIGKILL)"
     if fact.ended.signal:

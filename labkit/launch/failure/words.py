@@ -20,6 +20,8 @@ MISMATCH_HINT = (
 _GROUPS_HINT = "ranks that belong to several groups must call on them in the same order everywhere"
 _CROSSING_HINT = "a send waits until the other side receives: let one of the two receive first, or use isend"
 
+LOCKED_OUT = "code that closes, limits or locks what its own process writes to does that"
+
 
 def ranks(numbers: Sequence[int]) -> str:
     """[2] -> "rank 2"; [0, 1, 3] -> "ranks 0, 1 and 3"."""
