@@ -46,7 +46,7 @@ test: .venv/.has-all
 # Interrupted, it goes on where it was: each part that has passed leaves a file until something it rests on is newer.
 RESTS_ON = $(shell git ls-files labkit autograder solutions tests constraints.txt | grep -v survivors.toml)
 
-thorough: $(addprefix build/thorough/,autograder/test_attacks autograder/test_apptainer lessons/test_every_lesson browser/test_lessons)
+thorough: $(addprefix build/thorough/,autograder/test_attacks autograder/test_apptainer browser/test_lessons)
 	@$(RUN) -m autograder thorough
 
 build/thorough/%: $(RESTS_ON) | .venv/.has-all

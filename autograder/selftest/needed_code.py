@@ -8,16 +8,47 @@ needed counts, and nothing beside it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from functools import cached_property
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 
 from autograder.grade.deciding import JUDGING, STOPS
 from autograder.grade.imports import Tree
-from autograder.grade.reference import bare_code
+from autograder.grade.reference import REPOSITORY, all_cases, bare_code, graded_submission
+from labkit.checks import registry
+from labkit.checks.exercise import Exercise
+from labkit.checks.source.submission import Cell
 
 CHECKS = "labkit.checks.lesson_"
 LISTED = "EXERCISES"
+
+
+@cache
+def check_code(exercise: str, seed: int) -> tuple[str, ...]:
+    """The code of an exercise's check, and its cases as drawn for a seed."""
+    of_lesson = registry.exercises(exercise)
+    place = next(at for at, each in enumerate(of_lesson) if each.id == exercise)
+    cases = (json.dumps(case.to_json(), sort_keys=True) for case in all_cases(of_lesson[place], seed))
+    return (*_repository().of_exercise(exercise[:2], place), *cases)
+
+
+def code_put_in(exercise: Exercise, cells: Sequence[Cell]) -> Iterator[str]:
+    """The code that is run of a notebook, and of the references of earlier exercises."""
+    for submission in graded_submission(cells, exercise):
+        texts = {**submission.sources, **submission.reference_sources}
+        for each in (*submission.statements, *submission.reference, *submission.additions):
+            lines = texts[each.cell].split("\n")[each.first_line - 1 : each.last_line]
+            yield _bare("\n".join(lines))
+
+
+@cache
+def _repository() -> NeededCode:
+    """Files are read once."""
+    return NeededCode(REPOSITORY)
+
+
+_bare = cache(bare_code)  # most statements of a notebook are the same in all that is tried of it
 
 
 class Module:

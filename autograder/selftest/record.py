@@ -8,22 +8,19 @@ of a grade counts the lesson's files as a whole; here a changed sentence would h
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from autograder.grade.reference import REPOSITORY, all_cases, bare_code, graded_submission, solved_cells
+from autograder.grade.reference import REPOSITORY, solved_cells
 from autograder.selftest import edits
-from autograder.selftest.needed_code import NeededCode
+from autograder.selftest.needed_code import check_code, code_put_in
 from autograder.selftest.survivors import excused
 from autograder.selftest.variants import SEED, Tried, regions, variants
 from labkit.checks import registry
-from labkit.checks.exercise import Exercise
 from labkit.whole_file import write_whole
 
 FOLDER = REPOSITORY / "benchmarks" / "results" / "variants"
@@ -67,36 +64,12 @@ def keep(exercise: str, tried: Iterable[Tried]) -> Tally:
 
 def digest_of(exercise: str) -> str:
     """What the fate of an exercise's variants rests on."""
-    lesson = registry.exercises(exercise)
-    known = next(each for each in lesson if each.id == exercise)
-    cases = [json.dumps(case.to_json(), sort_keys=True) for case in all_cases(known, SEED)]
-    edited = [
-        region for cell in solved_cells(exercise[:2]) if cell.exercise == exercise for region in regions(cell)
-    ]
+    solved = solved_cells(exercise[:2])
+    edited = [region for cell in solved if cell.exercise == exercise for region in regions(cell)]
     derived = Path(edits.__file__).read_text(encoding="utf-8")
-    parts = [
-        *_checks().of_exercise(exercise[:2], lesson.index(known)),
-        *cases,
-        *_put_in(known),
-        *edited,
-        derived,
-    ]
+    put_in = code_put_in(registry.exercise(exercise), solved)
+    parts = [*check_code(exercise, SEED), *put_in, *edited, derived]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-@cache
-def _checks() -> NeededCode:
-    """Files are read once."""
-    return NeededCode(REPOSITORY)
-
-
-def _put_in(exercise: Exercise) -> Iterator[str]:
-    """The code that is run of the solved notebook, and of the references of earlier exercises."""
-    for submission in graded_submission(solved_cells(exercise.lesson), exercise):
-        texts = {**submission.sources, **submission.reference_sources}
-        for each in (*submission.statements, *submission.reference, *submission.additions):
-            lines = texts[each.cell].split("\n")[each.first_line - 1 : each.last_line]
-            yield bare_code("\n".join(lines))
 
 
 def is_current(exercise: str) -> bool:

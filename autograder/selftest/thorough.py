@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
 
-from autograder.grade.deciding import checks_digest
-from autograder.grade.harness import Graded
-from autograder.grade.reference import REPOSITORY
+from autograder.grade.reference import REPOSITORY, graded_lessons
 from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.sandbox import NoSandbox, Sandbox
-from autograder.selftest.alternatives import Alternative, alternatives
-from autograder.selftest.kept import Kept, key_of
+from autograder.selftest.kept import Kept
+from autograder.selftest.outcomes import Outcome, Outcomes
 from autograder.selftest.progress import told_now_and_then
 from autograder.selftest.systematic import run_all
-from autograder.selftest.trials import Row, Trial, kill_table, run_trials, trials
-from labkit.checks.report import Report
+from autograder.selftest.trials import (
+    Row,
+    Trial,
+    kill_table,
+    of_alternatives,
+    run_in_practice,
+    run_trials,
+    trials,
+)
+from labkit.checks import registry
 from labkit.whole_file import write_whole
 
 FILE = REPOSITORY / "benchmarks" / "results" / "thorough.json"
 KINDS = ("bubblewrap", "apptainer")
+PRACTICE = "in practice"  # in no sandbox, on the visible cases alone
+SEED = 1
 MOST = 0.8  # of an exercise's points: a wrong answer that keeps more is listed
 SPECIAL = "right but in special cases, which have points of their own"
 Show = Callable[[str], None]
+Run = Callable[[list[Trial]], Iterator[Row]]
+Earned = tuple[Trial, Outcome]
 
 
 class Passed(msgspec.Struct):
@@ -37,86 +47,73 @@ class Passed(msgspec.Struct):
     keep_most: wrong answers that keep most points of their exercise -> points kept, points there are, and why
     that is fair: empty where nobody has said.
     by_error_alone: how many wrong answers end in an error, which proves little about a check.
-    minutes: of the last run; before: results it took over from runs that were interrupted.
+    minutes: of the last run; tried: how many trials it made itself, the others being on record.
     """
 
     date: str
     host: str
     minutes: float
-    before: int
+    tried: int
     sandboxes: list[str]
     wrong_answers: int
     by_error_alone: int
     keep_most: dict[str, tuple[float, float, str]]
 
 
-def run_everything(exercises: Sequence[str], jobs: int, show: Show) -> bool:
-    """Variants, right and wrong answers of these exercises; writes `thorough.json` when all is well.
+def run_everything(lessons: Sequence[str], jobs: int, show: Show) -> bool:
+    """Right answers, wrong answers and variants of these lessons; writes `thorough.json` when all is well and
+    no lesson was left out.
 
-    What was as it must be is kept as it comes: a run that was interrupted, or in which something failed, is
-    begun again and tries the rest.
+    What was as it must be is kept as it comes, and holds until something that decides it changes: a run that
+    was interrupted, or in which something failed, is begun again and tries the rest.
     """
-    kept, begin = Kept(), time.monotonic()
-    before = len(kept)
-    show(f"{before} results are kept of a run before this one")
-    lessons = list(dict.fromkeys(name[:2] for name in exercises))
-    sandboxes = dict(_sandboxes(show))
-    everything = [trial for lesson in lessons for trial in trials(lesson, [1])]
-    mistakes = [replace(trial, about=()) for trial in everything if trial.says]
-    right = [_practised(lessons, kept, show)]
-    for number, (kind, sandbox) in enumerate(sandboxes.items()):
-        wanted = [trial for trial in everything if not (number and trial.says)]
-        tried = resumed(wanted, kind, partial(run_trials, sandbox=sandbox, jobs=jobs), kept)
-        right.append(kill_table(list(told_now_and_then(tried, len(wanted), f"under {kind}", show)), show))
-    kind, sandbox = next(iter(sandboxes.items()))
-    tried = resumed(mistakes, kind, partial(run_trials, sandbox=sandbox, jobs=jobs), kept)
-    earned = list(told_now_and_then(tried, len(mistakes), "wrong answers on all cases", show))
+    begin, sandboxes = time.monotonic(), dict(_sandboxes(show))
+    right, tried, earned = [True], 0, list[Earned]()
+    for lesson in lessons:
+        for kind, wanted, run in _rounds(lesson, sandboxes, jobs):
+            outcomes = Outcomes(lesson, kind)
+            rows = list(tried_anew(wanted, outcomes, run, f"{lesson}, {kind}", show))
+            right.append(kill_table(rows, show) if rows else True)
+            tried += len(rows)
+            earned += [(t, outcome) for t in wanted if t.says and (outcome := outcomes.of(t))]
     for line in told(earned):
         show(line)
+    exercises = [exercise.id for lesson in lessons for exercise in registry.exercises(lesson)]
     passed = run_all(exercises, jobs, show) and all(right)
-    if passed:
-        write_whole(FILE, _written(list(sandboxes), earned, (time.monotonic() - begin) / 60, before))
-        kept.clear()
+    if passed and list(lessons) == graded_lessons():
+        write_whole(FILE, _written(list(sandboxes), earned, (time.monotonic() - begin) / 60, tried))
+        Kept().clear()
     return passed
 
 
-def resumed(
-    wanted: Sequence[Trial], kind: str, run: Callable[[list[Trial]], Iterator[Row]], kept: Kept
+def tried_anew(
+    wanted: Sequence[Trial], outcomes: Outcomes, run: Run, doing: str, show: Show
 ) -> Iterator[Row]:
-    """What came of each trial: of those that were as they must be before, as long as nothing that decides
-    them has changed, and then of those that `run` tries now. kind: of the sandbox.
+    """What comes of each trial that is not on record, as `run` tries it; what is as it must be is written
+    down. doing: what this is, for who waits.
     """
-    left = []
-    for trial in wanted:
-        report = kept.get(_key(kind, trial), Report)
-        if report is None:
-            left.append(trial)
-        else:
-            yield Row(trial, Graded(report))
-    for row in run(left):
+    outcomes.forget_all_but(wanted)
+    left = [trial for trial in wanted if outcomes.of(trial) is None]
+    show(f"{doing}: {len(wanted) - len(left)} of {len(wanted)} trials are on record")
+    for row in told_now_and_then(run(left) if left else (), len(left), doing, show):
         if row.ok:
-            kept.add(_key(kind, row.trial), row.graded.report)
+            outcomes.keep(row)
         yield row
 
 
-def _key(kind: str, trial: Trial) -> str:
-    cells = [(cell.source, cell.exercise) for cell in trial.cells]
-    asked = (trial.exercise.id, trial.name, trial.seed, trial.must_fail, trial.verdict, trial.about)
-    return key_of(kind, checks_digest(trial.exercise.lesson), *asked, *cells)
-
-
-def told(earned: Sequence[Row]) -> Iterator[str]:
+def told(earned: Sequence[Earned]) -> Iterator[str]:
     """What wrong answers earn on all cases, those that keep most last."""
-    for row in sorted(earned, key=_share):
-        report = row.graded.report
-        points = f"{report.points:>4g}/{report.max_points:<4g}"
-        keeps = f" ({fair(row)})" if _share(row) > MOST and fair(row) else ""
-        yield f"{points} {report.exercise:<32} {row.trial.name}: {row.told}{keeps}"
-    high = [row for row in earned if _share(row) > MOST]
-    silent, by_error = sum(not fair(row) for row in high), sum(map(_by_error, earned))
+    for trial, outcome in sorted(earned, key=lambda each: each[1].share):
+        points = f"{outcome.points:>4g}/{outcome.max_points:<4g}"
+        why = fair(trial, outcome)
+        keeps = f" ({why})" if outcome.share > MOST and why else ""
+        lost = f"lost {', '.join(outcome.lost)}" if outcome.lost else "lost nothing"
+        yield f"{points} {outcome.exercise:<32} {outcome.trial}: {lost}{keeps}"
+    high = [each for each in earned if each[1].share > MOST]
+    silent = sum(not fair(*each) for each in high)
     yield (
         f"{len(high)} of {len(earned)} wrong answers keep more than {MOST:.0%}, {silent} of them without a "
-        f"word why that is fair; {by_error} end in an error"
+        f"word why that is fair; {_by_error(earned)} end in an error"
     )
 
 
@@ -130,55 +127,44 @@ def _sandboxes(show: Show) -> Iterator[tuple[str, Sandbox]]:
             show(f"not under {kind}: {problem}")
 
 
-def _practised(lessons: Sequence[str], kept: Kept, show: Show) -> bool:
-    """Whether every alternative of the lessons earns all points as a student runs it."""
-    found = [each for lesson in lessons for each in alternatives(lesson)]
-    done = [
-        _earns_all(each, kept, show) for each in told_now_and_then(found, len(found), "in practice", show)
-    ]
-    return all(done)
+def _rounds(
+    lesson: str, sandboxes: Mapping[str, Sandbox], jobs: int
+) -> Iterator[tuple[str, list[Trial], Run]]:
+    """A lesson's alternatives as a student runs them, its right answers in every sandbox, and its wrong ones
+    in the first: where, what, and what runs them.
+    """
+    yield PRACTICE, list(of_alternatives(lesson, SEED)), partial(run_in_practice, jobs=jobs)
+    everything = [replace(trial, about=()) for trial in trials(lesson, [SEED])]
+    for kind, sandbox in sandboxes.items():
+        first = kind == next(iter(sandboxes))
+        wanted = [trial for trial in everything if first or not trial.says]
+        yield kind, wanted, partial(run_trials, sandbox=sandbox, jobs=jobs)
 
 
-def _earns_all(alternative: Alternative, kept: Kept, show: Show) -> bool:
-    lesson = alternative.exercise.lesson
-    key = key_of("in practice", checks_digest(lesson), alternative.name, alternative.source)
-    if kept.get(key, bool):
-        return True
-    lost = [report for report in alternative.practised() if not report.passed]
-    for report in lost:
-        show(f"alternative {alternative.name} in practice:\n{report!r}")
-    if not lost:
-        kept.add(key, True)
-    return not lost
-
-
-def fair(row: Row) -> str:
+def fair(trial: Trial, outcome: Outcome) -> str:
     """Why a wrong answer may keep most points: what its file says, or that it is wrong in special cases
     alone, which have points of their own. Empty where neither is so.
     """
-    kinds = {row.trial.exercise.property(name).kind for name in row.lost}
-    return row.trial.keeps or (SPECIAL if kinds == {"robustness"} else "")
+    kinds = {trial.exercise.property(name).kind for name in outcome.lost}
+    return trial.keeps or (SPECIAL if kinds == {"robustness"} else "")
 
 
-def _share(row: Row) -> float:
-    return row.graded.report.points / row.graded.report.max_points
+def _by_error(earned: Sequence[Earned]) -> int:
+    return sum(outcome.verdict == "error" for _, outcome in earned)
 
 
-def _by_error(row: Row) -> bool:
-    return row.graded.report.verdict == "error"
-
-
-def _written(sandboxes: list[str], earned: Sequence[Row], minutes: float, before: int) -> bytes:
-    high = {f"{r.trial.exercise.id} {r.trial.name}": r for r in earned if _share(r) > MOST}
-    reports = {name: (row.graded.report, fair(row)) for name, row in sorted(high.items())}
+def _written(sandboxes: list[str], earned: Sequence[Earned], minutes: float, tried: int) -> bytes:
+    high = {
+        f"{o.exercise} {o.trial}": (o.points, o.max_points, fair(t, o)) for t, o in earned if o.share > MOST
+    }
     passed = Passed(
         datetime.now(UTC).isoformat(timespec="minutes"),
         platform.node(),
         round(minutes, 1),
-        before,
+        tried,
         sandboxes,
         len(earned),
-        sum(map(_by_error, earned)),
-        {name: (r.points, r.max_points, keeps) for name, (r, keeps) in reports.items()},
+        _by_error(earned),
+        dict(sorted(high.items())),
     )
     return msgspec.json.format(msgspec.json.encode(passed), indent=1) + b"\n"

@@ -19,6 +19,7 @@ from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED
+from labkit.checks.practice import check_cells
 from labkit.checks.source.submission import Cell
 
 
@@ -131,6 +132,20 @@ def _run_lesson(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterato
             pool.shutdown(cancel_futures=True)
             for harness in harnesses:
                 harness.__exit__()
+
+
+def run_in_practice(wanted: Sequence[Trial], jobs: int) -> Iterator[Row]:
+    """The visible cases of each trial as a student runs them, with their own answers throughout."""
+
+    def run(trial: Trial) -> Row:
+        return Row(trial, Graded(check_cells(trial.exercise, list(trial.cells))))
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for future in as_completed([pool.submit(run, trial) for trial in wanted]):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def kill_table(rows: Sequence[Row], show: Callable[[str], None]) -> bool:

@@ -13,13 +13,15 @@ import pytest
 from autograder.grade.harness import Graded
 from autograder.grade.reference import all_cases, graded_submission
 from autograder.selftest.kept import Kept, key_of
+from autograder.selftest.outcomes import Outcome, Outcomes
 from autograder.selftest.progress import told_now_and_then
 from autograder.selftest.systematic import all_tried
-from autograder.selftest.thorough import SPECIAL, fair, resumed, told
+from autograder.selftest.thorough import SPECIAL, fair, told, tried_anew
 from autograder.selftest.trials import Row, Trial, trials
 from autograder.selftest.variants import variants
 from labkit.checks.judge import judge_exercise
 from labkit.checks.practice import run_on_host
+from labkit.checks.source.submission import Cell
 
 EXERCISE = "00.bus-bandwidth"
 
@@ -45,44 +47,79 @@ def _without(row: Row, kind: str) -> Row:
     return replace(row, graded=Graded(replace(row.graded.report, rows=rows)))
 
 
+def _earned(row: Row) -> tuple[Trial, Outcome]:
+    report = row.graded.report
+    outcome = Outcome(
+        EXERCISE, row.trial.name, "one", "", report.verdict, report.points, report.max_points, row.lost
+    )
+    return row.trial, outcome
+
+
 def test_what_its_file_says_is_why(row: Row) -> None:
-    said = replace(row, trial=replace(row.trial, keeps="it is nearly right"))
-    assert fair(said) == "it is nearly right"
+    trial, outcome = _earned(row)
+    assert fair(replace(trial, keeps="it is nearly right"), outcome) == "it is nearly right"
 
 
 def test_special_cases_have_points_of_their_own(row: Row) -> None:
-    assert fair(_without(row, "robustness")) == SPECIAL
-    assert fair(_without(row, "numbers")) == ""
+    assert fair(*_earned(_without(row, "robustness"))) == SPECIAL
+    assert fair(*_earned(_without(row, "numbers"))) == ""
 
 
 def test_those_that_keep_most_come_last_and_are_counted(row: Row) -> None:
     unsaid = _without(row, "numbers")
-    *lines, count = told([unsaid, row, _without(row, "robustness")])
+    *lines, count = told([_earned(each) for each in (unsaid, row, _without(row, "robustness"))])
     assert [SPECIAL in line for line in lines].count(True) == 1
     assert SPECIAL not in lines[0]
     assert count.startswith("2 of 3 wrong answers keep more than 80%, 1 of them without a word why")
 
 
-def test_trials_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
-    """What was as it must be is not tried again, by another sandbox it is, and what failed is."""
+def test_what_is_on_record_is_not_tried_again(tmp_path: Path) -> None:
+    """By another sandbox it is, and what failed is; what is no trial any more is dropped."""
     right, wrong, other = trials("00", [1], [EXERCISE])[:3]
     asked_too_much = replace(wrong, must_fail=None)
-    wanted, tried = [right, asked_too_much, other], list[str]()
+    wanted, tried, said = [right, asked_too_much, other], list[str](), list[str]()
 
     def run(left: list[Trial]) -> Iterator[Row]:
         for trial in left:
             tried.append(trial.name)
             yield _row(trial)
 
-    first = resumed(wanted, "one", run, Kept(tmp_path / "kept"))
+    def again(wanted: list[Trial], sandbox: str = "one") -> list[Row]:
+        tried.clear()
+        return list(tried_anew(wanted, Outcomes("00", sandbox, tmp_path), run, "trials", said.append))
+
+    first = tried_anew(wanted, Outcomes("00", "one", tmp_path), run, "trials", said.append)
     assert [next(first).ok, next(first).ok] == [True, False]
     first.close()
-    again = list(resumed(wanted, "one", run, Kept(tmp_path / "kept")))
-    assert [row.trial.name for row in again] == [right.name, wrong.name, other.name]
-    assert tried == [right.name, wrong.name, wrong.name, other.name]
-    assert again[0].graded.report == _row(right).graded.report
-    next(resumed(wanted, "another", run, Kept(tmp_path / "kept")))
-    assert tried[-1] == right.name
+    assert [row.ok for row in again(wanted)] == [False, True]
+    assert tried == [wrong.name, other.name]
+    assert "trials: 1 of 3 trials are on record" in said
+    again([right], "another")
+    assert tried == [right.name]
+    again([other])
+    again(wanted)
+    assert tried == [right.name, wrong.name]
+    again([right], "another")
+    assert tried == []
+
+
+def test_a_record_holds_for_the_code_that_is_run(tmp_path: Path) -> None:
+    outcomes = Outcomes("00", "one", tmp_path)
+    right = trials("00", [1], [EXERCISE])[0]
+    outcomes.keep(_row(right))
+    there = outcomes.of(right)
+    assert there is not None
+    assert (there.points, there.verdict, there.lost) == (3.0, "passed", [])
+
+    def with_line(line: str) -> Trial:
+        def longer(cell: Cell) -> Cell:
+            return replace(cell, source=f"{cell.source}\n{line}") if cell.exercise == EXERCISE else cell
+
+        return replace(right, cells=tuple(map(longer, right.cells)))
+
+    assert outcomes.of(with_line("# a remark")) == there
+    assert outcomes.of(with_line("def bus_bandwidth(*of):\n    return 0.0")) is None
+    assert outcomes.of(replace(right, seed=2)) is None
 
 
 @pytest.mark.timeout(120)

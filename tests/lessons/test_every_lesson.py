@@ -1,7 +1,8 @@
 """Every lesson is graded as it should be: references earn all, stubs nothing, each mistake its own loss.
 
 Each test starts ranks, on what the grader would run. Lesson 01 does not communicate and has its own, faster
-tests. Of the wrong answers one in thirty-two is tried, others each day; `make thorough` tries all.
+tests. Of the wrong answers one in thirty-two is tried, others each day; `make thorough` tries all
+on all cases.
 """
 
 from __future__ import annotations
