@@ -170,8 +170,8 @@ def _inference_calls(random: Random) -> Iterable[Call]:
         overhead = random.choice([1.2, 1.0])
         arguments = {"num_params": num_params, "bits": bits, "overhead": overhead}
         yield Call("weights", "inference_bytes", arguments)
-    for overhead in (1.0, 1.5):  # half a byte counts where there are few, and every factor
-        arguments = {"num_params": 2 * random.randint(50, 500) + 1, "bits": 4, "overhead": overhead}
+    for bits, overhead in ((4, 1.0), (4, 1.5), (32, 0.75), (6, 1.0)):  # of few, half a byte counts
+        arguments = {"num_params": 2 * random.randint(50, 500) + 1, "bits": bits, "overhead": overhead}
         yield Call("weights", "inference_bytes", arguments)
     grouped = preset("Llama 3 70B")
     shapes = (grouped, grouped.but(num_kv_heads=1), _llama(random), _gpt(random), _gpt(random, head_size=40))

@@ -136,12 +136,15 @@ def _wrong_value(expected: JSON, seen: JSON, call: dict[str, JSON]) -> str | Non
 
 
 def _wrong(expected: float, seen: JSON, tolerance: float) -> str | None:
-    """None when `seen` is near enough; without a tolerance a whole number is held to its last digit, which a
-    comparison of floats would not see.
+    """None when `seen` is near enough; without a tolerance it must be a whole number, to its last digit,
+    which a comparison of floats would not see.
     """
     wrong = wrong_number(expected, seen, tolerance)
-    if wrong is None and not tolerance and seen != expected:
-        return f"{shown(seen)} instead of {shown(expected)}"
+    if wrong is None and not tolerance:
+        if seen != expected:
+            return f"{shown(seen)} instead of {shown(expected)}"
+        if isinstance(seen, float):
+            return f"{seen!r}, a float, where a whole number is asked for"
     return wrong
 
 
