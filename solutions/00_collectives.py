@@ -667,8 +667,9 @@ run_and_read(on_grid, broken_row_and_column_sums, ranks=4)
 # the second, one all-reduce in each group in the third. In the second and the third, nothing that differs
 # between ranks may decide *whether* or *in which order* collectives are called.
 #
-# The first and the third take a tensor of any shape and dtype, and what they return has memory of its own.
-# The mean is a tensor of shape `[]` in the dtype of the losses, and nan if one of them is.
+# The first and the third take a tensor of any shape and dtype. The mean is a tensor of shape `[]` in the
+# dtype of the losses, half precision too, and nan if one of them is. What all three return has memory of its
+# own, each time they are called.
 #
 # <details><summary>Hint 1</summary>You solved the first one in your ring. A group of one has no neighbours:
 # return a copy.</details>

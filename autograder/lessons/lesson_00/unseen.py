@@ -94,6 +94,7 @@ def _bandwidth_cases(seed: int) -> list[Case]:
         for _ in range(5)
     ]
     several.append(_bandwidth_row(draw.randint(1, 9), 10 + draw.random(), draw.randint(2, 9)))
+    several.append(_bandwidth_row(draw.randint(1, 9), _power(draw, -12, -9), draw.randint(2, 9)))
     bad = {"num_bytes": size, "seconds": -seconds, "world_size": 8}
     return [
         values_case("bytes-per-second", several, seed, ", unseen"),
@@ -121,6 +122,8 @@ def _deadlock_cases(seed: int) -> list[Case]:
         pass_case(2, [draw.randint(1, 50)], "pass", seed, dtype="int64"),
         pass_case(5, [draw.randint(1, 9), 3], "pass-any-group", seed, groups=[[0, 2, 4], [1, 3]]),
         loss_case([0, draw.randint(1, 9), 0], "loss", seed, dtype="float32"),
+        loss_case([draw.randint(2, 5), 2], "loss", seed, first="0"),
+        loss_case([draw.randint(1, 3), 1], "loss", seed, first="inf"),
         grid_case(3, 2, "grid-shapes", seed),
     ]
     return [replace(case, name=f"unseen: {case.name}") for case in cases]

@@ -71,6 +71,7 @@ def _bandwidth_cases(seed: int) -> list[Case]:
     return [
         values_case("bytes-per-second", [(row(10**9, 0.0175, 8), 1e11), (row(4 * 10**6, 0.5, 4), 1.2e7)]),
         values_case("bytes-per-second", [(row(3.5, 10.0, 4), 0.525)], suffix=", less than one"),
+        values_case("bytes-per-second", [(row(3, 2e-10, 4), 2.25e10)], suffix=", in less than a nanosecond"),
         agreement_case(
             "same-link-same-number",
             [row(10**8, t, n) for n, t in ((2, 0.01), (4, 0.015), (5, 0.016), (8, 0.0175))],

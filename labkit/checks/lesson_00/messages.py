@@ -52,6 +52,12 @@ def counted(answer: RankAnswer, op: str, count: int, largest: float) -> Finding:
     return Finding(right, wanted, f"{op}: {seen}", answer.rank)
 
 
+def in_own_dtype(answer: RankAnswer, dtype: str) -> Finding:
+    """Whether the rank's messages are of this dtype."""
+    seen = sorted({c["dtype"] for op in ("send", "recv") for c in messages(answer, op)} - {dtype})
+    return Finding(not seen, f"messages of {dtype}", ", ".join(seen), answer.rank)
+
+
 def exactly(answer: RankAnswer, expected: Sequence[tuple[str, int, int | None]]) -> Finding:
     """Whether the rank took part in these calls and no others, in any order: (operation, bytes, peer)."""
     seen = [(c["op"], c["num_bytes"], c["peer"]) for c in _calls(answer)]

@@ -29,11 +29,12 @@ def pass_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
 
 
 def loss_case(samples: list[int], kind: str, seed: int, **params: Any) -> Case:
-    """A case for mean_loss: how many samples each rank has. params: groups, dtype ("float64"), diverged
-    (whether all losses of rank 0 are nan), again (`called_before`).
+    """A case for mean_loss: how many samples each rank has. params: groups, dtype ("float64"), first (what
+    all losses of rank 0 are, as a text), again (`called_before`).
     """
     name = f"mean_loss of {', '.join(map(str, samples))} samples{_in_dtype(params)}"
-    name += " in groups" if "groups" in params else " with a nan" if "diverged" in params else ""
+    name += " in groups" if "groups" in params else ""
+    name += f", some of them {params['first']}" if "first" in params else ""
     return Case(name, len(samples), {"samples": samples, **params}, seed, kind=kind)
 
 
@@ -57,7 +58,8 @@ def _cases(seed: int) -> list[Case]:
         pass_case(5, [3, 4], "pass", seed, again=True),
         pass_case(2, [300_000], "pass-any-group", seed),
         loss_case([4, 0, 7], "loss", seed, again=True),
-        loss_case([2, 1], "loss", seed, diverged=True),
+        loss_case([2, 1], "loss", seed, first="nan"),
+        loss_case([600, 200], "loss", seed, first="1", dtype="bfloat16"),
         loss_case([0, 0, 0], "loss-none", seed),
         grid_case(2, 2, "grid", seed, again=True),
         grid_case(2, 3, "grid-shapes", seed, dtype="int64"),
@@ -90,6 +92,12 @@ def _own_losses(case: Case, inputs: Inputs, rank: int) -> Inputs:
     return {"x": inputs["x"].split(case.params["samples"])[rank]}
 
 
+def _losses(case: Case, x: Tensor, rank: int) -> Tensor:
+    """What a rank's losses are, of which x was drawn."""
+    first = rank == 0 and "first" in case.params
+    return torch.full_like(x, float(case.params["first"])) if first else x
+
+
 def _keeping_x(program: Callable[[Rank, Tensor], None]) -> Callable[[Rank], None]:
     """Runs a program on x; also answers x after."""
 
@@ -103,21 +111,28 @@ def _keeping_x(program: Callable[[Rank, Tensor], None]) -> Callable[[Rank], None
 
 def _pass_right(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
-    called_before(rank, [x], lambda: rank.student.pass_right(x, group))
+    earlier = called_before(rank, [x], lambda: rank.student.pass_right(x, group))
     with rank.recording("calls"):
         received = rank.student.pass_right(x, group)
     rank.answer("received", received)
+    rank.answer("earlier", earlier)
     received.zero_()  # the caller's now: x must not share its memory
 
 
 def _mean_loss(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
-    diverged = rank.params.get("diverged", False)
-    losses = x.new_full(x.shape, torch.nan) if diverged and rank.rank == 0 else x
-    called_before(rank, [losses], lambda: rank.student.mean_loss(losses, group))
+    losses = _losses(rank.case, x, rank.rank)
+    earlier = called_before(rank, [losses], lambda: rank.student.mean_loss(losses, group))
     with rank.recording("calls"):
         mean = rank.student.mean_loss(losses, group)
-    rank.answer("mean", mean.isnan().to(x.dtype) if diverged else mean)
+    rank.answer("mean", _told(rank.case, mean))
+    rank.answer("earlier", earlier)
+
+
+def _told(case: Case, mean: Tensor) -> Tensor:
+    """The mean; where that cannot be finite, 1 if it is what it must be and 0 if not."""
+    first = mean.new_tensor(float(case.params.get("first", 0)))
+    return mean if first.isfinite() else torch.isclose(mean, first, equal_nan=True).to(mean.dtype)
 
 
 def _grid_sums(rank: Rank, x: Tensor) -> None:
@@ -126,9 +141,10 @@ def _grid_sums(rank: Rank, x: Tensor) -> None:
     column_groups = [dist.new_group(members) for members in columns]
     row, column = divmod(rank.rank, rank.params["columns"])
     groups = row_groups[row], column_groups[column]
-    called_before(rank, [x], lambda: rank.student.row_and_column_sums(x, *groups))
+    earlier = called_before(rank, [x], lambda: rank.student.row_and_column_sums(x, *groups))
     with rank.recording("calls"):
         sums = rank.student.row_and_column_sums(x, *groups)
+    rank.answer("earlier", torch.stack(earlier) if earlier else None)
     for name, total in zip(("row", "column"), sums, strict=True):
         rank.answer(name, total)
         total.zero_()  # the caller's now: neither x nor the other sum may share its memory
@@ -151,14 +167,21 @@ GRID = Run(_keeping_x(_grid_sums), _drawn(lambda case: (case.ranks, 3, 5)), own_
 # -- judges
 
 
-def _and_x_kept(run: Run, judge: Judge) -> Judge:
-    """That judge, and whether x is as it was handed over."""
+def _and_nothing_changed(run: Run, judge: Judge) -> Judge:
+    """That judge, whether x is as it was handed over, and what an earlier call gave for zeros as it was."""
 
     def kept(evidence: Evidence, answer: RankAnswer) -> Finding:
         given = run.hand(evidence.case, evidence.inputs, answer.rank)["x"]
         return same("x as it was handed over", given, answer, "x after")
 
-    return every(judge, on_each(kept))
+    return every(judge, on_each(kept), on_each(_first_stays))
+
+
+def _first_stays(evidence: Evidence, answer: RankAnswer) -> Finding:
+    earlier = answer.tensors.get("earlier")
+    stays = (earlier is not None and not earlier.any()) or "again" not in evidence.case.params
+    told = "zeros, which a call before this one gave for zeros, as they were"
+    return Finding(bool(stays), told, "what the second call wrote there", answer.rank)
 
 
 def _from_left(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -180,10 +203,10 @@ def _one_message(evidence: Evidence) -> Iterator[Finding]:
 def _mean(evidence: Evidence, answer: RankAnswer) -> Finding:
     members = place_of(evidence.case, answer.rank).members
     own = evidence.inputs["x"].split(evidence.case.params["samples"])
-    losses = torch.cat([own[rank] for rank in members])
-    if evidence.case.params.get("diverged"):
-        return same("nan, as a loss of rank 0 is", losses.new_ones(()), answer, "mean")
+    losses = torch.cat([_losses(evidence.case, own[rank], rank) for rank in members])
     mean = losses.mean() if losses.numel() else losses.new_zeros(())
+    if not mean.isfinite():
+        return same(f"{mean.item()}, as a loss of rank 0 is", losses.new_ones(()), answer, "mean")
     return same(f"the mean of the group's {losses.numel()} losses, {mean.item():.6g}", mean, answer, "mean")
 
 
@@ -237,9 +260,9 @@ def _order(case: Case, answer: RankAnswer) -> list[str]:
     return [kinds.get(tuple(c["group"]), "another group") for c in collectives(answer)]
 
 
-FROM_THE_LEFT = _and_x_kept(PASS, on_each(_from_left))
-MEAN_OF_ALL = _and_x_kept(LOSS, on_each(_mean))
-ROW_AND_COLUMN = _and_x_kept(GRID, _sums)
+FROM_THE_LEFT = _and_nothing_changed(PASS, on_each(_from_left))
+MEAN_OF_ALL = _and_nothing_changed(LOSS, on_each(_mean))
+ROW_AND_COLUMN = _and_nothing_changed(GRID, _sums)
 EXERCISE = Exercise(
     "00.find-the-deadlock",
     "Find the deadlock",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_00.messages import arrived, counted, one_neighbour, only_messages
+from labkit.checks.lesson_00.messages import arrived, counted, in_own_dtype, one_neighbour, only_messages
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import called_before
 from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
@@ -145,13 +145,14 @@ def _messages_only(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _parts_of_x(evidence: Evidence) -> Iterator[Finding]:
-    """2(n-1) messages each way, each of a part of x."""
+    """2(n-1) messages each way, each of a part of x, in its dtype."""
     x = evidence.inputs["x"][0]
     for answer in evidence.answers:
         size = place_of(evidence.case, answer.rank).size
         largest = (math.ceil(x.numel() / size) + size) * x.element_size()
         for op in ("send", "recv"):
             yield counted(answer, op, 2 * (size - 1), largest)
+        yield in_own_dtype(answer, str(x.dtype).removeprefix("torch."))
 
 
 _RIGHT_SUM = every(on_each(_sum_in_place), _messages_only, stays_in_group)

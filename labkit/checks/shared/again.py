@@ -5,11 +5,14 @@ keeps what a tensor gave, rather than its numbers, is wrong the next time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from labkit.checks.rank import Rank
+
+Returned = TypeVar("Returned")
 
 
 def first_of_two(apply: Callable[[Tensor], Tensor], x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,14 +27,18 @@ def first_of_two(apply: Callable[[Tensor], Tensor], x: Tensor, grad_output: Tens
     return outputs[0], gradient
 
 
-def called_before(rank: Rank, tensors: Iterable[Tensor], call: Callable[[], object]) -> None:
-    """Where the case says `again`: make the call while the tensors hold zeros, then put the numbers back."""
-    if rank.params.get("again"):
-        kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        fill_with_zeros(tensor for tensor, _ in kept)
-        call()
-        for tensor, numbers in kept:
-            tensor.data.copy_(numbers)
+def called_before(rank: Rank, tensors: Iterable[Tensor], call: Callable[[], Returned]) -> Returned | None:
+    """Where the case says `again`: make the call while the tensors hold zeros, then put the numbers back.
+    Returns what the call gave.
+    """
+    if not rank.params.get("again"):
+        return None
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    fill_with_zeros(tensor for tensor, _ in kept)
+    returned = call()
+    for tensor, numbers in kept:
+        tensor.data.copy_(numbers)
+    return returned
 
 
 def fill_with_zeros(tensors: Iterable[Tensor]) -> None:

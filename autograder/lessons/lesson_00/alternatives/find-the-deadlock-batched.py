@@ -20,7 +20,7 @@ def mean_loss(losses: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     count = torch.tensor(float(len(losses)))
     for number in (summed, count):
         dist.all_reduce(number, group=group)
-    return summed / count if count > 0 else torch.zeros_like(summed)
+    return (summed / count).to(losses.dtype) if count > 0 else torch.zeros_like(summed)
 
 
 def row_and_column_sums(
