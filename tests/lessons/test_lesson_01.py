@@ -208,7 +208,7 @@ def test_tensors_and_numpy_numbers_are_numbers_too() -> None:
         "    return torch.tensor(micro_batch * accumulation * data_parallel)\n"
         "def accumulation_steps(tokens_per_step, sequence, micro_batch, data_parallel):\n"
         "    if tokens_per_step % (sequence * micro_batch * data_parallel):\n        raise ValueError\n"
-        "    return numpy.float64(tokens_per_step / (sequence * micro_batch * data_parallel))\n"
+        "    return numpy.int64(tokens_per_step // (sequence * micro_batch * data_parallel))\n"
     )
     assert graded(exercise, with_cell(exercise, source), exercise.cases(1)).passed
 
