@@ -128,7 +128,8 @@ def build_groups(
 ) -> dict[str, dist.ProcessGroup]:
     """Axis -> this rank's group along it. group: all ranks of the job; all of them call this.
 
-    Raises ValueError, naming both numbers, if the grid has more or fewer ranks than `group`.
+    Raises ValueError if `order` does not name each axis of `sizes` once, or, naming both
+    numbers, if the grid has more or fewer ranks than `group`.
     """
     ### BEGIN SOLUTION
     size, me = dist.get_world_size(group), dist.get_rank(group)

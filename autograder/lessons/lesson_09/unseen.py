@@ -35,9 +35,22 @@ def _grid(seed: int) -> list[Case]:
         ),
         places_case("unseen: axes of size 1", [(one, _order(draw, tuple(one)))], seed, "places-of-one"),
         groups_case("unseen: six ranks", {"pp": 3, "tp": 2}, _order(draw, ("pp", "tp")), seed),
-        groups_case("unseen: eight ranks", cube, _order(draw), seed),
+        groups_case(
+            "unseen: eight ranks",
+            cube,
+            _order(draw),
+            seed,
+            then=[{"dp": 4, "pp": 1, "tp": 2}, list(_order(draw))],
+        ),
         groups_case("unseen: 4 x 1", {"dp": 4, "tp": 1}, ("tp", "dp"), seed, "groups-of-one"),
         refused_case("unseen: a grid of 1", "build_groups", [{"dp": 1}, ["dp"]], [1, 2], seed),
+        refused_case(
+            "unseen: groups of an axis without a size",
+            "build_groups",
+            [{"a": 2}, draw.sample(["a", "c"], 2)],
+            [],
+            seed,
+        ),
         refused_case(
             "unseen: rank 6 of 6", "rank_to_coordinates", [6, {"a": 2, "b": 3}, ["b", "a"]], [], seed
         ),

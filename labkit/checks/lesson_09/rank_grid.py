@@ -31,7 +31,9 @@ def places_case(name: str, grids: Sequence[tuple[Sizes, Sequence[str]]], seed: i
 def groups_case(
     name: str, sizes: Sizes, order: Sequence[str], seed: int, kind: str = "groups", **params: Any
 ) -> Case:
-    """A job of as many ranks as the grid has. before: members of groups that there are before."""
+    """A job of as many ranks as the grid has. before: members of groups that there are before. then: sizes
+    and order of a grid that is built after it.
+    """
     params = {"sizes": dict(sizes), "order": list(order), **params}
     return Case(name, math.prod(sizes.values()), params, seed, kind=kind, timeout=40.0)
 
@@ -59,15 +61,23 @@ def _cases(seed: int) -> list[Case]:
         ({"dp": 1}, ("dp",)),
         ({"dp": 1, "pp": 1, "tp": 1}, MEGATRON),
     ]
+    pair = {"dp": 2, "tp": 2}
     return [
         places_case("several grids", grids, seed, "places"),
         places_case("axes of size 1", ones, seed, "places-of-one"),
-        groups_case("two axes", {"dp": 2, "tp": 2}, ("dp", "tp"), seed),
+        groups_case("two axes", pair, ("dp", "tp"), seed, then=[pair, ["tp", "dp"]]),
         groups_case("dp 1, pp 2, tp 2", {"dp": 1, "pp": 2, "tp": 2}, MEGATRON, seed, "groups-of-one"),
-        groups_case("dp 3, tp 2, dp innermost", {"dp": 3, "tp": 2}, ("tp", "dp"), seed),
+        groups_case(
+            "dp 3, tp 2, dp innermost",
+            {"dp": 3, "tp": 2},
+            ("tp", "dp"),
+            seed,
+            then=[{"dp": 2, "tp": 3}, ["tp", "dp"]],
+        ),
         groups_case("a cube", CUBE, MEGATRON, seed),
-        groups_case("beside another group", {"dp": 2, "tp": 2}, ("tp", "dp"), seed, before=[[0, 1]]),
+        groups_case("beside another group", pair, ("tp", "dp"), seed, before=[[0, 1]]),
         refused_case("a grid of 8 on 2 ranks", "build_groups", [CUBE, MEGATRON], [8, 2], seed),
+        refused_case("groups without tp's", "build_groups", [{"dp": 2, "tp": 1}, ["dp"]], [], seed),
         refused_case("rank 8 of 8", "rank_to_coordinates", [8, CUBE, MEGATRON], [], seed),
         refused_case("rank -1", "rank_to_coordinates", [-1, CUBE, MEGATRON], [], seed),
         refused_case("an order without tp", "rank_to_coordinates", [0, CUBE, ["pp", "dp"]], [], seed),
@@ -86,16 +96,20 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _ask_for_places(rank: Rank) -> None:
-    """Facts: coordinates, ranks; for each grid one entry a rank. unchanged, whether arguments are."""
+    """Facts: coordinates, ranks; for each grid one entry a rank. unchanged, whether arguments are. Orders are
+    tuples and lists in turn.
+    """
     coordinates, ranks, unchanged = [], [], True
-    for sizes, order in rank.params["grids"]:
+    for number, (sizes, order) in enumerate(rank.params["grids"]):
         places = [placement_of(n, sizes) for n in range(math.prod(sizes.values()))]
         handed, places_handed = dict(sizes), deepcopy(places)
-        given = [rank.student.rank_to_coordinates(n, handed, tuple(order)) for n in range(len(places))]
+        axes = list(order) if number % 2 else tuple(order)
+        given = [rank.student.rank_to_coordinates(n, handed, axes) for n in range(len(places))]
         coordinates.append([{axis: number_or_words(n) for axis, n in at.items()} for at in given])
-        found = [rank.student.coordinates_to_rank(at, handed, tuple(order)) for at in places_handed]
+        found = [rank.student.coordinates_to_rank(at, handed, axes) for at in places_handed]
         ranks.append([number_or_words(number) for number in found])
-        unchanged = unchanged and handed == sizes and places_handed == places
+        as_handed = handed == sizes and list(axes) == order and places_handed == places
+        unchanged = unchanged and as_handed
     rank.fact("coordinates", coordinates)
     rank.fact("ranks", ranks)
     rank.fact("unchanged", unchanged)
@@ -109,23 +123,33 @@ def placement_of(number: int, sizes: Sizes) -> dict[str, int]:
     return found
 
 
+def grids_of(params: Mapping[str, Any]) -> list[tuple[Sizes, list[str]]]:
+    """Sizes and order of the grids that a case builds, one after the other."""
+    return [(params["sizes"], params["order"]), *([params["then"]] if "then" in params else [])]
+
+
 def _build(rank: Rank) -> None:
-    """Facts: members and positions along each axis; unchanged, whether the sizes are. Answers: sum.AXIS, of
-    2^rank over each group.
+    """Facts, of one grid after the other: axes, members and positions along each axis; unchanged, whether
+    arguments are. Answers, when all grids are there: sum.GRID.AXIS, of 2^rank over each group. The first
+    order is a tuple, the next a list.
     """
-    sizes, order = rank.params["sizes"], tuple(rank.params["order"])
     for members in rank.params.get("before", []):
         dist.new_group(members)
-    handed = dict(sizes)
-    groups = rank.student.build_groups(handed, order, rank.group)
-    rank.fact("unchanged", handed == sizes)
-    rank.fact("axes", sorted(groups))
-    rank.fact("members", {axis: dist.get_process_group_ranks(groups[axis]) for axis in order})
-    rank.fact("positions", {axis: dist.get_rank(groups[axis]) for axis in order})
-    for axis in order:
-        total = torch.tensor(2.0**rank.rank, dtype=torch.float64, device=rank.device)
-        dist.all_reduce(total, group=groups[axis])
-        rank.answer(f"sum.{axis}", total)
+    built, unchanged, grids = [], True, grids_of(rank.params)
+    for number, (sizes, order) in enumerate(grids):
+        handed, axes = dict(sizes), list(order) if number else tuple(order)
+        built.append(rank.student.build_groups(handed, axes, rank.group))
+        unchanged = unchanged and handed == sizes and list(axes) == order
+    rank.fact("unchanged", unchanged)
+    rank.fact("axes", [sorted(groups) for groups in built])
+    along = [{axis: groups[axis] for axis in order} for groups, (_, order) in zip(built, grids, strict=True)]
+    for name, told in (("members", dist.get_process_group_ranks), ("positions", dist.get_rank)):
+        rank.fact(name, [{axis: told(group) for axis, group in groups.items()} for groups in along])
+    for number, groups in enumerate(along):
+        for axis in groups:
+            total = torch.tensor(2.0**rank.rank, dtype=torch.float64, device=rank.device)
+            dist.all_reduce(total, group=groups[axis])
+            rank.answer(f"sum.{number}.{axis}", total)
 
 
 def _refuse(rank: Rank) -> None:
@@ -162,7 +186,7 @@ def _ranks(evidence: Evidence) -> Iterator[Finding]:
 def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
     unchanged = answer.facts["unchanged"]
     return Finding(
-        unchanged is True, "sizes and coordinates as they were handed over", "changed", answer.rank
+        unchanged is True, "sizes, order and coordinates as they were handed over", "changed", answer.rank
     )
 
 
@@ -178,37 +202,45 @@ def _text(places: Mapping[str, int]) -> str:
     return ", ".join(f"{axis} {n}" for axis, n in sorted(places.items()))
 
 
-def own_group(evidence: Evidence, answer: RankAnswer, axis: str) -> list[int]:
+def own_group(rank: int, axis: str, sizes: Sizes, order: Sequence[str]) -> list[int]:
     """The ranks of a rank's group along an axis."""
-    params = evidence.case.params
-    groups = placement.groups_along(axis, params["sizes"], params["order"])
-    return next(members for members in groups if answer.rank in members)
+    return next(members for members in placement.groups_along(axis, sizes, order) if rank in members)
+
+
+def _built(evidence: Evidence, answer: RankAnswer) -> Iterator[tuple[Sizes, Sequence[str], dict[str, Any]]]:
+    """Sizes and order of each grid, and what this rank found of it."""
+    for number, (sizes, order) in enumerate(grids_of(evidence.case.params)):
+        names = ("axes", "members", "positions")
+        yield sizes, order, {name: answer.facts[name][number] for name in names}
 
 
 def _members(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        told = sorted(evidence.case.params["sizes"])
-        seen = answer.facts["axes"]
-        yield Finding(seen == told, f"groups along {', '.join(told)}", ", ".join(seen), answer.rank)
-        for axis in evidence.case.params["order"]:
-            expected, found = own_group(evidence, answer, axis), answer.facts["members"][axis]
-            told_group = f"ranks {expected} along {axis}"
-            yield Finding(found == expected, told_group, f"ranks {found}", answer.rank)
+        for sizes, order, seen in _built(evidence, answer):
+            told = sorted(sizes)
+            yield Finding(
+                seen["axes"] == told, f"groups along {', '.join(told)}", ", ".join(seen["axes"]), answer.rank
+            )
+            for axis in order:
+                expected, found = own_group(answer.rank, axis, sizes, order), seen["members"][axis]
+                told_group = f"ranks {expected} along {axis} in the order {', '.join(order)}"
+                yield Finding(found == expected, told_group, f"ranks {found}", answer.rank)
 
 
 def _positions(evidence: Evidence) -> Iterator[Finding]:
-    params = evidence.case.params
     for answer in evidence.answers:
-        expected = placement.coordinates_of(answer.rank, params["sizes"], params["order"])
-        seen = answer.facts["positions"]
-        yield Finding(seen == expected, f"positions {_text(expected)}", _text(seen), answer.rank)
+        for sizes, order, found in _built(evidence, answer):
+            expected, seen = placement.coordinates_of(answer.rank, sizes, order), found["positions"]
+            yield Finding(seen == expected, f"positions {_text(expected)}", _text(seen), answer.rank)
 
 
 def _sums(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    for axis in evidence.case.params["order"]:
-        members = own_group(evidence, answer, axis)
-        expected = torch.tensor(sum(2.0**member for member in members), dtype=torch.float64)
-        yield same(f"the sum of 2^rank over ranks {members}", expected, answer, f"sum.{axis}")
+    for number, (sizes, order) in enumerate(grids_of(evidence.case.params)):
+        for axis in order:
+            members = own_group(answer.rank, axis, sizes, order)
+            expected = torch.tensor(sum(2.0**member for member in members), dtype=torch.float64)
+            told = f"the sum of 2^rank over ranks {members}"
+            yield same(told, expected, answer, f"sum.{number}.{axis}")
 
 
 def _all_sums(evidence: Evidence) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ def build_groups(
     total = math.prod(sizes.values())
     if total != len(world):
         raise ValueError(f"the grid has {total} ranks, and the job {len(world)}")
+    rank_to_coordinates(mine, sizes, order)  # refuses another grid's order
     groups = {}
     for axis in order:
         if sizes[axis] == total:
