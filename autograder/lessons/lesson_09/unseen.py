@@ -10,7 +10,7 @@ from labkit.checks.case import Case
 from labkit.checks.lesson_09.choice import SECONDS
 from labkit.checks.lesson_09.crossing import crossing_setting, sent_setting
 from labkit.checks.lesson_09.crossing import settings_case as bytes_case
-from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, SMALL_GPT, machines
+from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, MIXTRAL, SMALL_GPT, machines
 from labkit.checks.lesson_09.rank_grid import groups_case, places_case, refused_case
 from labkit.checks.lesson_09.reasons import filled, plans
 from labkit.checks.lesson_09.seconds import priced
@@ -90,7 +90,11 @@ def _bytes(seed: int) -> list[Case]:
     return [
         bytes_case(
             "unseen: a model",
-            [sent_setting(model, 3, 4, 2, 36, 3), sent_setting(LLAMA_8B, 4, 2, 4, 24, 2)],
+            [
+                sent_setting(model, 3, 4, 2, 36, 3),
+                sent_setting(LLAMA_8B, 4, 2, 4, 24, 2),
+                sent_setting(MIXTRAL, draw.choice([2, 3, 6]), 2, 4, 36, 1),
+            ],
             seed,
             "sent",
         ),
@@ -135,7 +139,14 @@ def _seconds(seed: int) -> list[Case]:
         case_of(
             "unseen: recomputed", "recompute", priced(LLAMA_8B, slow, 96, grids, zero=1, recompute=True), seed
         ),
-        case_of("unseen: slow", "exposed", priced(LLAMA_8B, slow, 96, grids), seed),
+        case_of(
+            "unseen: slow",
+            "exposed",
+            priced(LLAMA_8B, slow, 96, grids)
+            + priced(LLAMA_8B, {**slow, "network": slow["network"] / 2}, 96, grids[:2])
+            + priced(MIXTRAL, slow, 96, grids[:2]),
+            seed,
+        ),
         case_of("unseen: gathered", "zero", priced(LLAMA_8B, slow, 96, grids, zero=1), seed),
         case_of("unseen: small layers", "floor", priced(SMALL_GPT, machines(4, 4, H100), 96, grids), seed),
         case_of(

@@ -10,16 +10,17 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_09.given import (
     HIDES,
     LLAMA_8B,
+    MIXTRAL,
     OWN_PARTS,
     OWN_PARTS_CAUSE,
     SMALL_GPT,
     TORCHS_GRIDS,
+    model_of,
 )
 from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
 from labkit.checks.lesson_09.settings import numbers_by_name
 from labkit.checks.rank import Rank
 from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
-from labkit.theory.models import ModelConfig
 
 BYTES_ID = "09.bytes-between-nodes"
 SENT = {"dp": 1000.0, "pp": 10.0, "tp": 100_000.0}
@@ -58,14 +59,16 @@ def settings_case(name: str, settings: Sequence[Setting], seed: int, kind: str) 
 def _cases(seed: int) -> list[Case]:
     orders = (MEGATRON, ("tp", "dp", "pp"), ("dp", "tp", "pp"))
     boxes = [crossing_setting((2, 4, 2), order, node) for order in orders for node in (2, 4, 8)]
+    boxes += [crossing_setting((2, 4, 2), MEGATRON, 4, RISING)]
     return [
         settings_case(
-            "two models",
+            "three models",
             [
                 sent_setting(SMALL_GPT, 4, 2, 3, 48, 2),
                 sent_setting(LLAMA_8B, 2, 4, 8, 64, 1, sequence=8192),
                 sent_setting(SMALL_GPT, 2, 5, 3, 2, 1),
                 sent_setting({**SMALL_GPT, "head_size": 128}, 4, 2, 3, 24, 2),  # queries are wider than h
+                sent_setting(MIXTRAL, 4, 2, 4, 32, 1),  # more parameters than a token uses
             ],
             seed,
             "sent",
@@ -105,8 +108,7 @@ def _cases(seed: int) -> list[Case]:
 def _ask_sent(rank: Rank) -> None:
     def sent(setting: Setting) -> JSON:
         rest = {name: setting[name] for name in ("batch", "sequence", "micro_batch")}
-        model = ModelConfig(**setting["model"])
-        return numbers_by_name(rank.student.bytes_sent(model, dict(setting["sizes"]), **rest))
+        return numbers_by_name(rank.student.bytes_sent(model_of(setting), dict(setting["sizes"]), **rest))
 
     rank.fact("answers", [sent(setting) for setting in rank.params["settings"]])
 
@@ -148,7 +150,7 @@ def _sent(*axes: str) -> Judge:
     def judge(evidence: Evidence) -> Iterator[Finding]:
         for setting, seen in _each(evidence):
             about = {name: setting[name] for name in ("sizes", "batch", "sequence", "micro_batch")}
-            expected = placement.sent_by_axis(ModelConfig(**setting["model"]), **about)
+            expected = placement.sent_by_axis(model_of(setting), **about)
             for axis in axes:
                 value = seen.get(axis) if isinstance(seen, dict) else seen
                 words = f"{expected[axis]:,.0f} bytes along {axis} for {about}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.theory.grid import GridPlan, Machines
-from labkit.theory.models import ModelConfig
+from labkit.theory.models import MixtureOfExperts, ModelConfig
 
 HIDES = ("theory/grid/costs.py", "theory/grid/placement.py", "theory/planning")
 TORCHS_GRIDS = (
@@ -28,12 +28,15 @@ LLAMA_8B = {
     **{"vocabulary": 128_256, "max_sequence": 8192, "gated_mlp": True, "biases": "none"},
     **{"norm": "rmsnorm", "positions": "rotary", "tied_embeddings": False},
 }
+MIXTRAL = {**LLAMA_8B, "mixture": {"num_experts": 8, "active_experts": 2, "expert_ffn": 14_336}}
 LLAMA_70B = {**LLAMA_8B, "num_layers": 80, "hidden": 8192, "num_heads": 64, "ffn": 28_672}
 
 
 def model_of(setting: Mapping[str, Any]) -> ModelConfig:
     """The model of a setting."""
-    return ModelConfig(**setting["model"])
+    fields = dict(setting["model"])
+    experts = fields.pop("mixture", None)
+    return ModelConfig(**fields, mixture=MixtureOfExperts(**experts) if experts else None)
 
 
 def machines_of(setting: Mapping[str, Any]) -> Machines:

@@ -12,6 +12,7 @@ from labkit.checks.lesson_09.given import (
     H100,
     HIDES,
     LLAMA_8B,
+    MIXTRAL,
     SMALL_GPT,
     machines,
     told,
@@ -64,6 +65,9 @@ def _cases(seed: int) -> list[Case]:
     whole = priced(SMALL_GPT, gpt_on, 96, grids)
     whole += priced({**SMALL_GPT, "head_size": 128}, gpt_on, 96, grids[:1])  # queries are wider than h
     whole += priced(SMALL_GPT, gpt_on, 96, grids[:1], sequence=4096)  # longer than it was made for
+    whole += priced(SMALL_GPT, gpt_on, 48, grids[:1])  # one thing after the other is another than before
+    whole += priced(SMALL_GPT, {**gpt_on, "flops": 90e12, "links": 1e11, "network": 1e9}, 96, grids[:1])
+    whole += priced(MIXTRAL, {**gpt_on, "network": 4e9}, 96, grids[:1])  # more than a token uses
     return [
         case_of("sixteen GPUs", "terms", whole, seed),
         case_of(
