@@ -6,6 +6,7 @@ visible cases were recorded; those of the grader's are computed when it draws it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -61,8 +62,10 @@ def agreement_case(kind: str, rows: Sequence[dict[str, JSON]], seed: int = 0, su
 def _asks(name: str) -> Callable[[Rank], None]:
     def on_rank(rank: Rank) -> None:
         function = getattr(rank.student, name)
+        handed = copy.deepcopy(rank.params)
         for kind in ("rows", "agree"):
-            rank.fact(kind, [number_or_words(function(**row)) for row in rank.params.get(kind, [])])
+            rank.fact(kind, [number_or_words(function(**row)) for row in handed.get(kind, [])])
+            rank.fact(f"{kind} changed", handed.get(kind) != rank.params.get(kind))
         for index, row in enumerate(rank.params.get("refused", [])):
             with rank.expect_error(f"refusal {index}"):
                 function(**row)
@@ -78,6 +81,8 @@ def gives_the_values(evidence: Evidence) -> Iterator[Finding]:
     ):
         wrong = wrong_number(value, seen)
         yield Finding(wrong is None, f"{shown(value)} for {_in_words(row)}", wrong or "")
+    changed = facts["rows changed"] or facts["agree changed"]
+    yield Finding(not changed, "arguments that stay as they are", "they were changed" if changed else "")
     if "agree" in case.params:
         yield _agreement(facts["agree"])
     for index, row in enumerate(case.params.get("refused", [])):
