@@ -11,6 +11,7 @@ from labkit.checks.lesson_05.chain import (
     leaves_the_list,
     refuses_wrong_segments,
     runs_each_layer_twice,
+    runs_first_as_others,
     segments_are_even,
 )
 from labkit.checks.lesson_05.recomputing import (
@@ -51,7 +52,9 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("a layer of it frozen", "values", seed, frozen=["0.weight", "2.bias"]),
         checkpoint_case("the same one twice in a row", "values", seed, in_a_row=2),
         checkpoint_case("dropout", "dropout", seed),
-        checkpoint_case("dropout twice in a row", "dropout", seed, in_a_row=2),
+        checkpoint_case(
+            "a function with dropout, twice in a row", "dropout", seed, in_a_row=2, no_module=True
+        ),
         checkpoint_case("dropout in evaluation", "dropout", seed, training=False),
         checkpoint_case("bfloat16 autocast", "autocast", seed),
         checkpoint_case("float16 autocast", "half", seed),
@@ -108,7 +111,7 @@ def _memory_cases(seed: int) -> list[Case]:
         memory_row([1, 4, 1], 5, 7, 33),
         memory_row([2, 1, 1], 10, 12, 32),
         memory_row([3, 2, 2, 1], 10, 12, 44),
-        memory_row([3, 2, 2], 12345679, 98765431, 296296293),
+        memory_row([3, 2, 2], 2_345_678_901, 12_345_678_907, 37_037_036_721),
     ]
     empty = {"lengths": [], "boundary_bytes": 1, "layer_bytes": 1}
     return [values_case("peak", rows, seed), refusal_case("no-segments", [empty], seed)]
@@ -124,6 +127,7 @@ def _best_cases(seed: int) -> list[Case]:
         best_row(7, 100, 101, 3),
         best_row(30, 5, 60, 21),
         best_row(7, 2**31 + 1, 2**31 + 3, 3),
+        best_row(500, 3, 1000, 417),
     ]
     return [values_case("least-peak", rows, seed)]
 
@@ -200,7 +204,7 @@ EXERCISES = [
                 "nested",
                 "mechanism",
                 1,
-                "A checkpoint inside a checkpoint runs at most three times, with the same gradients",
+                "A checkpoint inside a checkpoint runs three times, with the same gradients",
                 "the inner function must be checkpointed again in the second run of the outer one",
                 {"nested": every(as_plain("output", "input_grad", "grad"), inner_runs_thrice)},
             ),
@@ -288,9 +292,10 @@ EXERCISES = [
                 "forward-counts",
                 "mechanism",
                 1,
-                "Every layer runs once in forward and once in backward",
-                "a layer that stands in no segment, or in two",
-                {"values": runs_each_layer_twice},
+                "Every layer runs once in forward and once in backward, and its buffers change once",
+                "a layer that stands in no segment, or in two; a segment that is no module has no buffers to"
+                " put back",
+                {"values": every(runs_each_layer_twice, runs_first_as_others, chain_gives("buffer"))},
             ),
             Property(
                 "even-segments",

@@ -12,28 +12,38 @@ from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Run
 from labkit.checks.lesson_05.recomputing import SLACK_BYTES
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import PlainSeat, State, observe, refused, same
+from labkit.checks.shared.beside import PlainSeat, Seat, State, observe, refused, same
 from labkit.checks.shared.held import bytes_kept
 
 
 class _Layer(nn.Module):
-    """x + down(tanh(up(x))), half of it in evaluation mode; notes in `log` each time it runs."""
+    """x + down(tanh(up(x))), half of it in evaluation mode; notes in `log` each time it runs, and counts the
+    rows it is trained on in a buffer.
+    """
 
     def __init__(self, index: int, width: int, inner: int, log: list[int]):
         super().__init__()
         self.index, self.log = index, log
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         self.log.append(self.index)
+        if self.training:
+            self.seen += len(x)
         out = x + self.down(torch.tanh(self.up(x)))
         return out if self.training else out / 2
 
 
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
+    """The first has a hook, as libraries add them; every third one is in evaluation mode."""
     sizes = case.params["width"], case.params["inner"]
     layers = nn.ModuleList(_Layer(i, *sizes, log) for i in range(case.params["layers"])).double()
     layers.load_state_dict({n.removeprefix("full."): t for n, t in inputs.items() if n.startswith("full.")})
+    layers[0].register_forward_hook(lambda layer, args, out: out * 1.5)
+    for layer in layers[1::3]:
+        layer.eval()
     return layers
 
 
@@ -55,8 +65,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _use_chain(rank: Rank) -> None:
-    """Forward and backward. Then in evaluation mode with x as data and a tuple of layers. Answers: those of
-    `observe`, evaluated, and asked, whether x asks for a gradient then. Facts: the layers run, forward and
+    """Forward and backward. Answers: those of `observe`, and buffer.NAME. Facts: the layers run, forward and
     backward; left, how many layers are in the list afterwards.
     """
     log: list[int] = []
@@ -74,10 +83,28 @@ def _use_chain(rank: Rank) -> None:
     observe(rank, layers, [x], rank.inputs["grad_output"], use=forward)
     rank.fact("backward", list(log))
     rank.fact("left", len(handed))
-    data = rank.inputs["x"].clone()
-    output = rank.student.checkpoint_sequential(tuple(layers.eval()), data, rank.params["segments"])
+    _tell_buffers(rank, layers)
+
+
+def _use_twice(rank: Rank) -> None:
+    """As `_use_chain`, then in evaluation mode with x as data and a tuple of layers. Answers besides:
+    evaluated, and asked, whether x asks for a gradient then. Fact besides: the layers run in that backward.
+    """
+    _use_chain(rank)
+    log: list[int] = []
+    layers, data = _layers(rank.case, rank.inputs, log).eval(), rank.inputs["x"].clone()
+    output = rank.student.checkpoint_sequential(tuple(layers), data, rank.params["segments"])
     rank.answer("evaluated", output)
     rank.answer("asked", torch.tensor(data.requires_grad))
+    log.clear()
+    with rank.attempt("forward-counts"):
+        output.backward(rank.inputs["grad_output"])
+    rank.fact("backward for data", log)
+
+
+def _tell_buffers(seat: Seat, layers: nn.Module) -> None:
+    for name, buffer in layers.named_buffers():
+        seat.answer(f"buffer.{name}", buffer)
 
 
 def _measure_chain(rank: Rank) -> None:
@@ -94,14 +121,16 @@ def _measure_chain(rank: Rank) -> None:
 def _offer_wrong_segments(rank: Rank) -> None:
     log: list[int] = []
     layers = list(_layers(rank.case, rank.inputs, log))
-    for segments in _wrong_segments(rank.case):
-        with rank.expect_error(str(segments)):
-            rank.student.checkpoint_sequential(layers, rank.inputs["x"], segments)
+    for count, segments in _wrong_segments(rank.case):
+        with rank.expect_error(f"{segments} of {count}"):
+            rank.student.checkpoint_sequential(layers[:count], rank.inputs["x"], segments)
     rank.fact("forward", log)
 
 
-def _wrong_segments(case: Case) -> tuple[int, ...]:
-    return 0, case.params["layers"] + 1, -2
+def _wrong_segments(case: Case) -> tuple[tuple[int, int], ...]:
+    """So many layers, and how many segments they cannot be cut into."""
+    layers: int = case.params["layers"]
+    return (layers, 0), (layers, layers + 1), (layers, -2), (0, 1)
 
 
 def _one_after_the_other(layers: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
@@ -113,17 +142,19 @@ class BesidePlainChain(Evidence):
 
     @cached_property
     def plain(self) -> State:
-        """output, input_grad, grad.NAME, evaluated and asked."""
+        """output, input_grad, grad.NAME, buffer.NAME, evaluated and asked."""
         seat, layers = PlainSeat(), _layers(self.case, self.inputs, [])
         x = self.inputs["x"].clone().requires_grad_()
         observe(seat, layers, [x], self.inputs["grad_output"], use=_one_after_the_other)
+        _tell_buffers(seat, layers)
         seat.answer("evaluated", _one_after_the_other(layers.eval(), [x]))
         seat.answer("asked", torch.tensor(False))
         return seat.tensors
 
 
 RUNS: Mapping[str, Run] = {
-    **dict.fromkeys(("values", "own-parts"), Run(_use_chain, _inputs, evidence=BesidePlainChain)),
+    "values": Run(_use_twice, _inputs, evidence=BesidePlainChain),
+    "own-parts": Run(_use_chain, _inputs, evidence=BesidePlainChain),
     "bytes": Run(_measure_chain, _inputs),
     "refused": Run(_offer_wrong_segments, _inputs),
 }
@@ -133,7 +164,7 @@ RUNS: Mapping[str, Run] = {
 
 
 def chain_gives(*kinds: str) -> Judge:
-    """The plain chain's tensors of these kinds ("output", "input_grad", "grad", "evaluated", "asked")."""
+    """The plain chain's tensors of these kinds ("output", "input_grad", "grad", "buffer" and so on)."""
 
     def judge(evidence: BesidePlainChain) -> Iterator[Finding]:
         for name, tensor in evidence.plain.items():
@@ -156,6 +187,14 @@ def runs_each_layer_twice(evidence: Evidence) -> Iterator[Finding]:
     told = "every layer runs once in forward, in order, and once in backward"
     fine = forward == each_once and sorted(backward) == each_once
     yield Finding(fine, told, f"forward ran layers {forward}, backward {backward}")
+
+
+def runs_first_as_others(evidence: Evidence) -> Iterator[Finding]:
+    """Where x asks for no gradient, the first segment is checkpointed as well."""
+    again = evidence.answers[0].facts["backward for data"]
+    told = "every layer runs once more in backward where x asks for no gradient"
+    fine = sorted(again) == list(range(evidence.case.params["layers"]))
+    yield Finding(fine, told, f"backward ran layers {again}")
 
 
 def segments_are_even(evidence: Evidence) -> Iterator[Finding]:
@@ -187,8 +226,8 @@ def keeps_boundaries(evidence: Evidence) -> Iterator[Finding]:
 
 def refuses_wrong_segments(evidence: Evidence) -> Iterator[Finding]:
     """A ValueError that says both numbers, before any layer runs."""
-    answer, layers = evidence.answers[0], evidence.case.params["layers"]
-    for segments in _wrong_segments(evidence.case):
-        yield refused(str(segments), ["ValueError"], answer, [segments, layers])
+    answer = evidence.answers[0]
+    for count, segments in _wrong_segments(evidence.case):
+        yield refused(f"{segments} of {count}", ["ValueError"], answer, [segments, count])
     ran = answer.facts["forward"]
     yield Finding(ran == [], "no layer runs before the refusal", f"ran {ran}")

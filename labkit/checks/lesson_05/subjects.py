@@ -54,6 +54,21 @@ class _One(nn.Sequential):
         return (super().forward(x),)
 
 
+class _Noise(nn.Dropout):
+    """Dropout in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.p, training=True)
+
+
+class _InFull(nn.Linear):
+    """A layer that autocast is kept out of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
 class _Seen(nn.Module):
     """x as it is, and a sum of all x in a buffer that no state dict has."""
 
@@ -73,9 +88,15 @@ def _mlp(width: int, inner: int) -> nn.Module:
 
 
 def with_dropout(width: int, inner: int) -> nn.Module:
-    """The MLP with dropout in two places."""
+    """The MLP with dropout in two places, in one of them in evaluation too."""
     first, gelu, last = _mlp(width, inner).children()
-    return nn.Sequential(first, nn.Dropout(0.4), gelu, last, nn.Dropout(0.2))
+    return nn.Sequential(first, nn.Dropout(0.4), gelu, last, _Noise(0.2))
+
+
+def in_part_in_full(width: int, inner: int) -> nn.Module:
+    """The MLP, whose last layer no autocast reaches."""
+    first, gelu, _ = _mlp(width, inner).children()
+    return nn.Sequential(first, gelu, _InFull(inner, width))
 
 
 def with_batch_norm(width: int, inner: int) -> nn.Module:
@@ -99,8 +120,8 @@ def x_as_data(handed: Inputs) -> tuple[Any, ...]:
 
 
 def several_arguments(handed: Inputs) -> tuple[Any, ...]:
-    """What `Several` is given."""
-    return (*_x(handed), None, handed["y"].clone().requires_grad_(), handed["ids"], 0.5)
+    """What `Several` is given, a parameter among it."""
+    return (*_x(handed), None, nn.Parameter(handed["y"].clone()), handed["ids"], 0.5)
 
 
 def one_for_two(handed: Inputs) -> tuple[Any, ...]:
@@ -147,7 +168,8 @@ class Recipe:
             module.get_parameter(name).requires_grad_(False)
         args, result = self.args(handed), case.params.get("result", 0)
         in_a_row = case.params.get("in_a_row", 1)
-        return Subject(module, args, module, handed["grad_output"], result, self.autocast, in_a_row)
+        function = module.__call__ if case.params.get("no_module") else module
+        return Subject(function, args, module, handed["grad_output"], result, self.autocast, in_a_row)
 
     def _empty(self, case: Case) -> nn.Module:
         return self.module(case.params["width"], case.params["inner"])

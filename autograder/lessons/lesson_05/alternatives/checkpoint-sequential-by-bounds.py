@@ -1,7 +1,14 @@
-"""Bounds by rounding, and a function that runs the layers between two of them."""
+"""Bounds by rounding, and a module of its own that runs the layers between two of them."""
 
 from functools import reduce
 from itertools import pairwise
+
+from torch import nn
+
+
+class _Part(nn.ModuleList):
+    def forward(self, value):
+        return reduce(lambda out, layer: layer(out), self, value)
 
 
 def checkpoint_sequential(layers, x, segments):
@@ -10,6 +17,5 @@ def checkpoint_sequential(layers, x, segments):
         raise ValueError(f"cannot make {segments} segments of {count} layers")
     bounds = [number * count // segments for number in range(segments + 1)]
     for first, last in pairwise(bounds):
-        own = layers[first:last]
-        x = checkpoint(lambda value, own=own: reduce(lambda out, layer: layer(out), own, value), x)
+        x = checkpoint(_Part(layers[first:last]), x)
     return x

@@ -69,15 +69,11 @@ class _Again(torch.autograd.Function):
                 for r, g in zip(results, gradients, strict=True)
                 if g is not None and isinstance(r, Tensor) and r.requires_grad
             ]
-            found = dict(
-                zip(
-                    map(id, asked),
-                    torch.autograd.grad(
-                        [r for r, _ in pairs], asked, [g for _, g in pairs], allow_unused=True
-                    ),
-                    strict=True,
+            with torch.autocast("cpu", enabled=False):  # as backward is outside
+                made = torch.autograd.grad(
+                    [r for r, _ in pairs], asked, [g for _, g in pairs], allow_unused=True
                 )
-            )
+        found = dict(zip(map(id, asked), made, strict=True))
         return (None,) * 5 + tuple(found.get(id(t)) for t in (*leaves, *fresh))
 
 
