@@ -567,7 +567,7 @@ except labkit.LaunchError as error:
 # What a rank is handed is a `PipelinePart`: its stages by number, the micro-batches, the loss, and
 # `empty_input(stage, micro_batch)`, which has the shape of what will arrive. Read its docstring first:
 # `PipelinePart?`. Stage $s$ is on rank $s \bmod$ (number of ranks), so neighbours may also be the same
-# rank.
+# rank, and where there are more ranks than stages some have none.
 #
 # `Mail` and `check_list` are suggestions: only `run_schedule` and `train_step` are called from outside.
 # `check_list` finds mistakes before anything is sent: an action that is neither forward nor backward (such as
@@ -673,12 +673,13 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     """Do this rank's actions in order, and add the batch's gradients to the .grad of
     its stages' parameters.
 
-    The gradients are those of the mean loss over all samples of the batch. Returns that
-    loss (a scalar tensor without a graph, of any dtype) on the rank of the last stage, None
-    elsewhere. What was sent or received has been waited for by then, and what a micro-batch
-    brought is given up after its backward. A tied weight gets the sum of both halves; its
-    .grad is None or zeros when the batch begins. The list stays as it is. ValueError,
-    naming the action, for a list that cannot be done, before any of it is done.
+    The gradients are those of the mean loss over all samples of the batch; frozen
+    parameters get none. Returns that loss (a scalar tensor without a graph, of any dtype)
+    on the rank of the last stage, None elsewhere. What was sent or received has been waited
+    for by then, and what a micro-batch brought is given up after its backward. A tied
+    weight gets the sum of both halves; its .grad is None or zeros when the batch begins.
+    The list and the micro-batches stay as they are. ValueError, naming the action, for a
+    list that cannot be done, before any of it is done.
     """
     ### BEGIN SOLUTION
     check_list(part, actions)

@@ -10,7 +10,7 @@ from typing import Any
 from labkit.checks.case import Case
 from labkit.checks.lesson_04.executor import bad_lists_case, foreign_stage_case, gpipe, one_f_one_b, run_case
 from labkit.checks.lesson_04.formulas import Setting, formula_case
-from labkit.checks.lesson_04.lists import lists_by_choice, one_at_a_time, random_lists
+from labkit.checks.lesson_04.lists import forwards_first, lists_by_choice, one_at_a_time, random_lists
 from labkit.checks.lesson_04.schedules import schedule_case, turns_case
 from labkit.checks.lesson_04.splitting import split_case
 
@@ -114,20 +114,19 @@ def _run(seed: int) -> list[Case]:
 
     m, b, again = draw.choice((5, 6, 7)), draw.randint(1, 3), draw.randint(0, 10**6)
     uneven = [draw.randint(1, 3), draw.randint(4, 6), draw.randint(1, 3), draw.randint(4, 6)]
-    naive = lists_by_choice(2, 2, 5, one_at_a_time)
     cases = [
         case("gpipe", gpipe(3, m), 3, [b] * m),
-        case("naive", naive, 2, [b] * 5),
+        case("naive", one_at_a_time(2, 2, 5), 2, [b] * 5),
         case("train", gpipe(3, 4), 3, [b] * 4),
         case("in-flight", one_f_one_b(3, m), 3, [1] * m, "1F1B"),
         case("any-schedule", random_lists(3, 6, 3, again), 6, [b] * 3, "a random order"),
         case("any-schedule", random_lists(2, 5, 4, again), 5, [1] * 4, "a random order"),
         case("unequal", gpipe(3, 4), 3, uneven),
-        case("few", gpipe(3, 2), 3, [2, 2]),
-        case("tied", gpipe(2, 4), 2, [2] * 4),
+        case("few", lists_by_choice(4, 3, 2, forwards_first), 3, [2, 2], "a rank without a stage"),
+        case("tied", one_at_a_time(2, 4, 3), 4, [2] * 3, "two stages a rank"),
         case("tied-train", gpipe(3, 4), 3, [2] * 4),
         case("ready", random_lists(1, 3, 3, again), 3, [2] * 3, "a random order"),
-        case("one-rank", random_lists(1, 3, 4, again), 3, uneven, "a random order"),
+        case("one-rank", gpipe(1, 4), 1, uneven, "one stage"),
     ]
     return [*cases, *map(_unseen, (bad_lists_case(seed), foreign_stage_case(seed, _widths(draw, 3))))]
 

@@ -12,6 +12,7 @@ from labkit.checks.lesson_04.judges import (
     equals,
     follows_the_list,
     keeps_few,
+    leaves_micro_batches,
     refuses_bad_lists,
     returns_the_loss,
     sends_each_once,
@@ -73,8 +74,8 @@ def _run_cases(seed: int) -> list[Case]:
     shared = [TOKENS[0], [6, 4, 5]]
     return [
         run_case("gpipe", seed, gpipe(2, 5), TWO, [2] * 5, late=[1]),
-        run_case("gpipe", seed, gpipe(4, 6), FOUR, [2] * 6),
-        run_case("naive", seed, lists_by_choice(3, 3, 4, one_at_a_time), THREE, [2] * 4),
+        run_case("gpipe", seed, gpipe(4, 6), FOUR, [2] * 6, frozen=["1.layers.0.weight", "3.layers.1.bias"]),
+        run_case("naive", seed, one_at_a_time(3, 3, 4), THREE, [2] * 4),
         run_case("train", seed, gpipe(2, 3), TWO, [2] * 3),
         run_case("in-flight", seed, one_f_one_b(4, 7), FOUR, [1] * 7, schedule="1F1B"),
         run_case("any-schedule", seed, one_f_one_b(3, 5), THREE, [2] * 5, schedule="1F1B"),
@@ -111,7 +112,12 @@ def _run_cases(seed: int) -> list[Case]:
         run_case("tied-train", seed, gpipe(2, 3), shared, [3] * 3, vocabulary=9),
         run_case("ready", seed, gpipe(2, 3), TWO, [2] * 3),
         run_case(
-            "ready", seed, lists_by_choice(1, 2, 3, forwards_first), TWO, [2] * 3, schedule="on one rank"
+            "ready",
+            seed,
+            one_at_a_time(2, 4, 3),
+            FOUR,
+            [2] * 3,
+            schedule="two stages a rank",
         ),
         run_case("one-rank", seed, lists_by_choice(1, 2, 3, forwards_first), TWO, [2] * 3),
         bad_lists_case(seed),
@@ -237,7 +243,7 @@ RUN = Exercise(
             6,
             "After a micro-batch's backward nothing of it is kept; 1F1B holds p-r at stage r.",
             "retain_graph=True, or all losses are kept and one backward is done at the end",
-            {"in-flight": every(keeps_few, equals("grad"))},
+            {"in-flight": every(keeps_few, equals("grad"), leaves_micro_batches)},
         ),
         Property(
             "any-schedule",
@@ -260,8 +266,8 @@ RUN = Exercise(
             "few-micro-batches",
             "robustness",
             1,
-            "Fewer micro-batches than stages work.",
-            "a warm-up of p micro-batches is taken for granted",
+            "Fewer micro-batches than stages work, and fewer stages than ranks.",
+            "a warm-up of p micro-batches is taken for granted, or a stage on every rank",
             {"few": LOSS_AND_GRADIENTS},
         ),
         Property(
@@ -284,7 +290,7 @@ RUN = Exercise(
             "one-rank",
             "robustness",
             1,
-            "Two stages on one rank need no messages and work.",
+            "A rank that has all stages, or the only one, needs no messages and works.",
             "a rank cannot send to itself",
             {"one-rank": LOSS_AND_GRADIENTS},
         ),

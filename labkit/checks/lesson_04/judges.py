@@ -44,7 +44,7 @@ def returns_the_loss(evidence: PipelineEvidence) -> Iterator[Finding]:
 
 
 def equals(kind: str, *parameters: str) -> Judge:
-    """Each gradient ("grad") or trained weight ("trained") is the whole model's.
+    """Each gradient ("grad") or trained weight ("trained") is the whole model's, and there are no others.
 
     parameters: names within their stages; none for all.
     """
@@ -58,6 +58,10 @@ def equals(kind: str, *parameters: str) -> Judge:
             for index in range(len(groups_of(evidence.case))):
                 answer = evidence.answers[rank_with(int(stage), evidence.case, index)]
                 yield same(WORDS[kind].format(name), full, answer, key)
+        for answer in evidence.answers:
+            named = [key for key in answer.tensors if key.startswith(f"{kind}.")]
+            beside = ", ".join(key for key in named if key not in evidence.expected)
+            yield Finding(not beside, "no gradient where the whole model has none", beside, answer.rank)
 
     return judge
 
@@ -103,6 +107,13 @@ def keeps_few(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(inputs <= most, told, f"{inputs} kept", answer.rank)
 
 
+def leaves_micro_batches(evidence: Evidence) -> Iterator[Finding]:
+    """The micro-batches are as they were handed over: the same numbers, and none asks for a gradient."""
+    for answer in evidence.answers:
+        changed = ", ".join(answer.facts["changed"])
+        yield Finding(not changed, "micro-batches that stay as they are", changed, answer.rank)
+
+
 def tells_when_ready(evidence: Evidence) -> Iterator[Finding]:
     """gradients_ready was called once a stage, right after its last backward."""
     for answer in evidence.answers:
@@ -121,11 +132,14 @@ def refuses_bad_lists(evidence: Evidence) -> Iterator[Finding]:
     """Each rank refused each bad list with a ValueError that names the action, and had done none of it."""
     for answer in evidence.answers:
         for label, words in evidence.case.params["names"].items():
-            found = refused(label, ["ValueError"], answer, words)
-            yield replace(found, expected=f"{label}: {found.expected}, of the action")
-            done = answer.facts[f"{label}, done"]
+            for fact in (label, f"{label}, in train_step"):
+                found = refused(fact, ["ValueError"], answer, words)
+                yield replace(found, expected=f"{fact}: {found.expected}, of the action")
+            done, steps = (answer.facts[f"{label}, {what}"] for what in ("done", "steps"))
             told = f"{label}: refused before any action is done"
             yield Finding(done == 0, told, f"{done} forwards and backwards before it", answer.rank)
+            told = f"{label}: no step of the optimizer"
+            yield Finding(steps == 0, told, f"{steps} steps", answer.rank)
 
 
 def _actions(case: Case, rank: int) -> list[Action]:

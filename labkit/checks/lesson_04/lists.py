@@ -72,17 +72,25 @@ def backwards_first(num_ranks: int) -> Callable[[int, int], Choose]:
     return lambda rank, held: _backward_or(may_go_on=held < num_ranks - rank)
 
 
-def one_at_a_time(rank: int, held: int) -> Choose:
-    """Each micro-batch goes forward and back before the next one starts."""
-    return _backward_or(may_go_on=held == 0)
-
-
 def _backward_or(may_go_on: bool) -> Choose:
     def choose(possible: Sequence[Action]) -> Action | None:
         allowed = [a for a in possible if a.kind == "backward" or may_go_on]
         return max(allowed, key=lambda a: (a.kind == "backward", -a.micro_batch), default=None)
 
     return choose
+
+
+def one_at_a_time(num_ranks: int, num_stages: int, num_micro_batches: int) -> list[list[Action]]:
+    """Each micro-batch goes forward and back before the next one starts: even sends that block come to an
+    end.
+    """
+    lists: list[list[Action]] = [[] for _ in range(num_ranks)]
+    for i in range(num_micro_batches):
+        there = [Action("forward", stage, i) for stage in range(num_stages)]
+        back = [Action("backward", stage, i) for stage in reversed(range(num_stages))]
+        for action in [*there, *back]:
+            lists[action.stage % num_ranks].append(action)
+    return lists
 
 
 def most_held(actions: Sequence[Action]) -> int:

@@ -2,8 +2,8 @@
 
 A case's params: "widths", one list of layer widths a stage; "sizes", the samples of each micro-batch;
 "vocabulary", where the first and the last stage share an embedding; "groups" where several pipelines run at
-once, all alike; "transposed" where stages give tensors whose memory is in another order; "dtype" where it is
-not float64.
+once, all alike; "transposed" where stages give tensors whose memory is in another order; "frozen", names of
+parameters as `named_parameters` has them; "dtype" where it is not float64.
 
 Its inputs: every layer's weight and bias under "STAGE.LAYER.weight", the "embedding", and "x0", "y0", "x1",
 "y1", one whole batch for each step.
@@ -73,6 +73,8 @@ def build_stages(case: Case, inputs: Inputs, numbers: Sequence[int]) -> dict[int
             stages[0].embedding = embedding
         if last_stage(case) in stages:
             stages[last_stage(case)].head = embedding
+    for name, parameter in named_parameters(stages):
+        parameter.requires_grad_(name not in case.params.get("frozen", ()))
     return stages
 
 
@@ -108,9 +110,15 @@ def loss_fn(case: Case, output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().sum(-1).mean()
 
 
+def sizes_of(case: Case, step: int) -> list[int]:
+    """Samples of a step's micro-batches: of the case's first, then in the other order and one more each."""
+    sizes: list[int] = case.params["sizes"]
+    return [size + step for size in (reversed(sizes) if step else sizes)]
+
+
 def micro_batches(case: Case, inputs: Inputs, step: int) -> list[tuple[Tensor, Tensor]]:
-    """The batch of a step in the case's sizes; NaN (or token 0) in place of what is not among the inputs."""
-    x, y = (half.split(case.params["sizes"]) for half in whole_batch(case, inputs, step))
+    """The batch of a step in its sizes; NaN (or token 0) in place of what is not among the inputs."""
+    x, y = (half.split(sizes_of(case, step)) for half in whole_batch(case, inputs, step))
     return [(a.clone(), b.clone()) for a, b in zip(x, y, strict=True)]
 
 
@@ -118,7 +126,7 @@ def whole_batch(case: Case, inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of a step; NaN (or token 0) in place of what is not among the inputs."""
     widths = case.params["widths"]
     x, y = (
-        inputs[name] if name in inputs else _blank(case, width)
+        inputs[name] if name in inputs else _blank(case, width, step)
         for name, width in ((f"x{step}", widths[0][0]), (f"y{step}", widths[-1][-1]))
     )
     return _in_dtype(case, x), _in_dtype(case, y)
@@ -128,8 +136,8 @@ def _in_dtype(case: Case, tensor: Tensor) -> Tensor:
     return tensor.to(dtype_of(case)) if tensor.is_floating_point() else tensor
 
 
-def _blank(case: Case, width: int) -> Tensor:
-    samples = sum(case.params["sizes"])
+def _blank(case: Case, width: int, step: int) -> Tensor:
+    samples = sum(sizes_of(case, step))
     if "vocabulary" in case.params:
         return torch.zeros(samples, dtype=torch.long)
     return torch.full((samples, width), float("nan"), dtype=DTYPE)
@@ -138,7 +146,6 @@ def _blank(case: Case, width: int) -> Tensor:
 def draw_model(case: Case, generator: torch.Generator) -> Inputs:
     """Random weights, biases and batches."""
     widths: list[list[int]] = case.params["widths"]
-    samples = sum(case.params["sizes"])
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=DTYPE)
@@ -149,6 +156,7 @@ def draw_model(case: Case, generator: torch.Generator) -> Inputs:
             drawn[f"{stage}.{index}.weight"] = normal(next_wide, wide) / wide**0.5
             drawn[f"{stage}.{index}.bias"] = normal(next_wide) / 2
     for step in range(STEPS):
+        samples = sum(sizes_of(case, step))
         if "vocabulary" in case.params:
             for name in (f"x{step}", f"y{step}"):
                 drawn[name] = torch.randint(case.params["vocabulary"], (samples,), generator=generator)

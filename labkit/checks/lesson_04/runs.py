@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -20,6 +21,7 @@ from labkit.checks.lesson_04.model import (
     loss_fn,
     micro_batches,
     named_parameters,
+    sizes_of,
     stages_of,
 )
 from labkit.checks.rank import Rank
@@ -97,13 +99,13 @@ def actions_of(rank: Rank) -> list[Action]:
 
 
 def use_executor(rank: Rank, before: float = 0.0) -> None:
-    """Run one batch and report everything. before: what is in all gradients when it begins, if anything, and
-    is taken off again.
+    """Run one batch and report everything. before: what is in the gradients of all that is trained when it
+    begins, if anything, and is taken off again.
 
     Answers: output (the loss), grad.NAME. Facts: log, peak, inputs, graph. Recording: messages.
     """
     group, stages, watch = enter_group(rank), own_stages(rank), Watch()
-    parameters = _parameters(stages) if before else []
+    parameters = [p for p in _parameters(stages) if before and p.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, before)
     part = make_part(rank, stages, 0, watch)
@@ -116,7 +118,9 @@ def use_executor(rank: Rank, before: float = 0.0) -> None:
 
 
 def use_one_step(rank: Rank) -> None:
-    """As `use_executor`, by one call of `train_step`: the gradients are those that the optimizer meets."""
+    """As `use_executor`, by one call of `train_step`: the gradients are those that the optimizer meets. Fact:
+    changed, what is wrong with the micro-batches afterwards.
+    """
     group, stages, watch = enter_group(rank), own_stages(rank), Watch()
     part = make_part(rank, stages, 0, watch)
     optimizer = _optimizer(stages)
@@ -124,6 +128,21 @@ def use_one_step(rank: Rank) -> None:
     with rank.recording("messages"):
         loss = rank.student.train_step(part, actions_of(rank), optimizer, group)
     _report_run(rank, loss, watch)
+    rank.fact("changed", _changed(part.micro_batches, micro_batches(rank.case, rank.inputs, 0)))
+
+
+def _changed(now: Sequence[tuple[Tensor, Tensor]], handed: Sequence[tuple[Tensor, Tensor]]) -> list[JSON]:
+    """What is wrong with micro-batches, beside those that were handed over."""
+    if len(now) != len(handed):
+        return [f"{len(now)} micro-batches instead of {len(handed)}"]
+    wrong: list[JSON] = []
+    for i, (pair, as_it_was) in enumerate(zip(now, handed, strict=True)):
+        tensors = list(zip(pair, as_it_was, strict=True))
+        if any(a.requires_grad for a, _ in tensors):
+            wrong.append(f"micro-batch {i} requires a gradient")
+        if not all(torch.equal(a.detach().nan_to_num(), b.nan_to_num()) for a, b in tensors):
+            wrong.append(f"micro-batch {i} has other numbers")
+    return wrong
 
 
 def _report_run(rank: Rank, loss: object, watch: Watch) -> None:
@@ -140,8 +159,8 @@ def _report_gradients(rank: Rank, stages: dict[int, Stage]) -> None:
 
 
 def _optimizer(stages: dict[int, Stage]) -> torch.optim.Optimizer:
-    """Plain SGD."""
-    return torch.optim.SGD(_parameters(stages), lr=LEARNING_RATE)
+    """Plain SGD. On a rank without a stage it has something else: torch refuses an optimizer of nothing."""
+    return torch.optim.SGD(_parameters(stages) or [nn.Parameter(torch.zeros(()))], lr=LEARNING_RATE)
 
 
 def _parameters(stages: dict[int, Stage]) -> list[nn.Parameter]:
@@ -172,7 +191,7 @@ def use_ready_hook(rank: Rank) -> None:
 
     def ready(stage: int) -> None:
         watch.log.append(["ready", stage, 0])
-        for name, parameter in named_parameters({stage: stages[stage]}):
+        for name, parameter in named_parameters({n: own for n, own in stages.items() if n == stage}):
             rank.answer(f"grad.{name}", parameter.grad)
 
     part = make_part(rank, stages, 0, watch, ready)
@@ -181,13 +200,25 @@ def use_ready_hook(rank: Rank) -> None:
 
 
 def meet_bad_lists(rank: Rank) -> None:
-    """Lists that cannot be run. Facts: for each, what was raised, and how many actions were done."""
+    """Lists that cannot be run, after one that can. Facts: for each, what was raised, by train_step too, and
+    how many actions and steps of the optimizer were done.
+    """
+    stages, watch, steps = own_stages(rank), Watch(), Counter[str]()
+    optimizer = _optimizer(stages)
+    part = make_part(rank, stages, 0, watch)
+    with rank.expect_error("a list that can be run"):  # other cases ask for it: here nobody looks
+        rank.student.run_schedule(part, actions_of(rank), rank.group)
     for name, lists in rank.params["bad"].items():
-        watch = Watch()
-        part = make_part(rank, own_stages(rank), 0, watch)
+        actions = [Action(*a) for a in lists[rank.rank]]
+        handle = optimizer.register_step_pre_hook(lambda *_, name=name: steps.update([name]))
+        watch.log.clear()
         with rank.expect_error(name):
-            rank.student.run_schedule(part, [Action(*a) for a in lists[rank.rank]], rank.group)
+            rank.student.run_schedule(part, actions, rank.group)
+        with rank.expect_error(f"{name}, in train_step"):
+            rank.student.train_step(part, actions, optimizer, rank.group)
+        handle.remove()
         rank.fact(f"{name}, done", len(watch.log))
+        rank.fact(f"{name}, steps", steps[name])
 
 
 def own_stages(rank: Rank) -> dict[int, Stage]:
@@ -199,7 +230,7 @@ def make_part(
     rank: Rank, stages: dict[int, Stage], step: int, watch: Watch, ready: Callable[[int], None] = nobody
 ) -> PipelinePart:
     """What the student's executor is handed."""
-    sizes: list[int] = rank.params["sizes"]
+    sizes = sizes_of(rank.case, step)
     return PipelinePart(
         stages={number: WatchedStage(stage, number, watch) for number, stage in stages.items()},
         num_stages=last_stage(rank.case) + 1,

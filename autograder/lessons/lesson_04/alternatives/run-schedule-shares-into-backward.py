@@ -155,7 +155,7 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     check_list(part, actions)
     pipeline = Pipeline(part, group, Sender(group))
     left = Counter(action.stage for action in actions if action.kind == "backward")
-    for action, following in zip(actions, [*actions[1:], None], strict=True):
+    for action, following in zip(actions, [*actions, None][1:], strict=True):
         pipeline.ask(action)
         pipeline.ask(following)
         getattr(pipeline, action.kind)(action)
