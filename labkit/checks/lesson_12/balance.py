@@ -27,7 +27,7 @@ def balance_case(
 ) -> Case:
     """tokens: of each rank. rate: by how much the bias is nudged, a power of 2: in float32 as in float64.
     used: the experts that are visited, default all. before: visits that each expert had on each rank
-    besides, when the bias is nudged.
+    besides, when the bias is nudged. whole: the dtype of visits, default int64.
     """
     settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 2.0**-6, "before": 0, **params}
     return Case(name, len(tokens), settings, seed, kind=kind)
@@ -36,7 +36,17 @@ def balance_case(
 def _cases(seed: int) -> list[Case]:
     return [
         balance_case("three ranks, uneven tokens", "values", [5, 12, 8], 4, 2, seed, late=[1]),
-        balance_case("an expert that nobody visits", "values", [6, 9], 5, 2, seed, used=[0, 1, 3, 4]),
+        balance_case(
+            "an expert that nobody visits, visits in int32",
+            "values",
+            [6, 9],
+            5,
+            2,
+            seed,
+            used=[0, 1, 3, 4],
+            before=2**30 - 2,  # of the sums over both ranks some fit into int32, and some do not
+            whole="int32",
+        ),
         balance_case(
             "four ranks, float32", "values", [3, 9, 6, 14], 6, 1, seed, dtype="float32", before=50_000_003
         ),
@@ -66,7 +76,7 @@ def _balance(rank: Rank) -> None:
     """Answers loss, grad, bias and, as they were handed over, kept.bias and kept.visits; recordings loss,
     backward, nudge.
     """
-    group, num_experts = enter_group(rank), rank.params["experts"]
+    group = enter_group(rank)
     probabilities = rank.inputs["probabilities"].clone().requires_grad_()
     experts, bias = rank.inputs["experts"].clone(), rank.inputs["bias"].clone()
     with rank.recording("loss"):
@@ -75,12 +85,18 @@ def _balance(rank: Rank) -> None:
     with rank.attempt("gradients"), rank.recording("backward"):
         (WEIGHT * loss).backward()
     rank.answer("grad", probabilities.grad)
-    visits = rank.params["before"] + torch.bincount(experts.flatten(), minlength=num_experts)
+    visits = _own_visits(rank.case, experts)
     with rank.recording("nudge"):
         nudged = rank.student.nudge(bias, visits, rank.params["rate"], group)
     rank.answer("bias", nudged)
     rank.answer("kept.bias", bias)
     rank.answer("kept.visits", visits)
+
+
+def _own_visits(case: Case, experts: Tensor) -> Tensor:
+    """[E]: of one rank, those before too."""
+    visits = case.params["before"] + torch.bincount(experts.flatten(), minlength=case.params["experts"])
+    return visits.to(getattr(torch, case.params.get("whole", "int64")))
 
 
 # -- judges
@@ -123,7 +139,7 @@ def _nudged(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     told = f"bias up by the rate where there are less than {visits.mean():g} visits, down where more"
     yield same(told, bias + step.to(bias.dtype), answer, "bias")
     yield same("the bias that was handed over, as it was", bias, answer, "kept.bias")
-    own = before + torch.bincount(evidence.inputs[f"experts.{answer.rank}"].flatten(), minlength=len(bias))
+    own = _own_visits(evidence.case, evidence.inputs[f"experts.{answer.rank}"])
     yield same("the visits that were handed over, as they were", own, answer, "kept.visits")
 
 

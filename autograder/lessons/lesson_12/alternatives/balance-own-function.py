@@ -34,7 +34,7 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group) -> Tensor:
 
 
 def nudge(bias: Tensor, visits: Tensor, rate: float, group) -> Tensor:
-    everyones = visits.clone()
+    everyones = visits.to(torch.int64, copy=True)
     dist.all_reduce(everyones, group=group)
     excess = everyones * len(everyones) - everyones.sum()
     return torch.where(excess > 0, bias - rate, torch.where(excess < 0, bias + rate, bias))

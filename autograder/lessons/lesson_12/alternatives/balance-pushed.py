@@ -25,7 +25,7 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
 
 
 def nudge(bias, visits, rate, group):
-    total = _everywhere(visits, group).double()
+    total = _everywhere(visits.to(torch.int64), group).double()
     mean = total.mean()
     new = bias.clone()
     new[total < mean] += rate

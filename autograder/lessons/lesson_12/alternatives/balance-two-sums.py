@@ -19,7 +19,7 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
 
 
 def nudge(bias: Tensor, visits: Tensor, rate: float, group: dist.ProcessGroup) -> Tensor:
-    total = visits.clone()
+    total = visits.to(torch.int64, copy=True)
     dist.all_reduce(total, group=group)
     missing = total.sum() - total * len(total)
     return bias + rate * missing.sign()
