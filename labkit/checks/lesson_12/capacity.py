@@ -12,6 +12,7 @@ from torch import Tensor
 
 from labkit.checks.case import JSON, Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_12.handed import turned
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same
@@ -29,7 +30,9 @@ def size_case(name: str, kind: str, settings: Sequence[tuple[int, int, int, floa
 def drop_case(
     name: str, kind: str, tokens: int, experts: int, k: int, capacity: int, seed: int, **params: Any
 ) -> Case:
-    """tokens of k experts each, of which each takes `capacity` rows."""
+    """tokens of k experts each, of which each takes `capacity` rows. turned: gates and experts are stored
+    column after column.
+    """
     settings = {"tokens": tokens, "experts": experts, "k": k, "capacity": capacity, **params}
     return Case(name, 1, settings, seed, kind=kind)
 
@@ -59,6 +62,7 @@ def _cases(seed: int) -> list[Case]:
         drop_case("gates in bfloat16, room for hundreds", "drops", 900, 2, 1, 303, seed, dtype="bfloat16"),
         drop_case("room for all", "roomy", 9, 4, 2, 9, seed),
         drop_case("room for none", "roomy", 6, 3, 2, 0, seed),
+        drop_case("gates and experts that are views", "roomy", 11, 4, 3, 6, seed, turned=True),
         drop_case("many tokens", "work", 600, 4, 2, 100, seed),
         size_case("a factor below 0", "refused", [(8, 2, 4, -1.0)], seed),
     ]
@@ -78,8 +82,10 @@ def kept_visits(experts: Tensor, num_experts: int, capacity: int) -> Tensor:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     n, num_experts, k = (case.params[name] for name in ("tokens", "experts", "k"))
+    gates = drawn(case, generator, n, k).softmax(-1) + 0.1
+    gates[1::4, 0] = 0  # such a visit takes a row as well
     return {
-        "gates": drawn(case, generator, n, k).softmax(-1) + 0.1,
+        "gates": gates,
         "experts": drawn_experts(generator, n, k, list(range(num_experts))),
         "grad": drawn(case, generator, n, k),
     }
@@ -106,12 +112,11 @@ def _refuse(rank: Rank) -> None:
 
 def _drop(rank: Rank) -> None:
     """Answers gates, grad, and as they were handed over, kept. Fact operations."""
-    gates = rank.inputs["gates"].clone().requires_grad_()
-    experts, num_experts, capacity = (
-        rank.inputs["experts"].clone(),
-        rank.params["experts"],
-        rank.params["capacity"],
-    )
+    gates, experts = rank.inputs["gates"].clone(), rank.inputs["experts"].clone()
+    if "turned" in rank.params:
+        gates, experts = turned(gates), turned(experts)
+    gates.requires_grad_()
+    num_experts, capacity = rank.params["experts"], rank.params["capacity"]
     with Worked() as worked:
         found = rank.student.drop(gates, experts, num_experts, capacity)
     rank.fact("operations", worked.calls)
@@ -217,7 +222,8 @@ EXERCISE = Exercise(
             "roomy",
             "robustness",
             1,
-            "With room for all nothing is dropped, without any all is.",
+            "With room for all nothing is dropped, without any all is; gates and experts may be views of any"
+            " layout.",
             "gates divided by their sum again, which is 0",
             {"roomy": every(_dropped, _gradients)},
         ),

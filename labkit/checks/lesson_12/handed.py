@@ -12,6 +12,11 @@ from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
 
 
+def turned(tensor: Tensor) -> Tensor:
+    """The same matrix, stored column after column: a view that cannot be viewed as one row."""
+    return tensor.t().contiguous().t()
+
+
 def tell_changed(rank: Rank, handed: Mapping[str, Tensor]) -> None:
     """Fact changed: the inputs, of those handed over by these names, that are no longer what they were."""
     rank.fact("changed", [name for name, t in handed.items() if not torch.equal(t, rank.inputs[name])])

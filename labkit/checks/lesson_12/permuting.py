@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_12.handed import as_handed, tell_changed
+from labkit.checks.lesson_12.handed import as_handed, tell_changed, turned
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
@@ -47,7 +47,7 @@ def unpermuted(rows: Tensor, places: Tensor, gates: Tensor) -> Tensor:
 
 def permute_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
     """shape: [n, h, E]. used: the experts that are visited, default all. dtype: of tokens and rows. gates:
-    the gates' dtype, by default float32 or better.
+    the gates' dtype, by default float32 or better. turned: experts and gates are stored column after column.
     """
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
 
@@ -58,12 +58,14 @@ def _cases(seed: int) -> list[Case]:
         permute_case("one of four, float32", "order", [9, 5, 4], 1, seed, dtype="float32"),
         permute_case("experts without tokens", "idle", [6, 8, 7], 2, seed, used=[1, 2, 5]),
         permute_case("no tokens", "idle", [0, 5, 4], 2, seed),
+        permute_case("experts that are a view", "idle", [7, 4, 5], 3, seed, turned=True),
         permute_case("three hundred experts", "order", [40, 3, 300], 4, seed),
         permute_case("one token", "order", [1, 4, 5], 2, seed),
         permute_case("three of six", "back", [8, 5, 6], 3, seed),
         permute_case("one, float32", "back", [9, 6, 4], 1, seed, dtype="float32"),
         permute_case("back to one token", "back", [1, 4, 5], 2, seed),
         permute_case("back to no tokens", "back-idle", [0, 5, 4], 2, seed),
+        permute_case("gates that are a view", "back-idle", [7, 4, 5], 3, seed, turned=True),
         permute_case("rows in float64, gates in float32", "wide", [7, 5, 6], 3, seed, gates="float32"),
         permute_case("rows in bfloat16", "low", [24, 5, 6], 4, seed, dtype="bfloat16"),
     ]
@@ -97,6 +99,8 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
 def _permute(rank: Rank) -> None:
     """Answers rows, places, counts, grad.tokens. Facts products and changed."""
     tokens, experts = rank.inputs["tokens"].clone().requires_grad_(), rank.inputs["experts"].clone()
+    if "turned" in rank.params:
+        experts = turned(experts)
     with Worked() as worked:
         found = Permuted(*rank.student.permute(tokens, experts, rank.params["shape"][2]))
     tell_changed(rank, {"tokens": tokens, "experts": experts})
@@ -110,8 +114,9 @@ def _permute(rank: Rank) -> None:
 
 def _unpermute(rank: Rank) -> None:
     """Answers out, grad.rows, grad.gates. Facts products and changed."""
-    rows, gates = (rank.inputs[name].clone().requires_grad_() for name in ("rows", "gates"))
-    places = rank.inputs["places"].clone()
+    rows, gates = (rank.inputs[name].clone() for name in ("rows", "gates"))
+    gates = turned(gates) if "turned" in rank.params else gates
+    rows, gates, places = rows.requires_grad_(), gates.requires_grad_(), rank.inputs["places"].clone()
     with Worked() as worked:
         out = rank.student.unpermute(rows, places, gates)
     tell_changed(rank, {"rows": rows, "places": places, "gates": gates})
@@ -238,7 +243,8 @@ EXERCISE = Exercise(
             "idle",
             "robustness",
             2,
-            "Experts may be without tokens, the last ones too, and there may be no tokens at all.",
+            "Experts may be without tokens, the last ones too, and there may be no tokens at all; experts and"
+            " gates may be views of any layout.",
             "counts end at the last expert that is visited: minlength",
             {"idle": every(_is_ordered, _tokens_gradient), "back-idle": every(_is_back, _back_gradients)},
         ),
