@@ -24,8 +24,8 @@ def exchange_case(
     name: str, kind: str, ranks: int, local: int, hidden: int, most: int, seed: int, **params: Any
 ) -> Case:
     """local: experts of a rank. most: rows of a rank for an expert. silent, deaf: the ranks that send
-    nothing, and that get nothing. late: the ranks that come last to what is recorded. whole: the dtype of
-    counts, default int64.
+    nothing, and that get nothing. still: those whose rows get gradients of zero. late: the ranks that come
+    last to what is recorded. whole: the dtype of counts, default int64.
     """
     return Case(name, ranks, {"local": local, "hidden": hidden, "most": most, **params}, seed, kind=kind)
 
@@ -38,7 +38,9 @@ def _cases(seed: int) -> list[Case]:
         exchange_case("three ranks", "values", 3, 2, 4, 3, seed, late=[2]),
         exchange_case("four ranks, float32", "values", 4, 1, 5, 4, seed, dtype="float32"),
         exchange_case("there and back, then backward", "twice", 3, 1, 4, 3, seed),
-        exchange_case("one is silent, one gets nothing", "idle", 3, 2, 4, 3, seed, silent=[2], deaf=[0]),
+        exchange_case(
+            "one is silent, one gets nothing", "idle", 3, 2, 4, 3, seed, silent=[2], deaf=[0], still=[1]
+        ),
         exchange_case("rows that do not lie together", "strided", 3, 1, 6, 4, seed),
         exchange_case("crossed groups", "subgroup", 4, 2, 3, 4, seed, groups=CROSSED),
         exchange_case("alone", "alone", 1, 3, 3, 4, seed),
@@ -73,6 +75,8 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
                 "rows": drawn(case, generator, int(between[position].sum()), case.params["hidden"]),
                 "grad": drawn(case, generator, int(between[:, position].sum()), case.params["hidden"]),
             }
+            if rank in case.params.get("still", []):
+                own["grad"].zero_()
             inputs |= {f"{name}.{rank}": tensor.clone() for name, tensor in own.items()}
     return inputs
 
@@ -293,8 +297,8 @@ EXERCISE = Exercise(
             "idle",
             "robustness",
             1,
-            "A rank may have nothing to send, and another may get nothing.",
-            "a rank without rows leaves out the call that the others wait in",
+            "A rank may have nothing to send, another may get nothing, and a third gradients of zero.",
+            "a rank without rows, or with gradients of zero, leaves out the call that the others wait in",
             {"idle": NUMBERS},
         ),
         Property(
