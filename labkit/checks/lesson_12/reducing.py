@@ -25,13 +25,13 @@ from labkit.checks.shared.split import drawn, dtype_of
 
 REDUCE_ID = "12.reduce-gradients"
 Shapes = Mapping[str, tuple[tuple[int, ...], ...]]  # of the parameters of each kind
-SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (3, 3))}
+SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (4, 2))}
 
 
 def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
-    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. frozen: those on which it
-    does not ask for one. without: the kind of which the model has no parameters. late: the ranks that come
-    last.
+    """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. zero: those on which it is
+    zero. frozen: those on which it does not ask for one. without: the kind of which the model has no
+    parameters. late: the ranks that come last.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -42,14 +42,15 @@ def trained_case(name: str, copies: int, spread: int, tokens: list[int], shape: 
 
 
 def _cases(seed: int) -> list[Case]:
-    gone = {"shared.1": [0, 3], "experts.0": [1], "experts.2": [2]}
+    gone = {"shared.1": [0, 3], "experts.0": [1], "experts.2": [1, 2]}
+    zero = {"shared.0": [2], "experts.1": [0]}
     without = {"shared.1": [0, 3], "experts.2": [0, 2]}
     frozen = {**without, "shared.0": [0, 1, 2, 3], "experts.0": [1], "experts.1": [0, 1, 2, 3]}
     return [
         reduce_case("two copies over two", "values", 2, 2, seed, late=[1]),
         reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
         reduce_case("one copy over three", "single", 1, 3, seed),
-        reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone),
+        reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone, zero=zero),
         reduce_case("frozen here and there", "missing", 2, 2, seed, missing=without, frozen=frozen),
         reduce_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         reduce_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
@@ -68,9 +69,9 @@ def shapes_of(case: Case, shapes: Shapes) -> Shapes:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each rank KIND.NUMBER.R, the gradients it comes with; none where they are missing."""
-    missing = case.params.get("missing", {})
+    missing, zero = case.params.get("missing", {}), case.params.get("zero", {})
     return {
-        f"{kind}.{number}.{rank}": gradient
+        f"{kind}.{number}.{rank}": gradient * (rank not in zero.get(f"{kind}.{number}", []))
         for rank in range(case.ranks)
         for kind, shapes in shapes_of(case, SHAPES).items()
         for number, gradient in enumerate(drawn(case, generator, *shape) for shape in shapes)
@@ -120,27 +121,29 @@ def _total(evidence: Evidence, name: str, ranks: list[int], shape: tuple[int, ..
     return torch.stack(list(found)).sum(0)
 
 
-def _bytes_once(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    """Every gradient is reduced once, among the ranks that have it."""
+def _numbers_once(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    """Every gradient is reduced once, among the ranks that have it, in whatever dtype; a number more for each
+    may say who has it, or fill a call up.
+    """
     seats = seats_of(evidence.case, answer.rank)
-    size = evidence.inputs["shared.0.0"].element_size()
     calls = [c for c in answer.collectives.get("all", []) if c["source"] == "python"]
     for kind, ranks in (("shared", seats.everyone), ("experts", seats.replicas)):
         among = [c for c in calls if sorted(c["group"]) == sorted(ranks)]
+        shapes = SHAPES[kind]
         if sorted(seats.everyone) == sorted(seats.replicas):  # which call was for which cannot be told
-            expected = size * sum(torch.Size(s).numel() for shapes in SHAPES.values() for s in shapes)
-        else:
-            expected = size * sum(torch.Size(shape).numel() for shape in SHAPES[kind])
-        seen = sum(c["num_bytes"] for c in among)
-        told = f"all_reduces of {expected:,} bytes in all among ranks {ranks}"
-        right = seen == expected and {c["op"] for c in among} == {"all_reduce"}
-        yield Finding(right, told, f"{seen:,} bytes in {len(among)} calls", answer.rank)
+            shapes = tuple(shape for of_kind in SHAPES.values() for shape in of_kind)
+        expected = sum(torch.Size(shape).numel() for shape in shapes)
+        seen = sum(c["num_bytes"] // getattr(torch, c["dtype"]).itemsize for c in among)
+        told = f"all_reduces of {expected:,} numbers in all among ranks {ranks}"
+        once = expected <= seen <= expected + len(shapes)
+        right = once and {c["op"] for c in among} == {"all_reduce"}
+        yield Finding(right, told, f"{seen:,} numbers in {len(among)} calls", answer.rank)
     others = [c for c in calls if sorted(c["group"]) not in (sorted(seats.everyone), sorted(seats.replicas))]
     yield Finding(not others, "no other group is used", f"{calls_of(answer, 'all')}", answer.rank)
 
 
-def _judge_bytes(evidence: Evidence) -> Iterator[Finding]:
-    return (finding for answer in evidence.answers for finding in _bytes_once(evidence, answer))
+def _judge_once(evidence: Evidence) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _numbers_once(evidence, answer))
 
 
 # -- with a layer of experts
@@ -235,7 +238,7 @@ EXERCISE = Exercise(
             2,
             "Every gradient is reduced once, among the ranks that have its parameter.",
             "experts reduced among all: other ranks have other experts in that place",
-            {"values": _judge_bytes},
+            {"values": _judge_once},
         ),
         Property(
             "trained",
