@@ -22,7 +22,9 @@ LEAVES = ("tokens", "router")
 
 
 def route_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
-    """shape: [n, h, E]. dtype: of the tokens. router: the router's dtype, by default float32 or better."""
+    """shape: [n, h, E]. dtype: of the tokens. router: the router's dtype, by default float32 or better; bias:
+    the bias's, by default what is computed in. shift: by how much a token's scores are above or below 0.
+    """
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
 
 
@@ -36,9 +38,11 @@ def _cases(seed: int) -> list[Case]:
         ),
         route_case("a router in float64", "mixed", [8, 6, 5], 2, seed, dtype="float32", router="float64"),
         route_case("a bias for each expert", "biased", [14, 5, 6], 2, seed),
+        route_case("a bias in bfloat16", "biased", [60, 5, 6], 2, seed, dtype="float32", bias="bfloat16"),
         route_case("one expert", "extremes", [7, 5, 4], 1, seed),
         route_case("every expert", "extremes", [6, 5, 3], 3, seed),
         route_case("no tokens", "extremes", [0, 5, 4], 2, seed),
+        route_case("scores of hundreds", "extremes", [6, 5, 4], 2, seed, shift=900.0),
         route_case("more than there are", "refused", [3, 4, 4], 5, seed),
         route_case("none", "refused", [3, 4, 6], 0, seed),
     ]
@@ -51,16 +55,30 @@ def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inp
     kept = getattr(torch, case.params["router"]) if "router" in case.params else wide
     router = (drawn(case, generator, num_experts, hidden).to(wide) / hidden**0.5).to(kept)
     wide = torch.promote_types(wide, kept)
-    inputs = {"router": router}
+    inputs, shift = {"router": router}, case.params.get("shift")
+    if shift:
+        router[:, 0] = 1  # a token's first number is added to all its scores, and changes no probability
     if biased:
-        spread = 0.2 * torch.randn(num_experts, generator=generator, dtype=wide)
-        inputs["bias"] = spread - 2  # scores are below 0 and -1: neither stands for an expert that is taken
+        own = getattr(torch, case.params["bias"]) if "bias" in case.params else wide
+        inputs["bias"] = _drawn_bias(generator, num_experts).to(own)
     tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"))
+    if shift:
+        tokens[:, 0] = shift * (-1.0) ** torch.arange(n)
+    if biased:
+        tokens[-1] = 0  # as likely for one expert as for another: the bias alone chooses
     weights = {
         f"weight.{name}": torch.randn(n, num_experts, generator=generator, dtype=wide)
         for name in ("gates", "probabilities")
     }
     return {"tokens": tokens, **inputs, **weights}
+
+
+def _drawn_bias(generator: torch.Generator, num_experts: int) -> Tensor:
+    """Each apart from the others, more than bfloat16 rounds. Scores are below 0 and -1: neither stands for an
+    expert that is taken.
+    """
+    steps = torch.randperm(num_experts, generator=generator)
+    return 0.1 * steps + 0.05 * torch.rand(num_experts, generator=generator, dtype=torch.float64) - 3
 
 
 def _plain_inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -201,8 +219,8 @@ EXERCISE = Exercise(
             "extremes",
             "robustness",
             1,
-            "It works with one expert a token, with all of them, and without tokens.",
-            "squeezed dimensions where k is 1",
+            "It works with one expert a token, with all, without tokens, and with scores of hundreds.",
+            "squeezed dimensions where k is 1; an exponential of a score from which nothing was subtracted",
             {"extremes": EVERYTHING},
         ),
         Property(
