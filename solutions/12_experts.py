@@ -66,7 +66,8 @@ from labkit.theory.units import binary_text
 # returned without it.
 #
 # Everything is computed in float32, or in float64 where tokens or router are, and gates and probabilities are
-# returned in it. The experts' numbers are int64, as torch's own indices are.
+# returned in it. The experts' numbers are int64, as torch's own indices are. Scores of several hundreds
+# occur, above 0 and below it.
 #
 # <details><summary>Hint</summary>
 #
@@ -170,7 +171,7 @@ prediction("visits of the busiest of 8 experts", your_busiest, max(visits))
 # Rows are moved, not multiplied: no product with a matrix of zeros and ones. Places and counts are int64.
 # `unpermute` must work for any order of the places. It adds up in the wider of the rows' and the gates'
 # dtypes, and returns the rows'. Any expert may be without tokens, and there may be one token, or none at all.
-# What is handed over stays as it is.
+# Experts and gates may be views of any layout. What is handed over stays as it is.
 #
 # <details><summary>Hint</summary>
 #
@@ -238,8 +239,8 @@ print("furthest from Mixture:", float((ours - mixture(tokens.unsqueeze(0))[0]).d
 #
 # So there are two questions, one after the other. *How many* rows come from whom? Without that a rank cannot
 # make room for them; worse, if it expects another number than is sent, gloo ends the process or leaves old
-# memory in the place of rows. (This course's recorder compares both sides, and says who expected what.) Then
-# the rows themselves.
+# memory in the place of rows. (This course's recorder compares both sides, and says who expected what.
+# Functional collectives go past it: a person has to look at them.) Then the rows themselves.
 #
 # What about backward? Rows that went from rank 0 to rank 2 have gradients that are on rank 2. They come back
 # by an all-to-all in which what was received is sent, and what was sent is received. Sums over ranks, or
@@ -566,8 +567,8 @@ def nudge(bias: Tensor, visits: Tensor, rate: float, group: dist.ProcessGroup) -
     """The new bias: up by `rate` where the group's ranks together visit an expert less than the
     mean, down where more, the same where just as often. What is handed over stays as it is.
 
-    bias: [E], the same on every rank; the new one has its dtype. visits: [E], whole
-    numbers, of this rank, of which sums are exact up to thousands of millions.
+    bias: [E], the same on every rank; the new one has its dtype. visits: [E], int32 or
+    int64, of this rank; their sums are exact up to thousands of millions.
     All-reduces E + 1 numbers at most.
     """
     ### BEGIN SOLUTION
@@ -664,8 +665,8 @@ def drop(gates: Tensor, experts: Tensor, num_experts: int, capacity: int) -> Ten
     """The gates, with 0 in place of those whose visit finds no room: [n, k]. Others
     are not changed.
 
-    gates: [n, k], of any dtype. experts: [n, k]. Each expert takes the first
-    `capacity` of its visits; first choices of all tokens, in order, come before all
+    gates: [n, k], of any dtype. experts: [n, k]. Both of any layout. Each expert takes the first
+    `capacity` of its visits, gates of 0 too; first choices of all tokens, in order, come before all
     second ones, and so on. No loop over tokens.
     """
     ### BEGIN SOLUTION

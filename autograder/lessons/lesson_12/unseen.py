@@ -30,9 +30,11 @@ def _route_cases(seed: int) -> list[Case]:
         route_case("unseen: all in float16", "low", [9, h, 5], 2, seed, dtype="float16", router="float16"),
         route_case("unseen: tokens in float64", "mixed", [7, h, e], 3, seed, router="float32"),
         route_case("unseen: a bias", "biased", [13, h, e], draw.randint(1, 3), seed, dtype="float32"),
+        route_case("unseen: a bias in float16", "biased", [50, h, e], 2, seed, bias="float16"),
         route_case("unseen: one", "extremes", [5, h, e], 1, seed, dtype="float32"),
         route_case("unseen: all", "extremes", [5, h, 4], 4, seed),
         route_case("unseen: no tokens", "extremes", [0, h, e], 3, seed, dtype="float32"),
+        route_case("unseen: scores of hundreds", "extremes", [9, h, e], 3, seed, shift=850.0),
         route_case("unseen: too many", "refused", [2, h, e], e + 2, seed),
         route_case("unseen: below 0", "refused", [2, h, e], -1, seed),
     ]
@@ -51,6 +53,8 @@ def _permute_cases(seed: int) -> list[Case]:
         ),
         permute_case("unseen: back", "back", [n, h, e], draw.randint(2, 4), seed),
         permute_case("unseen: back, float32", "back", [n, h, e], 2, seed, dtype="float32"),
+        permute_case("unseen: experts that are a view", "idle", [n, h, e], 2, seed, turned=True),
+        permute_case("unseen: gates that are a view", "back-idle", [n, h, e], 2, seed, turned=True),
         permute_case("unseen: back to one token", "back", [1, 1, e], 2, seed),
         permute_case("unseen: wide", "wide", [n, h, e], 2, seed, gates="float32"),
         permute_case("unseen: low", "low", [2 * n, h, e], 3, seed, dtype="bfloat16"),
@@ -66,7 +70,7 @@ def _exchange_cases(seed: int) -> list[Case]:
         exchange_case("unseen: five ranks", "values", 5, local, h, most, seed),
         exchange_case("unseen: two ranks, float32", "values", 2, local, h, most, seed, dtype="float32"),
         exchange_case("unseen: there and back", "twice", 2, local, h, most, seed),
-        exchange_case("unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3]),
+        exchange_case("unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3], still=[1]),
         exchange_case("unseen: strided", "strided", 3, 2, h, most, seed, dtype="float32"),
         exchange_case("unseen: a pair and one", "subgroup", 3, local, h, most, seed, groups=PAIR_AND_ONE),
         exchange_case("unseen: alone", "alone", 1, local, h, most, seed),
@@ -80,9 +84,11 @@ def _spread_cases(seed: int) -> list[Case]:
     return [
         spread_case("unseen: five ranks, three experts a token", "values", 5, tokens, [4, 3, 1], 3, seed),
         spread_case("unseen: two ranks", "values", 2, tokens[:2], shape, 1, seed, dtype="float32"),
-        spread_case("unseen: idle", "idle", 3, tokens[:3], [4, 3, 2], 2, seed, idle=[0, 4, 5]),
+        spread_case("unseen: idle", "idle", 3, tokens[:3], [4, 3, 2], 2, seed, idle=[0, 4, 5], still=[0]),
         spread_case("unseen: nothing to send", "empty", 3, [0, tokens[0], 0], shape, 2, seed),
-        spread_case("unseen: bfloat16", "low", 2, tokens[:2], [8, 4, 3], 2, seed, dtype="bfloat16"),
+        spread_case(
+            "unseen: bfloat16", "low", 2, tokens[:2], [8, 4, 3], 2, seed, dtype="bfloat16", offset=48.0
+        ),
         spread_case("unseen: a pair and one", "subgroup", 3, tokens[:3], shape, 2, seed, groups=PAIR_AND_ONE),
         spread_case("unseen: alone", "alone", 1, tokens[:1], [3, 4, 5], 3, seed),
         spread_case("unseen: all parts your own", "own-parts", 4, tokens[:4], [4, 3, 1], 2, seed),
@@ -91,9 +97,19 @@ def _spread_cases(seed: int) -> list[Case]:
 
 def _balance_cases(seed: int) -> list[Case]:
     draw = Random(f"12/balance/{seed}")
-    tokens = [draw.randint(3, 15) for _ in range(5)]
+    tokens, experts = [draw.randint(3, 15) for _ in range(5)], draw.randint(4, 8)
     return [
-        balance_case("unseen: five ranks", "values", tokens, draw.randint(4, 8), 3, seed, rate=0.25),
+        balance_case(
+            "unseen: five ranks, visits in int32",
+            "values",
+            tokens,
+            experts,
+            3,
+            seed,
+            rate=0.25,
+            before=(2**31 - 3 * sum(tokens) // experts) // 5,
+            whole="int32",
+        ),
         balance_case(
             "unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32", before=90_000_001
         ),
@@ -117,6 +133,7 @@ def _capacity_cases(seed: int) -> list[Case]:
         drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
         drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
         drop_case("unseen: none", "roomy", n, e, 1, 0, seed),
+        drop_case("unseen: views", "roomy", n, e, 2, 4, seed, turned=True),
         drop_case("unseen: many tokens", "work", 500 + n, e, 3, 60, seed),
         size_case("unseen: refused", "refused", [(n, 2, e, -0.25)], seed),
     ]
@@ -150,12 +167,12 @@ def _arithmetic_cases(seed: int) -> list[Case]:
 def _reduce_cases(seed: int) -> list[Case]:
     draw = Random(f"12/reduce/{seed}")
     tokens = [draw.randint(2, 7) for _ in range(6)]
-    gone = {"shared.0": [1], "experts.1": [0, 3]}
+    gone = {"shared.0": [1], "experts.1": [0, 3], "experts.0": [2], "experts.2": [2, 3]}
     return [
         reduce_case("unseen: two over three", "values", 2, 3, seed),
         reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32"),
         reduce_case("unseen: one copy", "single", 1, 2, seed),
-        reduce_case("unseen: missing", "missing", 2, 2, seed, missing=gone),
+        reduce_case("unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}),
         reduce_case("unseen: without shared ones", "missing", 2, 2, seed, without="shared"),
         reduce_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
         trained_case("unseen: two steps", 3, 1, tokens[:3], [5, 3, 4], seed),
