@@ -38,8 +38,9 @@ SPREAD_ID = "12.expert-parallel"
 def spread_case(
     name: str, kind: str, ranks: int, tokens: list[int], shape: list[int], k: int, seed: int, **params: Any
 ) -> Case:
-    """tokens: of each rank. shape: [h, f, experts of a rank]. idle: experts that nobody visits. late: the
-    ranks that come last to what is recorded.
+    """tokens: of each rank. shape: [h, f, experts of a rank]. idle: experts that nobody visits. still: ranks
+    whose output gets gradients of zero. offset: what is added to all numbers of the router, which changes no
+    probability and is rounded off in 16 bits. late: the ranks that come last to what is recorded.
     """
     own_parts = kind == "own-parts"
     settings = {"tokens": tokens, "shape": shape, "k": k, **params}
@@ -52,8 +53,10 @@ def _cases(seed: int) -> list[Case]:
         spread_case("four ranks, float32", "values", 4, [6, 3, 5, 4], [5, 3, 1], 3, seed, dtype="float32"),
         spread_case("experts without tokens", "idle", 3, [6, 5, 4], [4, 3, 3], 2, seed, idle=[1, 6]),
         spread_case("a rank that nobody visits", "idle", 3, [5, 6, 4], [4, 3, 2], 2, seed, idle=[2, 3]),
-        spread_case("a rank without tokens", "empty", 3, [5, 0, 6], [5, 3, 2], 2, seed),
-        spread_case("tokens in bfloat16", "low", 3, [6, 4, 5], [8, 4, 2], 2, seed, dtype="bfloat16"),
+        spread_case("a rank without tokens", "empty", 3, [5, 0, 6], [5, 3, 2], 2, seed, still=[2]),
+        spread_case(
+            "tokens in bfloat16", "low", 3, [6, 4, 5], [8, 4, 2], 2, seed, dtype="bfloat16", offset=32.0
+        ),
         spread_case("crossed groups", "subgroup", 4, [4, 6, 5, 3], [4, 3, 2], 2, seed, groups=CROSSED),
         spread_case("alone", "alone", 1, [7], [4, 3, 4], 2, seed),
         spread_case("all parts your own", "own-parts", 3, [4, 6, 5], [4, 3, 2], 2, seed),
@@ -69,6 +72,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         num_experts = local * len(members)
         wide = torch.promote_types(dtype_of(case), torch.float32)
         router = drawn(case, generator, num_experts, hidden).to(wide) / hidden**0.5
+        router += case.params.get("offset", 0.0)
         inputs[f"router.{index}"] = router
         for part, shape in shapes.items():
             inputs[f"{part}.{index}"] = drawn(case, generator, num_experts, *shape)
@@ -77,7 +81,8 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
             for step in range(STEPS):
                 tokens = decided_tokens(case, generator, count, router, case.params["k"], idle=idle)
                 inputs[f"tokens.{rank}.{step}"] = tokens.clone()
-            inputs[f"grad.{rank}"] = drawn(case, generator, count, hidden)
+            still = rank in case.params.get("still", [])
+            inputs[f"grad.{rank}"] = drawn(case, generator, count, hidden) * (not still)
     return inputs
 
 
@@ -94,9 +99,13 @@ def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _build(rank: Rank, group: dist.ProcessGroup) -> tuple[nn.Module, nn.Parameter, list[nn.Module]]:
-    """The student's module, and the parameter and modules that it was handed."""
+    """The student's module, and the parameter and modules that it was handed. Another one is made after it,
+    over all ranks, with an expert on each: what a module needs is its own.
+    """
     router, experts = nn.Parameter(rank.inputs["router"].clone()), make_experts(rank.inputs)
     module = rank.student.ExpertParallel(router, experts, rank.params["k"], group)
+    small = nn.Parameter(router.new_zeros(rank.case.ranks, router.shape[1]))
+    rank.student.ExpertParallel(small, make_experts({p: rank.inputs[p][:1] for p in PARTS}), 1, rank.group)
     return module, router, experts
 
 
@@ -137,14 +146,19 @@ def _once(rank: Rank) -> None:
 
 
 def _train(rank: Rank, group: dist.ProcessGroup) -> None:
-    """Steps of SGD on the sum of squares of all ranks' outputs; the router's gradients are added up here."""
+    """Steps of SGD on the sum of squares of all ranks' outputs, all but the first in evaluation; the router's
+    gradients are added up here.
+    """
     module, router, experts = _build(rank, group)
     for step in range(STEPS):
+        module.train(step == 0)
         module.zero_grad()
-        (SCALE * module(rank.inputs[f"tokens.{step}"].clone()).square().sum()).backward()
+        tokens = rank.inputs[f"tokens.{step}"].clone().requires_grad_()
+        (SCALE * module(tokens).square().sum()).backward()
         if router.grad is not None:
             dist.all_reduce(router.grad, group=group)
         descend(module)
+    rank.answer("trained.tokens", tokens.grad)
     rank.answer("trained.router", router)
     _answer_experts(rank, "trained", experts, lambda p: p)
 
@@ -188,18 +202,20 @@ class Gathered(Evidence):
 
     @cached_property
     def trained(self) -> dict[int, dict[str, Tensor]]:
-        """Rank -> trained.router, trained.EXPERT.NAME."""
+        """Rank -> trained.tokens, trained.router, trained.EXPERT.NAME."""
         expected: dict[int, dict[str, Tensor]] = {}
         for index, members in enumerate(groups_of(self.case)):
             whole = self._whole(index)
             for step in range(STEPS):
                 whole.zero_grad()
-                tokens = torch.cat([self.inputs[f"tokens.{rank}.{step}"] for rank in members])
-                (SCALE * whole(tokens).square().sum()).backward()
+                tokens = [self.inputs[f"tokens.{rank}.{step}"].clone().requires_grad_() for rank in members]
+                (SCALE * whole(torch.cat(tokens)).square().sum()).backward()
                 descend(whole)
             for position, rank in enumerate(members):
                 own = self._of_rank(whole, position, "trained")
-                expected[rank] = {"trained.router": whole.router.detach(), **own}
+                gradient = tokens[position].grad
+                assert gradient is not None
+                expected[rank] = {"trained.tokens": gradient, "trained.router": whole.router.detach(), **own}
         return expected
 
     def _of_rank(self, whole: Whole, position: int, what: str) -> dict[str, Tensor]:
@@ -223,6 +239,7 @@ TOLD = {
     "evaluated": "output for other tokens, evaluated without a graph",
     "grad.tokens": "gradient of this rank's tokens",
     "grad.router": "gradient of the router, from this rank's tokens",
+    "trained.tokens": "gradient of this rank's tokens in the last step, in evaluation",
     "trained.router": f"the router after {STEPS} steps",
 }
 
@@ -323,8 +340,9 @@ EXERCISE = Exercise(
             "trained",
             "numbers",
             1,
-            f"After {STEPS} steps router and experts are those of one process.",
-            "copies of the modules and the router that were handed over",
+            f"After {STEPS} steps router and experts are those of one process, and so are the gradients of"
+            " the tokens in the last step, which is in evaluation.",
+            "copies of the modules and the router that were handed over; or no gradients in evaluation",
             {"values": _trained},
         ),
         Property(
