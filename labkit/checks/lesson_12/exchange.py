@@ -114,6 +114,9 @@ def _send(rank: Rank, group: Any) -> None:
     with rank.recording("forward"):
         out = rank.student.AllToAll.apply(leaf, sent, received, group)
     rank.answer("out", out)
+    if "groups" in rank.params:  # between the two, a call of everybody
+        nobody = [0] * rank.case.ranks
+        rank.student.AllToAll.apply(leaf[:0], nobody, nobody, rank.group)
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * rank.inputs["grad"]).sum().backward()
     rank.answer("grad", leaf.grad)
@@ -313,8 +316,9 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, and on one rank alone.",
-            "the call was made without group=",
+            "It works in a group that is not the whole job, with a call in another group before backward, and"
+            " on one rank alone.",
+            "the call was made without group=, or in the group of the last call",
             {"subgroup": every(NUMBERS, stays_in_group), "alone": NUMBERS},
         ),
     ),
