@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,17 +157,28 @@ def _both_ways(rank: Rank, made: _Made, prefix: str = "", between: Callable[[], 
     x = rank.inputs[f"{prefix}x"].clone() if made.place.position == 0 else None
     if x is not None:
         x.requires_grad_(x.is_floating_point())
-    with rank.recording(f"{prefix}forward"):
-        out = _forward(made.stage, x)
-    _report_output(rank, made.place, out, prefix)
-    rank.fact(f"{prefix}dimensions", out.dim())
-    if between is not None:
-        between()
-    with rank.recording(f"{prefix}backward"):
-        out.backward(rank.inputs.get(f"{prefix}grad_output"))
+    with rank.recording(f"{prefix}pass") as begin:
+        with _noting(rank, f"{prefix}forward", begin):
+            out = _forward(made.stage, x)
+        _report_output(rank, made.place, out, prefix)
+        rank.fact(f"{prefix}dimensions", out.dim())
+        if between is not None:
+            between()
+        with _noting(rank, f"{prefix}backward", begin):
+            out.backward(rank.inputs.get(f"{prefix}grad_output"))
     rank.answer(f"{prefix}input_grad", None if x is None else x.grad)
     for number, parameter in enumerate(made.parameters):
         rank.answer(f"{prefix}grad.{number}", parameter.grad)
+
+
+@contextlib.contextmanager
+def _noting(rank: Rank, phase: str, begin: float) -> Iterator[None]:
+    """Leaves, as the fact `phase`, the seconds after `begin` when it started and ended. A phase has no
+    recording of its own, so that what is started in forward may be waited for in backward.
+    """
+    start = time.monotonic()
+    yield
+    rank.fact(phase, [start - begin, time.monotonic() - begin])
 
 
 def _report_output(rank: Rank, place: Place, out: Any, prefix: str = "") -> None:
@@ -250,12 +263,20 @@ def crosses_each_boundary_once(*phases: str) -> Judge:
         for answer in evidence.answers:
             expected = _messages(evidence.case, evidence.inputs, place_of(evidence.case, answer.rank))
             for phase in phases:
-                calls = answer.collectives.get(phase, [])
+                calls = _calls_in(phase, answer)
                 seen = [(c["op"], c["num_bytes"], c["peer"]) for c in calls if _carries_values(c)]
                 told, was = f"{phase}: {_in_words(expected[phase])}", f"{phase}: {_in_words(seen)}"
                 yield Finding(seen == expected[phase], told, was, answer.rank)
 
     return judge
+
+
+def _calls_in(phase: str, answer: RankAnswer) -> list[dict[str, JSON]]:
+    """The calls of a phase, which was recorded alone or is a stretch of a pass."""
+    if phase in answer.collectives:
+        return answer.collectives[phase]
+    start, end = answer.facts[phase]
+    return [call for call in answer.collectives["pass"] if start <= call["start"] <= end]
 
 
 def _handle_is_a_scalar(evidence: BesideWhole, answer: RankAnswer) -> Finding:
