@@ -308,11 +308,12 @@ class LayerwiseModel(nn.Module):
     """Layers in a row, each on a device of its own choice. Computes what
     nn.Sequential(*layers) computes, after eval() and under torch.no_grad() too.
 
-    layers: moved, not copied; every parameter stays the object it is. devices: where
-    each layer lives, a GPU or the host, as many as layers (ValueError otherwise, naming
-    both numbers). A parameter that several layers share lives with the first of them; a
-    later layer on another device works with a copy of it, and one layer may stand in the
-    row twice. When a pass is over, it leaves nothing on a device but gradients.
+    layers: moved, not copied; every parameter stays the object it is, after a pass that
+    failed too. devices: where each layer lives, a GPU or the host, as many as layers
+    (ValueError otherwise, naming both numbers). A parameter that several layers share lives
+    with the first of them; a later layer on another device, which may have it under two
+    names, works with a copy of it that is in the graph, and one layer may stand in the row
+    twice. When a pass is over, it leaves nothing on a device but gradients.
     """
 
     def __init__(self, layers: Sequence[nn.Module], devices: Sequence[torch.device | str]):
@@ -424,7 +425,8 @@ print(f"the device was done after {1e3 * (done - start):.1f} ms")
 def seconds_per_step(step: Callable[[], Any], devices: Sequence[torch.device], steps: int) -> float:
     """Seconds that one call of `step` keeps the devices at work: the mean of `steps` calls.
 
-    One more call goes before and is not counted. devices: all that `step` gives work to.
+    One more call goes before and is not counted. step: may train; nothing around it is
+    changed. devices: all that it gives work to, on any of their queues.
     """
     ### BEGIN SOLUTION
     step()

@@ -53,9 +53,11 @@ def _timing_cases(seed: int) -> list[Case]:
     return _hidden(
         [
             timing_case("three", "device-time", [20, draw.randint(45, 60), 30], seed),
-            timing_case("unequal", "device-time", [25], seed, second_ms=draw.randint(140, 180)),
+            timing_case("unequal", "device-time", [25], seed, second_ms=draw.randint(140, 180), aside=True),
             timing_case("slow start", "first-step", [30, 40], seed, first_ms=draw.randint(200, 300)),
-            timing_case("queue", "earlier-work", [50, 20], seed, earlier_ms=draw.randint(250, 300)),
+            timing_case(
+                "queue", "earlier-work", [50, 20], seed, earlier_ms=draw.randint(250, 300), aside=True
+            ),
         ]
     )
 
@@ -93,7 +95,7 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("some", "values", layers, draw.randint(1, 5), lead, seed),
             offload_case("float32", "values", layers, 3, [4], seed, dtype="float32"),
             offload_case("memory", "watched", wide, draw.randint(1, 3), [1], seed),
-            offload_case("memory, none", "watched", wide, 0, [1], seed),
+            offload_case("memory, none, with buffers", "watched", with_buffers(wide), 0, [2], seed),
             offload_case("late", "late", layers, draw.randint(0, 4), lead, seed),
             offload_case("buffers", "buffers", with_buffers(layers), draw.randint(0, 5), lead, seed),
             offload_case("dropout", "dropout", with_dropout(layers), draw.randint(0, 6), lead, seed),

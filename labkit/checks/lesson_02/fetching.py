@@ -37,6 +37,8 @@ class Sizes:
         offloaded = self.layers[self.resident :]
         self.pair = 2 * max(offloaded) if len(offloaded) > 1 else sum(offloaded)  # as two buffers hold them
         self.slack = max(offloaded, default=0) // 2
+        # Those of offloaded layers, where they stay on the device
+        self.buffers_there = sum(offloaded) - sum(self.gradients[self.resident :])
 
     def offloaded(self, upto: int | None = None) -> int:
         """Bytes of the weights of the offloaded layers, up to layer `upto` where one is given."""
@@ -47,7 +49,7 @@ class Sizes:
 def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:
     """Resident layers are there all the time; beside them there is never more than the bound allows."""
     sizes, facts = evidence.sizes, evidence.answers[0].facts
-    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack
+    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack + sizes.buffers_there
     resident_gradients = sum(sizes.gradients[: sizes.resident])
     gradient = max(sizes.gradients[sizes.resident :], default=0)
     busiest = spare + max(gradient, resident_gradients)  # two buffers may outlive the offloaded layers
@@ -68,13 +70,17 @@ def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:
         yield Finding(at_rest <= seen <= most, told, f"{moment}: {seen:,} bytes")
 
 
+def waits_in_pinned_memory(evidence: Watched) -> Iterator[Finding]:
+    """The weights of offloaded layers, frozen ones too."""
+    waiting = evidence.answers[0].facts["pinned"][evidence.sizes.resident :]
+    told = "the weights of each offloaded layer wait in pinned memory"
+    yield Finding(all(waiting), told, f"{waiting.count(False)} of {len(waiting)} layers do not")
+
+
 def fetches_once(evidence: Watched) -> Iterator[Finding]:
     """Offloaded weights come to the device once a pass, and their gradients leave it once."""
     sizes, answer = evidence.sizes, evidence.answers[0]
     once = sizes.offloaded()
-    waiting = answer.facts["pinned"][sizes.resident :]
-    told = "the weights of each offloaded layer wait in pinned memory"
-    yield Finding(all(waiting), told, f"{waiting.count(False)} of {len(waiting)} layers do not")
     for phase, extra in (("inference", sizes.x), ("forward", sizes.x)):
         seen = _to_device(answer, phase) - extra
         told = f"{phase}: the weights of each offloaded layer copied to the device once, {once:,} bytes"
@@ -116,7 +122,8 @@ def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
 
 def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Finding]:
     """When a layer's gradient leaves, the weights of the layer before it are on their way. Those of the last
-    layers may be there from the forward pass.
+    layers may be there from the forward pass. Which of the bytes are buffers cannot be told: all of them may
+    be, of layers still to come.
     """
     there = sizes.offloaded() - _to_device(answer, "backward")
     left = 0
@@ -127,7 +134,8 @@ def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Fin
         index = next(n for n in reversed(range(len(sizes.plain))) if sum(sizes.plain[n:]) >= left)
         if index <= sizes.resident:
             return
-        asked, due = there + _to_device(answer, "backward", count), sum(sizes.plain[index - 1 :])
+        asked = there + _to_device(answer, "backward", count)
+        due = sum(sizes.plain[index - 1 :]) - sizes.buffers
         told = f"backward: before the gradient of layer {index} leaves, layer {index - 1} is on its way"
         yield Finding(asked >= due, f"{told}: {due:,} bytes", f"{asked:,} bytes asked for by then")
 

@@ -18,6 +18,7 @@ from labkit.checks.lesson_02.small_layers import (
     IDS,
     INFERENCE,
     SMALL,
+    BesideGraph,
     BesidePlain,
     Specs,
     activation_bytes,
@@ -27,6 +28,7 @@ from labkit.checks.lesson_02.small_layers import (
     draw_layer_inputs,
     equals,
     error_of,
+    follow_graph,
     named,
 )
 from labkit.checks.rank import Rank
@@ -36,7 +38,12 @@ BYTES_EACH = 2**20
 Copy = tuple[str, str, int]  # from, to, bytes
 BUFFERED: Specs = [["scaled", 5, 4], ["counting", 4], ["dense", 4, 6], ["scaled", 6, 3], ["counting", 3]]
 TIED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["tied", 0]]
+MIRRORED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["mirrored", 0], ["dense", 4, 3]]
 TWICE: Specs = [["dense", 5, 4], ["dense", 4, 4], ["dense", 4, 4], ["again", 1]]
+
+
+class PassFailed(Exception):
+    """What a pass ends with that is made to fail."""
 
 
 class OnDevices:
@@ -76,14 +83,31 @@ def _made(rank: Rank, layers: Sequence[nn.Module]) -> nn.Module:
 def use_layerwise_model(rank: Rank) -> None:
     """Build the student's model on stand-in devices, run it both ways, train it, and report."""
     with _stand_ins(rank) as gpus:
-        model = _made(rank, build_layers(rank.case, rank.inputs))
+        layers = build_layers(rank.case, rank.inputs)
+        model = _made(rank, layers)
         rank.fact("parameters", [str(p.device) for p in model.parameters()])
         rank.fact("buffers", [str(b.device) for b in model.buffers()])
         rank.fact("held before", [gpus.allocated(k) for k in range(len(gpus.devices))])
-        compare(OnDevices(rank, gpus), model, rank.inputs, rank.params.get("x_on", "cpu"))
+        seat, thawed = OnDevices(rank, gpus), rank.params.get("thawed", ())
+        if rank.case.kind == "tied":
+            _fail_once(model, layers[rank.params.get("fails", -1)], rank.inputs["x"])
+        compare(seat, model, rank.inputs, rank.params.get("x_on", "cpu"), thawed)
+        follow_graph(seat, model, rank.inputs)
         model.zero_grad()
         gc.collect()
         rank.fact("held after", [gpus.allocated(k) for k in range(len(gpus.devices))])
+
+
+def _fail_once(model: nn.Module, layer: nn.Module, x: Tensor) -> None:
+    """A pass that ends in an error of this layer, as one does that runs out of memory."""
+
+    def fail(*_: object) -> None:
+        raise PassFailed
+
+    hook = layer.register_forward_hook(fail)
+    with contextlib.suppress(PassFailed):
+        model(x.clone())
+    hook.remove()
 
 
 def train_with_an_earlier_optimizer(rank: Rank) -> None:
@@ -107,7 +131,7 @@ def ask_for_too_few_devices(rank: Rank) -> None:
 
 
 def _run(on_rank: Any) -> Run:
-    return Run(on_rank, draw_layer_inputs, evidence=BesidePlain)
+    return Run(on_rank, draw_layer_inputs, evidence=BesideGraph)
 
 
 RUNS = {
@@ -193,9 +217,17 @@ def layerwise_case(
 
 def _layerwise_cases(seed: int) -> list[Case]:
     return [
-        layerwise_case("2 devices", "values", SMALL, [0, 0, 0, 1, 1], [3], seed),
+        layerwise_case("2 devices", "values", SMALL, [0, 0, 0, 1, 1], [3], seed, alike={"3.bias": "2.bias"}),
         layerwise_case(
-            "3 devices", "values", SMALL, [0, 1, 1, 1, 2], [2, 3], seed, frozen=["1.weight"], resting=[1]
+            "3 devices",
+            "values",
+            SMALL,
+            [0, 1, 1, 1, 2],
+            [2, 3],
+            seed,
+            frozen=["1.weight"],
+            resting=[1],
+            thawed=[2],
         ),
         layerwise_case("1 device", "values", SMALL[:2], [0, 0], [4], seed),
         layerwise_case("the host among them", "places", SMALL, [0, -1, -1, 1, 1], [3], seed, by_name=True),
@@ -204,6 +236,17 @@ def _layerwise_cases(seed: int) -> list[Case]:
         layerwise_case("running means", "buffers", BUFFERED, [0, 0, 0, 1, 1], [3], seed),
         layerwise_case("tied, 2 devices", "tied", TIED, [0, 0, 1], [3], seed),
         layerwise_case("tied, 1 device", "tied", TIED, [0, 0, 0], [3], seed),
+        layerwise_case(
+            "tied under two names, frozen at first",
+            "tied",
+            MIRRORED,
+            [0, 0, 1, 1],
+            [3],
+            seed,
+            frozen=["0.weight"],
+            thawed=[0],
+            fails=2,
+        ),
         layerwise_case("one layer twice", "tied", TWICE, [0, 0, 1, 1], [3], seed),
         layerwise_case("optimizer made first", "optimizer-before", SMALL, [0, 0, 1, 1, 2], [3], seed),
         layerwise_case("2 devices for 5 layers", "refusal", SMALL, [0, 1], [3], seed, names=["5", "2"]),
@@ -281,7 +324,7 @@ EXERCISE = Exercise(
             2,
             "A parameter that two layers on different devices share stays one, with one gradient; copies go.",
             ".to() moves the shared parameter to the later layer's device, or a copy of it goes its own way",
-            {"tied": every(equals("output", "input_grad", "grad", "trained"), holds_its_layers)},
+            {"tied": every(equals("output", "input_grad", "grad", "trained", "through"), holds_its_layers)},
         ),
         Property(
             "earlier-optimizer",

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from labkit import devices
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_02.fetching import Watched, fetches_ahead, fetches_once, stays_in_bounds
+from labkit.checks.lesson_02.fetching import (
+    Watched,
+    fetches_ahead,
+    fetches_once,
+    stays_in_bounds,
+    waits_in_pinned_memory,
+)
 from labkit.checks.lesson_02.layerwise import OnDevices
 from labkit.checks.lesson_02.small_layers import (
     IDS,
@@ -68,7 +74,8 @@ def _gpu(case: Case) -> int:
 def use_offloaded_model(rank: Rank, late: bool = False) -> None:
     """Report every value the plain model has too. late: copies arrive some time after they are asked for."""
     with _model_on_device(rank, late) as (model, _, gpu):
-        compare(OnDevices(rank, gpu), model, rank.inputs, rank.params.get("x_on", "cpu"))
+        seat, thawed = OnDevices(rank, gpu), rank.params.get("thawed", ())
+        compare(seat, model, rank.inputs, rank.params.get("x_on", "cpu"), thawed)
 
 
 def use_two_batches(rank: Rank) -> None:
@@ -196,7 +203,9 @@ def _offload_cases(seed: int) -> list[Case]:
     wide = wide_layers(64, 6)
     return [
         offload_case("2 of 5 resident", "values", SMALL, 2, [3], seed),
-        offload_case("1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=FROZEN, resting=[0, 3]),
+        offload_case(
+            "1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=FROZEN, thawed=[6], resting=[0, 3]
+        ),
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0"),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
@@ -266,7 +275,10 @@ EXERCISE = Exercise(
             2,
             "Offloaded weights come to the device once a pass, and their gradients leave it once.",
             "the layers run on the CPU, or all layers are fetched whether they are resident or not",
-            {"watched": fetches_once},
+            {
+                "watched": every(waits_in_pinned_memory, fetches_once),
+                "watched-frozen": waits_in_pinned_memory,
+            },
         ),
         Property(
             "prefetch",

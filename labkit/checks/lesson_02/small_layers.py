@@ -19,7 +19,14 @@ Specs = list[list[Any]]
 SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["hooked", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
 IDS: Specs = [["lookup", 7, 5], ["dense", 5, 4], ["dense", 4, 3]]
 STEPS = 2
-INFERENCE = ("evaluated", "graph", "given", "asked")  # what `compare` answers of a pass without gradients
+INFERENCE = (
+    "evaluated",
+    "graph",
+    "sealed",
+    "given",
+    "asked",
+    "moved",
+)  # what `compare` answers of a pass without gradients
 DROPOUT_SEED = 11
 SHARE = 0.5  # of the squared error: with the learning rate, 0.05 of it a step
 
@@ -97,13 +104,20 @@ class Transposed(nn.Module):
         return x @ self.weight
 
 
+class Straight(Transposed):
+    """x W', with the very weight of an earlier layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
     Each is ["dense", "hooked" or "scaled", inputs, outputs], ["counting", width], ["dropout", how likely],
-    ["tied", whose weight it has], ["again", which layer it is] or ["lookup", rows, width], whose input are
-    whole numbers. The case's `frozen` names parameters ("2.weight") that are not trained, its `resting` the
-    layers that are in evaluation mode.
+    ["tied", whose weight it has], ["mirrored", whose weight it has, under two names], ["again", which layer
+    it is] or ["lookup", rows, width], whose input are whole numbers. The case's `frozen` names parameters
+    ("2.weight") that are not trained, its `resting` the layers that are in evaluation mode.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     own = range(len(layers))[first:last]
@@ -141,7 +155,8 @@ def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn
         else:
             tied = layers[sizes[0]]
             assert isinstance(tied, Dense), f"{case_text(specs)}: only a dense layer's weight can be tied"
-            layers.append(Transposed(tied.weight))
+            head = Transposed(tied.weight)
+            layers.append(nn.Sequential(head, Straight(tied.weight)) if kind == "mirrored" else head)
     return layers
 
 
@@ -152,7 +167,8 @@ def case_text(specs: Sequence[Sequence[Any]]) -> str:
 
 def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
     """weights.NAME for every parameter; x and grad_output; xN and targetN for each training step. What goes
-    into a "lookup" are whole numbers below its rows.
+    into a "lookup" are whole numbers below its rows. The case's `alike` names parameters, and others whose
+    numbers they have.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     model, (first, size, *_) = nn.Sequential(*layers), case.params["layers"][0]
@@ -165,6 +181,9 @@ def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
         f"weights.{name}": draw(*p.shape) / max(1, p.shape[-1]) ** 0.5 for name, p in model.named_parameters()
     }
 
+    for name, other in case.params.get("alike", {}).items():
+        drawn[f"weights.{name}"] = drawn[f"weights.{other}"].clone()
+
     def draw_x() -> Tensor:
         return torch.randint(size, shape, generator=generator) if first == "lookup" else draw(*shape)
 
@@ -174,12 +193,14 @@ def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
     return drawn | {name: draw(*out.shape) for name in ("grad_output", *(f"target{i}" for i in range(STEPS)))}
 
 
-def compare(seat: Seat, model: nn.Module, inputs: Inputs, device: str = "cpu") -> None:
+def compare(
+    seat: Seat, model: nn.Module, inputs: Inputs, device: str = "cpu", thawed: Sequence[int] = ()
+) -> None:
     """Run a model forward and backward, then train it, as the plain one is.
 
     Answers output, input_grad, grad.N, buffer.N, those of `infer`, and trained.N (N counts in order). Random
     numbers are the same in every call of this, and go on from pass to pass.
-    device: where the input of the first pass is.
+    device: where the input of the first pass is. thawed: `change_frozen`, before it is trained.
     """
     x = inputs["x"].clone().to(device)
     with torch.random.fork_rng(devices=[]):
@@ -192,17 +213,34 @@ def compare(seat: Seat, model: nn.Module, inputs: Inputs, device: str = "cpu") -
         infer(seat, model, given)
         seat.answer("given", given)
         seat.answer("asked", torch.tensor(float(given.requires_grad)))
+        seat.answer("moved", torch.tensor(float(given.device != inputs["x"].device)))
+        change_frozen(model, thawed)
         train(seat, model, batches_of(inputs), error_of, named=by_number)
 
 
 def infer(seat: Seat, model: nn.Module, x: Tensor) -> None:
-    """A pass in evaluation mode, without gradients. Answers: evaluated, and graph, whether it has one."""
+    """A pass in evaluation mode, without gradients. Answers: evaluated; graph, whether it has one; sealed,
+    whether it is an inference tensor.
+    """
     model.eval()
     with torch.no_grad():
         out = model(x)
     seat.answer("evaluated", out)
     seat.answer("graph", torch.tensor(float(out.requires_grad)))
+    seat.answer("sealed", torch.tensor(float(out.is_inference())))
     model.train()
+
+
+def change_frozen(model: nn.Module, thawed: Sequence[int]) -> None:
+    """Thaw these parameters, by number, and load other numbers into those that stay frozen; nothing where
+    none is thawed.
+    """
+    if not thawed:
+        return
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(parameter.requires_grad or number in thawed)
+        if not parameter.requires_grad:
+            parameter.mul_(0.5)
 
 
 def batches_of(inputs: Inputs) -> list[list[Tensor]]:
@@ -228,8 +266,29 @@ class BesidePlain(Evidence):
     def plain(self) -> State:
         """Every tensor that `compare` answers, by name."""
         seat = PlainSeat()
-        compare(seat, nn.Sequential(*build_layers(self.case, self.inputs)), self.inputs)
+        self._use(seat, nn.Sequential(*build_layers(self.case, self.inputs)))
         return seat.tensors
+
+    def _use(self, seat: PlainSeat, model: nn.Module) -> None:
+        compare(seat, model, self.inputs, thawed=self.case.params.get("thawed", ()))
+
+
+def follow_graph(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
+    """Gradients as the graph alone has them, not what was added to `.grad`. Answers: through.N (N counts
+    those that are trained, in order).
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    error = error_of(model, batches_of(inputs)[0])
+    for number, gradient in enumerate(torch.autograd.grad(error, trained, allow_unused=True)):
+        seat.answer(f"through.{number}", gradient)
+
+
+class BesideGraph(BesidePlain):
+    """A case's answers, and what the plain model gives, the gradients of its graph too."""
+
+    def _use(self, seat: PlainSeat, model: nn.Module) -> None:
+        super()._use(seat, model)
+        follow_graph(seat, model, self.inputs)
 
 
 def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
@@ -278,8 +337,11 @@ TOLD = {
     "trained": f"parameter {{number}} after {STEPS} steps of SGD",
     "evaluated": "the output after eval(), under no_grad",
     "graph": "whether that output has a graph",
+    "sealed": "whether that output is an inference tensor, which nothing can be trained on",
     "given": "x after it was given to the model",
     "asked": "whether x asks for a gradient, which it did not",
+    "moved": "whether x was moved to another device",
+    "through": "the gradient of trained parameter {number} by torch.autograd.grad",
 }
 
 

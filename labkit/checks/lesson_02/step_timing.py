@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from labkit import devices
 from labkit.checks.case import Case
@@ -15,21 +17,23 @@ TRIES = 3
 
 
 def time_steps(rank: Rank) -> None:
-    """Have the student time steps that keep stand-in devices busy for stated times (milliseconds).
+    """Have the student time steps that keep stand-in devices busy for stated times (milliseconds). Facts:
+    milliseconds; calls, how many; as called, the circumstances that calls of the step met.
 
     A busy host only ever adds: what is too much is timed again, and the least is taken.
     """
     params, times = rank.params, list[float]()
     for _ in range(TRIES):
         with devices.stand_in(len(params["busy_ms"]), bytes_each=2**20) as gpus:
-            calls = [0]
+            lanes, calls = _lanes(gpus, params["aside"]), list[str]()
             if params["earlier_ms"]:
-                devices.busy(params["earlier_ms"] / 1e3, f"cuda:{params['earlier_on']}", "earlier work")
-            step = _step(params["busy_ms"], {1: params["first_ms"], 2: params["second_ms"]}, calls)
+                _keep_busy(lanes[params["earlier_on"]], params["earlier_ms"], "earlier work")
+            step = _step(lanes, params["busy_ms"], {1: params["first_ms"], 2: params["second_ms"]}, calls)
             seconds = rank.student.seconds_per_step(step, gpus.devices, params["steps"])
         times.append(float(seconds) * 1e3)
         rank.fact("milliseconds", min(times))
-        rank.fact("calls", calls[0])
+        rank.fact("calls", len(calls))
+        rank.fact("as called", sorted(set(calls)))
         if times[-1] <= ABOVE * _true_milliseconds(params):
             break
 
@@ -39,14 +43,27 @@ def _true_milliseconds(params: Mapping[str, Any]) -> float:
     return max(params["busy_ms"]) + params["second_ms"] / params["steps"]
 
 
-def _step(busy_ms: list[float], more_ms: dict[int, float], calls: list[int]) -> Callable[[], None]:
-    """A step that counts its calls; some of them, from 1, take more."""
+def _lanes(gpus: devices.StandIns, aside: bool) -> list[torch.cuda.Stream]:
+    """A stream of each device: the one that is current, or one aside of it."""
+    made = torch.cuda.Stream if aside else torch.cuda.default_stream
+    return [made(device) for device in gpus.devices]
+
+
+def _keep_busy(lane: torch.cuda.Stream, milliseconds: float, name: str) -> None:
+    with torch.cuda.stream(lane):
+        devices.busy(milliseconds / 1e3, lane.device, name)
+
+
+def _step(
+    lanes: Sequence[torch.cuda.Stream], busy_ms: list[float], more_ms: dict[int, float], calls: list[str]
+) -> Callable[[], None]:
+    """A step that notes how it is called; some of its calls, from 1, take more."""
 
     def step() -> None:
-        calls[0] += 1
-        for index, milliseconds in enumerate(busy_ms):
-            extra = more_ms.get(calls[0], 0)
-            devices.busy((milliseconds + extra) / 1e3, f"cuda:{index}", "step")
+        gradients = "with" if torch.is_grad_enabled() else "without"
+        calls.append(f"{gradients} gradients, device {torch.cuda.current_device()} the current one")
+        for lane, milliseconds in zip(lanes, busy_ms, strict=True):
+            _keep_busy(lane, milliseconds + more_ms.get(len(calls), 0), "step")
 
     return step
 
@@ -66,6 +83,13 @@ def one_call_goes_before(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(calls == asked, f"{asked} calls, the one before included", f"{calls} calls")
 
 
+def called_as_it_is(evidence: Evidence) -> Iterator[Finding]:
+    """A step meets what its caller would have it meet."""
+    seen = evidence.answers[0].facts["as called"]
+    wanted = "with gradients, device 0 the current one"
+    yield Finding(seen == [wanted], f"each call {wanted}, as it was", "; ".join(seen))
+
+
 def timing_case(
     name: str,
     kind: str,
@@ -76,10 +100,13 @@ def timing_case(
     second_ms: float = 0,
     steps: int = 4,
     earlier_on: int = 0,
+    aside: bool = False,
 ) -> Case:
-    """Steps that keep device k busy for busy_ms[k], the first two longer; on one, other work before."""
+    """Steps that keep device k busy for busy_ms[k], the first two longer; on one, other work before. aside:
+    all of it on streams other than the current ones.
+    """
     params = {"busy_ms": busy_ms, "first_ms": first_ms, "second_ms": second_ms, "earlier_ms": earlier_ms}
-    params |= {"steps": steps, "earlier_on": earlier_on}
+    params |= {"steps": steps, "earlier_on": earlier_on, "aside": aside}
     return Case(name, 1, params, seed, kind=kind)
 
 
@@ -89,6 +116,7 @@ def _timing_cases(seed: int) -> list[Case]:
         timing_case("the first is slower", "device-time", [60, 20], seed),
         timing_case("unequal steps", "device-time", [20, 30], seed, second_ms=160),
         timing_case("the last is slower", "device-time", [10, 20, 50], seed),
+        timing_case("on other streams", "device-time", [20, 30], seed, aside=True),
         timing_case("slow first step", "first-step", [40], seed, first_ms=250),
         timing_case("work before", "earlier-work", [40, 20], seed, earlier_ms=250, earlier_on=1),
     ]
@@ -107,7 +135,7 @@ EXERCISE = Exercise(
             2,
             "The time is that of the slowest device, not of the host that queued the work.",
             "the clock is read before every device was waited for with torch.cuda.synchronize(device)",
-            {"device-time": is_the_slowest_devices},
+            {"device-time": every(is_the_slowest_devices, called_as_it_is)},
         ),
         Property(
             "first-step",

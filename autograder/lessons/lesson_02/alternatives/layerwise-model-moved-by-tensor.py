@@ -26,7 +26,7 @@ class LayerwiseModel(nn.Module):
         for layer, device in zip(self.stages, self.devices, strict=True):
             away = {
                 name: parameter.to(device)
-                for name, parameter in layer.named_parameters(remove_duplicate=False)
+                for name, parameter in layer.named_parameters()
                 if parameter.device != device
             }
             x = torch.func.functional_call(layer, away, (x.to(device),)) if away else layer(x.to(device))

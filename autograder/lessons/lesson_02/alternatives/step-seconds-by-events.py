@@ -1,4 +1,4 @@
-"""Two events in the queue of each device, and the longest time between two."""
+"""Two events for each device, when all of its queues are done, and the longest time between two."""
 
 import torch
 
@@ -9,11 +9,12 @@ class _Clock:
         self.marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def mark(self, number):
+        torch.cuda.synchronize(self.device)
         self.marks[number].record(torch.cuda.current_stream(self.device))
 
     def seconds(self):
-        torch.cuda.synchronize(self.device)
         begin, end = self.marks
+        end.synchronize()
         return begin.elapsed_time(end) / 1000
 
 
