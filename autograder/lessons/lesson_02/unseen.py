@@ -95,7 +95,7 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("some", "values", layers, draw.randint(1, 5), lead, seed),
             offload_case("float32", "values", layers, 3, [4], seed, dtype="float32"),
             offload_case("memory", "watched", wide, draw.randint(1, 3), [1], seed),
-            offload_case("memory, none, with buffers", "watched", with_buffers(wide), 0, [2], seed),
+            offload_case("buffers on their way", "watched-buffers", with_buffers(wide), 0, [2], seed),
             offload_case("late", "late", layers, draw.randint(0, 4), lead, seed),
             offload_case("buffers", "buffers", with_buffers(layers), draw.randint(0, 5), lead, seed),
             offload_case("dropout", "dropout", with_dropout(layers), draw.randint(0, 6), lead, seed),

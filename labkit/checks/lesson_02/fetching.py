@@ -37,8 +37,6 @@ class Sizes:
         offloaded = self.layers[self.resident :]
         self.pair = 2 * max(offloaded) if len(offloaded) > 1 else sum(offloaded)  # as two buffers hold them
         self.slack = max(offloaded, default=0) // 2
-        # Those of offloaded layers, where they stay on the device
-        self.buffers_there = sum(offloaded) - sum(self.gradients[self.resident :])
 
     def offloaded(self, upto: int | None = None) -> int:
         """Bytes of the weights of the offloaded layers, up to layer `upto` where one is given."""
@@ -49,7 +47,7 @@ class Sizes:
 def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:
     """Resident layers are there all the time; beside them there is never more than the bound allows."""
     sizes, facts = evidence.sizes, evidence.answers[0].facts
-    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack + sizes.buffers_there
+    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack
     resident_gradients = sum(sizes.gradients[: sizes.resident])
     gradient = max(sizes.gradients[sizes.resident :], default=0)
     busiest = spare + max(gradient, resident_gradients)  # two buffers may outlive the offloaded layers

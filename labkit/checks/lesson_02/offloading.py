@@ -156,7 +156,7 @@ RUNS = {
     **dict.fromkeys(("values", "ids", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
     "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
     "late": _run(partial(use_offloaded_model, late=True)),
-    **dict.fromkeys(("watched", "watched-frozen"), _run(watch_offloaded_model)),
+    **dict.fromkeys(("watched", "watched-frozen", "watched-buffers"), _run(watch_offloaded_model)),
     "refusal": _run(ask_for_impossible_residents),
 }
 
@@ -277,6 +277,7 @@ EXERCISE = Exercise(
             "the layers run on the CPU, or all layers are fetched whether they are resident or not",
             {
                 "watched": every(waits_in_pinned_memory, fetches_once),
+                "watched-buffers": fetches_once,
                 "watched-frozen": waits_in_pinned_memory,
             },
         ),
@@ -288,7 +289,7 @@ EXERCISE = Exercise(
             " backward those of the layer before.",
             "each layer fetches its own weights when it starts, the last resident one fetches nothing, or the"
             " copy is not non_blocking or not from pinned memory",
-            {"watched": fetches_ahead},
+            dict.fromkeys(("watched", "watched-buffers"), fetches_ahead),
         ),
         Property(
             "waits-for-copies",
