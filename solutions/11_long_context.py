@@ -170,7 +170,7 @@ def blockwise_attention(q: Tensor, k: Tensor, v: Tensor, block: int) -> tuple[Te
     q, k, v: [..., s, d]. block: tokens of a block; the last one may be shorter. Pairs
     that lie in the future are not computed, no tensor has more numbers than one pair's
     scores, or than the output, and scores of a pair, or what is made of them, in any
-    form, are gone when those of the next are made.
+    form, are gone when those of the next have been used.
     """
     ### BEGIN SOLUTION
     outs, lses = [], []
@@ -368,9 +368,9 @@ def ring_forward(
     and lse [..., c].
 
     q, k, v: [..., c, d], of the tokens that `own_tokens` gives this rank; often views,
-    not contiguous, and not to be changed. Sends 2(n - 1) tensors to the next rank of
-    the group, while blocks are computed. No other rank's keys and values have come
-    more than one step before their blocks are computed.
+    not contiguous, and not to be changed. Sends 2(n - 1) tensors, in messages of any
+    size, to the next rank of the group, each while blocks are computed. No other rank's
+    keys and values have come more than one step before their blocks are computed.
     attend(q, k, v, diagonal): one block, as `attend_block`. Asked for 2n + 1 blocks of
     a half by a half, or as much in other pieces: none of the future.
     """
@@ -462,7 +462,8 @@ class RingAttention(torch.autograd.Function):
         """q, k, v: [..., c, d], of the tokens `own_tokens` gives this rank; often
         views, and not changed.
 
-        Returns out [..., c, d]. 2n - 2 tensors go to the next rank.
+        Returns out [..., c, d]. 2n - 2 tensors go to the next rank. What backward needs
+        is saved by `ctx.save_for_backward`: as attributes, output and graph hold each other.
         """
         ### BEGIN SOLUTION
         out, lse = ring_forward(q, k, v, group, attend_block)
@@ -818,7 +819,8 @@ def sharded_loss(logits: Tensor, targets: Tensor, group: dist.ProcessGroup, igno
     logits: [b, c, V], targets: [b, c], of this rank's tokens; where a target is `ignore`
     there is none. Computed in float32, or float64 where the logits are. Backward gives
     this rank's part of the gradient: the parts of all ranks add up to the whole's. A sum
-    and a number are sent, and in backward nothing. What is given is not changed.
+    and a number are sent, and in backward nothing. What is given may be views, and is
+    not changed.
     """
     ### BEGIN SOLUTION
     exact = logits if logits.dtype == torch.float64 else logits.float()
