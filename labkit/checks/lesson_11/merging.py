@@ -20,6 +20,7 @@ from labkit.checks.lesson_11.partial import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import same
+from labkit.checks.shared.split import dtype_of
 
 
 def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **params: object) -> Case:
@@ -35,6 +36,7 @@ def _cases(seed: int) -> list[Case]:
         merge_case("one key and the rest", "values", [2, 5, 3], 1, seed, dtype="float32"),
         merge_case("views", "values", [2, 4, 3], 2, seed, views=True),
         merge_case("scores of hundreds", "large", [1, 2, 6, 4], 3, seed, scale=400.0),
+        merge_case("hundreds apart, float32", "large", [2, 3, 6, 4], 3, seed, scale=400.0, dtype="float32"),
         merge_case("scores of minus hundreds", "large", [2, 5, 3], 2, seed, below=900.0),
         merge_case("rows that saw nothing", "empty", [1, 2, 6, 4], 3, seed),
     ]
@@ -42,7 +44,7 @@ def _cases(seed: int) -> list[Case]:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """Two partials over different keys, and which keys each query sees in them."""
-    drawn = queries_keys_values(case, generator)
+    drawn = {name: t.double() for name, t in queries_keys_values(case, generator).items()}
     s = case.params["shape"][-2]
     visible = torch.ones(s, s, dtype=torch.bool)
     if case.kind == "empty":  # of row 0 nothing at all, of row 1 one part, of row 2 the other
@@ -60,7 +62,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     found = {**parts, "whole.out": whole[0], "whole.lse": whole[1]}
     for name in ("one", "other", "whole"):  # all scores of a row less by as much: so is its lse, and no more
         found[f"{name}.lse"] -= case.params.get("below", 0.0)
-    return found
+    return {name: t.to(dtype_of(case)) for name, t in found.items()}
 
 
 def _handed(case: Case, inputs: Inputs, rank: int) -> Inputs:

@@ -11,6 +11,7 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
+from labkit.checks.shared.split import dtype_of
 
 Partial = tuple[Tensor, Tensor]  # out [..., s, d] and lse [..., s]
 PATIENCE = 60.0  # seconds a case of several ranks may take: a deadlock is told much sooner
@@ -34,9 +35,8 @@ def causal(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def drawn(case: Case, generator: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
-    """Normal numbers of the case's dtype, float64 unless it says otherwise."""
-    dtype = getattr(torch, case.params.get("dtype", "float64"))
-    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+    """Normal numbers of the case's dtype."""
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype_of(case))
 
 
 def queries_keys_values(case: Case, generator: torch.Generator, *more: str) -> Inputs:
