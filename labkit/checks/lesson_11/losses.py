@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_11.partial import PATIENCE, drawn, tell_changed, unchanged
+from labkit.checks.lesson_11.partial import PATIENCE, as_views, drawn, tell_changed, unchanged
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
@@ -25,7 +25,7 @@ MOST_BYTES = 64  # for a sum and a number, in one call or two
 
 def loss_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
     """shape: [b, c, V] of one rank's logits. without: ranks that have no targets. ignore: what stands for no
-    target. scale: of the logits.
+    target. scale: of the logits. Of kind "subgroup" what is given does not lie together in memory.
     """
     settings = {"shape": shape, "ignore": IGNORED, "without": [], "scale": 2.0, **params}
     return Case(name, ranks, settings, seed, kind=kind, timeout=PATIENCE)
@@ -34,7 +34,9 @@ def loss_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **p
 def _cases(seed: int) -> list[Case]:
     return [
         loss_case("three ranks", "values", 3, [2, 5, 7], seed, late=[1]),
-        loss_case("four ranks, float32", "values", 4, [1, 9, 5], seed, dtype="float32"),
+        loss_case(
+            "four ranks, 50,257 is ignored", "values", 4, [1, 9, 5], seed, dtype="float32", ignore=50_257
+        ),
         loss_case("logits of hundreds", "values", 2, [1, 7, 5], seed, dtype="float32", scale=150.0),
         loss_case("token 3 is ignored", "values", 2, [2, 6, 5], seed, ignore=3),
         loss_case("a rank without targets", "without", 3, [1, 6, 5], seed, without=[1]),
@@ -43,7 +45,7 @@ def _cases(seed: int) -> list[Case]:
         loss_case("logits in bfloat16", "bfloat16", 2, [2, 150, 6], seed, dtype="bfloat16"),
         loss_case("few logits in bfloat16", "bfloat16", 2, [1, 5, 6], seed, dtype="bfloat16"),
         loss_case("logits in float16", "bfloat16", 2, [2, 150, 6], seed, dtype="float16"),
-        loss_case("crossed groups", "subgroup", 4, [1, 5, 6], seed, groups=[[0, 3], [1, 2]]),
+        loss_case("crossed groups", "subgroup", 4, [2, 5, 6], seed, groups=[[0, 3], [1, 2]]),
         loss_case("alone", "alone", 1, [2, 4, 5], seed),
     ]
 
@@ -82,17 +84,26 @@ class WholeLoss(Evidence):
 
 
 def _lose(rank: Rank) -> None:
-    """Answers loss and grad; recordings forward and backward. Fact changed."""
+    """Answers loss and grad, of a second backward of the same graph; recordings forward and backward, that
+    one. Fact changed.
+    """
     group, ignore = enter_group(rank), rank.params["ignore"]
-    logits, targets = rank.inputs["logits"].clone().requires_grad_(), rank.inputs["targets"].clone()
+    given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
+    logits, targets = given["logits"].requires_grad_(), given["targets"]
     more = {} if ignore == IGNORED else {"ignore": ignore}
     with rank.recording("forward"):
         loss = rank.student.sharded_loss(logits, targets, group, **more)
     rank.answer("loss", loss)
-    with rank.attempt("gradient"), rank.recording("backward"):
-        (WEIGHT * loss).backward()
+    with rank.attempt("gradient"):
+        torch.autograd.grad(WEIGHT * loss, logits, retain_graph=True)
+        with rank.recording("backward"):
+            (WEIGHT * loss).backward()
     rank.answer("grad", logits.grad)
     tell_changed(rank, {"logits": logits.detach(), "targets": targets})
+
+
+def _copies(inputs: Inputs) -> Inputs:
+    return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
 def _is_the_mean(evidence: WholeLoss, answer: RankAnswer) -> Finding:
@@ -192,7 +203,7 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, and on one rank alone.",
+            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
             "no group was handed on",
             {"subgroup": every(BOTH, stays_in_group), "alone": BOTH},
         ),
