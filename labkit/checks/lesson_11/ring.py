@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +33,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
     all_awaited,
     calls_of,
+    calls_text,
     held_since,
     on_each,
     same,
@@ -51,14 +54,16 @@ TORCHS_OWN = (
 
 
 def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
-    """shape: [..., s, d] of the whole sequence. scale: of the scores."""
+    """shape: [..., s, d] of the whole sequence. scale: of the scores. quiet: ranks whose outputs have
+    a gradient of zeros.
+    """
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind, timeout=PATIENCE)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
         ring_case("three ranks", "values", 3, [2, 2, 24, 4], seed, late=[1]),
-        ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32"),
+        ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32", quiet=[2]),
         ring_case("scores of hundreds", "values", 2, [1, 2, 16, 4], seed, scale=600.0),
         ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
         ring_case("alone", "alone", 1, [2, 6, 1], seed),
@@ -68,7 +73,12 @@ def _cases(seed: int) -> list[Case]:
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """One sequence for each group: [groups, ..., s, d]."""
     each = [queries_keys_values(case, generator, "grad") for _ in groups_of(case)]
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    found = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    for rank in case.params.get("quiet", []):
+        place = place_of(case, rank)
+        own = zigzag(case.params["shape"][-2], place.position, place.size)
+        found["grad"][place.index][..., own, :] = 0.0
+    return found
 
 
 def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
@@ -123,15 +133,17 @@ def _go_round(rank: Rank) -> None:
     """Answers ring.out, .lse, .empty, read when a second call with other numbers is over. Facts: changed;
     open: for each time that attention was asked for, the receives that had been started by then and not been
     waited for, the bytes of those that had been waited for, and how many pairs of a query and a key, of all
-    heads together, so that some of them at a time are as good.
+    heads together, so that some of them at a time are as good; beside: the operation and bytes of each
+    message that was under way at none of these times.
     """
     group, recorder = enter_group(rank), current_recorder()
     assert recorder is not None
     given = {name: as_handed(rank, name) for name in PARTS}
-    opened: list[list[float]] = []
+    opened, behind = list[list[float]](), set[int]()
     first, heads = len(recorder.entries), math.prod(given["q"].shape[:-2])
 
     def attend(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
+        behind.update(id(e) for e in recorder.entries[first:] if e.end is None)
         receives = [e for e in recorder.entries[first:] if e.op == "recv"]
         come = sum(e.num_bytes for e in receives if e.end is not None)
         pairs = math.prod(q.shape[:-1]) * k.shape[-2] / heads
@@ -140,6 +152,8 @@ def _go_round(rank: Rank) -> None:
 
     with rank.recording("forward"):
         partial = rank.student.ring_forward(*given.values(), group, attend)
+    messages = [e for e in recorder.entries[first:] if e.op in ("send", "recv")]
+    rank.fact("beside", [[e.op, e.num_bytes] for e in messages if id(e) not in behind])
     rank.student.ring_forward(*(1.0 - t for t in given.values()), group, _block)
     answer_partial(rank, "ring", partial)
     tell_changed(rank, given)
@@ -205,6 +219,12 @@ def _open_meanwhile(evidence: Evidence, answer: RankAnswer) -> Finding:
     return Finding(idle <= 2 + 1e-6 < total, told, seen, answer.rank)
 
 
+def _all_behind(evidence: Evidence, answer: RankAnswer) -> Finding:
+    beside = [(op, num_bytes) for op, num_bytes in answer.facts["beside"]]
+    told = "every message under way while attend computes blocks"
+    return Finding(not beside, told, f"between blocks: {calls_text(beside)}", answer.rank)
+
+
 def _step_by_step(evidence: Evidence, answer: RankAnswer) -> Finding:
     """Keys of a rank make two blocks. Who gathers them all first has them many steps too early, though a last
     receive be left open.
@@ -257,7 +277,7 @@ RING_FORWARD = Exercise(
             2,
             "The next keys are on their way while attend computes blocks.",
             "messages are started before the blocks, and waited for after them",
-            {"values": every(on_each(_open_meanwhile), on_each(_step_by_step))},
+            {"values": every(*map(on_each, (_open_meanwhile, _all_behind, _step_by_step)))},
         ),
         Property(
             "subgroup",
@@ -282,9 +302,9 @@ def _cases_with_backward(seed: int) -> list[Case]:
 
 
 def _differentiate(rank: Rank) -> None:
-    """Answers out, out.later, when backward is over, and grad.q, .k, .v; recordings forward and backward;
-    facts kept_bytes, from the input's, and changed. Between forward and backward there is another forward, as
-    there is in a model of two layers.
+    """Answers out, out.later, when backward is over, and grad.q, .k, .v, of a second backward of the same
+    graph; recordings forward and backward, that one; facts kept_bytes, from the input's, and changed. Between
+    forward and backward there is another forward, as there is in a model of two layers.
     """
     group = enter_group(rank)
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
@@ -295,8 +315,10 @@ def _differentiate(rank: Rank) -> None:
     rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
     rank.answer("out", out)
     grad = as_handed(rank, "grad")
-    with rank.attempt("gradients"), rank.recording("backward"):
-        out.backward(grad)
+    with rank.attempt("gradients"):
+        torch.autograd.grad(out, leaves, grad, retain_graph=True)
+        with rank.recording("backward"):
+            out.backward(grad)
     rank.answer("out.later", out)
     given = {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)}
     tell_changed(rank, {**given, "grad": grad})
@@ -305,9 +327,15 @@ def _differentiate(rank: Rank) -> None:
 
 
 def _keep(rank: Rank) -> None:
-    """Fact kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too."""
+    """Facts kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too;
+    circle: whether an output that nobody has any more is still there.
+    """
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
     rank.fact("kept_bytes", bytes_kept(lambda: lambda: rank.student.RingAttention.apply(*leaves, rank.group)))
+    gc.disable()  # Python's search for circles would find it some time
+    dropped = weakref.ref(rank.student.RingAttention.apply(*leaves, rank.group))
+    rank.fact("circle", dropped() is not None)
+    gc.enable()
 
 
 def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
@@ -332,6 +360,11 @@ def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
     most, kept = own + lse + objects, answer.facts["kept_bytes"]
     told = f"at most {most:,} bytes kept: the output and its lse"
     return Finding(kept <= most, told, f"{kept:,} bytes", answer.rank)
+
+
+def _goes_with_its_output(evidence: Evidence, answer: RankAnswer) -> Finding:
+    told = "an output that nobody has any more is gone, and what was kept with it"
+    return Finding(not answer.facts["circle"], told, "its own graph holds it", answer.rank)
 
 
 ATTENTION = Run(_differentiate, _inputs, _own, Whole)
@@ -376,9 +409,13 @@ RING_ATTENTION = Exercise(
             "kept",
             "mechanism",
             2,
-            "Beside q, k and v the output and its lse are kept for backward, and nothing else, in any form.",
+            "Beside q, k and v the output and its lse are kept for backward, nothing else in any form, and no"
+            " longer than the output is there.",
             "autograd keeps what every block was made from: write the backward yourself",
-            dict.fromkeys(("values", "kept"), on_each(_keeps_its_own)),
+            {
+                "values": on_each(_keeps_its_own),
+                "kept": every(on_each(_keeps_its_own), on_each(_goes_with_its_output)),
+            },
         ),
         Property(
             "subgroup",
