@@ -24,7 +24,18 @@ from labkit.checks.lesson_11.partial import PATIENCE
 from labkit.checks.lesson_11.ring import TORCHS_OWN
 from labkit.checks.lesson_11.tokens import zigzag
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import STEPS, State, calls_text, descend, nbytes, on_each, same
+from labkit.checks.shared.beside import (
+    STEPS,
+    State,
+    calls_text,
+    descend,
+    held_since,
+    holds_only,
+    nbytes,
+    on_each,
+    same,
+    storages,
+)
 from labkit.checks.shared.cuts import cut_block, part_of
 from labkit.checks.shared.cuts import under as put_under
 from labkit.checks.shared.split import drawn, dtype_of, loaded, numbers_taken, under
@@ -150,12 +161,15 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
-    of the last step. Fact changed: what is no longer as it was in the whole model. Before, the model is
-    evaluated on one sequence, of another length.
+    of the last step. Facts held_bytes, of the rank's part when it was made, and changed: what is no longer as
+    it was in the whole model. Before, another model is made, of other groups, and this one is evaluated on
+    one sequence, of another length.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
-    given = _held(full)
-    model = rank.student.ContextParallelGPT(full, *_groups(rank))
+    given, (context, tensor, batch), before_it = _held(full), _groups(rank), storages()
+    model = rank.student.ContextParallelGPT(full, context, tensor, batch)
+    rank.fact("held_bytes", held_since(before_it))
+    other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
     tokens = max(2, rank.inputs["ids"].shape[-1] - 2)
     with torch.no_grad():
         model.loss(*(rank.inputs[name][0, :1, :tokens].clone() for name in ("ids", "targets")))
@@ -175,6 +189,7 @@ def _train(rank: Rank) -> None:
         rank.answer(f"trained.{name}", parameter)
     before, held = under("full.", rank.inputs), _held(full)
     other = {n for n, p in full.named_parameters() if not torch.equal(p, before[n])}
+    del other_model
     other |= {n for n in given.keys() | held.keys() if given.get(n, given) is not held.get(n, held)}
     rank.fact("changed", sorted(other))
 
@@ -251,6 +266,14 @@ def _states(*kinds: str) -> Judge:
 def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
     changed = answer.facts["changed"]
     return Finding(not changed, "`full` as it was given", f"changed: {', '.join(changed)}", answer.rank)
+
+
+def _holds_its_part(evidence: OneProcess, answer: RankAnswer) -> Finding:
+    full = evidence.states["trained"]
+    share, whole = (
+        sum(map(nbytes, state.values())) for state in (spot_of(evidence.case, answer.rank).cut(full), full)
+    )
+    return holds_only(share, whole, answer)
 
 
 def _keys_alone(phase: str, *more: str) -> Judge:
@@ -340,7 +363,7 @@ EXERCISE = Exercise(
             3,
             "The same with the heads of each block cut over a second axis.",
             "gradients were summed over ranks that have other parts, or have the same tokens",
-            {"tensor": ALL},
+            {"tensor": every(ALL, on_each(_holds_its_part))},
         ),
         Property(
             "traffic",
