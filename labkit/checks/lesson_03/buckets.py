@@ -36,7 +36,8 @@ def _cases(seed: int) -> list[Case]:
         ([2, 5], d, True),
     ]
     large: list[Spec] = [([3], f, True), ([100], f, True), ([2], f, True)]
-    frozen: list[Spec] = [([4], d, True), ([4], d, False), ([4], d, True), ([4], d, False)]
+    frozen: list[Spec] = [([4], d, True), ([4], f, False), ([4], d, True), ([4], d, False)]
+    empty: list[Spec] = [([3], f, True), ([0], f, True), ([4], f, True), ([9], f, True), ([0], f, True)]
     mixed: list[Spec] = [([4], f, True), ([4], d, True), ([4], d, True), ([4], f, True)]
     halves: list[Spec] = [([4], "float16", True), ([4], "bfloat16", True), ([3], "bfloat16", True)]
     return [
@@ -46,7 +47,7 @@ def _cases(seed: int) -> list[Case]:
         buckets_case("two dtypes", mixed, 1000, seed),
         buckets_case("two dtypes of two bytes", halves, 1000, seed),
         buckets_case("two dtypes, full buckets", [([4], f, True), *[([4], d, True)] * 4], 64, seed),
-        buckets_case("one without elements", [([3], f, True), ([0], f, True), ([4], f, True)], 16, seed),
+        buckets_case("two without elements", empty, 16, seed),
         buckets_case("two that exceed a bucket by a byte", [([8], f, True)] * 4, 63, seed),
         buckets_case("views of more memory", [([4], f, True)] * 5, 32, seed, behind=3),
         buckets_case("none", [], 64, seed),
