@@ -24,6 +24,7 @@ def _indices_cases(seed: int) -> list[Case]:
         indices_case("unseen: one short", 8 * 6 - 1, 8, seed),
         indices_case("unseen: fewer than ranks", 2, draw.randint(5, 9), seed),
         indices_case("unseen: nothing", 0, 3, seed),
+        indices_case("unseen: refused, with nothing to read", 0, 3, seed, "refused"),
         indices_case("unseen: refused", draw.randint(5, 9), draw.randint(2, 6), seed, "refused"),
     ]
 
