@@ -750,8 +750,8 @@ Table(
 def token_weighted_loss(loss_sum: Tensor, num_tokens: int, group: dist.ProcessGroup) -> Tensor:
     """A scalar whose mean over the ranks of `group` is the mean loss over all their tokens.
 
-    loss_sum: sum of this rank's token losses (zero, with a graph, if there are none);
-    it stays as it is.
+    loss_sum: sum of this rank's token losses, of any floating dtype (zero, with a graph, if
+    there are none); it stays as it is, and so does its own gradient.
     num_tokens: how many, up to millions.
     Sends one number, once. Where no rank has a token, the result is zero. On every rank its
     backward reaches what loss_sum hangs on: without tokens these gradients are zeros, not None.

@@ -94,11 +94,11 @@ def _tokens_cases(seed: int) -> list[Case]:
     draw = Random(f"03/tokens/{seed}")
     counts = [draw.randint(1, 12) for _ in range(4)]
     return [
-        tokens_case("unseen: three ranks", "values", counts[:3], seed),
+        tokens_case("unseen: three ranks", "values", counts[:3], seed, again=True),
         tokens_case("unseen: hundreds", "values", [draw.randint(257, 2000) for _ in range(2)], seed),
         tokens_case("unseen: four ranks", "values", counts, seed, each=draw.randint(7000, 9000)),
         tokens_case("unseen: empty", "empty", [counts[0], 0, counts[1]], seed),
-        tokens_case("unseen: pair", "subgroup", counts[:3], seed, groups=PAIR_AND_ONE),
+        tokens_case("unseen: pair", "subgroup", counts[:3], seed, groups=PAIR_AND_ONE, again=True),
     ]
 
 

@@ -22,7 +22,9 @@ ONE_FOR_ALL = ("all_reduce", "all_gather")  # each hands a number of every rank 
 
 
 def tokens_case(name: str, kind: str, tokens: list[int], seed: int, **params: Any) -> Case:
-    """So many rows on each rank. each: tokens in a row, 1 where it is not said."""
+    """So many rows on each rank. each: tokens in a row, 1 where it is not said. dtype: of the sum of losses.
+    again: there was a batch before, in which the other ranks had more tokens.
+    """
     return Case(name, len(tokens), {"tokens": tokens, **params}, seed, kind=kind)
 
 
@@ -30,12 +32,13 @@ def _cases(seed: int) -> list[Case]:
     return [
         tokens_case("3 and 8 tokens", "values", [3, 8], seed, late=[1]),
         tokens_case("1,001 and 258 tokens", "values", [1001, 258], seed),
-        tokens_case("1, 6, 2 and 9 tokens", "values", [1, 6, 2, 9], seed),
+        tokens_case("1, 6, 2 and 9 tokens", "values", [1, 6, 2, 9], seed, again=True),
+        tokens_case("losses in bfloat16", "values", [2055, 2055, 2055, 2027], seed, dtype="bfloat16"),
         tokens_case("rows of 4,001 tokens", "values", [30, 7], seed, each=4001),
         tokens_case("a rank without tokens", "empty", [0, 5], seed),
         tokens_case("no tokens at all", "empty", [0, 0], seed),
         tokens_case("one token in all", "empty", [0, 1], seed),
-        tokens_case("two groups of two", "subgroup", [2, 7, 3, 4], seed, groups=PAIRS),
+        tokens_case("two groups of two", "subgroup", [2, 7, 3, 4], seed, groups=PAIRS, again=True),
     ]
 
 
@@ -56,27 +59,38 @@ def _each(case: Case) -> int:
     return int(case.params.get("each", 1))
 
 
-def _loss_sum(x: Tensor, w: Tensor) -> Tensor:
-    return (x @ w).square().sum()
+def _loss_sum(case: Case, x: Tensor, w: Tensor) -> Tensor:
+    """bfloat16 rounds this, and nothing else where the number of all tokens is a power of two."""
+    return (x @ w).square().sum().to(getattr(torch, case.params.get("dtype", "float64")))
 
 
 def _weigh(rank: Rank) -> None:
-    """Backpropagate the student's loss; what DDP does afterwards, averaging, is done by the judge.
+    """Backpropagate the student's loss; what DDP does afterwards, averaging, is done by the judge. Where the
+    case says `again`, another batch was weighed before, over all ranks.
 
-    Answers: loss, grad (zeros where there is none). Facts: changed, whether the sum handed over was; reached,
-    whether there is a gradient.
+    Answers: loss, grad (zeros where there is none). Facts: changed, whether the sum handed over was, or its
+    gradient; reached, whether there is a gradient.
     """
     group, w = enter_group(rank), rank.inputs["w"].clone().requires_grad_()
     x = rank.inputs["x"]
-    total, tokens = _loss_sum(x, w), len(x) * _each(rank.case)
-    before = total.detach().clone()
+    total, tokens = _loss_sum(rank.case, x, w), len(x) * _each(rank.case)
+    if rank.params.get("again"):
+        more = tokens if rank.rank == 0 else 3 * tokens  # whoever kept the total of all would use it again
+        rank.student.token_weighted_loss(_loss_sum(rank.case, x, w), more, rank.group)
+    before = _with_gradient(total, w)
     with rank.recording("all"):
         loss: Any = rank.student.token_weighted_loss(total, tokens, group)
+        after = _with_gradient(total, w)
         loss.backward()
-    rank.fact("changed", not torch.equal(total, before))
+    rank.fact("changed", not all(map(torch.equal, before, after)))
     rank.fact("reached", w.grad is not None)
     rank.answer("loss", loss)
     rank.answer("grad", torch.zeros_like(w) if w.grad is None else w.grad)
+
+
+def _with_gradient(total: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A sum as it is now, and what its own backward gives."""
+    return total.detach().clone(), torch.autograd.grad(total, w, retain_graph=True)[0]
 
 
 # -- judges
@@ -98,14 +112,16 @@ class TokenEvidence(Evidence):
         """The "loss" of a rank's group, and its "grad"."""
         w = self.inputs["w"].clone().requires_grad_()
         rows = [_hand_rows(self.case, self.inputs, r)["x"] for r in self.members(answer)]
-        mean = _loss_sum(torch.cat(rows), w) / max(self.tokens(answer), 1)
+        mean = torch.stack([_loss_sum(self.case, x, w) for x in rows]).double().sum() / max(
+            self.tokens(answer), 1
+        )
         (gradient,) = torch.autograd.grad(mean, w)
         return {"loss": mean.detach(), "grad": gradient}
 
     def averaged(self, name: str, answer: RankAnswer) -> Finding:
         """Whether what the ranks of a group answered is, averaged, that of the mean over all tokens."""
         wanted = self.mean_over_tokens(answer)[name]
-        shares = [self.answers[r].tensors[name].reshape(wanted.shape) for r in self.members(answer)]
+        shares = [self.answers[r].tensors[name].double().reshape(wanted.shape) for r in self.members(answer)]
         seen = torch.stack(shares).mean(0)
         wrong = difference(*(wanted.float(), seen.float()) if name == "loss" else (wanted, seen))
         what = {"loss": "the mean", "grad": "the gradient of the mean"}[name]
@@ -124,8 +140,10 @@ def _averages(*names: str) -> Judge:
 
 def _leaves_the_sum_alone(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        said = "changed in place" if answer.facts["changed"] else ""
-        yield Finding(not said, "the sum that was handed over as it was", said, answer.rank)
+        said = "changed" if answer.facts["changed"] else ""
+        yield Finding(
+            not said, "the sum that was handed over, and its gradient, as they were", said, answer.rank
+        )
 
 
 def _reaches_the_weights(evidence: TokenEvidence) -> Iterator[Finding]:
