@@ -52,7 +52,10 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
         net_case("unseen: one alone uses it", "unused", 4, seed, aside=[0], **sizes),
         net_case("unseen: frozen", "frozen", 2, seed, frozen=["aside.weight", "last.bias"], **sizes),
-        net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
+        net_case(
+            "unseen: thawed", "frozen", 3, seed, frozen=["first.weight"], swapped=["first.weight"], **sizes
+        ),
+        net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, again=True, **sizes),
         net_case("unseen: two have views", "layout", 3, seed, views_on=[0, 2], aside=[1], **sizes),
     ]
 

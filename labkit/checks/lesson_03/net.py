@@ -64,7 +64,8 @@ def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case
     """Replicas of the small net, one a rank. groups: those they work in, where it is not one of all ranks.
     views_on: ranks where no matrix and no vector is contiguous. mixed: the layer beside is float32. zeroed:
     between steps gradients are filled with zeros, not given up. without: for each rank, the layers that it
-    does not use.
+    does not use. swapped: parameters that are frozen from the second step on, or trained if they were
+    frozen. earlier: gradients of ones are there before the first step. evaluated: in evaluation mode.
     """
     sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
@@ -116,6 +117,7 @@ def net_of(case: Case, handed: Inputs) -> Net:
         tensor.data.copy_(handed[f"state.{name}"])
     for name in case.params.get("frozen", ()):
         net.get_parameter(name).requires_grad_(False)
+    net.train(not case.params.get("evaluated"))
     return tied(net) if case.params.get("tied") else net
 
 
@@ -132,18 +134,22 @@ def state_of(net: nn.Module) -> State:
 
 
 def lie_differently(rank: Rank, net: nn.Module) -> None:
-    """On the ranks of the case's `views_on`: matrices lie transposed in memory, vectors with gaps. Shapes and
-    numbers are as before.
+    """On the ranks of the case's `views_on`: matrices lie transposed in memory, vectors with gaps, and all of
+    a dtype behind one another in one piece. Shapes and numbers are as before.
     """
     if rank.rank in rank.params.get("views_on", ()):
-        for tensor in (*net.parameters(), *net.buffers()):
-            tensor.data = _as_view(tensor.data)
+        tensors = [*net.parameters(), *net.buffers()]
+        for dtype in {tensor.dtype for tensor in tensors}:
+            alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+            parts = alike[0].data.new_empty(2 * sum(t.numel() for t in alike))
+            for tensor, part in zip(alike, parts.split([2 * t.numel() for t in alike]), strict=True):
+                tensor.data = _view_in(part, tensor.shape).copy_(tensor.data)
 
 
-def _as_view(tensor: Tensor) -> Tensor:
-    if tensor.dim() == 2:
-        return tensor.t().contiguous().t()
-    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+def _view_in(memory: Tensor, shape: torch.Size) -> Tensor:
+    """A view that is not contiguous, in memory of twice its size."""
+    places = memory.view(2, *reversed(shape))[0] if len(shape) == 2 else memory.view(*shape, 2)[..., 0]
+    return places.t() if len(shape) == 2 else places
 
 
 def stand_anywhere(rank: Rank, net: nn.Module) -> None:
@@ -165,6 +171,19 @@ def stand_anywhere(rank: Rank, net: nn.Module) -> None:
 def trained(net: nn.Module) -> list[nn.Parameter]:
     """The parameters that are not frozen."""
     return [parameter for parameter in net.parameters() if parameter.requires_grad]
+
+
+def swap_frozen(case: Case, net: nn.Module) -> None:
+    """Freeze what the case's `swapped` names, or thaw it where it is frozen."""
+    for name in case.params.get("swapped", ()):
+        parameter = net.get_parameter(name)
+        parameter.requires_grad_(not parameter.requires_grad)
+
+
+def add_earlier_gradients(case: Case, net: nn.Module) -> None:
+    """Where the case says `earlier`: gradients of ones, which the first backward adds to."""
+    for parameter in trained(net) if case.params.get("earlier") else ():
+        parameter.grad = torch.ones_like(parameter)
 
 
 # -- inputs
@@ -208,9 +227,10 @@ def hand_replica(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def loss_of(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int, m: int = 0) -> Tensor:
     """The mean squared error of one micro-batch of a rank. What it leaves out is said by keyword, which a
-    wrapper must pass on.
+    wrapper must pass on. The input asks for a gradient, so that there is a backward where all is frozen.
     """
-    out = model(handed["x"][step, m], without=_left_out(case, rank, m))
+    x = handed["x"][step, m].detach().requires_grad_()
+    out = model(x, without=_left_out(case, rank, m))
     return F.mse_loss(out, handed["target"][step, m])
 
 
@@ -231,7 +251,7 @@ def own_loss(rank: Rank, model: nn.Module, step: int, m: int = 0) -> Tensor:
 def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
     """Answers: "grad STEP.NAME", zeros where a trained parameter has none. Fact: "frozen STEP", the frozen
     parameters that have one. Then one step of SGD; the gradients are gone, or zeros where the case is
-    `zeroed`.
+    `zeroed`, and other parameters are frozen where it is `swapped`.
     """
     frozen = [name for name, p in net.named_parameters() if not p.requires_grad and p.grad is not None]
     rank.fact(f"frozen {step}", frozen)
@@ -239,6 +259,7 @@ def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
         rank.answer(f"grad {step}.{name}", gradient)
     descend(net)
     net.zero_grad(set_to_none=not rank.params.get("zeroed"))
+    swap_frozen(rank.case, net)
 
 
 def send_state(rank: Rank, net: nn.Module, prefix: str) -> None:
@@ -285,6 +306,7 @@ class ReplicaEvidence(Evidence):
     def _reference(self, members: list[int]) -> State:
         handed = {rank: hand_replica(self.case, self.inputs, rank) for rank in members}
         net = net_of(self.case, handed[members[0]])
+        add_earlier_gradients(self.case, net)
         found = _named("start", state_of(net))
         for step in range(STEPS):
             losses = {r: self.loss(net, self.case, handed[r], r, step) for r in members}
@@ -293,6 +315,7 @@ class ReplicaEvidence(Evidence):
             found |= _named(f"loss {step}", {str(r): loss for r, loss in losses.items()})
             descend(net)
             net.zero_grad()
+            swap_frozen(self.case, net)
         return found | _named("trained", state_of(net))
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from labkit.checks.case import Case, RankAnswer
+from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_03.net import (
     GRADIENTS,
@@ -31,6 +31,7 @@ from labkit.checks.lesson_03.net import (
     stand_anywhere,
     state_of,
     subgroup,
+    swap_frozen,
     tied,
     trained,
 )
@@ -196,44 +197,56 @@ BROADCAST = Exercise(
 
 
 def _average_cases(seed: int) -> list[Case]:
+    first, then = ["second.weight"], ["first.bias", "last.weight"]
     return [
         net_case("two ranks", "values", 2, seed, late=[0]),
-        net_case("four ranks", "values", 4, seed, rows=3),
+        net_case("four ranks", "values", 4, seed, rows=3, width=1),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
         net_case("another layer on each rank", "unused", 2, seed, without=[["first"], ["second"]]),
         net_case("a parameter with two names", "values", 2, seed, tied=True),
-        net_case("a frozen layer", "frozen", 2, seed, frozen=["second.weight"]),
-        net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        net_case(
+            "another frozen layer in each step", "frozen", 2, seed, frozen=first, swapped=[*first, *then]
+        ),
+        net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS, again=True),
         net_case("one rank", "values", 1, seed),
         net_case("views on one rank", "layout", 2, seed, views_on=[1], aside=[0]),
     ]
 
 
 def _average(rank: Rank) -> None:
-    """Train equal replicas on rows of their own, averaging gradients in between.
+    """Train equal replicas on rows of their own, averaging gradients in between. In the second step what is
+    frozen has a gradient of an earlier one. Where the case says `again`, gradients were averaged over all
+    ranks before.
 
     Answers: grad STEP.NAME, trained.NAME. Recordings: step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     stand_anywhere(rank, net)
     lie_differently(rank, net)
+    if rank.params.get("again"):
+        own_loss(rank, net, 0).backward()
+        rank.student.average_gradients(net, rank.group)
+        net.zero_grad()
     for step in range(STEPS):
         own_loss(rank, net, step).backward()
+        frozen = [p for p in net.parameters() if not p.requires_grad] if step else []
+        for parameter in frozen:
+            parameter.grad = torch.ones_like(parameter)
         with rank.recording(f"step {step}"):
             rank.student.average_gradients(net, group)
+        for parameter in frozen:
+            parameter.grad = None
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
 
 
 def _one_for_each_gradient(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        if place_of(evidence.case, answer.rank).size > 1:
-            yield calls_are("step 0", _all_reduces(evidence, answer), answer)
-
-
-def _all_reduces(evidence: ReplicaEvidence, answer: RankAnswer) -> list[tuple[str, int]]:
-    return [("all_reduce", nbytes(parameter)) for parameter in trained(evidence.first_net(answer))]
+        net = evidence.first_net(answer)
+        for step in range(STEPS if place_of(evidence.case, answer.rank).size > 1 else 0):
+            yield calls_are(f"step {step}", [("all_reduce", nbytes(p)) for p in trained(net)], answer)
+            swap_frozen(evidence.case, net)
 
 
 AVERAGE = Exercise(
