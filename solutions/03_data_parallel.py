@@ -440,7 +440,8 @@ class OverlappedDataParallel(nn.Module):
     during backward.
 
     After `loss.backward()`, outside `no_sync()`, each gradient is the mean over the group;
-    a parameter that this rank did not use counts as zeros, and a frozen one is left alone.
+    a parameter that this rank did not use counts as zeros, and a frozen one is left alone, as
+    where all are frozen. One backward may go through several such models.
     Forward sends nothing. Backward sends each gradient once, one all_reduce a bucket, most
     of them before the last gradient is ready, and waits for none before that. Gradients
     that are there, zeros or an earlier backward's, are added to, as always. Parameters may

@@ -78,13 +78,13 @@ def _buckets_cases(seed: int) -> list[Case]:
 
 
 def _overlap_cases(seed: int) -> list[Case]:
-    sizes = _sizes(seed, "overlap")
-    large = {"rows": 96, "width": 16, "inner": 48, "bucket_bytes": 8000}
+    draw, sizes = Random(f"03/overlap/accumulating/{seed}"), _sizes(seed, "overlap")
+    large = {"rows": 96, "width": 16, "inner": 48, "bucket_bytes": 1}
     return [
-        net_case("unseen: three ranks", "values", 3, seed, zeroed=True, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, zeroed=True, earlier=True, **sizes),
         net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),
-        net_case("unseen: accumulating", "no-sync", 3, seed, **sizes),
+        net_case("unseen: accumulating", "no-sync", 3, seed, aside_in=draw.randint(1, 2), **sizes),
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
         net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),

@@ -22,6 +22,7 @@ from labkit.checks.lesson_03.net import (
     Loss,
     Net,
     ReplicaEvidence,
+    add_earlier_gradients,
     any_layout,
     equals,
     hand_own,
@@ -48,16 +49,19 @@ OVERLAP_ID = "03.overlapped-data-parallel"
 
 def _cases(seed: int) -> list[Case]:
     small = {"aside": [2], "bucket_bytes": 60}
+    there = {"zeroed": True, "earlier": True, "evaluated": True}
+    everything = [name for name, _ in Net(1, 1).named_parameters()]
     return [
         net_case("two ranks", "values", 2, seed, late=[1]),
         net_case("two ranks, timed", "many", 2, seed, rows=64, width=24, inner=40, bucket_bytes=9000),
-        net_case("four ranks, gradients zeroed", "values", 4, seed, bucket_bytes=1, zeroed=True),
+        net_case("four ranks, gradients zeroed", "values", 4, seed, bucket_bytes=1, **there),
         net_case("two dtypes", "values", 2, seed, mixed=True),
         net_case("accumulating", "no-sync", 2, seed),
         net_case("accumulating, a layer not used in the end", "no-sync", 2, seed, aside_in=2),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("different ranks, small buckets", "unused", 4, seed, **small),
         net_case("a frozen layer", "unused", 2, seed, frozen=["second.weight", "last.bias"]),
+        net_case("all layers frozen", "unused", 2, seed, frozen=everything),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
         net_case("one rank", "values", 1, seed),
         net_case("a parameter with two names", "values", 2, seed, tied=True, bucket_bytes=100),
@@ -82,6 +86,7 @@ def _train(rank: Rank) -> None:
     net = net_of(rank.case, rank.inputs)
     stand_anywhere(rank, net)
     lie_differently(rank, net)
+    add_earlier_gradients(rank.case, net)
     model = _wrap(rank, net)
     for step in range(STEPS):
         loss = own_loss(rank, model, step)
@@ -113,8 +118,8 @@ class _Interrupted(Exception):
 
 def _accumulate(rank: Rank) -> None:
     """Backward passes inside no_sync, the first in another no_sync within, and one outside; the first and the
-    last have their forward on the other side. Then an exception inside it, and two normal backward passes
-    that add up, the last while another model is silent.
+    last have their forward on the other side. Then an exception inside one that was made before, and two
+    normal backward passes that add up: one through another model too, one while that is silent.
 
     Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
     """
@@ -127,13 +132,15 @@ def _accumulate(rank: Rank) -> None:
         for m in range(1, MICRO_BATCHES - 1):
             own_loss(rank, model, 0, m).backward()
         loss = own_loss(rank, model, 0, MICRO_BATCHES - 1)
+    silence = model.no_sync()  # begins when it is entered
     with rank.recording("outside"):
         loss.backward()
     send_gradients_and_step(rank, net, 0)
-    with contextlib.suppress(_Interrupted), model.no_sync():
+    with contextlib.suppress(_Interrupted), silence:
         raise _Interrupted
-    own_loss(rank, model, 1, 0).backward()
-    with rank.student.OverlappedDataParallel(another, rank.group).no_sync():
+    other = rank.student.OverlappedDataParallel(another, rank.group)
+    (own_loss(rank, model, 1, 0) + own_loss(rank, other, 1, 0)).backward()
+    with other.no_sync():
         own_loss(rank, model, 1, 1).backward()
     send_gradients_and_step(rank, net, 1)
 
