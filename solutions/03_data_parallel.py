@@ -688,8 +688,8 @@ def accumulate_gradients(
 
     Rows are this rank's; the model averages over ranks. Each micro-batch goes forward
     and back before the next, so that one graph is held at a time.
-    model: has `no_sync()`. micro_batches: (inputs, targets), at least one, not all
-    with as many rows.
+    model: has `no_sync()`; its mode stays as it is. micro_batches: (inputs, targets), at
+    least one, not all with as many rows, nor with rows of one length, nor as many on each rank.
     loss_function: (outputs, targets) -> mean over rows. What is returned may have any
     floating dtype.
     """

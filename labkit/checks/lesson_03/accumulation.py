@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -30,24 +32,47 @@ from labkit.checks.shared.places import enter_group
 
 
 def _cases(seed: int) -> list[Case]:
+    unusual = {"lengths": [1, 4, 2], "evaluated": True}
+    unequal = [[rows] * MICRO_BATCHES for rows in (2, 1, 1, 2)]
     return [
         net_case("three micro-batches", "values", 2, seed),
-        net_case("three micro-batches on four ranks", "values", 4, seed, rows=2),
-        net_case("5, 2 and 3 rows", "uneven", 2, seed, sizes=[5, 2, 3]),
-        net_case("one micro-batch", "uneven", 2, seed, sizes=[4], frozen=["last.bias"]),
+        net_case("three micro-batches of 2 rows or 1, on four ranks", "values", 4, seed, sizes=unequal),
+        net_case("5, 2 and 3 rows, 1 and 4", "uneven", 2, seed, sizes=[[5, 2, 3], [1, 4]], **unusual),
+        net_case("one micro-batch", "uneven", 2, seed, sizes=[[4], [2]], frozen=["last.bias"]),
         net_case("with your own wrapper", "own-parts", 2, seed),
     ]
 
 
-def _micro_batches(case: Case, handed: Inputs, step: int) -> list[tuple[Tensor, Tensor]]:
-    """Rows and targets, of the sizes that the case asks for."""
+Pair = tuple[Tensor, Tensor]
+"""The rows of a micro-batch, and their targets."""
+
+
+def _micro_batches(case: Case, handed: Inputs, rank: int, step: int) -> list[Pair]:
+    """Rows and targets, of the sizes that the case asks for on a rank."""
     x, target = handed["x"][step], handed["target"][step]
-    return [(x[m, :size], target[m, :size]) for m, size in enumerate(_sizes(case))]
+    return [(x[m, :size], target[m, :size]) for m, size in enumerate(_sizes(case, rank))]
 
 
-def _sizes(case: Case) -> list[int]:
-    """The rows of each micro-batch."""
-    return case.params.get("sizes") or [case.params["rows"]] * MICRO_BATCHES
+def _sizes(case: Case, rank: int) -> list[int]:
+    """The rows of each micro-batch of a rank."""
+    return case.params["sizes"][rank] if "sizes" in case.params else [case.params["rows"]] * MICRO_BATCHES
+
+
+def _to_hand_over(case: Case, pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """The same rows in tensors of their own. Where the case has `lengths`: a tuple, not a list, and each row
+    of a micro-batch so many times, [rows, length, width], which leaves its mean loss as it is.
+    """
+    lengths = case.params.get("lengths")
+    if not lengths:
+        return [(x.clone(), target.clone()) for x, target in pairs]
+    return tuple(
+        (_repeated(x, length), _repeated(target, length))
+        for (x, target), length in zip(pairs, lengths, strict=False)
+    )
+
+
+def _repeated(rows: Tensor, length: int) -> Tensor:
+    return rows.unsqueeze(1).repeat(1, length, 1)
 
 
 def _mean_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -55,44 +80,79 @@ def _mean_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(torch.tanh(output), target)
 
 
+class _Watch:
+    """Sees each forward and backward of a net, of how many rows, and how many earlier graphs are there when
+    another forward begins.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.passes: list[list[str | int]] = []
+        self.held = 0
+        self._graphs: list[weakref.ref[Callable[[Tensor], None]]] = []
+        net.register_forward_pre_hook(lambda *_: self._count())
+        net.register_forward_hook(lambda _module, _arguments, output: self._note(output))
+
+    def _count(self) -> None:
+        if self._alive() > 1:
+            gc.collect()
+        self.held = max(self.held, self._alive())
+
+    def _alive(self) -> int:
+        return sum(graph() is not None for graph in self._graphs)
+
+    def _note(self, output: Tensor) -> None:
+        rows = len(output)
+        self.passes.append(["forward", rows])
+        if output.requires_grad:
+
+            def came(_: Tensor) -> None:  # the graph's own: it goes when the graph goes
+                self.passes.append(["backward", rows])
+
+            output.register_hook(came)
+            self._graphs.append(weakref.ref(came))
+
+
 def _accumulate(rank: Rank) -> None:
     """Steps of several micro-batches each, through the data-parallel wrapper.
 
     Answers: loss STEP, grad STEP.NAME. Facts: graph, whether a loss that was returned holds one; passes STEP,
-    each forward and backward in order, and of how many rows. Recordings: plain, of a backward of one
-    micro-batch; step STEP.
+    each forward and backward in order, and of how many rows; held, the most graphs of earlier micro-batches
+    when another begins; changed STEP, whether what was handed over is. Recordings: plain, of a backward of
+    one micro-batch; step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
-    x, target = _micro_batches(rank.case, rank.inputs, 0)[0]
+    model.train(net.training)
+    given = [_micro_batches(rank.case, rank.inputs, rank.rank, step) for step in range(STEPS)]
+    x, target = given[0][0]
     loss = _mean_loss(model(x), target)
     with rank.recording("plain"):
         loss.backward()
     net.zero_grad()
-    passes: list[list[str | int]] = []
-    net.register_forward_hook(lambda _module, _arguments, output: _note_passes(output, passes))
+    watch = _Watch(net)
     for step in range(STEPS):
-        batches = _micro_batches(rank.case, rank.inputs, step)
+        handed, copies = (_to_hand_over(rank.case, given[step]) for _ in range(2))
         with rank.recording(f"step {step}"):
-            loss = rank.student.accumulate_gradients(model, batches, _mean_loss)
+            loss = rank.student.accumulate_gradients(model, handed, _mean_loss)
         rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
-        rank.fact(f"passes {step}", [*passes])
-        passes.clear()
+        rank.fact(f"passes {step}", [*watch.passes])
+        watch.passes.clear()
+        rank.fact("held", watch.held)
+        rank.fact(f"changed {step}", not _are_as_they_were(handed, copies))
         rank.answer(f"loss {step}", torch.as_tensor(loss).float())
         send_gradients_and_step(rank, net, step)
 
 
-def _note_passes(output: Tensor, passes: list[list[str | int]]) -> None:
-    """Add a forward that gave this output, [rows, width], and its backward when it comes."""
-    rows = len(output)
-    passes.append(["forward", rows])
-    if output.requires_grad:
-        output.register_hook(lambda _: passes.append(["backward", rows]))
+def _are_as_they_were(handed: Sequence[Pair], copies: Sequence[Pair]) -> bool:
+    """Whether micro-batches are there still, with the same numbers, and ask for no gradient."""
+    now, before = ([tensor for pair in pairs for tensor in pair] for pairs in (handed, copies))
+    kept = all(torch.equal(a, b) and not a.requires_grad for a, b in zip(now, before, strict=False))
+    return kept and len(now) == len(before)
 
 
 def _loss_of_one_batch(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
     """The mean over all of a rank's rows."""
-    pairs = _micro_batches(case, handed, step)
+    pairs = _micro_batches(case, handed, rank, step)
     x, target = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
     return _mean_loss(model(x), target)
 
@@ -107,6 +167,20 @@ def _returns_the_mean(evidence: ReplicaEvidence) -> Iterator[Finding]:
             yield same("the mean over this rank's rows", wanted, answer, f"loss {step}")
         graph = "a graph behind it, which keeps all activations" if answer.facts["graph"] else ""
         yield Finding(not graph, "a detached loss", graph, answer.rank)
+
+
+def _lets_go(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    """A graph may be there when the next forward begins, as in a loop whose variable still has its loss."""
+    for answer in evidence.answers:
+        held = answer.facts["held"]
+        told = "the graph of one micro-batch at a time"
+        yield Finding(held <= 1, told, f"{held} earlier ones when another began", answer.rank)
+
+
+def _leaves_what_it_is_handed(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        changed = any(answer.facts[f"changed {step}"] for step in range(STEPS))
+        yield Finding(not changed, "the micro-batches as they were", "changed", answer.rank)
 
 
 def _sends_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -125,7 +199,7 @@ def _goes_one_by_one(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         for step in range(STEPS):
             passes = answer.facts[f"passes {step}"]
-            sizes = _sizes(evidence.case)
+            sizes = _sizes(evidence.case, answer.rank)
             rows = [size for _, size in passes[::2]]
             right = passes == [[kind, size] for size in rows for kind in ("forward", "backward")]
             seen = ", ".join(f"{kind} of {size}" for kind, size in passes)
@@ -133,7 +207,7 @@ def _goes_one_by_one(evidence: ReplicaEvidence) -> Iterator[Finding]:
             yield Finding(right and sorted(rows) == sorted(sizes), told, seen, answer.rank)
 
 
-BOTH = every(GRADIENTS, _returns_the_mean)
+BOTH = every(GRADIENTS, _returns_the_mean, _leaves_what_it_is_handed)
 _RUN = Run(_accumulate, net_inputs, hand_own, partial(ReplicaEvidence, loss=_loss_of_one_batch))
 EXERCISE = Exercise(
     "03.accumulate-gradients",
@@ -154,8 +228,9 @@ EXERCISE = Exercise(
             "loss",
             "numbers",
             1,
-            "The result is the mean loss over this rank's rows, detached",
-            on={"values": _returns_the_mean},
+            "The result is the mean loss over this rank's rows, detached, and no earlier graph is kept",
+            "losses that are added up must be detached first: each keeps its graph",
+            {"values": every(_returns_the_mean, _lets_go)},
         ),
         Property(
             "communication",
@@ -169,7 +244,7 @@ EXERCISE = Exercise(
             "uneven-micro-batches",
             "robustness",
             1,
-            "Micro-batches may differ in size, and there may be just one",
+            "Micro-batches may differ in size and number, also between ranks, and there may be just one",
             "dividing by their number is right only when they are equal",
             {"uneven": BOTH},
         ),
