@@ -213,9 +213,9 @@ Table(
 #
 # Cut a whole attention, compute with the rank's heads, and give the whole back. What stands in front and
 # behind is handed to you as `enter` and `leave`, two functions like `column_parallel` and `row_parallel`:
-# later you will put others in their place, and so does the check. `attend` is called once in a forward, with
-# the config's dropout in training, under `no_grad` too, and 0.0 after `eval()`. A rank does a $t$-th of the
-# matrix products.
+# later you will put others in their place, and so does the check; with those, other tokens may enter than x
+# has. `attend` is called once in a forward, with the config's dropout in training, under `no_grad` too, and
+# 0.0 after `eval()`. A rank does a $t$-th of the matrix products.
 #
 # <details><summary>Hint 1: from [b, s, heads d] to [b, heads, s, d]</summary>
 # <code>x.unflatten(-1, (-1, d)).transpose(1, 2)</code>: the heads are the outer of the two, the d numbers of

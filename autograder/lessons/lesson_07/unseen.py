@@ -62,7 +62,7 @@ def _loss_cases(seed: int) -> list[Case]:
     return [
         loss_case("unseen: three ranks", "values", 3, seed, **shape, vocabulary=3 * rows, times=3.0),
         loss_case("unseen: float32", "values", 2, seed, **shape, vocabulary=2 * rows, dtype="float32"),
-        loss_case("unseen: one short", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1),
+        loss_case("unseen: one short", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1, dtype="float32"),
         loss_case("unseen: one more", "uneven", 4, seed, **shape, vocabulary=4 * rows + 1),
         loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
         loss_case(
@@ -119,6 +119,7 @@ def _products_cases(seed: int) -> list[Case]:
     return [
         products_case("unseen: three ranks", "values", 3, seed, **shape, sequence=6),
         products_case("unseen: without bias", "bare", 3, seed, **shape, sequence=9, bias=False),
+        products_case("unseen: first layer", "first-layer", 3, seed, **shape, sequence=6),
         products_case("unseen: neighbours", "subgroup", 4, seed, **shape, groups=NEIGHBOURS),
         products_case("unseen: alone", "values", 1, seed, **shape),
     ]

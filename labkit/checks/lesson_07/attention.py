@@ -86,8 +86,9 @@ def _watch_attend(rank: Rank, split: Split) -> None:
 
 
 def _use_other_products(rank: Rank, split: Split) -> None:
-    """Hand in an `enter` that doubles what enters and a `leave` that triples what leaves. Answers: others,
-    and usual, three times what the usual products make of twice x.
+    """Hand in an `enter` that doubles what enters, and lets it in twice, one after the other, and a `leave`
+    that triples what leaves of the first. Answers: others, and usual, three times what the usual products
+    make of twice x.
     """
     from labkit.tensor_parallel import column_parallel, row_parallel
 
@@ -99,8 +100,8 @@ def _use_other_products(rank: Rank, split: Split) -> None:
     others = part_of(
         full,
         rank.group,
-        enter=lambda x, *rest: column_parallel(2 * x, *rest),
-        leave=lambda x, *rest: 3 * row_parallel(x, *rest),
+        enter=lambda x, *rest: column_parallel(torch.cat([2 * x, 2 * x], dim=1), *rest),
+        leave=lambda inner, *rest: 3 * row_parallel(inner[:, : x.shape[1]], *rest),
     )
     rank.answer("others", others(x.clone()))
     rank.answer("usual", 3 * part_of(full, rank.group)(2 * x))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
@@ -53,10 +54,15 @@ def _plain(case: Case) -> nn.Module:
     return with_eps(block, case)
 
 
+def _streams(rank: Rank, group: dist.ProcessGroup) -> Any:
+    """The student's streams, or those put in, for a block."""
+    return rank.student.RandomStreams(rank.case.seed, group)
+
+
 BLOCK = Split(
     plain=_plain,
     build=lambda rank, full, group: rank.student.TensorParallelBlock(
-        full, group, rank.student.RandomStreams(rank.case.seed, group), sequence_parallel(rank.case)
+        full, group, _streams(rank, group), sequence_parallel(rank.case)
     ),
     cut=cut_block,
     drawn=activations,
@@ -103,10 +109,15 @@ def _measure_kept(rank: Rank, split: Split) -> None:
 
 def _watch_dropout(rank: Rank, split: Split) -> None:
     """Answers: differ and agree, in training, as torch's own generators do on the ranks; bare, in training
-    without gradients; eval, afterwards.
+    without gradients; eval, afterwards. One and two, of blocks that draw from the same streams in turn.
     """
     part = split.build(rank, split.handed(rank), rank.group)
-    x = rank.inputs["x"].clone()
+    x, streams = rank.inputs["x"].clone(), _streams(rank, rank.group)
+    for name in ("one", "two"):
+        block = rank.student.TensorParallelBlock(
+            split.handed(rank), rank.group, streams, sequence_parallel(rank.case)
+        )
+        rank.answer(name, block(x) - x)
     for name, seed in (("differ", rank.rank), ("agree", 0)):
         seed_generators(seed)
         rank.answer(name, part(x) - x)
@@ -224,6 +235,9 @@ def _drops_apart(evidence: SplitEvidence) -> Iterator[Finding]:
         quiet = answer.tensors["eval"].abs().max().item() < 1e-9
         yield Finding(quiet, "nothing dropped after eval()", "something was", answer.rank)
         yield Finding(not _alike(differ, agree), "another mask in the next forward", "the same", answer.rank)
+        apart = not _alike(answer.tensors["one"], answer.tensors["two"])
+        told = "another mask in the next block that draws from the same streams"
+        yield Finding(apart, told, "the same", answer.rank)
 
 
 def _drops_alike_what_is_whole(evidence: SplitEvidence) -> Iterator[Finding]:

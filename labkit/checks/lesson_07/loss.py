@@ -30,7 +30,7 @@ MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponen
 MOST_CALLS = 5
 BEYOND = 1e4  # what the logits of columns that do not exist hold: large, so that counting them shows
 
-WRONG_TARGETS = ("too large", "negative", "just below")
+WRONG_TARGETS = ("too large", "negative", "just below", "ignored by default")
 loss_case = case_maker(batch=2, sequence=5, vocabulary=12)
 
 
@@ -128,10 +128,10 @@ def _ask_for_wrong_targets(rank: Rank) -> None:
     group, logits = enter_group(rank), rank.inputs["logits"].clone().requires_grad_()
     ask, vocabulary = rank.student.vocab_parallel_cross_entropy, rank.params["vocabulary"]
     targets = rank.inputs["targets"].clone()
-    for name, wrong in zip(WRONG_TARGETS, (vocabulary, -7, -1), strict=True):
+    for name, wrong in zip(WRONG_TARGETS, (vocabulary, -7, -1, -100), strict=True):
         targets[-1, -1] = wrong
         with rank.expect_error(name):
-            ask(logits, targets, vocabulary, group)
+            ask(logits, targets, vocabulary, group, **({"ignore_index": -2} if wrong == -100 else {}))
 
 
 # -- judges
@@ -251,7 +251,7 @@ EXERCISE = Exercise(
             2,
             "Columns beyond the vocabulary are as if they were not there.",
             "they take part in the maximum or the sum of exponentials; set them to -inf",
-            {"uneven": LOSS_AND_GRADIENTS},
+            {"uneven": every(LOSS_AND_GRADIENTS, _handed_over_kept)},
         ),
         Property(
             "ignore-index",

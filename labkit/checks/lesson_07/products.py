@@ -46,7 +46,8 @@ def _cases(seed: int) -> list[Case]:
         products_case("float32", "values", 2, seed, dtype="float32"),
         products_case("views", "layout", 2, seed),
         products_case("four ranks", "values", 4, seed, batch=3),
-        products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=64, inner=32),
+        products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=128, inner=64),
+        products_case("x that asks for no gradient", "first-layer", 2, seed),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
@@ -84,10 +85,11 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 
 def _use_both(rank: Rank) -> None:
     """Forward and backward through both products; between them they are used once more, in a group of this
-    rank alone. Answers: output, grad.NAME.
+    rank alone. In a case "first-layer" x asks for no gradient. Answers: output, grad.NAME.
     """
     group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
     state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
+    state["x"].requires_grad_(rank.case.kind != "first-layer")
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
     with rank.recording("forward"):
         out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
@@ -220,6 +222,7 @@ EXERCISE = Exercise(
         "values": _USED,
         "kept": Run(_keep_for_backward, _inputs, _hand, ProductsEvidence),
         "bare": _USED,
+        "first-layer": _USED,
         "layout": Run(_use_views, _inputs, _hand, ProductsEvidence),
         "subgroup": _USED,
     },
@@ -245,9 +248,10 @@ EXERCISE = Exercise(
             "parameter-gradients",
             "numbers",
             3,
-            "Blocks of weights have the gradient of all tokens, and so has the whole bias.",
+            "Blocks of weights have the gradient of all tokens, and so has the whole bias, also where x asks"
+            " for none.",
             "the bias is added to this rank's tokens only: its gradient must be summed over the ranks",
-            {"values": _right_gradients(*CUT)},
+            dict.fromkeys(("values", "first-layer"), _right_gradients(*CUT)),
         ),
         Property(
             "kept-slices",

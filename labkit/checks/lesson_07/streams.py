@@ -22,6 +22,7 @@ NUMBERS = 16
 OUTSIDE = {
     "made": "once the streams were made",
     "left": "after a few draws from them",
+    "entered later": "after own() was called, and entered some draws later",
     "left by an error in shared": "after an exception inside shared()",
     "left by an error in own": "after an exception inside own()",
 }
@@ -65,7 +66,11 @@ def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
             rank.answer(f"{stream} of another seed", _draw(rank))
         with getattr(again, stream)():
             rank.answer(f"{stream} of the same seed", _draw(rank))
+    ahead = streams.own()
     rank.answer("left", _draw(rank))
+    with ahead:
+        _draw(rank)
+    rank.answer("entered later", _draw(rank))
     kept: list[JSON] = []
     for name in ("shared", "own"):
         stream = getattr(streams, name)

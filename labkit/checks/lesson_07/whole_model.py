@@ -267,7 +267,7 @@ EXERCISE = Exercise(
             2,
             STORED,
             "the whole model was kept as an attribute",
-            {"values": keeps_blocks},
+            dict.fromkeys(("values", "untied"), keeps_blocks),
         ),
         Property(
             "communication",
