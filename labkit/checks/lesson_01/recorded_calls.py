@@ -24,6 +24,7 @@ from labkit.theory.hardware import GPU
 from labkit.theory.models import ModelConfig
 
 ARGUMENT_TYPES = {"config": ModelConfig, "gpu": GPU}
+WHOLE = ("global_batch_size", "accumulation_steps")  # whose text asks for whole numbers, not floats
 LONGEST_TEXT = 2000  # characters of an error that are sent back
 
 
@@ -123,28 +124,25 @@ def _wrong_value(expected: JSON, seen: JSON, call: dict[str, JSON]) -> str | Non
             return f"{shown(seen)} instead of a dict with {', '.join(expected)}"
         if set(seen) != set(expected):
             return f"keys {', '.join(sorted(seen))} instead of {', '.join(sorted(expected))}"
-        problems = (
-            (part, _wrong(expected[part], seen[part], call["tolerance"])) for part in sorted(expected)
-        )
+        problems = ((part, _wrong(expected[part], seen[part], call)) for part in sorted(expected))
         return next((f"{part}: {problem}" for part, problem in problems if problem), None)
     if isinstance(seen, dict):
         return "a dict instead of a number"
     if isinstance(expected, dict):
         near = (digest(call["part"], number) for number in _three_digits(seen))
         return None if expected["digest"] in near else f"{shown(seen)}, which is not it"
-    return _wrong(expected, seen, call["tolerance"])
+    return _wrong(expected, seen, call)
 
 
-def _wrong(expected: float, seen: JSON, tolerance: float) -> str | None:
-    """None when `seen` is near enough; without a tolerance it must be a whole number, to its last digit,
-    which a comparison of floats would not see.
+def _wrong(expected: float, seen: JSON, call: dict[str, JSON]) -> str | None:
+    """None when `seen` is near enough; without a tolerance a whole number is held to its last digit, which a
+    comparison of floats would not see.
     """
-    wrong = wrong_number(expected, seen, tolerance)
-    if wrong is None and not tolerance:
-        if seen != expected:
-            return f"{shown(seen)} instead of {shown(expected)}"
-        if isinstance(seen, float):
-            return f"{seen!r}, a float, where a whole number is asked for"
+    wrong = wrong_number(expected, seen, call["tolerance"])
+    if wrong is None and not call["tolerance"] and seen != expected:
+        return f"{shown(seen)} instead of {shown(expected)}"
+    if wrong is None and call["function"] in WHOLE and isinstance(seen, float):
+        return f"{seen!r}, a float, where a whole number is asked for"
     return wrong
 
 
