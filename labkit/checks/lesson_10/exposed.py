@@ -25,6 +25,7 @@ def _expected(compute: Stretches, communication: Stretches) -> float:
 RIGHT = gives(_expected)
 TICK = 2.0**-20  # of a second: about a microsecond, and exact in sums
 LATE = 3_600_000_001  # microseconds, an hour into a trace; float32 has no such number
+LONG = 1100  # stretches: no Python goes as deep by recursion, and a trace has more
 KINDS = ("plain", "covered", "overlapping", "touching", "unsorted", "empty")
 
 EXERCISE = Exercise(
@@ -91,6 +92,7 @@ def exposed_cases(seed: int, prefix: str) -> list[Case]:
         _row(_placed([[3, 40], [50, 61]], TICK), _placed([[30, 52], [60, 80]], TICK)),
         _row(_placed([[0, 7.5], [9, 20]], 1, LATE), _placed([[4, 11], [18, 24.25]], 1, LATE)),
         *(_apart(draw) for _ in range(3)),
+        _apart(draw, LONG),
     ]
     covered = [_row([[0, 100]], [[3, 9], [20, 100]]), _row([[10, 20]], [[0, 50]])]
     overlapping = [_row([[0, 2]], [[1, 8], [4, 6], [5, 12]]), *(_dense(draw, True) for _ in range(4))]
@@ -124,9 +126,10 @@ def _placed(stretches: Stretches, unit: float, begin: float = 0.0) -> list[list[
     return [[begin + moment * unit for moment in stretch] for stretch in stretches]
 
 
-def _apart(draw: Random) -> Row:
+def _apart(draw: Random, stretches: int = 6) -> Row:
     """Computation and communication that are each without overlap, in order."""
-    return _row(*([[a, b] for a, b in _pairs(sorted(draw.sample(range(1000), 12)))] for _ in range(2)))
+    moments = range(100 * stretches)
+    return _row(*([[a, b] for a, b in _pairs(sorted(draw.sample(moments, 2 * stretches)))] for _ in range(2)))
 
 
 def _pairs(moments: list[int]) -> list[tuple[int, int]]:

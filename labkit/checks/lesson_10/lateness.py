@@ -118,6 +118,7 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
     far = [0, 10**9 + 7, -70_000, 12]
     noisy = [{"ends": _run(draw, 4, 9, apart=far, woken=3)["ends"]} for _ in range(2)]
     noisy += [{"ends": _leaving_apart(draw, _run(draw, 4, 8, apart=far, woken=1)["ends"])}]
+    noisy += [{"ends": _woken_at_first(draw, _run(draw, 3, 25, apart=apart)["ends"], 12)}]
     one_late = [_run(draw, 4, 6, late=lambda k: 2), _run(draw, 3, 5, late=lambda k: 0)]
     one_late += [_in_seconds(_run(draw, 3, 4, late=lambda k: 1))]
     swapping = [_run(draw, 4, 8, late=lambda k: k % 4), _run(draw, 3, 9)]
@@ -146,6 +147,12 @@ def _leaving_apart(draw: Random, ends: Times) -> Times:
     found = [[end + draw.randint(0, 9) for end in own] for own in ends]
     found[0][draw.randrange(len(found[0]))] += draw.randint(1_000, 90_000)
     return found
+
+
+def _woken_at_first(draw: Random, ends: Times, calls: int) -> Times:
+    """The same, each rank but the first woken late by the first calls: fewer than half of them."""
+    late = [[end + draw.randint(1_000, 90_000) for end in own[:calls]] for own in ends[1:]]
+    return [ends[0], *(first + own[calls:] for first, own in zip(late, ends[1:], strict=True))]
 
 
 def _in_seconds(run: dict[str, Times]) -> dict[str, Times]:
