@@ -25,7 +25,7 @@ def _overlap(seed: int) -> list[Case]:
         overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths),
         overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]]),
         overlap_case(f"{PREFIX}one rank", "alone", 1, seed, widths, steps=3),
-        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [20] * draw.randint(9, 12)),
+        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [draw.randint(16, 24)] * 6),
     ]
 
 
@@ -52,7 +52,8 @@ def _documents(seed: int) -> list[Case]:
 
 def _fast(seed: int) -> list[Case]:
     draw = Random(f"10/fast/{seed}")
-    about = {"micro_batches": draw.randint(2, 4), "layers": draw.randint(1, 2), "steps": 3}
+    batches = [[draw.randint(2, 4), 8], [draw.randint(2, 4), 16], [1, 4]]
+    about = {"batches": batches, "layers": draw.randint(1, 2)}
     return [fast_case(f"{PREFIX}four ranks", "values", 4, seed, **about)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs
+from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
 from labkit.checks.lesson_10.elsewhere import watched_elsewhere
 from labkit.checks.lesson_10.exposed import HIDES
+from labkit.checks.lesson_10.losses import are_floats, send_losses
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same
@@ -32,6 +33,7 @@ SEEN = 0.9  # of the products of a plain step
 MOST_ELSEWHERE = 0.1  # of the weights' bytes, through NumPy, lists or other threads: losses are far less
 SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "vocabulary": 64, "sequence": 24}
 ODD = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5, "learning_rate": OTHER_RATE}
+IN_FP32 = {"layers": 1, "batches": [[2, 2], [2, 2]], "dtype": "float32"}
 PLAIN_SECONDS = 0.0167030296  # of a step of the plain program on the fixed machine; a test replays it
 FASTER, MUCH_FASTER = 0.6, 0.4  # of that
 MOST_EXPOSED = 0.12  # of a step
@@ -41,16 +43,17 @@ SETTLING = 0.2  # seconds in which a backend lets go of what it held
 
 
 def fast_case(name: str, kind: str, ranks: int, seed: int, **more: object) -> Case:
-    """Steps of `micro_batches` x `rows` sequences, all of them for all ranks together."""
-    params = {"steps": 2, "micro_batches": 2, "rows": 16, "learning_rate": USUAL_RATE, **SHAPE, **more}
+    """batches: of each step the number of micro-batches, and of rows in each, for all ranks together."""
+    usual = {"batches": [[2, 16], [2, 16]], "dtype": "float64", "learning_rate": USUAL_RATE}
+    params = {**usual, **SHAPE, **more}
     return Case(name, ranks, params, seed, kind=kind, timeout=60.0)
 
 
 def _cases(seed: int) -> list[Case]:
     return [
         fast_case("four ranks", "measured", 4, seed),
-        fast_case("two ranks, odd sizes", "values", 2, seed, micro_batches=3, rows=4, steps=3, **ODD),
-        fast_case("a pair and one", "subgroup", 3, seed, rows=2, layers=1, groups=[[2, 0], [1]]),
+        fast_case("two ranks, odd sizes", "values", 2, seed, batches=[[3, 4], [1, 8], [4, 2]], **ODD),
+        fast_case("a pair and one, in fp32", "subgroup", 3, seed, **IN_FP32, groups=[[2, 0], [1]]),
     ]
 
 
@@ -60,36 +63,57 @@ def config_of(case: Case) -> ModelConfig:
     return gpt(layers, hidden, heads, vocabulary, sequence, dropout=0.0)
 
 
+def dtype_of(case: Case) -> torch.dtype:
+    """Of the weights."""
+    return {"float64": torch.float64, "float32": torch.float32}[case.params["dtype"]]
+
+
 def model_of(case: Case) -> Transformer:
-    """float64, the same weights everywhere."""
+    """The same weights everywhere."""
     torch.manual_seed(case.seed + 11)
-    return Transformer(config_of(case), attend=explicit_attention).double()
+    return Transformer(config_of(case), attend=explicit_attention).to(dtype_of(case))
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """ids: [steps, micro_batches, rows, sequence + 1]."""
-    steps, micro_batches, rows, vocabulary, sequence = (
-        case.params[name] for name in ("steps", "micro_batches", "rows", "vocabulary", "sequence")
-    )
-    shape = (steps, micro_batches, rows, sequence + 1)
-    return {"ids": torch.randint(vocabulary, shape, generator=generator)}
+    """'STEP': ids [micro_batches, rows, sequence + 1]."""
+    vocabulary, sequence = (case.params[name] for name in ("vocabulary", "sequence"))
+    shapes = [(micro_batches, rows, sequence + 1) for micro_batches, rows in case.params["batches"]]
+    return {
+        str(step): torch.randint(vocabulary, shape, generator=generator) for step, shape in enumerate(shapes)
+    }
+
+
+def _batches(case: Case, inputs: Inputs) -> list[Tensor]:
+    return [inputs[str(step)] for step in range(len(case.params["batches"]))]
 
 
 def _train(rank: Rank) -> None:
     """Answers: trained.NAME, losses. Recording: training, as any plan may send what it likes."""
     model, group = model_of(rank.case), enter_group(rank)
-    batches: Iterable[Tensor] = list(rank.inputs["ids"])
-    if rank.case.kind == "subgroup":  # there they can be gone through once
-        batches = iter(batches)
     with rank.recording("training"):
-        losses = rank.student.train(model, batches, group, rank.params["learning_rate"])
+        losses = rank.student.train(
+            model, _batches(rank.case, rank.inputs), group, rank.params["learning_rate"]
+        )
     _send(rank, model, losses)
+
+
+def _train_one_by_one(rank: Rank) -> None:
+    """The same from an iterator, and another model from one that has no batch. Fact: of_none, whether that
+    gave an empty list.
+    """
+    model, group, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
+    with rank.recording("training"):
+        losses = rank.student.train(model, iter(_batches(rank.case, rank.inputs)), group, rate)
+    _send(rank, model, losses)
+    with rank.recording("without batches"):
+        of_none = rank.student.train(model_of(rank.case), iter(()), group, rate)
+    rank.fact("of_none", isinstance(of_none, list) and not of_none)
 
 
 def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
     for name, parameter in model.named_parameters():
         rank.answer(f"trained.{name}", parameter)
-    rank.answer("losses", torch.tensor(losses, dtype=torch.float64))
+    send_losses(rank, losses, dtype_of(rank.case))
 
 
 class WatchedBatches:
@@ -122,7 +146,7 @@ def _measure(rank: Rank) -> None:
     model = model_of(rank.case)
     others = bytes_of_process() - weight_bytes(model)
     with rank.recording("training"), rank.journal("acts") as acts, watched_elsewhere() as elsewhere:
-        batches = WatchedBatches(list(rank.inputs["ids"]), acts)
+        batches = WatchedBatches(_batches(rank.case, rank.inputs), acts)
         losses = rank.student.train(model, batches, rank.group, rank.params["learning_rate"])
     rank.fact("held_bytes", batches.most - others)
     rank.fact("early", batches.early)
@@ -159,13 +183,13 @@ class FastEvidence(Evidence):
         """Weights by name, the loss of each step, and the operations of all products."""
         model, losses = model_of(self.case), []
         with _Products() as products:
-            for ids in self.inputs["ids"]:
+            for ids in _batches(self.case, self.inputs):
                 rows = ids.flatten(0, 1)
                 loss = model.loss(rows[:, :-1], rows[:, 1:])
                 sgd_step(model, loss, self.case.params["learning_rate"])
                 losses.append(loss.item())
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        return weights, torch.tensor(losses, dtype=torch.float64), products.flops
+        return weights, torch.tensor(losses, dtype=dtype_of(self.case)), products.flops
 
     @cached_property
     def shares(self) -> list[Any]:
@@ -173,7 +197,7 @@ class FastEvidence(Evidence):
         record = replay([acts_of(answer) for answer in self.answers])
         came = everybody_came(record.collectives)
         end = max(event.end or 0.0 for event in record.timeline)
-        steps = self.case.params["steps"]
+        steps = len(self.case.params["batches"])
         shares = []
         for rank in range(record.ranks):
             compute = [(s.start, s.end) for s in record.spans if s.rank == rank]
@@ -198,8 +222,14 @@ def _numbers(evidence: FastEvidence) -> Iterator[Finding]:
     weights, losses, _ = evidence.trained
     for answer in evidence.answers:
         yield same("the loss of each step, over the whole batch", losses, answer, "losses")
+        yield are_floats(answer)
         for name, expected in weights.items():
             yield same(f"{name} after training", expected, answer, f"trained.{name}")
+
+
+def _nothing_of_nothing(evidence: Evidence, answer: RankAnswer) -> Finding:
+    seen = "something else"
+    return Finding(answer.facts["of_none"] is True, "an empty list for no batches", seen, answer.rank)
 
 
 def _takes_at_most(share: float) -> Judge:
@@ -259,13 +289,14 @@ def _measures(evidence: FastEvidence) -> Mapping[str, float]:
 
 
 VALUES = Run(_train, _inputs, evidence=FastEvidence)
+ONE_BY_ONE = Run(_train_one_by_one, _inputs, evidence=FastEvidence)
 MEASURED = Run(_measure, _inputs, evidence=FastEvidence)
 
 EXERCISE = Exercise(
     "10.make-it-fast",
     "Make it fast",
     ("train",),
-    {"values": VALUES, "subgroup": VALUES, "measured": MEASURED},
+    {"values": VALUES, "subgroup": ONE_BY_ONE, "measured": MEASURED},
     _cases,
     (
         Property(
@@ -325,9 +356,10 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, and alone, with batches that come one by one.",
+            "It works in a group that is not the whole job, and alone, in fp32, with batches that come one by"
+            " one or not at all.",
             "the default group was used, or the batches were counted before the first step",
-            {"subgroup": _numbers},
+            {"subgroup": every(_numbers, on_each(_nothing_of_nothing))},
         ),
     ),
     forbids=(

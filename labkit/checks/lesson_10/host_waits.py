@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from labkit import devices
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_10.losses import are_floats, send_losses
 from labkit.checks.lesson_10.pinned import WatchfulMachine
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
@@ -68,8 +69,9 @@ def net_of(case: Case) -> nn.Sequential:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: trained.NAME, losses. Facts: host_waits; blocking, how many copies to the device block;
-    copied_bytes, of those to the device; written_over, how many copies' pinned memory was not left alone.
+    """Answers: trained.NAME, losses. Facts: is_list; host_waits; blocking, how many copies to the device
+    block; copied_bytes, of those to the device; written_over, how many copies' pinned memory was not left
+    alone.
     """
     net = net_of(rank.case)
     device = torch.device("cuda", rank.params["device"])
@@ -85,7 +87,6 @@ def _train(rank: Rank) -> None:
         one_by_one = iter(batches) if rank.case.kind == "given" else batches
         losses = rank.student.program_2(model, one_by_one, device, learning_rate)
         rank.fact("host_waits", gpus.host_waits - before)
-        rank.fact("is_list", isinstance(losses, list) and all(isinstance(v, float) for v in losses))
         copies = [t for t in gpus.transfers if t.destination.startswith("cuda")]
         rank.fact("blocking", sum(not (t.non_blocking and t.pinned) for t in copies))
         rank.fact("copied_bytes", sum(t.num_bytes for t in copies))
@@ -93,7 +94,7 @@ def _train(rank: Rank) -> None:
         gpus.synchronize()
         for name, parameter in net.named_parameters():
             rank.answer(f"trained.{name}", parameter.cpu())
-    rank.answer("losses", torch.tensor(losses, dtype=torch.float64))
+    send_losses(rank, losses, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _numbers(evidence: OnTheHost) -> Iterator[Finding]:
     weights, losses = evidence.outcome
     (answer,) = evidence.answers
     yield same("the loss of each step", losses, answer, "losses")
-    yield Finding(answer.facts["is_list"] is True, "a list of floats", "something else", 0)
+    yield are_floats(answer)
     for name, expected in weights.items():
         yield same(f"{name} after training", expected, answer, f"trained.{name}")
 
