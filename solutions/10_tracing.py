@@ -328,8 +328,9 @@ labkit.check("10.straggler", clocks_ahead, find_stragglers)
 #
 # Now all of it. A rank's step from `begin` to `end`; `compute` as before; `calls` with a third number, the
 # moment when the last rank that the call waits for came. (It may be *after* the call's end: then nobody was
-# waited for so long, as with a send that goes into a buffer; the call waited all its time.) Every moment of
-# the step belongs to the first of these that is true:
+# waited for so long, as with a send that goes into a buffer; the call waited all its time. It may be *before*
+# the call's beginning, as with a message that was there already: then the call communicates all its time, and
+# not before.) Every moment of the step belongs to the first of these that is true:
 #
 # * `compute`: something is computed;
 # * `exposed`: some call communicates, which it does from when the last rank came;
@@ -730,7 +731,7 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 # by its `wait()`, and multiply nothing but what forward and backward do. The batches may come from an
 # iterator: go through them once.
 #
-# <details><summary>Hint</summary>Three to eight buckets of about equal bytes. Which gradients come
+# <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>
 
 
@@ -922,10 +923,11 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 #
 # Same weights, and no rank with more than 15% more tokens than the mean. There may be fewer documents than
 # ranks. A document goes through the model whole and by itself: in most models what comes of a token depends
-# on all tokens before it. The list of documents stays as it is.
+# on all tokens before it. All ranks come to the same shares without talking: every rank knows all documents,
+# and no rank tells another what to do. The list of documents stays as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
-# never more than 4/3 of the best). All ranks must come to the same shares without talking.</details>
+# never more than 4/3 of the best).</details>
 
 
 # %% exercise="10.slow-program-3" difficulty=2 minutes=10
@@ -1023,9 +1025,10 @@ draw_breakdown(plain_record)
 #
 # Any plan of this course is fair: fewer calls, larger ones, later ones, behind backward, shards. Take each
 # batch when its step begins (an iterator hands it over then, and once); it has the micro-batches
-# `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. At the end every rank has
-# all of the weights. Wait for each call by its `wait()`: the machine of fixed speeds knows of no other way.
-# Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
+# `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. The next batch may have
+# more or fewer of both, and there may be none. At the end every rank has all of the weights. Wait for each
+# call by its `wait()`: the machine of fixed speeds knows of no other way. Libraries' own wrappers
+# (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
 # order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute

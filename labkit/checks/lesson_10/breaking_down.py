@@ -105,6 +105,7 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         _row(10, 80, [[10, 30]], [[35, 70, 70]]),
         _row(-1.5, 2.25, [[-1.25, -0.5]], [[-0.75, 1.5, 0.125]]),
         _row(0, 90 * TICK, [[3 * TICK, 40 * TICK]], [[35 * TICK, 77 * TICK, 52 * TICK]]),
+        _row(0, 100, [[5, 30]], [[40, 90, 33]]),
         _row(LATE, LATE + 90, [[LATE + 3, LATE + 40]], [[LATE + 35, LATE + 77, LATE + 52.5]]),
     ]
     behind = [
@@ -132,10 +133,12 @@ def _row(begin: float, end: float, compute: Rows, calls: Rows) -> Row:
 
 
 def _drawn(draw: Random, begin: int, end: int) -> Row:
-    """Overlapping computation and calls; some calls for which somebody came only after they had ended."""
+    """Overlapping computation and calls; some calls for which somebody came only after they had ended,
+    or all before they began.
+    """
     compute = [[b, b + draw.randint(1, 40)] for b in draw.choices(range(220), k=6)]
     calls = []
     for b in draw.choices(range(220), k=6):
         length = draw.randint(1, 50)
-        calls.append([b, b + length, b + draw.choice([0, length // 2, length, length + 7])])
+        calls.append([b, b + length, b + draw.choice([-9, 0, length // 2, length, length + 7])])
     return _row(begin, end, compute, calls)

@@ -16,11 +16,12 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import on_each, same, stays_in_group
+from labkit.checks.shared.beside import calls_of, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of
 
 VOCABULARY, WIDTH = 11, 5
 MOST_OVER_MEAN = 1.15
+TELLING = {"broadcast", "scatter", "send", "recv"}  # calls that bring what one rank has to others
 
 
 class TinyModel(nn.Module):
@@ -176,6 +177,13 @@ def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
     return Finding(unchanged is True, "the documents as they were, in their order", "changed", answer.rank)
 
 
+def _without_talking(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """What adds up gradients comes from all; what one rank tells others is who works on what."""
+    told = sorted({op for op, _ in calls_of(answer, "training")} & TELLING)
+    seen = f"also {' and '.join(told)}"
+    return Finding(not told, "gradients added up, and shares that nobody has to be told", seen, answer.rank)
+
+
 TRAIN = Run(_train, _inputs, evidence=OneProcess)
 
 EXERCISE = Exercise(
@@ -205,9 +213,14 @@ EXERCISE = Exercise(
             "each-once",
             "mechanism",
             1,
-            "Every document is worked on by one rank alone, and the list stays as it was.",
-            "every rank works on everything, which is balanced too; or list.sort was called on the argument",
-            {"balanced": every(_each_once, on_each(_left_alone)), "few": _each_once},
+            "Every document is worked on by one rank alone, which nobody has to tell it; the list stays as it"
+            " was.",
+            "every rank works on everything, which is balanced too; list.sort was called on the argument; or"
+            " one rank tells the others their shares",
+            {
+                "balanced": every(_each_once, on_each(_left_alone), on_each(_without_talking)),
+                "few": _each_once,
+            },
         ),
         Property(
             "few-documents",
