@@ -505,7 +505,7 @@ class GPT3D:
     ):
         """All ranks of `group` call this, with equal models, of any dtype, which are left alone.
 
-        Sets `stage`.
+        parts: what to build it of; the library's parts where none are handed over. Sets `stage`.
         """
         self.config, self.sizes, self.parts = full.config, dict(sizes), parts or library_parts()
         ### BEGIN SOLUTION
@@ -537,7 +537,8 @@ class GPT3D:
     ) -> tuple[Tensor, Tensor]:
         """One step of plain SGD. Returns the mean loss of all replicas' tokens, and the
         norm of the whole model's gradient before it was clipped to `max_norm`: two
-        scalars, the same on every rank, which later steps leave as they are.
+        scalars, the same on every rank, which later steps leave as they are. Ranks talk, of
+        single numbers too, inside the groups along the axes and the tied pairs alone.
 
         ids, targets: [B / d, s], the rows of this rank's replica.
         """

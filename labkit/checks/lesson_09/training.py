@@ -1,14 +1,14 @@
 """What `09.train-3d` must show: one training on a grid of ranks, equal to that of one process.
 
 Each rank is handed the whole model with noise in all that other ranks hold, the rows of its own replica, and
-ids and targets only where its stage may look at them.
+ids and targets only where its stage may look at them: elsewhere numbers that the vocabulary does not have.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Property, Run, every
 from labkit.checks.lesson_09.given import HIDES, OWN_PARTS, OWN_PARTS_CAUSE, TORCHS_GRIDS
+from labkit.checks.lesson_09.handed_parts import counted_parts, watched_parts
 from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
 from labkit.checks.lesson_09.training_job import STEPS, asked_in, plain_model, spot_of
 from labkit.checks.lesson_09.training_judges import (
@@ -34,6 +35,7 @@ from labkit.checks.lesson_09.training_judges import (
     sends_inside_groups,
     streams_by_tensor_group,
     tied_copies,
+    uses_what_it_is_handed,
     weights,
 )
 from labkit.checks.rank import Rank
@@ -73,7 +75,7 @@ def _cases(seed: int) -> list[Case]:
         grid_case("dp 1, pp 2, tp 2", "other-grids", 1, 2, 2, seed),
         grid_case("dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, seed, max_norm=1e9),
         grid_case("dp 2, pp 2, tp 1", "other-grids", 2, 2, 1, seed),
-        grid_case("five layers on three stages", "uneven", 1, 3, 1, seed, layers=5, rows=5),
+        grid_case("five layers on three stages", "three-stages", 1, 3, 1, seed, layers=5, rows=5),
         grid_case("a vocabulary of 13", "uneven", 1, 2, 2, seed, vocabulary=13, rows=5, micro_batches=2),
         grid_case("untied", "untied", 1, 2, 2, seed, tied=False),
         grid_case("dp 2, pp 2, tp 2", "values", 2, 2, 2, seed),
@@ -97,9 +99,17 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     for name in ("ids", "targets"):
         shape = (STEPS, rows, case.params["sequence"])
         found[name] = torch.randint(case.params["vocabulary"], shape, generator=generator)
-        others = (case.ranks, STEPS, case.params["rows"], case.params["sequence"])
-        found[f"other {name}"] = torch.randint(case.params["vocabulary"], others, generator=generator)
+        found[f"other {name}"] = _no_tokens(case, generator)
     return found
+
+
+def _no_tokens(case: Case, generator: torch.Generator) -> Tensor:
+    """For each rank, in the place of rows: numbers above the vocabulary, and below 0."""
+    vocabulary = case.params["vocabulary"]
+    shape = (case.ranks, STEPS, case.params["rows"], case.params["sequence"])
+    above = torch.randint(vocabulary, 2 * vocabulary, shape, generator=generator)
+    above[..., ::2] *= -1
+    return above
 
 
 def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
@@ -140,10 +150,13 @@ def _train(rank: Rank, **more: Any) -> Any:
 
 
 def _train_beside(rank: Rank) -> None:
-    """As `_step`. Fact: changed, what of the model that was handed over."""
-    full = _whole(rank)
+    """As `_step`, with parts that are handed over. Facts: changed, what of the model that was handed over;
+    used, how often each of those parts was called.
+    """
+    full, used = _whole(rank), Counter[str]()
     before = _seen_of(full)
-    _step(rank, _trainer(rank, full, rank.case.seed))
+    _step(rank, _trainer(rank, full, rank.case.seed, parts=counted_parts(used)))
+    rank.fact("used", dict(used))
     after = _seen_of(full)
     both = before.keys() & after.keys()
     changed = (before.keys() ^ after.keys()) | {name for name in both if not before[name].equal(after[name])}
@@ -177,32 +190,6 @@ def _step(rank: Rank, model: Any) -> None:
         rank.answer(f"trained.{name}", tensor)
 
 
-class _Watched:
-    """The library's random streams, and note of who asked for which."""
-
-    def __init__(self, made: list[dict[str, Any]], seed: int, group: Any):
-        import torch.distributed as dist
-
-        from labkit.parallel.streams import RandomStreams
-
-        self._streams = RandomStreams(seed, group)
-        self.note: dict[str, Any] = {
-            "seed": int(seed),
-            "group": dist.get_process_group_ranks(group),
-            "shared": 0,
-            "own": 0,
-        }
-        made.append(self.note)
-
-    def shared(self) -> Any:
-        self.note["shared"] += 1
-        return self._streams.shared()
-
-    def own(self) -> Any:
-        self.note["own"] += 1
-        return self._streams.own()
-
-
 def _train_with_dropout(rank: Rank) -> None:
     """As `_train`, each rank's default generator in another state. Facts: streams, as they were made;
     streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many;
@@ -210,13 +197,14 @@ def _train_with_dropout(rank: Rank) -> None:
     """
     made: list[dict[str, Any]] = []
     torch.manual_seed(100 + rank.rank)
-    trainer = _train(rank, parts=_watched_parts(made))
+    trainer = _train(rank, parts=watched_parts(made))
     rank.fact("streams", deepcopy(made))  # as they are now
     first = trainer.stage.tokens is not None
     rank.fact("drops_in_eval", first and _gives_two_answers(rank, trainer.stage.eval()))
-    others: list[dict[str, Any]] = []
-    _trainer(rank, _whole(rank), 0 if rank.case.seed else 1, parts=_watched_parts(others))
-    rank.fact("streams of another seed", others)
+    for name, seed in (("another seed", 0 if rank.case.seed else 1), ("a second trainer", rank.case.seed)):
+        others: list[dict[str, Any]] = []
+        _trainer(rank, _whole(rank), seed, parts=watched_parts(others))
+        rank.fact(f"streams of {name}", others)
     rank.fact("seeds", _seeds(rank.student.stream_seed, rank.params["sizes"]))
 
 
@@ -234,15 +222,6 @@ def _seeds(stream_seed: Any, sizes: Mapping[str, int]) -> list[int]:
     return [int(stream_seed(seed, dict(place), dict(sizes))) for seed in SEEDS for place in at]
 
 
-def _watched_parts(made: list[dict[str, Any]]) -> Any:
-    """The library's parts, whose streams are noted in `made`."""
-    from dataclasses import replace
-
-    from labkit.parallel import library_parts
-
-    return replace(library_parts(), streams=partial(_Watched, made))
-
-
 _TRAINED = Run(_train, _inputs, _hand, GridEvidence)
 _EQUAL = every(losses, norms, weights)
 EXERCISE = Exercise(
@@ -254,6 +233,7 @@ EXERCISE = Exercise(
         "other-grids": Run(_train_beside, _inputs, _hand, GridEvidence),
         "other-orders": _TRAINED,
         "uneven": _TRAINED,
+        "three-stages": _TRAINED,
         "untied": _TRAINED,
         "dropout": Run(_train_with_dropout, _inputs, _hand, GridEvidence),
         "float32": _TRAINED,
@@ -314,18 +294,19 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             "A rank keeps its stage's blocks, cut over its tensor-parallel group, and nothing else; the model"
-            " that it is handed stays as it is.",
-            "the whole model was kept as an attribute, or a module of it is trained",
-            {"values": keeps_its_stage, "other-grids": leaves_the_model},
+            " that it is handed stays as it is, and the parts that it is handed are used.",
+            "the whole model was kept as an attribute, or a module of it is trained; or parts of the library"
+            " where others are handed over",
+            {"values": keeps_its_stage, "other-grids": every(leaves_the_model, uses_what_it_is_handed)},
         ),
         Property(
             "traffic",
             "mechanism",
             3,
-            "Gradients go once between replicas, activations once over each boundary, nothing else outside of"
-            " tp.",
-            "an average after each micro-batch",
-            {"values": sends_inside_groups},
+            "Gradients go once between replicas, activations once over each boundary, a tied table between"
+            " both ends; outside of tp nothing else but single numbers, and those inside the axes' groups.",
+            "an average after each micro-batch, or a table of zeros from the stages in between",
+            {"values": sends_inside_groups, "three-stages": sends_inside_groups},
         ),
         Property(
             "random-streams",
@@ -351,7 +332,7 @@ EXERCISE = Exercise(
             2,
             "Layers, rows and a vocabulary that do not divide make no difference.",
             "micro-batches of different sizes weigh differently",
-            {"uneven": _EQUAL},
+            {"uneven": _EQUAL, "three-stages": _EQUAL},
         ),
         Property(
             "other-orders",

@@ -13,7 +13,7 @@ from torch import Tensor
 from labkit.checks.case import RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_09.training_job import STEPS, State, asked_in, plain_model, spot_of
+from labkit.checks.lesson_09.training_job import STEPS, Spot, State, asked_in, plain_model, spot_of
 from labkit.checks.shared.beside import holds_only, nbytes, same
 from labkit.checks.shared.split import loaded, under
 from labkit.checks.shared.sums import summed_bytes
@@ -114,17 +114,42 @@ def leaves_the_model(evidence: GridEvidence) -> Iterator[Finding]:
         yield Finding(not answer.facts["changed"], "the whole model as it was", seen, answer.rank)
 
 
+def uses_what_it_is_handed(evidence: GridEvidence) -> Iterator[Finding]:
+    """A rank's blocks and its loss are those of the parts that were handed over."""
+    micro_batches = [asked_in(evidence.case, step)[0] for step in range(STEPS)]
+    for answer in evidence.answers:
+        spot, used = spot_of(evidence.case, answer.rank), answer.facts["used"]
+        wanted = {"block": len(spot.layers)}
+        wanted |= {"cross_entropy": sum(micro_batches)} if spot.last else {}
+        for name, times in wanted.items():
+            told = f"parts.{name}, of the parts that were handed over, called {times} times"
+            yield Finding(used.get(name, 0) >= times, told, f"{used.get(name, 0)} times", answer.rank)
+
+
 def sends_inside_groups(evidence: GridEvidence) -> Iterator[Finding]:
     """In a step: gradients once between replicas, activations over boundaries, nothing else outside of tp."""
     for answer in evidence.answers:
-        spot = spot_of(evidence.case, answer.rank)
-        calls = [c for c in answer.collectives["step"] if c["num_bytes"] > SCALARS]
+        spot, calls = spot_of(evidence.case, answer.rank), answer.collectives["step"]
         known = {tuple(sorted(group)) for group in (*spot.groups.values(), spot.tied_pair)}
-        outside = sorted({tuple(sorted(c["group"])) for c in calls} - known)
+        outside = {tuple(sorted(c["group"])) for c in calls} - known
         told = f"calls among {_lists(known)}"
-        yield Finding(not outside, told, f"calls among {_lists(set(outside))}", answer.rank)
-        yield from _between_replicas(evidence, answer, calls)
-        yield from _over_boundaries(evidence, answer, calls)
+        yield Finding(not outside, told, f"calls among {_lists(outside)}", answer.rank)
+        large = [c for c in calls if c["num_bytes"] > SCALARS]
+        yield from _between_replicas(evidence, answer, large)
+        yield from _over_boundaries(evidence, answer, large)
+        yield _by_all_stages(answer, large, spot)
+
+
+def _by_all_stages(answer: RankAnswer, calls: list[dict[str, Any]], spot: Spot) -> Finding:
+    """A tied table is the affair of both ends, so stages in between have nothing to add up."""
+    stages = sorted(spot.groups["pp"])
+    inner = len(stages) > 2 and [
+        f"{c['op']} of {c['num_bytes']:,} bytes"
+        for c in calls
+        if sorted(c["group"]) == stages and c["op"] not in ("send", "isend", "recv", "irecv")
+    ]
+    told = f"single numbers alone in calls of all stages, ranks {stages}"
+    return Finding(not inner, told, ", ".join(inner or []), answer.rank)
 
 
 def _lists(groups: set[tuple[int, ...]]) -> str:
@@ -182,6 +207,9 @@ def seeds_differ(evidence: GridEvidence) -> Iterator[Finding]:
             [note["seed"] for note in answer.facts[name]] for name in ("streams", "streams of another seed")
         )
         yield Finding(seeds != others, "other streams with another seed", f"seeds {seeds} again", answer.rank)
+        again = [note["seed"] for note in answer.facts["streams of a second trainer"]]
+        told = f"a second trainer of the same seed to make streams of its own, with seeds {seeds}"
+        yield Finding(again == seeds, told, f"{again or 'none'}", answer.rank)
         least = min([*seeds, *others], default=0)
         yield Finding(least >= 0, "seeds of 0 or more", f"{least}", answer.rank)
         members = sorted(spot_of(evidence.case, answer.rank).groups["tp"])

@@ -1,0 +1,62 @@
+"""The library's parts as `09.train-3d` hands them over: with note of what is done with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+COUNTED = ("block", "cross_entropy")  # parts that nobody does without
+
+
+class _Watched:
+    """The library's random streams, and note of who asked for which."""
+
+    def __init__(self, made: list[dict[str, Any]], seed: int, group: Any):
+        from labkit.parallel.streams import RandomStreams
+
+        self._streams = RandomStreams(seed, group)
+        self.note: dict[str, Any] = {
+            "seed": int(seed),
+            "group": dist.get_process_group_ranks(group),
+            "shared": 0,
+            "own": 0,
+        }
+        made.append(self.note)
+
+    def shared(self) -> Any:
+        self.note["shared"] += 1
+        return self._streams.shared()
+
+    def own(self) -> Any:
+        self.note["own"] += 1
+        return self._streams.own()
+
+
+def watched_parts(made: list[dict[str, Any]]) -> Any:
+    """The library's parts, whose streams are noted in `made`."""
+    from labkit.parallel import library_parts
+
+    return replace(library_parts(), streams=partial(_Watched, made))
+
+
+def counted_parts(used: Counter[str]) -> Any:
+    """The library's parts, whose calls are counted in `used`."""
+    from labkit.parallel import library_parts
+
+    parts = library_parts()
+    return replace(parts, **{name: _counted(used, name, getattr(parts, name)) for name in COUNTED})
+
+
+def _counted(used: Counter[str], name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+    """A part, whose calls are counted under that name."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        used[name] += 1
+        return part(*args, **kwargs)
+
+    return counted
