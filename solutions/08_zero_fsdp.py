@@ -30,7 +30,7 @@ from IPython.display import display
 import safetensors
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import labkit
 from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process, tensors_of_process
@@ -434,7 +434,10 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Average the ranks' gradients, step, and leave the same new weights on every rank."""
+        """Average the ranks' gradients, step, and leave the same new weights on every rank.
+
+        The parameters' own `.grad` stays as it was.
+        """
         ### BEGIN SOLUTION
         for part, gradient in zip(self.parts, self._mean_gradient().split(self.sizes), strict=True):
             part.grad = gradient
@@ -813,11 +816,12 @@ class FlatUnit:
 #
 # What must hold: at most two units whole at a time (with `prefetch=1`; one with `prefetch=0`), nothing whole
 # after forward (also one without gradients, one that raises, or one after that), after backward or after
-# `full_weights`, gradients of at most two units; three passes a micro-batch: gather, gather, scatter (frozen:
-# two gathers). What is fetched ahead is waited for when its own unit's turn comes, not before.
-# A unit may have no parameters, and it may return tensors in lists, tuples and dicts, one in the other, of
-# which some are not used. It may be called twice, the module too before one backward, or not at all;
-# then all ranks do so.
+# `full_weights`, gradients of at most two units (in the first backward after a forward that had none they may
+# stay until its end); three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is
+# fetched ahead is waited for when its own unit's turn comes, not before.
+# A unit may have no parameters, it may return a tensor that it was given, and tensors in lists, tuples and
+# dicts, one in the other, of which some are not used. It may be called twice, the module too before one
+# backward, or not at all; then all ranks do so.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
 # tensors, free those that neither this unit nor the next one in this direction needs; start gathering the
@@ -826,6 +830,9 @@ class FlatUnit:
 # requires a gradient). Its gradients are complete when backward has left as many.</details>
 # <details><summary>Hint 3: the end</summary>In a queued callback: leave the last unit, scatter what backward
 # has touched and not scattered, free everything, set the counts to zero.</details>
+# <details><summary>Hint 4: a unit that returns its input</summary>Hooks on one tensor run in the order they
+# were set: this unit's would come behind that of the unit before. Let its forward hook return a
+# <code>clone()</code>.</details>
 
 
 # %% exercise="08.fully-sharded-module" difficulty=5 minutes=32
@@ -865,7 +872,10 @@ class FullyShardedModule(nn.Module):
         self.at_work: int | None = None  # the unit that backward is in
         for number, unit in enumerate(self.units):
             unit.register_forward_pre_hook(lambda unit, args, number=number: self._enter(number, +1))
-            unit.register_forward_hook(lambda unit, args, out, number=number: self._called(number, out))
+            unit.register_forward_hook(
+                lambda unit, args, kwargs, out, number=number: self._called(number, (args, kwargs), out),
+                with_kwargs=True,
+            )
         ### END SOLUTION
 
     def forward(self, *args, **kwargs):
@@ -888,7 +898,10 @@ class FullyShardedModule(nn.Module):
         for flat in self.needs[number]:
             flat.wait()
 
-    def _called(self, number: int, output: object) -> None:
+    def _called(self, number: int, inputs: object, output: object) -> object:
+        # hooks on one tensor run in their order: this unit's would come behind that of the unit before
+        given = {id(t) for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.requires_grad}
+        output = tree_map(lambda t: t.clone() if id(t) in given else t, output)
         tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
         if tensors:
             for flat in self.needs[number]:
@@ -896,6 +909,7 @@ class FullyShardedModule(nn.Module):
             torch.autograd.graph.register_multi_grad_hook(
                 tensors, lambda gradient: self._enter_backward(number), mode="any"
             )
+        return output
 
     def _enter_backward(self, number: int) -> None:
         if self.at_work is None:
@@ -1199,7 +1213,7 @@ def save_shards(
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    folder = Path(directory) / f"step-{step:09d}"
+    folder = Path(directory) / f"step-{step}"
     folder.mkdir(parents=True, exist_ok=True)
     if rank == 0:
         (folder / "whole.json").unlink(missing_ok=True)  # of an earlier try
@@ -1228,7 +1242,7 @@ def load_shards(
     Raises FileNotFoundError, naming the directory, if there is none.
     """
     ### BEGIN SOLUTION
-    complete = sorted(Path(directory).glob("step-*/whole.json"))
+    complete = sorted(Path(directory).glob("step-*/whole.json"), key=step_of)
     if not complete:
         raise FileNotFoundError(f"no whole checkpoint in {directory}")
     folder, whole = complete[-1].parent, json.loads(complete[-1].read_text())
@@ -1238,7 +1252,12 @@ def load_shards(
     for name, total in whole["totals"].items():
         size = -(-total // world_size)
         shards[name] = read_range(parts, name, rank * size, size)
-    return int(folder.name.removeprefix("step-")), shards, whole["extra"]
+    return step_of(complete[-1]), shards, whole["extra"]
+
+
+def step_of(marker: Path) -> int:
+    """The step that a marker's folder is named after: as text, 9 would come behind 10."""
+    return int(marker.parent.name.removeprefix("step-"))
 
 
 def read_range(parts: Sequence, name: str, start: int, size: int) -> Tensor:

@@ -18,7 +18,7 @@ from labkit.checks.lesson_08.net import (
     answer_weights,
     hand_own_rows,
     handed_net,
-    loss_of,
+    loss_with,
     net_inputs,
     net_of,
     same_bits,
@@ -39,18 +39,19 @@ from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_pro
 
 def _train(rank: Rank) -> None:
     """Answers "grad STEP.SHARD" and "weights STEP.NAME"; fact left_over; recordings "step N", "gather
-    N". Where the case says so, another module has been sharded before.
+    N". Where the case says so, another module was sharded before and is in each backward too.
     """
-    group, net = enter_group(rank), handed_net(rank)
+    group, net, beside = enter_group(rank), handed_net(rank), list[nn.Module]()
     if rank.params.get("another"):
-        rank.student.ShardedGradients(net_of(rank.case), group, rank.params["bucket_bytes"])
+        beside.append(handed_net(rank))
+        rank.student.ShardedGradients(beside[0], group, rank.params["bucket_bytes"])
     sharded = rank.student.ShardedGradients(net, group, rank.params["bucket_bytes"])
     left_over = []
     for step in range(STEPS):
         with rank.recording(f"step {step}"):
             for m in range(rank.params["micro_batches"]):
                 out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
-                loss_of(out, rank.inputs["target"][step, m]).backward()
+                loss_with(out, rank.inputs["target"][step, m], beside, rank.inputs["x"][step, m]).backward()
         left_over += [name for name, p in net.named_parameters() if p.grad is not None]
         for number, shard in enumerate(sharded.shards):
             rank.answer(f"grad {step}.{number}", shard.grad)
@@ -212,7 +213,9 @@ def _leave_in_turn(case: Case, answer: RankAnswer) -> Iterator[Finding]:
 def gradient_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        bucket_case("two ranks", "values", 2, seed, late=[1], another=True),
+        bucket_case(
+            "two ranks, and another module in each backward", "values", 2, seed, late=[1], another=True
+        ),
         bucket_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),

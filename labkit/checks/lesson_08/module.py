@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from labkit.checks.lesson_08.net import (
     hand_own_rows,
     handed_net,
     loss_of,
+    loss_with,
     net_inputs,
     net_of,
     same_bits,
@@ -43,44 +44,45 @@ from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import dtype_of, loaded
 
-Pass = Callable[[Rank, nn.Module, int], None]  # all micro-batches of a step
+Pass = Callable[[Rank, nn.Module, int, Sequence[nn.Module]], None]  # all micro-batches of a step
 
 
 def _train(rank: Rank, one_step: Pass) -> None:
     """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP",
     "weights STEP"; facts: trained, of each shard; foreign, how many of them are another module's too, which
-    was sharded before, where the case says so.
+    was sharded before and is in each backward, where the case says so.
     """
-    group, net, foreign = enter_group(rank), handed_net(rank), list[nn.Parameter]()
-    if rank.params.get("another"):
-        other = net_of(rank.case)
-        foreign = rank.student.FullyShardedModule(other, other.units(), group, rank.params["prefetch"]).shards
+    group, net = enter_group(rank), handed_net(rank)
+    others = [handed_net(rank)] if rank.params.get("another") else []
+    prefetch = rank.params["prefetch"]
+    beside = [rank.student.FullyShardedModule(other, other.units(), group, prefetch) for other in others]
+    foreign = [shard for other in beside for shard in other.shards]
     sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
     rank.fact("trained", [shard.requires_grad for shard in sharded.shards])
     rank.fact("foreign", sum(any(shard is theirs for theirs in foreign) for shard in sharded.shards))
     for step in range(STEPS):
         with rank.recording(f"step {step}"):
-            one_step(rank, sharded, step)
+            one_step(rank, sharded, step, beside)
         step_plainly(sharded.shards)
         with rank.recording(f"weights {step}"):
             weights = sharded.full_weights()
         answer_weights(rank, weights, step)
 
 
-def _each_by_itself(rank: Rank, sharded: nn.Module, step: int) -> None:
+def _each_by_itself(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
     """Forward and backward of one micro-batch after the other."""
     for m in range(rank.params["micro_batches"]):
         x = rank.inputs["x"][step, m].clone().requires_grad_(rank.params.get("input_grad", True))
         out = sharded(x, both=uses_both(rank.case, rank.rank, step))
-        loss_of(out, rank.inputs["target"][step, m]).backward()
+        loss_with(out, rank.inputs["target"][step, m], beside, x).backward()
         rank.answer(f"output {step}.{m}", out)
         rank.answer(f"input_grad {step}.{m}", x.grad)
 
 
-def _with_evaluations(rank: Rank, sharded: nn.Module, step: int) -> None:
+def _with_evaluations(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
     """A forward that no backward follows, and one without gradients, before backward and after it."""
     _evaluate(rank, sharded, step)
-    _each_by_itself(rank, sharded, step)
+    _each_by_itself(rank, sharded, step, beside)
     _evaluate(rank, sharded, step)
 
 
@@ -93,13 +95,13 @@ def _evaluate(rank: Rank, sharded: nn.Module, step: int) -> None:
     sharded.train()
 
 
-def _all_at_once(rank: Rank, sharded: nn.Module, step: int) -> None:
+def _all_at_once(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
     """Forward of all micro-batches, and then one backward."""
     micro_batches = range(rank.params["micro_batches"])
     xs = [rank.inputs["x"][step, m].clone().requires_grad_() for m in micro_batches]
     outs = [sharded(x, uses_both(rank.case, rank.rank, step)) for x in xs]
-    targets = rank.inputs["target"][step]
-    torch.stack([loss_of(out, target) for out, target in zip(outs, targets, strict=True)]).sum().backward()
+    of_each = zip(outs, rank.inputs["target"][step], xs, strict=True)
+    torch.stack([loss_with(out, target, beside, x) for out, target, x in of_each]).sum().backward()
     for m, (x, out) in enumerate(zip(xs, outs, strict=True)):
         rank.answer(f"output {step}.{m}", out)
         rank.answer(f"input_grad {step}.{m}", x.grad)
@@ -121,15 +123,15 @@ def _train_in_bf16(rank: Rank) -> None:
 
 
 def _homeless(rank: Rank) -> None:
-    """Leave one unit out of the list. Fact: refusal."""
+    """Leave one unit out of the list, or a parameter that is in none. Fact: refusal."""
     net = handed_net(rank)
-    forgotten = net.get_submodule(_forgotten(rank.case)[0])
+    units = [unit for name, unit in net.named_children() if name not in _forgotten(rank.case)]
     with rank.expect_error("refusal"):
-        rank.student.FullyShardedModule(net, [u for u in net.units() if u is not forgotten], rank.group, 1)
+        rank.student.FullyShardedModule(net, units, rank.group, 1)
 
 
 def _forgotten(case: Case) -> list[str]:
-    """The unit that is left out of the list."""
+    """The unit that is left out of the list, or the parameter."""
     return [case.params.get("forgotten", "third")]
 
 
@@ -212,7 +214,9 @@ def gathers_again(evidence: Evidence) -> Iterator[Finding]:
 def module_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        unit_case("two ranks", "values", 2, seed, late=[1], another=True),
+        unit_case(
+            "two ranks, and another module in each backward", "values", 2, seed, late=[1], another=True
+        ),
         unit_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         unit_case("three ranks, nothing fetched ahead", "values", 3, seed, prefetch=0),
         unit_case("several inputs and outputs", "values", 2, seed, parts=["two", "side"], both=[[], [0, 1]]),
@@ -253,9 +257,17 @@ def module_cases(seed: int) -> list[Case]:
         bf16_case("bf16 weights", 3, seed, size=211, micro_batches=2),
         unit_case("evaluation between steps", "evaluated", 2, seed, parts=["twice"]),
         unit_case("fewer numbers than ranks", "tiny", 4, seed, width=1, inner=1),
-        unit_case("a unit without weights", "tiny", 2, seed, parts=["bare"], micro_batches=2),
+        unit_case(
+            "a unit without weights",
+            "tiny",
+            2,
+            seed,
+            parts=["bare"],
+            micro_batches=2,
+        ),
         unit_case("a unit that was forgotten", "homeless", 2, seed),
         unit_case("a frozen one", "homeless", 2, seed, parts=["frozen"], forgotten="frozen"),
+        unit_case("a weight of the module itself", "homeless", 2, seed, parts=["own"], forgotten="scale"),
         unit_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
         unit_case("one rank", "values", 1, seed, prefetch=9),
     ]

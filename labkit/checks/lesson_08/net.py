@@ -66,7 +66,7 @@ class Net(nn.Module):
     last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers share
     a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks use),
     "skipped" (a layer that is called in some steps), "ahead" (one before all others, which some ranks call),
-    "two" (several inputs and outputs), "bare" (one without weights).
+    "two" (several inputs and outputs), "bare" (one without weights), "own" (a weight that is in no layer).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
@@ -86,6 +86,8 @@ class Net(nn.Module):
         self.third = nn.Linear(inner, inner + 1)
         self.last = nn.Linear(inner + 1, width)
         self.unused = nn.Linear(2, 3) if "unused" in parts else None
+        if "own" in parts:
+            self.scale = nn.Parameter(torch.ones(width))
         if self.frozen is not None:
             self.frozen.requires_grad_(False)
         if "head" in parts:
@@ -201,6 +203,13 @@ def has_rows(case: Case, rank: int, step: int) -> bool:
 def loss_of(out: Tensor, target: Tensor) -> Tensor:
     """Of one micro-batch: scaled, so that a few steps change weights well above any tolerance."""
     return F.mse_loss(out, target)
+
+
+def loss_with(out: Tensor, target: Tensor, beside: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Of one micro-batch, and of what other modules make of x in the same backward, which adds nothing to its
+    gradients.
+    """
+    return loss_of(out, target) + sum((other(x.detach()).sum() for other in beside), torch.zeros(()))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     groups, scale, found = len(groups_of(case)), case.params["scale"], {}
     for index, total in enumerate(case.params["totals"]):
         found[f"flat.{index}"] = scale * drawn(case, generator, groups, total)
+        found[f"flat.{index}"][:, : case.params.get("no_number", 0)] = math.nan
         padding = 1e3 * drawn(case, generator, case.ranks, total + case.ranks)
         padding[:, 0] = math.nan
         found[f"padding.{index}"] = padding
@@ -70,8 +71,8 @@ def _is_used(case: Case, index: int) -> bool:
 
 
 def _clip(rank: Rank) -> None:
-    """Answers: norm, shard.N, whole.N (gradients afterwards). Fact: made, how many of the parameters that had
-    none have a gradient now. Recording: clip.
+    """Answers: norm, shard.N, whole.N (gradients afterwards). Facts: shape, of the norm; made, how many
+    parameters that had no gradient have one now. Recording: clip.
     """
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
     shards, owned, replicated = [], [], []
@@ -89,6 +90,7 @@ def _clip(rank: Rank) -> None:
     with rank.recording("clip"):
         norm = rank.student.clip_grad_norm(shards, owned, replicated, rank.params["max_norm"], group)
     rank.answer("norm", torch.as_tensor(norm, dtype=torch.float64).reshape(()))
+    rank.fact("shape", list(torch.as_tensor(norm).shape))
     rank.fact("made", sum(p.grad is not None for p in without))
     for index, (shard, count) in enumerate(zip(shards, owned, strict=True)):
         rank.answer(f"shard.{index}", None if shard.grad is None else shard.grad[:count])
@@ -129,6 +131,21 @@ def norm_is_global(evidence: Evidence) -> Iterator[Finding]:
         yield same(told, torch.tensor(_norm(evidence, answer.rank), dtype=torch.float64), answer, "norm")
 
 
+def norm_is_no_number(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient that is none is not left out, on whichever rank it is."""
+    for answer in evidence.answers:
+        seen = answer.tensors["norm"]
+        told = "nan: a norm over something that is no number"
+        yield Finding(bool(seen.isnan().all()), told, f"{seen.item()}", answer.rank)
+
+
+def norm_is_a_scalar(evidence: Evidence) -> Iterator[Finding]:
+    """What is returned has no dimensions."""
+    for answer in evidence.answers:
+        shape = answer.facts["shape"]
+        yield Finding(not shape, "a scalar: the norm in no dimensions", f"shape {shape}", answer.rank)
+
+
 def gradients_are_scaled(evidence: Evidence) -> Iterator[Finding]:
     """Each gradient is scaled by the same factor, or not at all."""
     for answer in evidence.answers:
@@ -166,7 +183,7 @@ def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
     """totals: elements of each flat tensor; replicated: of each whole parameter; max_norm; scale: of the
-    gradients.
+    gradients; no_number: how many at the start of each flat tensor are nan.
     """
     sizes = {"totals": [12, 24], "replicated": [], "max_norm": 0.5, "scale": 1.0, **params}
     return Case(name, ranks, sizes, seed, kind=kind)
@@ -180,6 +197,7 @@ def norm_cases(seed: int) -> list[Case]:
         norm_case("a bound of 0", "values", 2, seed, max_norm=0.0),
         norm_case("gradients in float16, whose squares it cannot hold", "values", 2, seed, **LARGE),
         norm_case("gradients of one in ten thousand", "values", 3, seed, scale=1e-4, max_norm=1e-4),
+        norm_case("gradients that are no number on one rank", "no-number", 2, seed, no_number=3),
         norm_case("padding that holds something", "padded", 4, seed, totals=[13, 6]),
         norm_case("padding on three ranks", "padded", 3, seed, totals=[7, 7, 1]),
         norm_case("whole parameters beside", "replicated", 2, seed, replicated=[5, 3]),
@@ -210,16 +228,17 @@ GLOBAL_GRAD_NORM = Exercise(
     "08.global-grad-norm",
     "A norm over shards",
     ("clip_grad_norm",),
-    dict.fromkeys(("values", "padded", "replicated", "empty", "subgroup"), _CLIP),
+    dict.fromkeys(("values", "padded", "replicated", "empty", "subgroup", "no-number"), _CLIP),
     norm_cases,
     (
         Property(
             "norm",
             "numbers",
             2,
-            "The norm of all gradients of all ranks is returned on every rank, as it was before.",
+            "The norm of all gradients of all ranks is returned on every rank, a scalar, as it was before: no"
+            " number where a gradient is none.",
             "norms were added; squares add up",
-            {"values": norm_is_global},
+            {"values": every(norm_is_global, norm_is_a_scalar), "no-number": norm_is_no_number},
         ),
         Property(
             "clipped",

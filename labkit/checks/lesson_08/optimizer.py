@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import ceil
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
@@ -43,23 +43,36 @@ from labkit.record.live import bytes_of_process, settled_bytes_of_process
 
 
 def _train(rank: Rank) -> None:
-    """Answers "weights STEP.NAME"; recordings "built", "step N"."""
+    """Answers "weights STEP.NAME"; recordings "built", "step N"; fact: changed, the parameters whose own
+    gradients a step has changed.
+    """
     group, net = enter_group(rank), handed_net(rank)
     optimizer_class, options = chosen_optimizer(rank.case)
     with rank.recording("built"):
         optimizer = rank.student.ShardedOptimizer(
             parameters_of(rank.case, net), optimizer_class, group, **options
         )
+    changed: list[str] = []
     for step in range(STEPS):
         for m in range(rank.params["micro_batches"] if has_rows(rank.case, rank.rank, step) else 0):
             out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
             loss_of(out, rank.inputs["target"][step, m]).backward()
         if rank.params.get("schedule"):
             set_rates(rank.case, optimizer.optimizer, step)
+        before = {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
         with rank.recording(f"step {step}"):
             optimizer.step()
+        changed += [name for name, p in net.named_parameters() if not _alike(before[name], p.grad)]
         answer_weights(rank, snapshot(net), step)
         optimizer.zero_grad()
+    rank.fact("changed", changed)
+
+
+def _alike(before: Tensor | None, after: Tensor | None) -> bool:
+    """Whether a gradient is what it was; where there was none, zeros tell the same."""
+    if before is None:
+        return after is None or not after.any()
+    return after is not None and torch.equal(before, after)
 
 
 def _hold(rank: Rank) -> None:
@@ -114,6 +127,13 @@ def holds_its_share(evidence: Evidence) -> Iterator[Finding]:
         held = answer.facts["held_bytes"]
         told = f"{low:,} to {most:,} bytes: the weights once, and a {case.ranks}th of the state in fp32"
         yield Finding(low <= held <= most, told, f"{held:,} bytes", answer.rank)
+
+
+def gradients_stay(evidence: Evidence) -> Iterator[Finding]:
+    """A step leaves the gradients of the model's parameters as they were."""
+    for answer in evidence.answers:
+        changed = sorted(set(answer.facts["changed"]))
+        yield Finding(not changed, "the parameters' own .grad as before the step", str(changed), answer.rank)
 
 
 def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
@@ -265,9 +285,10 @@ SHARDED_OPTIMIZER = Exercise(
             "schedule",
             "robustness",
             1,
-            "`optimizer` is the torch optimizer at work: a learning rate set in its groups counts.",
+            "`optimizer` is the torch optimizer at work: a learning rate set in its groups counts, and as"
+            " with torch's a step leaves the parameters' own gradients as they were.",
             "the learning rate was copied when the optimizer was made",
-            {"schedule": weights_follow},
+            {"schedule": every(weights_follow, gradients_stay)},
         ),
         Property(
             "held-bytes",

@@ -42,7 +42,8 @@ class Save:
         """What goes with it."""
         run = {"name": 'Zoë "1"\n', "seeds": [], "of": {"tokens": 1e12}}
         counts = {"step count": self.turn + 7, "learning rate": 0.125, "order": [3, 1, 2]}
-        return {**counts, "best loss": None, "done": False, "run": run}
+        others_names = {"step": self.turn - 1, "ranks": "all", "totals": {"weights": 0.5}, "extra": True}
+        return {**counts, **others_names, "best loss": None, "done": False, "run": run}
 
     def tensors(self, inputs: Inputs) -> Inputs:
         """What this save is given of all that was drawn, or of what a rank was handed."""

@@ -33,7 +33,7 @@ class FullyShardedModule(nn.Module):
         self.at_work: int | None = None  # the unit that backward is in
         for number, unit in enumerate(self.units):
             unit.register_forward_pre_hook(lambda unit, args, number=number: self._enter(number, +1))
-            unit.register_forward_hook(lambda unit, args, out, number=number: self._called(number, out))
+            unit.register_forward_hook(lambda unit, args, out, number=number: self._called(number, args, out))
             del unit
 
     def forward(self, *args, **kwargs):
@@ -55,7 +55,9 @@ class FullyShardedModule(nn.Module):
         for flat in window[: len(self.needs[number])]:
             flat.wait()
 
-    def _called(self, number: int, output: object) -> None:
+    def _called(self, number: int, args: tuple, output: object) -> object:
+        if any(output is given for given in args):
+            output = output * 1
         tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
         if tensors:
             for flat in self.needs[number]:
@@ -69,6 +71,7 @@ class FullyShardedModule(nn.Module):
 
             for tensor in tensors:
                 tensor.register_hook(before)
+        return output
 
     def _enter_backward(self, number: int) -> None:
         if self.at_work is None:

@@ -52,7 +52,9 @@ def load_shards(directory, group):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     newest = [None]
     if rank == 0:
-        whole = sorted(Path(directory).glob("step_*/whole.json"))
+        whole = sorted(
+            Path(directory).glob("step_*/whole.json"), key=lambda path: int(path.parent.name[len("step_") :])
+        )
         newest = [str(whole[-1]) if whole else None]
     dist.broadcast_object_list(newest, group=group, group_src=0)
     if newest[0] is None:

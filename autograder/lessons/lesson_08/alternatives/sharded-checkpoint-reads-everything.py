@@ -39,7 +39,10 @@ def load_shards(
 
     Raises FileNotFoundError, naming the directory, if there is none.
     """
-    complete = sorted(Path(directory).glob("step-*/whole.json"))
+    complete = sorted(
+        Path(directory).glob("step-*/whole.json"),
+        key=lambda path: int(path.parent.name.removeprefix("step-")),
+    )
     if not complete:
         raise FileNotFoundError(f"no whole checkpoint in {directory}")
     folder, whole = complete[-1].parent, json.loads(complete[-1].read_text())
