@@ -79,7 +79,8 @@ your_groups_along_dp, your_groups_on_both_nodes = ..., ...
 # before, they look for each other where that one was.)
 #
 # A rank's position in its group along an axis must be its coordinate there. A wrong grid is refused before
-# a group is made. What a function is handed stays as it is.
+# a group is made. What a function is handed stays as it is. `DeviceMesh` and `new_subgroups`, which make
+# such groups, may not be called here; `new_group` may.
 #
 # <details><summary>Hint 1</summary>From the last axis to the first: <code>rank, coordinate = divmod(rank,
 # size)</code>.</details>
