@@ -607,16 +607,17 @@ class OffloadedModel(nn.Module):
         self.side = torch.cuda.Stream(self.device)
         self.on_the_way: dict[int, tuple[dict[str, Tensor], Any]] = {}  # layer -> copies, their arrival
         self.ahead = 1  # which layer comes next: +1 in forward, -1 in backward
-        for index, layer in enumerate(self.layers):
+        for layer in self.layers[resident_layers:]:
             for tensor in [*layer.parameters(), *layer.buffers()]:
-                resident = index < resident_layers
-                tensor.data = tensor.data.to(self.device) if resident else tensor.data.pin_memory()
+                tensor.data = tensor.data.cpu().pin_memory()
+        self.layers[:resident_layers].to(self.device)  # last: what both kinds of layers share is resident
         ### END SOLUTION
 
     def forward(self, x: Tensor) -> Tensor:
         """x: on any device, of any dtype; stays as it is. Returns the output, on the compute device."""
         ### BEGIN SOLUTION
         x, self.ahead = x.to(self.device), 1
+        self.on_the_way.clear()  # fetched for a pass that failed, or for a layer that backward did not need
         for index, layer in enumerate(self.layers):
             if index < self.resident_layers:
                 self._fetch(index + 1)

@@ -74,8 +74,9 @@ def _gpu(case: Case) -> int:
 def use_offloaded_model(rank: Rank, late: bool = False) -> None:
     """Report every value the plain model has too. late: copies arrive some time after they are asked for."""
     with _model_on_device(rank, late) as (model, _, gpu):
-        seat, thawed = OnDevices(rank, gpu), rank.params.get("thawed", ())
-        compare(seat, model, rank.inputs, rank.params.get("x_on", "cpu"), thawed)
+        seat, params = OnDevices(rank, gpu), rank.params
+        thawed, asks = params.get("thawed", ()), params.get("x_asks", True)
+        compare(seat, model, rank.inputs, params.get("x_on", "cpu"), thawed, asks)
 
 
 def use_two_batches(rank: Rank) -> None:
@@ -205,6 +206,17 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("2 of 5 resident", "values", SMALL, 2, [3], seed),
         offload_case(
             "1 of 5 resident", "values", SMALL, 1, [2, 3], seed, frozen=FROZEN, thawed=[6], resting=[0, 3]
+        ),
+        offload_case(
+            "the first frozen, then changed",
+            "values",
+            SMALL,
+            0,
+            [3],
+            seed,
+            frozen=["0.weight", "0.bias", "3.bias"],
+            thawed=[7],
+            x_asks=False,
         ),
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0"),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),

@@ -196,27 +196,33 @@ def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def compare(
-    seat: Seat, model: nn.Module, inputs: Inputs, device: str = "cpu", thawed: Sequence[int] = ()
+    seat: Seat,
+    model: nn.Module,
+    inputs: Inputs,
+    device: str = "cpu",
+    thawed: Sequence[int] = (),
+    asks: bool = True,
 ) -> None:
     """Run a model forward and backward, then train it, as the plain one is.
 
     Answers output, input_grad, grad.N, buffer.N, those of `infer`, and trained.N (N counts in order). Random
     numbers are the same in every call of this, and go on from pass to pass.
-    device: where the input of the first pass is. thawed: `change_frozen`, before it is trained.
+    device: where the input of the first pass is. thawed: `change_frozen`, after the first pass. asks: whether
+    the input of the first pass asks for a gradient, where it is of floating point.
     """
     x = inputs["x"].clone().to(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(DROPOUT_SEED)
-        x.requires_grad_(x.is_floating_point())
+        x.requires_grad_(asks and x.is_floating_point())
         observe(seat, model, [x], inputs["grad_output"], charged="gradients", named=by_number)
         for number, buffer in enumerate(model.buffers()):
             seat.answer(f"buffer.{number}", buffer)
+        change_frozen(model, thawed)
         given = inputs["x"].clone()
         infer(seat, model, given)
         seat.answer("given", given)
         seat.answer("asked", torch.tensor(float(given.requires_grad)))
         seat.answer("moved", torch.tensor(float(given.device != inputs["x"].device)))
-        change_frozen(model, thawed)
         train(seat, model, batches_of(inputs), error_of, named=by_number)
 
 
@@ -272,7 +278,8 @@ class BesidePlain(Evidence):
         return seat.tensors
 
     def _use(self, seat: PlainSeat, model: nn.Module) -> None:
-        compare(seat, model, self.inputs, thawed=self.case.params.get("thawed", ()))
+        params = self.case.params
+        compare(seat, model, self.inputs, thawed=params.get("thawed", ()), asks=params.get("x_asks", True))
 
 
 def follow_graph(seat: Seat, model: nn.Module, inputs: Inputs) -> None:

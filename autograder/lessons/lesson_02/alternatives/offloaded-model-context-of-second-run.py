@@ -60,6 +60,7 @@ class OffloadedModel(nn.Module):
 
     def forward(self, x):
         x = x.to(self.device)
+        self.arriving.clear()
         for index, layer in enumerate(self.layers):
             if index < self.resident:
                 if index + 1 == self.resident:

@@ -57,6 +57,7 @@ class OffloadedModel(nn.Module):
 
     def forward(self, x):
         x = x.to(self.device)
+        self.sent.clear()
         for number, layer in enumerate(self.layers):
             if number not in self.parcels:
                 self._send(number + 1)
