@@ -262,7 +262,7 @@ def module_cases(seed: int) -> list[Case]:
             "tiny",
             2,
             seed,
-            parts=["bare"],
+            parts=["bare", "same"],
             micro_batches=2,
         ),
         unit_case("a unit that was forgotten", "homeless", 2, seed),

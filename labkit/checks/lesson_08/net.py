@@ -66,7 +66,8 @@ class Net(nn.Module):
     last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers share
     a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks use),
     "skipped" (a layer that is called in some steps), "ahead" (one before all others, which some ranks call),
-    "two" (several inputs and outputs), "bare" (one without weights), "own" (a weight that is in no layer).
+    "two" (several inputs and outputs), "bare" (one without weights), "same" (one that returns what it is
+    given), "own" (a weight that is in no layer).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
@@ -84,6 +85,7 @@ class Net(nn.Module):
         self.tied = nn.Linear(inner, inner) if "tied" in parts else None
         self.borrowed = nn.Linear(inner, inner, bias=False) if "borrowed" in parts else None
         self.third = nn.Linear(inner, inner + 1)
+        self.same = nn.Identity() if "same" in parts else None
         self.last = nn.Linear(inner + 1, width)
         self.unused = nn.Linear(2, 3) if "unused" in parts else None
         if "own" in parts:
@@ -133,7 +135,10 @@ class Net(nn.Module):
             x = torch.tanh(self.tied(x))
         if self.borrowed is not None:
             x = torch.tanh(self.borrowed(x))
-        return self.last(torch.tanh(self.third(x)))
+        x = self.third(x)
+        if self.same is not None:
+            x = self.same(x)
+        return self.last(torch.tanh(x))
 
 
 class Timed(nn.Module):
