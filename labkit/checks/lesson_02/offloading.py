@@ -131,7 +131,11 @@ def _watch_forward(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Log
 
 
 def _watch_training(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Log) -> None:
+    """A training step; with the case's `between`, a pass without gradients comes before its backward."""
     out = _watch_forward(rank, model, gpu, log, "forward")
+    if rank.params.get("between", False):
+        with torch.no_grad():
+            model(rank.inputs["x"].clone())
     grad = rank.inputs["grad_output"].to(out.device)
     with gpu.recording() as backward:
         out.backward(grad)
@@ -224,7 +228,9 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),
         offload_case("memory, 5 of 6 resident, the second GPU", "watched", wide, 5, [1], seed, gpu=1),
         offload_case("memory, frozen layers", "watched-frozen", wide, 1, [1], seed, frozen=FROZEN_WIDE),
-        offload_case("memory, in evaluation", "watched-frozen", wide, 1, [1], seed, evaluating=True),
+        offload_case(
+            "memory, in evaluation", "watched-frozen", wide, 1, [1], seed, evaluating=True, between=True
+        ),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
         offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
         offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
