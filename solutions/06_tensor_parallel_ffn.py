@@ -305,8 +305,10 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #   rank may call them or not.
 # * **Tensors**: what a forward or a backward is given keeps its values, and what it gave keeps them when it
 #   is called again. So no memory is used for two results, and a layer keeps no tensor of a call that is over.
-#   Tensors may lie in memory in any order, have any number of dimensions, and another size the next time; $X$
-#   need not ask for a gradient, and does not by being used. `eval()` and `torch.no_grad()` change no number.
+#   For backward a linear layer keeps its input, and the operators keep nothing. Tensors may lie in memory in
+#   any order, have any number of dimensions, and another size the next time, and be zeros on some ranks; $X$
+#   need not ask for a gradient, and does not by being used. `eval()` and `torch.no_grad()` change no number,
+#   nor does another layer in the same process, of another group.
 # * **Work**: the matrix products of a layer's forward are divided too. A rank does a $t$-th of them.
 # * **Refusals**: a `ValueError` on every rank whose text has both numbers, the size and the number of ranks.
 #

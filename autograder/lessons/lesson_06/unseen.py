@@ -25,6 +25,7 @@ def _operator_cases(seed: int) -> list[Case]:
         operator_case("unseen: a pair and one", "subgroup", 3, [rows, columns], seed, groups=PAIR_AND_ONE),
         operator_case("unseen: neighbours", "subgroup", 4, [rows, columns], seed, groups=NEIGHBOURS),
         operator_case("unseen: alone", "values", 1, [rows, columns], seed),
+        operator_case("unseen: zeros", "values", 3, [rows, columns], seed, zeros_on=0),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Property, every
 from labkit.checks.lesson_06.layers import (
@@ -15,12 +17,17 @@ from labkit.checks.lesson_06.layers import (
     RIGHT_IN_GROUP,
     THEIR_PART_OF,
     any_layout,
+    count_kept,
     gather_of_output,
+    gives_in_evaluation,
+    keeps_its_input,
     layer_case,
+    leaves_the_layer,
     nothing,
     own_share,
     sizes_refused,
     sum_of_gradient,
+    use_beside_another,
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
@@ -44,6 +51,9 @@ def _column_cases(seed: int) -> list[Case]:
             "gathered in two groups", "gather-subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]
         ),
         layer_case("groups of one", "values", 2, [3], (4, 3), seed, groups=[[0], [1]]),
+        layer_case("beside a layer of all ranks", "again", 4, [3], (3, 8), seed, groups=[[0, 3], [1, 2]]),
+        layer_case("gathered, beside one", "gather-again", 4, [3], (3, 8), seed, groups=[[0, 3], [1, 2]]),
+        layer_case("kept for backward", "gather-kept", 2, [32], (32, 4096), seed),
     ]
 
 
@@ -53,9 +63,12 @@ EXERCISE = Exercise(
     ("ColumnParallelLinear",),
     {
         "values": COLUMN.run(use_part),
+        "again": COLUMN.run(partial(use_beside_another, other=GATHERED)),
         "gather": GATHERED.run(use_part),
         "own-shard": COLUMN.run(change_blocks),
         "gather-own-shard": GATHERED.run(change_blocks),
+        "gather-again": GATHERED.run(partial(use_beside_another, other=COLUMN)),
+        "gather-kept": GATHERED.run(count_kept),
         "uneven": impossible(COLUMN),
         "layout": COLUMN.run(use_views),
         "gather-layout": GATHERED.run(use_views),
@@ -71,7 +84,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "the wrong dimension was cut (weight is [out, in]: output features are"
             " dim 0), or the bias was not cut with it",
-            {"values": equals("output")},
+            {"values": equals("output"), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -79,7 +92,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "f is missing: without it a rank has the gradient through its own columns only",
-            {"values": equals("input_grad")},
+            dict.fromkeys(("values", "again"), equals("input_grad")),
         ),
         Property(
             "parameter-gradients",
@@ -87,7 +100,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "the weight or bias was detached, or its gradient scaled by t",
-            {"values": equals("grad")},
+            dict.fromkeys(("values", "again"), equals("grad")),
         ),
         Property(
             "trained-weights",
@@ -112,7 +125,7 @@ EXERCISE = Exercise(
             3,
             "Each rank keeps 1/t of the weight and of the bias, and nothing else stays in memory.",
             "a slice is a view that keeps the whole tensor in memory: clone() it; or the full layer was kept",
-            {"values": keeps_blocks},
+            {"values": keeps_blocks, "again": leaves_the_layer},
         ),
         own_share(),
         Property(
@@ -127,6 +140,8 @@ EXERCISE = Exercise(
                     equals("output", "input_grad", "grad"), sends(gather_of_output, sum_of_gradient)
                 ),
                 "gather-own-shard": own_block_decides,
+                "gather-again": every(gives_in_evaluation, equals("input_grad", "grad")),
+                "gather-kept": keeps_its_input,
             },
         ),
         Property(

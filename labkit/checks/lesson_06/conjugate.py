@@ -8,6 +8,7 @@ from labkit.checks.lesson_06.layers import ANSWERS, F_ID, G_ID, GIVEN_LATER
 from labkit.checks.lesson_06.operators import (
     adds,
     hands_on,
+    keeps_nothing,
     one_all_reduce,
     operator_case,
     tensors_kept,
@@ -25,6 +26,8 @@ def _operator_cases(seed: int) -> list[Case]:
         operator_case("a view on one rank alone", "layout", 2, [3, 4], seed, views_on=1),
         operator_case("two groups of two", "subgroup", 4, [5], seed, groups=[[0, 3], [1, 2]]),
         operator_case("groups of one", "values", 2, [4], seed, groups=[[0], [1]]),
+        operator_case("zeros on one rank", "values", 2, [3, 2], seed, zeros_on=1),
+        operator_case("kept for backward", "kept", 2, [], seed),
     ]
 
 
@@ -41,7 +44,7 @@ F_EXERCISE = Exercise(
             1,
             "Forward hands x on as it is.",
             "x was reduced in forward: every rank has all of x already, a sum makes it t times too large",
-            {"values": hands_on("output", "x")},
+            {"values": every(hands_on("output", "x"), hands_on("output alone", "x"))},
         ),
         Property(
             "input-gradients",
@@ -63,9 +66,10 @@ F_EXERCISE = Exercise(
             "callers-tensors",
             "robustness",
             1,
-            "x and grad_output still hold what they held before, and results stay when it is used again.",
+            "x and grad_output still hold what they held before, results stay when it is used again, and"
+            " nothing is kept for backward.",
             "dist.all_reduce works in place: give it a copy",
-            {"values": tensors_kept(hands_on, adds)},
+            {"values": tensors_kept(hands_on, adds), "kept": keeps_nothing},
         ),
         Property(
             "any-layout",
@@ -101,7 +105,7 @@ G_EXERCISE = Exercise(
             3,
             "Forward returns the sum of the ranks' x.",
             "the partial results were not added, were averaged, or went through fewer digits",
-            {"values": adds("output", "x")},
+            {"values": every(adds("output", "x"), adds("output alone", "x"))},
         ),
         Property(
             "input-gradients",
@@ -124,9 +128,10 @@ G_EXERCISE = Exercise(
             "callers-tensors",
             "robustness",
             1,
-            "x and grad_output still hold what they held before, and results stay when it is used again.",
+            "x and grad_output still hold what they held before, results stay when it is used again, and"
+            " nothing is kept for backward.",
             "dist.all_reduce works in place: give it a copy of x",
-            {"values": tensors_kept(adds, hands_on)},
+            {"values": tensors_kept(adds, hands_on), "kept": keeps_nothing},
         ),
         Property(
             "any-layout",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.checks.case import Case
-from labkit.checks.exercise import Judge, Property, every
-from labkit.checks.shared.beside import STEPS, Call, stays_in_group
-from labkit.checks.shared.places import place_of
+from labkit.checks.exercise import Finding, Judge, Property, every
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import STEPS, Call, nbytes, observe, stays_in_group
+from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, by_dims, dtype_of
 from labkit.checks.shared.split_judges import EVERYTHING, does_its_share, equals, own_block_decides
 
@@ -88,7 +90,84 @@ MLP = Split(
 )
 
 
+# -- on a rank
+
+
+def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
+    """Build the part before and after one of another layer, in the group of all, and take it forward and
+    backward in evaluation mode.
+
+    Answers: those of `observe`. Fact: "handed over", what is another in the whole layer than before.
+    """
+    group = enter_group(rank)
+    _use_in_the_whole_job(rank, other)
+    full = split.handed(rank)
+    for parameter in full.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = _settings(full)
+    after_seed = [_randoms_after(seed, lambda: split.build(rank, full, group)) for seed in (1, 2)]
+    part = split.build(rank, full, group)
+    changed = [name for name, seen in _settings(full).items() if seen != before[name]]
+    rank.fact("handed over", [*changed, *(["the seed"] if torch.equal(*after_seed) else [])])
+    _use_in_the_whole_job(rank, other)
+    observe(rank, part.eval(), [rank.inputs["x"].clone().requires_grad_()], rank.inputs["grad_output"])
+
+
+def _use_in_the_whole_job(rank: Rank, split: Split) -> None:
+    """A part of a layer of the same sizes, but in the group of all ranks, without gradients."""
+    part = split.build(rank, split.handed(rank), rank.group)
+    about, x = split.drawn(rank.case)["x"], rank.inputs["x"]
+    width = about.shape[-1] // (1 if about.cut is None else rank.case.ranks)
+    with torch.no_grad():
+        part(torch.ones_like(x[..., :width]))
+
+
+def _settings(full: nn.Module) -> dict[str, tuple[bool, int, float]]:
+    """Of each parameter: whether it is trained, and its gradient, as its place and sum."""
+    return {
+        name: (p.requires_grad, id(p.grad), 0.0 if p.grad is None else p.grad.sum().item())
+        for name, p in full.named_parameters()
+    }
+
+
+def _randoms_after(seed: int, build: Callable[[], object]) -> Tensor:
+    torch.manual_seed(seed)
+    build()
+    return torch.rand(4)
+
+
+def count_kept(rank: Rank, split: Split) -> None:
+    """Fact: kept_bytes, what a forward leaves for its backward, where the output has been let go."""
+    part = split.build(rank, split.handed(rank), rank.group)
+    leaf = rank.inputs["x"].clone().requires_grad_()
+    rank.fact("kept_bytes", bytes_kept(lambda: lambda: part(leaf * 2.0).sum()))
+
+
 # -- judges
+
+
+def leaves_the_layer(evidence: SplitEvidence) -> Iterator[Finding]:
+    """`from_...` changed nothing about the layer that it was handed, nor the random numbers to come."""
+    for answer in evidence.answers:
+        changed = answer.facts["handed over"]
+        told = "what was handed over as it was: gradients, which parameters are trained; no new seed"
+        yield Finding(not changed, told, f"another {', '.join(changed)}", answer.rank)
+
+
+def gives_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:
+    """The output in evaluation mode, of a forward that has a graph."""
+    return (evidence.activation("output", answer) for answer in evidence.answers)
+
+
+def keeps_its_input(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Of a forward that is over, x waits for backward, and no other tensor."""
+    for answer in evidence.answers:
+        place, about = place_of(evidence.case, answer.rank), evidence.split.drawn(evidence.case)
+        x = nbytes(place.block(evidence.inputs["x"][0], about["x"].cut))
+        out = evidence.bytes_of("grad_output") // place.size
+        told = f"x kept for backward, {x:,} bytes, and not the output or a part of it, {out:,} bytes"
+        kept = answer.facts["kept_bytes"]
+        yield Finding(kept < x + out / 2, told, f"{kept:,} bytes", answer.rank)
 
 
 def nothing(evidence: SplitEvidence) -> list[Call]:

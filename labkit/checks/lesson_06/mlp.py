@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Property
 from labkit.checks.lesson_06.layers import (
@@ -15,10 +17,13 @@ from labkit.checks.lesson_06.layers import (
     ROW_ID,
     THEIR_PART_OF,
     any_layout,
+    gives_in_evaluation,
     layer_case,
+    leaves_the_layer,
     own_share,
     sum_of_gradient,
     sum_of_output,
+    use_beside_another,
 )
 from labkit.checks.shared.split import change_blocks, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
@@ -34,6 +39,7 @@ def _mlp_cases(seed: int) -> list[Case]:
         layer_case("views", "layout", 2, [2, 3], (5, 6), seed),
         layer_case("two groups of two", "subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]),
         layer_case("groups of one", "values", 2, [3], (3, 4), seed, groups=[[0], [1]]),
+        layer_case("beside an MLP of all ranks", "again", 4, [3], (3, 8), seed, groups=[[0, 3], [1, 2]]),
     ]
 
 
@@ -43,6 +49,7 @@ EXERCISE = Exercise(
     ("TensorParallelMLP",),
     {
         "values": MLP.run(use_part),
+        "again": MLP.run(partial(use_beside_another, other=MLP)),
         "own-shard": MLP.run(change_blocks),
         "own-parts": MLP.run(use_part),
         "layout": MLP.run(use_views),
@@ -57,7 +64,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "GeLU was applied to partial sums: split `up` by columns, so that each rank has whole"
             " pre-activations",
-            {"values": equals("output")},
+            {"values": equals("output"), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -65,7 +72,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "f is missing in front of the first layer",
-            {"values": equals("input_grad")},
+            dict.fromkeys(("values", "again"), equals("input_grad")),
         ),
         Property(
             "parameter-gradients",
@@ -73,7 +80,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "a collective between the layers, or a gradient reduced once more",
-            {"values": equals("grad")},
+            dict.fromkeys(("values", "again"), equals("grad")),
         ),
         Property(
             "trained-weights",
@@ -97,7 +104,7 @@ EXERCISE = Exercise(
             2,
             "Each rank keeps 1/t of both weights; only the bias of `down` is whole.",
             "the unsharded MLP was kept as an attribute",
-            {"values": keeps_blocks},
+            {"values": keeps_blocks, "again": leaves_the_layer},
         ),
         own_share(),
         any_layout(),

@@ -14,14 +14,18 @@ from labkit.checks.exercise import Evidence, Finding, Judge, Run, every, own_ent
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same
+from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import drawn
+
+KEPT_SHAPE = 256, 256  # in float64: what is kept of it is far above what else may change in a process
+KEPT_BYTES = 8 * 256 * 256
 
 
 def used(name: str) -> dict[str, Run]:
     """The runs of `name.apply(x, group)`."""
     run = Run(partial(_use, name=name), _inputs, own_entry)
-    return {"values": run, "subgroup": run, "layout": run}
+    return {"values": run, "subgroup": run, "layout": run, "kept": Run(partial(_count_kept, name=name))}
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -31,10 +35,12 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Tensor, Tensor]:
-    """x and grad_output of a rank. Where the layout matters they are views that are not contiguous: on every
-    rank, the gradient an expanded one; or, as `views_on` says, on one alone, the gradient a transposed one.
+    """x and grad_output of a rank, zeros where it is the case's `zeros_on`. Where the layout matters they are
+    views that are not contiguous: on every rank, the gradient an expanded one; or, as `views_on` says, on one
+    alone, the gradient a transposed one.
     """
-    x, grad_output = handed["x"].clone(), handed["grad_output"].clone()
+    scale = 0.0 if case.params.get("zeros_on") == rank else 1.0
+    x, grad_output = scale * handed["x"], scale * handed["grad_output"]
     if case.kind != "layout":
         return x, grad_output
     if "views_on" not in case.params:
@@ -44,15 +50,21 @@ def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Ten
 
 
 def _use(rank: Rank, name: str) -> None:
-    """Between forward and backward the operator is used in the group of all, where that is another one.
+    """Before forward, and between it and backward, the operator is used in the group of all, where that is
+    another one.
 
     Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
-    a call that another one follows. Recordings: forward, backward, later.
+    a call that another one follows; "output alone" of one without gradients. Recordings: forward, backward,
+    later.
     """
     group = enter_group(rank)
     x, grad_output = _arguments(rank.case, rank.inputs, rank.rank)
-    x.requires_grad_()
     operator = getattr(rank.student, name)
+    if rank.case.kind == "subgroup":
+        operator.apply(torch.ones_like(x), rank.group)
+    with torch.no_grad():
+        rank.answer("output alone", operator.apply(x, group))
+    x.requires_grad_()
     with rank.recording("forward"):
         out = operator.apply(x, group)
     rank.answer("output", out)
@@ -69,7 +81,26 @@ def _use(rank: Rank, name: str) -> None:
             rank.answer(f"{what} later", tensor)
 
 
+def _count_kept(rank: Rank, name: str) -> None:
+    """Fact: kept_bytes, what is there between forward and backward beside the end of the graph, where what
+    went in and what came out have been let go.
+    """
+    leaf, operator = (
+        torch.ones(KEPT_SHAPE, dtype=torch.float64, requires_grad=True),
+        getattr(rank.student, name),
+    )
+    rank.fact("kept_bytes", bytes_kept(lambda: lambda: operator.apply(leaf * 2.0, rank.group).sum()))
+
+
 # -- judges
+
+
+def keeps_nothing(evidence: Evidence) -> Iterator[Finding]:
+    """No tensor waits for backward."""
+    for answer in evidence.answers:
+        kept = answer.facts["kept_bytes"]
+        told = f"nothing kept for backward (x and the output have {KEPT_BYTES:,} bytes each)"
+        yield Finding(kept < KEPT_BYTES / 2, told, f"{kept:,} bytes", answer.rank)
 
 
 def _given(evidence: Evidence, rank: int) -> dict[str, Tensor]:
@@ -102,6 +133,7 @@ def adds(answered: str, given: str) -> Judge:
 
 TOLD = {
     "output": "output",
+    "output alone": "output, without gradients",
     "input_grad": "gradient of x",
     "output later": "output, after another call",
     "gradient later": "gradient of x, after another backward",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Property
 from labkit.checks.lesson_06.layers import (
@@ -14,11 +16,16 @@ from labkit.checks.lesson_06.layers import (
     ROW_ID,
     THEIR_PART_OF,
     any_layout,
+    count_kept,
+    gives_in_evaluation,
+    keeps_its_input,
     layer_case,
+    leaves_the_layer,
     nothing,
     own_share,
     sizes_refused,
     sum_of_output,
+    use_beside_another,
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
@@ -39,6 +46,8 @@ def _row_cases(seed: int) -> list[Case]:
             "two groups of two", "subgroup", 4, [3], (4, 3), seed, bias=False, groups=[[0, 3], [1, 2]]
         ),
         layer_case("groups of one", "values", 2, [3], (3, 4), seed, bias=False, groups=[[0], [1]]),
+        layer_case("beside a layer of all ranks", "again", 4, [3], (8, 3), seed, groups=[[0, 3], [1, 2]]),
+        layer_case("kept for backward", "kept", 2, [32], (32, 4096), seed),
     ]
 
 
@@ -48,11 +57,13 @@ EXERCISE = Exercise(
     ("RowParallelLinear",),
     {
         "values": ROW.run(use_part),
+        "again": ROW.run(partial(use_beside_another, other=ROW)),
         "bias": ROW.run(use_part),
         "own-shard": ROW.run(change_blocks),
         "uneven": impossible(ROW),
         "layout": ROW.run(use_views),
         "subgroup": ROW.run(use_part),
+        "kept": ROW.run(count_kept),
     },
     _row_cases,
     (
@@ -63,7 +74,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "g is missing, so that every rank has only its partial sum; or the wrong dimension was cut (input"
             " features are dim 1 of the weight)",
-            {"values": equals("output")},
+            {"values": equals("output"), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -71,7 +82,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "the gradient was reduced in backward too: it is whole on every rank",
-            {"values": equals("input_grad")},
+            dict.fromkeys(("values", "again"), equals("input_grad")),
         ),
         Property(
             "parameter-gradients",
@@ -79,7 +90,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "the gradient of the output was summed or divided over the ranks",
-            {"values": equals("grad")},
+            dict.fromkeys(("values", "again"), equals("grad")),
         ),
         Property(
             "trained-weights",
@@ -111,7 +122,12 @@ EXERCISE = Exercise(
             2,
             "Each rank keeps 1/t of the weight and a copy of the bias, and nothing else stays in memory.",
             "a slice is a view that keeps the whole tensor in memory: clone() it; or the full layer was kept",
-            {"values": keeps_blocks, "bias": keeps_blocks},
+            {
+                "values": keeps_blocks,
+                "bias": keeps_blocks,
+                "again": leaves_the_layer,
+                "kept": keeps_its_input,
+            },
         ),
         own_share(),
         Property(
