@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,9 +16,11 @@ from labkit.checks.exercise import Finding, Judge, Property, every
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, Call, nbytes, observe, stays_in_group
 from labkit.checks.shared.held import bytes_kept
-from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, by_dims, dtype_of
 from labkit.checks.shared.split_judges import EVERYTHING, does_its_share, equals, own_block_decides
+
+PAIRS = [0, 3], [1, 2]
 
 
 class PlainMLP(nn.Module):
@@ -94,13 +97,14 @@ MLP = Split(
 
 
 def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
-    """Build the part before and after one of another layer, in the group of all, and take it forward and
+    """Build the part before and after one of another layer, in a group of some ranks, and take it forward and
     backward in evaluation mode.
 
     Answers: those of `observe`. Fact: "handed over", what is another in the whole layer than before.
     """
-    group = enter_group(rank)
-    _use_in_the_whole_job(rank, other)
+    group = rank.group
+    beside = [dist.new_group(members) for members in PAIRS][int(rank.rank in PAIRS[1])]
+    _use_in_group(rank, other, beside)
     full = split.handed(rank)
     for parameter in full.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -109,17 +113,17 @@ def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
     part = split.build(rank, full, group)
     changed = [name for name, seen in _settings(full).items() if seen != before[name]]
     rank.fact("handed over", [*changed, *(["the seed"] if torch.equal(*after_seed) else [])])
-    _use_in_the_whole_job(rank, other)
+    _use_in_group(rank, other, beside)
     observe(rank, part.eval(), [rank.inputs["x"].clone().requires_grad_()], rank.inputs["grad_output"])
 
 
-def _use_in_the_whole_job(rank: Rank, split: Split) -> None:
-    """A part of a layer of the same sizes, but in the group of all ranks, without gradients."""
-    part = split.build(rank, split.handed(rank), rank.group)
-    about, x = split.drawn(rank.case)["x"], rank.inputs["x"]
-    width = about.shape[-1] // (1 if about.cut is None else rank.case.ranks)
-    with torch.no_grad():
-        part(torch.ones_like(x[..., :width]))
+def _use_in_group(rank: Rank, split: Split, group: dist.ProcessGroup) -> None:
+    """A part of a layer of the same sizes, in another group, without gradients."""
+    about = split.drawn(rank.case)["x"]
+    width = about.shape[-1] // (1 if about.cut is None else group.size())
+    with rank.attempt("subgroup"), torch.no_grad():
+        part = split.build(rank, split.handed(rank), group)
+        part(torch.ones((*about.shape[:-1], width), dtype=dtype_of(rank.case), device=rank.device))
 
 
 def _settings(full: nn.Module) -> dict[str, tuple[bool, int, float]]:
