@@ -85,10 +85,12 @@ draw_block(ranks=4)
 #   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
 #   rank may call them or not.
 # * **Tensors**: what you are given keeps its values, and what you gave keeps them when you are called again.
-#   Modules keep no tensor of a call that is over. The next call may have another size, inputs need not ask
-#   for a gradient and do not by being used, and `torch.no_grad()` changes no number.
+#   Modules keep no tensor of a call that is over, and gather and scatter none for their backward. The next
+#   call may have another size, a rank may have zeros, inputs need not ask for a gradient and do not by being
+#   used, and `torch.no_grad()` changes no number. Nor does `eval()`, but by dropout.
 # * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and
-#   64 bytes more at most. Attributes that are no tensors are your affair.
+#   64 bytes more at most. Attributes that are no tensors are your affair. What a part is made from keeps its
+#   gradients and who is trained; making one sets no seed. Parts of several groups work in one process.
 # * **Refusals**: the error asked for, on every rank. Where the stub says "naming both", its text has both
 #   numbers, the size and the number of ranks.
 #

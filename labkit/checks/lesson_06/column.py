@@ -19,19 +19,17 @@ from labkit.checks.lesson_06.layers import (
     any_layout,
     count_kept,
     gather_of_output,
-    gives_in_evaluation,
     keeps_its_input,
     layer_case,
-    leaves_the_layer,
     nothing,
     own_share,
     sizes_refused,
     sum_of_gradient,
-    use_beside_another,
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
 from labkit.checks.shared.split_judges import equals, keeps_blocks, own_block_decides, sends
+from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 
 def _column_cases(seed: int) -> list[Case]:
@@ -125,7 +123,7 @@ EXERCISE = Exercise(
             3,
             "Each rank keeps 1/t of the weight and of the bias, and nothing else stays in memory.",
             "a slice is a view that keeps the whole tensor in memory: clone() it; or the full layer was kept",
-            {"values": keeps_blocks, "again": leaves_the_layer},
+            {"values": keeps_blocks, "again": leaves_the_whole},
         ),
         own_share(),
         Property(

@@ -8,13 +8,13 @@ from labkit.checks.lesson_06.layers import ANSWERS, F_ID, G_ID, GIVEN_LATER
 from labkit.checks.lesson_06.operators import (
     adds,
     hands_on,
-    keeps_nothing,
     one_all_reduce,
     operator_case,
     tensors_kept,
     used,
 )
 from labkit.checks.shared.beside import stays_in_group
+from labkit.checks.shared.surroundings import keeps_nothing
 
 
 def _operator_cases(seed: int) -> list[Case]:
@@ -69,7 +69,7 @@ F_EXERCISE = Exercise(
             "x and grad_output still hold what they held before, results stay when it is used again, and"
             " nothing is kept for backward.",
             "dist.all_reduce works in place: give it a copy",
-            {"values": tensors_kept(hands_on, adds), "kept": keeps_nothing},
+            {"values": tensors_kept(hands_on, adds), "kept": keeps_nothing("kept_bytes")},
         ),
         Property(
             "any-layout",
@@ -131,7 +131,7 @@ G_EXERCISE = Exercise(
             "x and grad_output still hold what they held before, results stay when it is used again, and"
             " nothing is kept for backward.",
             "dist.all_reduce works in place: give it a copy of x",
-            {"values": tensors_kept(adds, hands_on), "kept": keeps_nothing},
+            {"values": tensors_kept(adds, hands_on), "kept": keeps_nothing("kept_bytes")},
         ),
         Property(
             "any-layout",

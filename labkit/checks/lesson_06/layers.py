@@ -7,20 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Finding, Judge, Property, every
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import STEPS, Call, nbytes, observe, stays_in_group
+from labkit.checks.shared.beside import STEPS, Call, nbytes, stays_in_group
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, by_dims, dtype_of
 from labkit.checks.shared.split_judges import EVERYTHING, does_its_share, equals, own_block_decides
-
-PAIRS = [0, 3], [1, 2]
 
 
 class PlainMLP(nn.Module):
@@ -96,50 +93,6 @@ MLP = Split(
 # -- on a rank
 
 
-def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
-    """Build the part before and after one of another layer, in a group of some ranks, and take it forward and
-    backward in evaluation mode.
-
-    Answers: those of `observe`. Fact: "handed over", what is another in the whole layer than before.
-    """
-    group = rank.group
-    beside = [dist.new_group(members) for members in PAIRS][int(rank.rank in PAIRS[1])]
-    _use_in_group(rank, other, beside)
-    full = split.handed(rank)
-    for parameter in full.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    before = _settings(full)
-    after_seed = [_randoms_after(seed, lambda: split.build(rank, full, group)) for seed in (1, 2)]
-    part = split.build(rank, full, group)
-    changed = [name for name, seen in _settings(full).items() if seen != before[name]]
-    rank.fact("handed over", [*changed, *(["the seed"] if torch.equal(*after_seed) else [])])
-    _use_in_group(rank, other, beside)
-    observe(rank, part.eval(), [rank.inputs["x"].clone().requires_grad_()], rank.inputs["grad_output"])
-
-
-def _use_in_group(rank: Rank, split: Split, group: dist.ProcessGroup) -> None:
-    """A part of a layer of the same sizes, in another group, without gradients."""
-    about = split.drawn(rank.case)["x"]
-    width = about.shape[-1] // (1 if about.cut is None else group.size())
-    with rank.attempt("subgroup"), torch.no_grad():
-        part = split.build(rank, split.handed(rank), group)
-        part(torch.ones((*about.shape[:-1], width), dtype=dtype_of(rank.case), device=rank.device))
-
-
-def _settings(full: nn.Module) -> dict[str, tuple[bool, int, float]]:
-    """Of each parameter: whether it is trained, and its gradient, as its place and sum."""
-    return {
-        name: (p.requires_grad, id(p.grad), 0.0 if p.grad is None else p.grad.sum().item())
-        for name, p in full.named_parameters()
-    }
-
-
-def _randoms_after(seed: int, build: Callable[[], object]) -> Tensor:
-    torch.manual_seed(seed)
-    build()
-    return torch.rand(4)
-
-
 def count_kept(rank: Rank, split: Split) -> None:
     """Fact: kept_bytes, what a forward leaves for its backward, where the output has been let go."""
     part = split.build(rank, split.handed(rank), rank.group)
@@ -148,19 +101,6 @@ def count_kept(rank: Rank, split: Split) -> None:
 
 
 # -- judges
-
-
-def leaves_the_layer(evidence: SplitEvidence) -> Iterator[Finding]:
-    """`from_...` changed nothing about the layer that it was handed, nor the random numbers to come."""
-    for answer in evidence.answers:
-        changed = answer.facts["handed over"]
-        told = "what was handed over as it was: gradients, which parameters are trained; no new seed"
-        yield Finding(not changed, told, f"another {', '.join(changed)}", answer.rank)
-
-
-def gives_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:
-    """The output in evaluation mode, of a forward that has a graph."""
-    return (evidence.activation("output", answer) for answer in evidence.answers)
 
 
 def keeps_its_input(evidence: SplitEvidence) -> Iterator[Finding]:

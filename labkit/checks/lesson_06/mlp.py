@@ -17,16 +17,14 @@ from labkit.checks.lesson_06.layers import (
     ROW_ID,
     THEIR_PART_OF,
     any_layout,
-    gives_in_evaluation,
     layer_case,
-    leaves_the_layer,
     own_share,
     sum_of_gradient,
     sum_of_output,
-    use_beside_another,
 )
 from labkit.checks.shared.split import change_blocks, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 
 def _mlp_cases(seed: int) -> list[Case]:
@@ -104,7 +102,7 @@ EXERCISE = Exercise(
             2,
             "Each rank keeps 1/t of both weights; only the bias of `down` is whole.",
             "the unsharded MLP was kept as an attribute",
-            {"values": keeps_blocks, "again": leaves_the_layer},
+            {"values": keeps_blocks, "again": leaves_the_whole},
         ),
         own_share(),
         any_layout(),

@@ -14,12 +14,9 @@ from labkit.checks.exercise import Evidence, Finding, Judge, Run, every, own_ent
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same
-from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import drawn
-
-KEPT_SHAPE = 256, 256  # in float64: what is kept of it is far above what else may change in a process
-KEPT_BYTES = 8 * 256 * 256
+from labkit.checks.shared.surroundings import operator_keeps
 
 
 def used(name: str) -> dict[str, Run]:
@@ -82,25 +79,11 @@ def _use(rank: Rank, name: str) -> None:
 
 
 def _count_kept(rank: Rank, name: str) -> None:
-    """Fact: kept_bytes, what is there between forward and backward beside the end of the graph, where what
-    went in and what came out have been let go.
-    """
-    leaf, operator = (
-        torch.ones(KEPT_SHAPE, dtype=torch.float64, requires_grad=True),
-        getattr(rank.student, name),
-    )
-    rank.fact("kept_bytes", bytes_kept(lambda: lambda: operator.apply(leaf * 2.0, rank.group).sum()))
+    """Fact: kept_bytes, what `operator_keeps` gives."""
+    rank.fact("kept_bytes", operator_keeps(getattr(rank.student, name), rank.group))
 
 
 # -- judges
-
-
-def keeps_nothing(evidence: Evidence) -> Iterator[Finding]:
-    """No tensor waits for backward."""
-    for answer in evidence.answers:
-        kept = answer.facts["kept_bytes"]
-        told = f"nothing kept for backward (x and the output have {KEPT_BYTES:,} bytes each)"
-        yield Finding(kept < KEPT_BYTES / 2, told, f"{kept:,} bytes", answer.rank)
 
 
 def _given(evidence: Evidence, rank: int) -> dict[str, Tensor]:

@@ -17,19 +17,17 @@ from labkit.checks.lesson_06.layers import (
     THEIR_PART_OF,
     any_layout,
     count_kept,
-    gives_in_evaluation,
     keeps_its_input,
     layer_case,
-    leaves_the_layer,
     nothing,
     own_share,
     sizes_refused,
     sum_of_output,
-    use_beside_another,
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
 from labkit.checks.shared.split_judges import equals, keeps_blocks, sends
+from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 
 def _row_cases(seed: int) -> list[Case]:
@@ -125,7 +123,7 @@ EXERCISE = Exercise(
             {
                 "values": keeps_blocks,
                 "bias": keeps_blocks,
-                "again": leaves_the_layer,
+                "again": leaves_the_whole,
                 "kept": keeps_its_input,
             },
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_attention
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, impossible, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Attention, explicit_attention
 
 ATTENTION_ID = "07.tensor-parallel-attention"
@@ -62,6 +64,7 @@ def _cases(seed: int) -> list[Case]:
         attention_case("6 heads", "refused", 4, seed, heads=6, names=[6, 4]),
         attention_case("2 key-value heads", "refused", 4, seed, heads=8, hidden=16, kv_heads=2, names=[2, 4]),
         attention_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        attention_case("beside one of some ranks", "again", 4, seed, batch=1),
     ]
 
 
@@ -135,6 +138,7 @@ EXERCISE = Exercise(
         "layout": ATTENTION.run(use_views),
         "refused": impossible(ATTENTION),
         "subgroup": ATTENTION.run(use_part),
+        "again": ATTENTION.run(partial(use_beside_another, other=ATTENTION)),
     },
     _cases,
     (
@@ -148,6 +152,7 @@ EXERCISE = Exercise(
             " values; or heads were read as [d, heads] instead of [heads, d]",
             {
                 "values": equals("output"),
+                "again": gives_in_evaluation,
                 "products": _uses_what_is_handed,
                 "dropout": _attends_with_dropout,
             },
@@ -158,7 +163,7 @@ EXERCISE = Exercise(
             2,
             "Every rank's gradient of x is that of the whole attention.",
             "x did not enter through `enter`, which sums its gradient in backward",
-            {"values": equals("input_grad")},
+            dict.fromkeys(("values", "again"), equals("input_grad")),
         ),
         Property(
             "parameter-gradients",
@@ -166,7 +171,7 @@ EXERCISE = Exercise(
             2,
             GRADIENTS,
             "a block was detached, or a collective stands between the two products",
-            {"values": equals("grad")},
+            dict.fromkeys(("values", "again"), equals("grad")),
         ),
         Property(
             "trained-weights",
@@ -198,7 +203,7 @@ EXERCISE = Exercise(
             2,
             STORED,
             "the output bias is whole; the packed weight is [(a + 2k) d / t, h]",
-            {"values": keeps_blocks},
+            {"values": keeps_blocks, "again": leaves_the_whole},
         ),
         Property(
             "round-trip",

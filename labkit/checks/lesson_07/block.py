@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from labkit.checks.shared.cuts import cut_block
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, loaded, under, use_part
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Attend, Block, explicit_attention
 
 BLOCK_ID = "07.tensor-parallel-block"
@@ -89,6 +91,8 @@ def _cases(seed: int) -> list[Case]:
             "dropout, tokens divided", "dropout", 4, seed, dropout=0.5, sequence=40, sequence_parallel=True
         ),
         block_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        block_case("beside one of some ranks", "again", 4, seed),
+        block_case("beside one of some ranks, tokens divided", "again", 4, seed, sequence_parallel=True),
         block_case("in pairs, tokens divided", "subgroup", 4, seed, groups=PAIRS, sequence_parallel=True),
     ]
 
@@ -284,6 +288,7 @@ EXERCISE = Exercise(
         "dropout": replace(BLOCK.run(_watch_dropout), inputs=_inputs_for_dropout),
         "what-drops": replace(BLOCK.run(_use_once), inputs=_inputs_that_add_constants),
         "subgroup": BLOCK.run(use_part),
+        "again": BLOCK.run(partial(use_beside_another, other=BLOCK)),
         "own-parts": BLOCK.run(use_part),
     },
     _cases,
@@ -294,7 +299,7 @@ EXERCISE = Exercise(
             3,
             "Every rank's output is that of the whole block.",
             "a residual or norm forgotten",
-            {"values": equals("output")},
+            {"values": equals("output"), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -302,7 +307,7 @@ EXERCISE = Exercise(
             2,
             "Every rank's gradient of x is that of the whole block.",
             "a residual cut",
-            {"values": equals("input_grad")},
+            dict.fromkeys(("values", "again"), equals("input_grad")),
         ),
         Property(
             "parameter-gradients",
@@ -310,7 +315,7 @@ EXERCISE = Exercise(
             2,
             GRADIENTS,
             "whole parameters have whole gradients already: do not sum them",
-            {"values": equals("grad")},
+            dict.fromkeys(("values", "again"), equals("grad")),
         ),
         Property(
             "trained-weights",
@@ -334,7 +339,7 @@ EXERCISE = Exercise(
             2,
             STORED,
             "the whole block was kept as an attribute, or its norms shared",
-            {"values": keeps_blocks},
+            {"values": keeps_blocks, "again": leaves_the_whole},
         ),
         Property(
             "sequence-parallel",

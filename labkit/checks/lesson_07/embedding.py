@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch import nn
 
@@ -29,6 +30,7 @@ from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_table
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, dtype_of, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 EMBEDDING_ID = "07.vocab-parallel-embedding"
 
@@ -61,6 +63,7 @@ def _cases(seed: int) -> list[Case]:
         embedding_case("12 tokens on more ranks", "values", 4, seed, sequence=7, hidden=5),
         embedding_case("5 tokens: a rank without any", "uneven", 4, seed, vocabulary=5),
         embedding_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        embedding_case("beside one of some ranks", "again", 4, seed),
     ]
 
 
@@ -107,6 +110,7 @@ EXERCISE = Exercise(
         "round-trip": at_boundaries(EMBEDDING.run(use_and_return)),
         "wrong-ids": EMBEDDING.run(_look_up_wrong_ids),
         "subgroup": _USED,
+        "again": at_boundaries(EMBEDDING.run(partial(use_beside_another, other=EMBEDDING))),
     },
     _cases,
     (
@@ -117,7 +121,7 @@ EXERCISE = Exercise(
             "Every rank has the vectors of all ids, completed by `leave`.",
             "an id of another rank's block must give zeros before the sum, not a row of this block; the"
             " block's last row is still this rank's",
-            {"values": equals("output"), "leave": _uses_what_is_handed},
+            {"values": equals("output"), "again": gives_in_evaluation, "leave": _uses_what_is_handed},
         ),
         Property(
             "parameter-gradients",
@@ -125,7 +129,7 @@ EXERCISE = Exercise(
             2,
             GRADIENTS,
             "ids of other ranks add to this rank's rows: mask the vectors, not only the ids",
-            {"values": equals("grad")},
+            dict.fromkeys(("values", "again"), equals("grad")),
         ),
         Property(
             "trained-weights",
@@ -149,7 +153,7 @@ EXERCISE = Exercise(
             2,
             STORED,
             "a slice is a view that keeps the whole table in memory: copy it",
-            {"values": keeps_blocks},
+            {"values": keeps_blocks, "again": leaves_the_whole},
         ),
         Property(
             "uneven-vocabulary",

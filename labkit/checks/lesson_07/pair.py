@@ -18,6 +18,7 @@ from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, is_refused, nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
+from labkit.checks.shared.surroundings import keeps_nothing, operator_keeps
 
 PAIR_ID = "07.sequence-parallel-pair"
 HANDED = {"gather": ("slice", "grad_whole"), "scatter": ("whole", "grad_slice")}  # x, and its gradient
@@ -38,15 +39,23 @@ def _cases(seed: int) -> list[Case]:
         pair_case("four ranks", "values", 4, seed, [3, 2, 4]),
         pair_case("10 tokens on four ranks", "uneven", 4, seed, [2, 3, 5], missing=2),
         pair_case("two groups of two", "subgroup", 4, seed, [2, 3, 5], groups=PAIRS),
+        pair_case("zeros on one rank", "values", 2, seed, [2, 3], zeros_on=1),
+        pair_case("kept for backward", "kept", 2, seed, [1]),
     ]
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Every rank's slice and its gradient for the gather, and partial sums and gradient for the scatter."""
+    """Every rank's slice and its gradient for the gather, and partial sums and gradient for the scatter; all
+    zeros on the rank that the case's `zeros_on` names.
+    """
     shape = tuple(case.params["shape"])
     whole = (shape[0], shape[1] * len(groups_of(case)[0]), *shape[2:])
     shapes = {"slice": shape, "whole": whole, "grad_slice": shape, "grad_whole": whole}
-    return {name: drawn(case, generator, case.ranks, *of) for name, of in shapes.items()}
+    found = {name: drawn(case, generator, case.ranks, *of) for name, of in shapes.items()}
+    if "zeros_on" in case.params:
+        for tensor in found.values():
+            tensor[case.params["zeros_on"]] = 0.0
+    return found
 
 
 def _view(tensor: Tensor) -> Tensor:
@@ -57,13 +66,15 @@ def _view(tensor: Tensor) -> Tensor:
 def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
     """Both operators, forward and backward, each rank with numbers of its own. Answers for each: output,
     input_grad, what was handed over afterwards, and "... later" of a call that another one follows. Between
-    forward and backward a group of this rank alone comes through.
+    forward and backward a group of this rank alone comes through, and before them where groups are tried.
     """
     group, alone = enter_group(rank), group_alone(rank)
     gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
     for name, operator in (("gather", gather), ("scatter", scatter)):
         x, gradient = HANDED[name]
         given, back = view(rank.inputs[x]), view(rank.inputs[gradient])
+        if rank.case.kind == "subgroup":
+            operator.apply(view(rank.inputs["slice"]), alone)
         given.requires_grad_()
         with rank.recording(f"{name} forward"):
             out = operator.apply(given, group)
@@ -82,6 +93,12 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
 
 def _applied(operator: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
     return operator.apply(x, group)
+
+
+def _count_kept(rank: Rank) -> None:
+    """Facts: gather kept, scatter kept."""
+    rank.fact("gather kept", operator_keeps(rank.student.GatherSequence, rank.group))
+    rank.fact("scatter kept", operator_keeps(rank.student.ReduceScatterSequence, rank.group))
 
 
 def _use_views(rank: Rank) -> None:
@@ -175,6 +192,7 @@ EXERCISE = Exercise(
     {
         "values": _USED,
         "layout": Run(_use_views, _inputs, own_entry),
+        "kept": Run(_count_kept),
         "uneven": Run(_scatter_uneven, _inputs, own_entry),
         "subgroup": _USED,
     },
@@ -208,9 +226,13 @@ EXERCISE = Exercise(
             "callers-tensors",
             "robustness",
             1,
-            "What was handed over still holds what it held, and what was given stays when it is used again.",
+            "What was handed over still holds what it held, what was given stays when it is used again, and"
+            " nothing is kept for backward.",
             "reduce a copy, into new memory each time",
-            {"values": every(_tensors_kept, _values(" later"), _gradients(" later"))},
+            {
+                "values": every(_tensors_kept, _values(" later"), _gradients(" later")),
+                "kept": keeps_nothing("gather kept", "scatter kept"),
+            },
         ),
         Property(
             "any-layout",

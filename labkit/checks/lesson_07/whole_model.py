@@ -53,6 +53,7 @@ from labkit.checks.shared.split import (
     use_views,
 )
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Transformer, explicit_attention
 
 GPT_ID = "07.tensor-parallel-gpt"
@@ -105,6 +106,7 @@ def _cases(seed: int) -> list[Case]:
         gpt_case("tokens divided", "sequence-parallel", 4, seed, vocabulary=22, sequence_parallel=True),
         gpt_case("back to one, tied", "round-trip", 4, seed, vocabulary=22),
         gpt_case("in pairs", "sequence-parallel", 4, seed, groups=PAIRS, tied=False, sequence_parallel=True),
+        gpt_case("beside one of some ranks", "again", 4, seed),
         gpt_case("back to one, in pairs", "round-trip", 4, seed, groups=PAIRS, tied=False),
         gpt_case("6 tokens a sequence", "refused", 4, seed, sequence=6, sequence_parallel=True, names=[6, 4]),
     ]
@@ -232,6 +234,7 @@ EXERCISE = Exercise(
         "sequence-parallel": _USED,
         "round-trip": at_boundaries(GPT.run(use_and_return)),
         "dropout": at_boundaries(GPT.run(_watch_dropout)),
+        "again": at_boundaries(GPT.run(partial(use_beside_another, other=GPT))),
         "refused": GPT.run(_divide_uneven_tokens),
         "own-parts": _USED,
     },
@@ -243,7 +246,7 @@ EXERCISE = Exercise(
             3,
             "Every rank has the loss of the whole model.",
             "positions, norm or head left out",
-            {"values": equals("output")},
+            {"values": equals("output"), "again": gives_in_evaluation},
         ),
         Property(
             "parameter-gradients",
@@ -251,7 +254,7 @@ EXERCISE = Exercise(
             3,
             GRADIENTS,
             "a tied table learns from both its uses; f belongs in front of the head",
-            {"values": equals("grad")},
+            dict.fromkeys(("values", "again"), equals("grad")),
         ),
         Property(
             "trained-weights",
@@ -267,7 +270,7 @@ EXERCISE = Exercise(
             2,
             STORED,
             "the whole model was kept as an attribute",
-            dict.fromkeys(("values", "untied"), keeps_blocks),
+            {"values": keeps_blocks, "untied": keeps_blocks, "again": leaves_the_whole},
         ),
         Property(
             "communication",
