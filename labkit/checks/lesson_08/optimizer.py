@@ -52,6 +52,9 @@ def _train(rank: Rank) -> None:
         optimizer = rank.student.ShardedOptimizer(
             parameters_of(rank.case, net), optimizer_class, group, **options
         )
+    if rank.case.kind == "subgroup":  # one of another group, made later, changes nothing
+        another = handed_net(rank).parameters()
+        rank.student.ShardedOptimizer(another, optimizer_class, rank.group, **options)
     changed: list[str] = []
     for step in range(STEPS):
         for m in range(rank.params["micro_batches"] if has_rows(rank.case, rank.rank, step) else 0):
