@@ -80,7 +80,8 @@ def _use(rank: Rank, name: str) -> None:
 
 def _count_kept(rank: Rank, name: str) -> None:
     """Fact: kept_bytes, what `operator_keeps` gives."""
-    rank.fact("kept_bytes", operator_keeps(getattr(rank.student, name), rank.group))
+    with rank.device:  # where what it makes is made
+        rank.fact("kept_bytes", operator_keeps(getattr(rank.student, name), rank.group))
 
 
 # -- judges

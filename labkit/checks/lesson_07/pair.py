@@ -97,8 +97,9 @@ def _applied(operator: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
 
 def _count_kept(rank: Rank) -> None:
     """Facts: gather kept, scatter kept."""
-    rank.fact("gather kept", operator_keeps(rank.student.GatherSequence, rank.group))
-    rank.fact("scatter kept", operator_keeps(rank.student.ReduceScatterSequence, rank.group))
+    with rank.device:  # where what it makes is made
+        rank.fact("gather kept", operator_keeps(rank.student.GatherSequence, rank.group))
+        rank.fact("scatter kept", operator_keeps(rank.student.ReduceScatterSequence, rank.group))
 
 
 def _use_views(rank: Rank) -> None:
