@@ -376,6 +376,21 @@ def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert place(None, None) == place(4, "gloo")
 
 
+def test_gpus_are_counted_where_a_container_shows_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_count(tmp_path) == 0
+    listed = tmp_path / "proc/driver/nvidia/gpus"
+    for number in range(8):
+        (listed / f"0000:0{number}:00.0").mkdir(parents=True)
+    assert gpu_count(tmp_path) == 8
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / "dev" / name).touch()
+    assert gpu_count(tmp_path) == 1
+
+
 def test_ending_processes_that_do_not_want_to() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
     code += "; time.sleep(100)"
