@@ -33,6 +33,18 @@ def test_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert [r.state for r in read_results(tmp_path / "results")] == ["failed"]
 
 
+def test_what_cannot_be_on_gpus_runs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for name in references.NOT_ON_GPUS:  # all are names of exercises
+        assert list(references._cases_of(registry.exercise(name))) == [references.ON_CPU]
+    placed = references._cases_of(registry.exercise("06.column-parallel-linear"))
+    assert {place: {case.ranks for case in cases} for place, cases in placed.items()} == {
+        references.ON_NCCL: {2},
+        references.ON_CPU: {4},
+        references.SHARED: {4},
+    }
+
+
 def test_a_benchmark_that_cannot_run_here_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     results = Results("benchmarks", tmp_path / "results")
