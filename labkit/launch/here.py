@@ -33,7 +33,7 @@ class Here:
     session_target = "labkit.launch.engine.session_rank:serve"
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
-        placement = hosts.place(wanted.ranks, wanted.backend)
+        placement = hosts.place(wanted.ranks, wanted.backend if wanted.gpus else "gloo")
         request = Request(
             ranks=placement.ranks,
             backend=placement.backend,
@@ -42,7 +42,7 @@ class Here:
             record=wanted.record,
             cwd=os.getcwd(),
             sys_path=import_path(),
-            devices=list(placement.devices),
+            devices=list(placement.devices) if wanted.gpus else [],
             threads=placement.threads,
             imports=list(wanted.imports),
             seed=wanted.seed,

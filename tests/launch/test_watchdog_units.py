@@ -23,8 +23,9 @@ from labkit.launch.failure.deadlock import find_mismatch, is_stuck
 from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_frames
 from labkit.launch.failure.words import mismatch
 from labkit.launch.handover.parcels import parcel
-from labkit.launch.handover.request import end_path, log_path, state_path
+from labkit.launch.handover.request import Wanted, end_path, log_path, state_path
 from labkit.launch.handover.reserved import reserve, write_reserved
+from labkit.launch.here import Here
 from labkit.launch.output import Outputs
 from labkit.record.state import (
     FAILED,
@@ -374,6 +375,13 @@ def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         place(4, "nccl")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert place(None, None) == place(4, "gloo")
+
+
+def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    both, neither = (Here().plan(Wanted(2, gpus=gpus))[0] for gpus in (True, False))
+    assert (both.backend, both.devices) == ("nccl", [0, 1])
+    assert (neither.backend, neither.devices) == ("gloo", [])
 
 
 def test_gpus_are_counted_where_a_container_shows_some(

@@ -25,6 +25,15 @@ def test_a_reference_is_judged_where_it_is_put(tmp_path: Path) -> None:
     ]
 
 
+def test_a_check_leaves_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a student's does on a node with GPUs: here a rank that tried to take one would fail."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    results = Results("references", tmp_path / "results")
+    exercise = registry.exercise("06.column-parallel-linear")
+    references._judge(results, exercise, references.ON_CPU, exercise.cases(VISIBLE_SEED)[:1])
+    assert [r.state for r in read_results(tmp_path / "results")] == ["passed"]
+
+
 def test_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
     results = Results("references", tmp_path / "results")
     exercise = registry.exercise("06.column-parallel-linear")
