@@ -38,7 +38,7 @@ class Here:
             ranks=placement.ranks,
             backend=placement.backend,
             timeout=wanted.timeout,
-            env=dict(wanted.env),
+            env={**({} if wanted.gpus else {"CUDA_VISIBLE_DEVICES": ""}), **wanted.env},
             record=wanted.record,
             cwd=os.getcwd(),
             sys_path=import_path(),

@@ -396,6 +396,7 @@ def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> N
     both, neither = (Here().plan(Wanted(2, gpus=gpus))[0] for gpus in (True, False))
     assert (both.backend, both.devices) == ("nccl", [0, 1])
     assert (neither.backend, neither.devices) == ("gloo", [])
+    assert neither.env == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_gpus_are_counted_where_a_container_shows_some(

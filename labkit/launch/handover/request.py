@@ -37,7 +37,7 @@ def check_timeout(seconds: object, name: str = "timeout") -> None:
 @dataclass(frozen=True)
 class Wanted:
     """What somebody asks of a place. ranks, backend: None lets the place choose. gpus: whether ranks take
-    GPUs where there are some; without, they talk over gloo. The rest: see `Request`.
+    GPUs where there are some; without, they see none and talk over gloo. The rest: see `Request`.
     """
 
     ranks: int | None = None
