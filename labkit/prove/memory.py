@@ -115,8 +115,9 @@ def measured(trial: Trial) -> Held:
 
 
 def _workspaces() -> None:
-    """Have cuBLAS take what it keeps, so that no model is charged for it."""
+    """Have cuBLAS take what it keeps, for products with a bias too, so that no model is charged for it."""
     for dtype in _DTYPES:
         x = torch.randn(256, 256, device="cuda", dtype=dtype, requires_grad=True)
-        (x @ x).sum().backward()
+        layer = torch.nn.Linear(256, 256, device="cuda", dtype=dtype)
+        (layer(x) @ x).sum().backward()
     torch.cuda.synchronize()
