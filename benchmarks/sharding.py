@@ -260,7 +260,7 @@ def checkpoints(
                 dist.barrier(group)
                 if number:
                     seconds[f"{who} {what}"].append(device.now() - start)
-    equal = all(torch.equal(back[name], empty[name].to_local()) for name in flats)
+    equal = all(torch.equal(back[name], empty[name].to_local().cpu()) for name in flats)
     return {**seconds, "equal": equal}
 
 

@@ -54,10 +54,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def gpu_count() -> int:
-    """GPUs that ranks of this process would see, respecting CUDA_VISIBLE_DEVICES."""
+def gpu_count(root: Path = Path("/")) -> int:
+    """GPUs that ranks of this process would see, respecting CUDA_VISIBLE_DEVICES.
+
+    In a container the devices count: the driver's own list may have all of the machine, or be missing. Where
+    nothing has made the devices yet, the first use of CUDA does, and the list counts.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
-    driver = Path("/proc/driver/nvidia/gpus")
-    return len(list(driver.iterdir())) if driver.is_dir() else 0
+    devices = [path for path in root.glob("dev/nvidia*") if path.name.removeprefix("nvidia").isdigit()]
+    return len(devices) or len(list(root.glob("proc/driver/nvidia/gpus/*")))

@@ -726,8 +726,10 @@ your_guess_mib = ...
 
 # %%
 def peak_bytes(resident_layers: int, train: bool) -> int:
-    """The most that the device holds, with some of 12 layers of 1 MiB resident."""
-    with labkit.devices.use(1, bytes_each=64 * MIB) as gpu:
+    """The most that the device holds, with some of 12 layers of 1 MiB resident. (A GPU
+    would hold more: what its libraries keep for themselves, tens of MiB.)
+    """
+    with labkit.devices.stand_in(1, bytes_each=64 * MIB) as gpu:
         layers = [nn.Linear(512, 512, bias=False) for _ in range(12)]
         model = OffloadedModel(layers, torch.device("cuda:0"), resident_layers)
         gpu.reset_peaks()

@@ -18,7 +18,6 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "recompute": ("--device", "cuda", "--rounds", "10"),
     "tensor_parallel": ("--device", "cuda", "--rounds", "15"),
     "sharding": ("--device", "cuda", "--rounds", "15"),
-    "pipeline": ("--device", "cuda", "--rounds", "15"),
 }
 
 

@@ -17,7 +17,7 @@ PARTS = (
     ),
     module_part(
         "benchmarks",
-        "offload, recomputation, TP block, sharding and pipeline beside their peers",
+        "offload, recomputation, TP block and sharding beside their peers",
         300,
         gpu=True,
         module="autograder.gpu.benchmarks",

@@ -3,7 +3,7 @@
 It is the one with most points among those that run on several ranks, where a lesson has such. Cases whose
 ranks have a GPU each run over NCCL. Of the others one runs as a student's check does, over gloo on the
 CPU, and once more with its tensors on shared GPUs, where gloo has fewer collectives: what fails there is
-told, and fails nothing.
+told, and fails nothing. An exercise that cannot be on GPUs says why, and runs on the CPU.
 """
 
 from __future__ import annotations
@@ -41,11 +41,27 @@ class Place:
 
 ON_NCCL, ON_CPU, SHARED = Place("nccl", "cuda"), Place("gloo", ""), Place("gloo", "cuda", must_hold=False)
 
+_MADE_ON_THE_CPU = "its check makes layers on the CPU, beside inputs that are on the GPU"
+_ONE_BY_ONE = (
+    "its messages are started one by one: over NCCL each would wait for the one before it, and ranks for "
+    "each other"
+)
+NOT_ON_GPUS = {
+    "03.overlapped-data-parallel": _MADE_ON_THE_CPU,
+    "04.run-schedule": _MADE_ON_THE_CPU,
+    "05.checkpoint": _MADE_ON_THE_CPU,
+    "09.train-3d": _ONE_BY_ONE,
+    "10.make-it-fast": _MADE_ON_THE_CPU,
+    "11.context-parallel-gpt": _ONE_BY_ONE,
+}
+
 
 def main(results: Results) -> None:
     """A row for each lesson and place."""
     for lesson in graded_lessons():
         exercise = largest(registry.exercises(lesson[:2]))
+        if why := NOT_ON_GPUS.get(exercise.id):
+            results.add(f"{exercise.id}, on GPUs", "skipped", why)
         for place, cases in _cases_of(exercise).items():
             _judge(results, exercise, place, cases)
 
@@ -58,6 +74,8 @@ def largest(exercises: Sequence[Exercise]) -> Exercise:
 
 def _cases_of(exercise: Exercise) -> dict[Place, list[Case]]:
     cases, gpus = exercise.cases(VISIBLE_SEED), gpu_count()
+    if exercise.id in NOT_ON_GPUS:
+        return {ON_CPU: cases[:1]}
     fits = [case for case in cases if case.ranks <= gpus]
     other = [case for case in cases if case.ranks > gpus][:1]
     return {place: chosen for place, chosen in ((ON_NCCL, fits), (ON_CPU, other), (SHARED, other)) if chosen}

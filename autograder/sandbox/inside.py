@@ -48,6 +48,7 @@ def main(requests: Path, out: Path, course: str, limits: dict[str, int], apart: 
     if apart:
         become_keeper()
     os.environ.update(HOME="/tmp", USER="student", LOGNAME="student", OMP_NUM_THREADS="1", TMPDIR="/tmp")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # /proc has a list of the host's, and each rank would take one
     _limit(limits)
     replies = _private_replies()
     _import_what_ranks_need()

@@ -33,16 +33,16 @@ class Here:
     session_target = "labkit.launch.engine.session_rank:serve"
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
-        placement = hosts.place(wanted.ranks, wanted.backend)
+        placement = hosts.place(wanted.ranks, wanted.backend if wanted.gpus else "gloo")
         request = Request(
             ranks=placement.ranks,
             backend=placement.backend,
             timeout=wanted.timeout,
-            env=dict(wanted.env),
+            env={**({} if wanted.gpus else {"CUDA_VISIBLE_DEVICES": ""}), **wanted.env},
             record=wanted.record,
             cwd=os.getcwd(),
             sys_path=import_path(),
-            devices=list(placement.devices),
+            devices=list(placement.devices) if wanted.gpus else [],
             threads=placement.threads,
             imports=list(wanted.imports),
             seed=wanted.seed,

@@ -91,18 +91,21 @@ def _all_to_all(mine: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]
 
 
 def _ring(mine: Tensor, group: dist.ProcessGroup, alone: bool) -> tuple[Tensor, Tensor]:
-    """A message to the next rank and from the one before. alone: by isend and recv, not batched."""
+    """A message to the next rank and from the one before. alone: one call after the other, not batched.
+
+    Over NCCL such calls wait for one another, so not every rank may begin with the same one.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     before, after = (rank - 1) % size, (rank + 1) % size
     if size == 1:
         return mine, mine
     got = torch.empty_like(mine)
+    calls = [dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, got, before)]
     if alone:
-        works = [*filter(None, (dist.isend(mine, after), dist.irecv(got, before)))]
+        works = [call.op(call.tensor, call.peer) for call in (calls if rank % 2 else calls[::-1])]
     else:
-        both = [dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, got, before)]
-        works = dist.batch_isend_irecv(both)
-    for work in works:
+        works = dist.batch_isend_irecv(calls)
+    for work in filter(None, works):
         work.wait()
     return got, _of_all(mine, size)[before]
 

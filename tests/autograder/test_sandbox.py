@@ -222,6 +222,16 @@ def test_without_a_sandbox_the_same_points(f_exercise: Exercise, two_ranks: list
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
+def test_ranks_are_graded_on_the_cpu_where_there_are_gpus(
+    f_exercise: Exercise, two_ranks: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's list of GPUs is seen in a sandbox, and the GPUs are not: no rank may take one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with Harness(Unconfined()) as harness:
+        graded = harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks)
+    assert graded.report.row("input-gradients").passed, graded.report
+
+
 def _end_first_agent(ended: list[int]) -> None:
     """Kill the process between a sandbox's program and its ranks, once, as a host short of memory might."""
     until = time.monotonic() + 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pickle import PickleBuffer
 
 import msgspec
 import pytest
+import torch
 
 from labkit import processes
 from labkit.hosts import gpu_count, place
@@ -22,9 +24,11 @@ from labkit.launch.engine.ranks import Ranks
 from labkit.launch.failure.deadlock import find_mismatch, is_stuck
 from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_frames
 from labkit.launch.failure.words import mismatch
+from labkit.launch.handover import results
 from labkit.launch.handover.parcels import parcel
-from labkit.launch.handover.request import end_path, log_path, state_path
+from labkit.launch.handover.request import Wanted, end_path, log_path, state_path
 from labkit.launch.handover.reserved import reserve, write_reserved
+from labkit.launch.here import Here
 from labkit.launch.output import Outputs
 from labkit.record.state import (
     FAILED,
@@ -374,6 +378,40 @@ def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         place(4, "nccl")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert place(None, None) == place(4, "gloo")
+
+
+def test_a_parameter_comes_back_as_one(tmp_path: Path) -> None:
+    """Also one that cannot travel as it is: here it shows a part of a larger storage."""
+    layer = torch.nn.Linear(2, 2)
+    layer.weight = torch.nn.Parameter(torch.arange(100.0)[:4].view(2, 2))
+    results.write(layer, tmp_path / "result", 10**6)
+    found = pickle.loads((tmp_path / "result").read_bytes())
+    assert [type(parameter) for parameter in found.parameters()] == [torch.nn.Parameter] * 2
+    assert torch.equal(found.weight, layer.weight)
+    assert found.weight.untyped_storage().nbytes() == 4 * 4
+
+
+def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    both, neither = (Here().plan(Wanted(2, gpus=gpus))[0] for gpus in (True, False))
+    assert (both.backend, both.devices) == ("nccl", [0, 1])
+    assert (neither.backend, neither.devices) == ("gloo", [])
+    assert neither.env == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_gpus_are_counted_where_a_container_shows_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_count(tmp_path) == 0
+    listed = tmp_path / "proc/driver/nvidia/gpus"
+    for number in range(8):
+        (listed / f"0000:0{number}:00.0").mkdir(parents=True)
+    assert gpu_count(tmp_path) == 8
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / "dev" / name).touch()
+    assert gpu_count(tmp_path) == 1
 
 
 def test_ending_processes_that_do_not_want_to() -> None:

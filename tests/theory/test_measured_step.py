@@ -131,6 +131,8 @@ def test_a_step_on_a_gpu(name: str, attention: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     config = SHAPES[name]
+    if attention == "fused" and config.head_size % 8:
+        pytest.skip("torch pads heads to a multiple of 8 numbers before its fused kernel, and keeps them so")
     model = build(config, attention, "none").to("cuda", torch.bfloat16)
     ids = torch.randint(config.vocabulary, (4, 129), device="cuda")
     step = measured(model, ids)

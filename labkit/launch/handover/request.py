@@ -36,7 +36,9 @@ def check_timeout(seconds: object, name: str = "timeout") -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What somebody asks of a place. ranks, backend: None lets the place choose. The rest: see `Request`."""
+    """What somebody asks of a place. ranks, backend: None lets the place choose. gpus: whether ranks take
+    GPUs where there are some; without, they see none and talk over gloo. The rest: see `Request`.
+    """
 
     ranks: int | None = None
     backend: str | None = None
@@ -46,6 +48,7 @@ class Wanted:
     imports: Sequence[str] = ()
     seed: int | None = None
     queue: float | None = None
+    gpus: bool = True
 
     def __post_init__(self) -> None:
         """TypeError or ValueError for what no place could do."""

@@ -51,13 +51,18 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor if it can travel as it is; else one of its own kind that can: a Parameter stays one."""
     if tensor.layout is not torch.strided:
         return tensor
     if tensor.device.type != "cpu":
-        return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
-    if not tensor.is_leaf or tensor.untyped_storage().nbytes() > tensor.nbytes:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return tensor
+        light = tensor.detach().cpu()
+    elif not tensor.is_leaf or tensor.untyped_storage().nbytes() > tensor.nbytes:
+        light = tensor.detach().clone()
+    else:
+        return tensor
+    if type(tensor) is torch.nn.Parameter:
+        return torch.nn.Parameter(light, tensor.requires_grad)
+    return light.requires_grad_(tensor.requires_grad)
 
 
 def write(value: Any, path: Path, limit: int) -> None:

@@ -45,13 +45,13 @@ class Nodes:
         cpus = inside.cpus if inside else site.cores(min(each, gpus)) or each
         request = Request(
             ranks=total,
-            backend=_backend(wanted.backend, each, gpus),
+            backend=_backend(wanted.backend if wanted.gpus else "gloo", each, gpus),
             timeout=wanted.timeout,
             record=wanted.record,
             env={**_interfaces(site), **wanted.env},
             cwd=os.getcwd(),
             sys_path=import_path(),
-            devices=[index % each % gpus for index in range(total)] if gpus else [],
+            devices=[index % each % gpus for index in range(total)] if gpus and wanted.gpus else [],
             threads=max(1, cpus // each),
             nodes=self.nodes,
             seed=wanted.seed,
