@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ import torch.distributed as dist
 
 import labkit
 from labkit.record import Collective
+from labkit.record.current import current_recorder
+from labkit.record.over_nccl import RecorderOverNccl
 from labkit.show.sharding import sent_bytes
+from labkit.torch_private import CALLS, GlooTalk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -33,6 +37,50 @@ def every_call(group: dist.ProcessGroup) -> None:
         dist.send(torch.ones(3, dtype=torch.int64), 1)
     elif rank == 1:
         dist.recv(torch.ones(3, dtype=torch.int64), 0)
+
+
+def calls_as_nccl_makes_them(group: dist.ProcessGroup) -> list[list[bool]]:
+    """Which of an all_reduce, a send and a receive are over: before, and after, their batch was waited for.
+
+    NCCL gives nothing to wait for where torch waits itself, and one thing for a whole batch.
+    """
+    watching, talk, peer = current_recorder(), GlooTalk.of(group), 1 - dist.get_rank()
+    assert watching is not None
+    assert talk is not None
+    recorder, x, seen = RecorderOverNccl(watching.rank, watching.page), torch.ones(4), []
+
+    def make(name: str, *args: object) -> None:
+        recorder.posted(CALLS[name], recorder.begin(CALLS[name], group, args, {}), None)
+
+    def note() -> None:
+        seen.append([entry.end is not None for entry in recorder.entries])
+
+    make("allreduce", [x], dist.AllreduceOptions())
+    recorder.batch_begins()
+    make("send", [x], peer, 0)
+    make("recv", [x], peer, 0)
+    work, sent = talk.hear(torch.empty(4), peer, 7), talk.say(x, peer, 7)
+    recorder.batch_ends(work)
+    note()
+    recorder.wait(work, dist.Work.wait, (), {})
+    note()
+    talk.wait(sent, timedelta(seconds=20))
+    return seen
+
+
+def test_calls_of_nccl_end_with_what_is_waited_for() -> None:
+    for seen in labkit.launch(calls_as_nccl_makes_them, ranks=2, backend="gloo").results:
+        assert seen == [[True, False, False], [True, True, True]]
+
+
+def has_woken_cuda() -> bool:
+    return torch.cuda.is_initialized()
+
+
+def test_ranks_over_gloo_leave_cuda_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are GPUs: here a rank that tried to take one would fail."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert labkit.launch(has_woken_cuda, ranks=2, backend="gloo").results == [False, False]
 
 
 def test_each_call_with_its_bytes_shape_group_and_peer() -> None:

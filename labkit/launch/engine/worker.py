@@ -40,9 +40,11 @@ from labkit.launch.handover.reserved import reserve, write_reserved
 from labkit.processes import die_with_parent
 from labkit.record.current import use_recorder
 from labkit.record.files import write_records
+from labkit.record.over_nccl import RecorderOverNccl, install_over_nccl
 from labkit.record.recorder import Recorder, install
 from labkit.record.state import FAILED, FINISHED, RUNNING, STARTING, StatePage
 from labkit.torch_private import ENABLE_FLIGHT_RECORDER
+from labkit.torch_private_gpu import when_cuda_begins
 
 
 def run_rank(directory: str, agent: int, bell: int) -> int:
@@ -73,7 +75,7 @@ class _Worker:
         faulthandler.enable(self._stacks, all_threads=True)
         faulthandler.register(signal.SIGUSR2, self._stacks, all_threads=True)
         self.page.enter(STARTING)
-        self.recorder = Recorder(rank, self.page)
+        self.recorder = _recorder(self.request.backend, rank, self.page)
         self._entered = 0.0
         self._joining = False  # whether it is about to meet the other ranks
 
@@ -86,7 +88,7 @@ class _Worker:
         self._joining = False
         if request.record:
             use_recorder(self.recorder)
-            install(self.recorder)
+            _install(self.recorder)
         function, args, kwargs = load_target(self.directory, request.target)
         self.page.enter(RUNNING)
         self._entered = time.monotonic()
@@ -123,6 +125,17 @@ class _Worker:
             write_records(records_path(self.directory, self.rank), self.recorder, self._entered)
 
 
+def _recorder(backend: str, rank: int, page: StatePage) -> Recorder:
+    return RecorderOverNccl(rank, page) if backend == "nccl" else Recorder(rank, page)
+
+
+def _install(recorder: Recorder) -> None:
+    if isinstance(recorder, RecorderOverNccl):
+        install_over_nccl(recorder)
+    else:
+        install(recorder)
+
+
 def _default_signals() -> None:
     """The agent's handlers were inherited by the fork; a rank ends on SIGTERM at once, wherever it is."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -140,9 +153,19 @@ def _prepare(request: Request, rank: int) -> None:
     sys.path[:] = request.sys_path or sys.path
     torch.set_num_threads(request.threads)
     if request.devices:
-        torch.cuda.set_device(request.devices[rank])
+        _take_device(request.devices[rank], request.backend)
     _seed(request.seed, rank)
     gc.enable()
+
+
+def _take_device(device: int, backend: str) -> None:
+    """Make a GPU this rank's. Ranks that talk over gloo may never use it, and then leave CUDA asleep: to wake
+    it takes seconds, and half a GiB of the GPU.
+    """
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    else:
+        when_cuda_begins(lambda: torch.cuda.set_device(device))
 
 
 def _seed(seed: int | None, rank: int) -> None:
