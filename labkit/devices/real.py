@@ -21,6 +21,7 @@ class RealDevices(Watched):
 
     def open(self) -> RealDevices:
         """Count transfers from now on."""
+        torch.cuda.init()  # before it there is no peak that could be reset
         self._mode.__enter__()
         self.reset_peaks()
         return self
