@@ -339,11 +339,11 @@ def start_passing(tensors: list[Tensor], group: dist.ProcessGroup) -> tuple[list
     Returns what will have come, and what to wait for before that is read, or anything sent is changed.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    after, before = (dist.get_global_rank(group, (rank + step) % ranks) for step in (1, -1))
+    after, before = ((rank + step) % ranks for step in (1, -1))
     coming = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
-    works = [dist.irecv(t, before, group=group) for t in coming]
-    works += [dist.isend(t.contiguous(), after, group=group) for t in tensors]
-    return coming, works
+    calls = [dist.P2POp(dist.irecv, t, group=group, group_peer=before) for t in coming]
+    calls += [dist.P2POp(dist.isend, t.contiguous(), group=group, group_peer=after) for t in tensors]
+    return coming, dist.batch_isend_irecv(calls)  # together: one by one, NCCL would wait in the first
 
 
 # %% [markdown]

@@ -52,7 +52,6 @@ NOT_ON_GPUS = {
     "05.checkpoint": _MADE_ON_THE_CPU,
     "09.train-3d": _ONE_BY_ONE,
     "10.make-it-fast": _MADE_ON_THE_CPU,
-    "11.context-parallel-gpt": _ONE_BY_ONE,
 }
 
 
