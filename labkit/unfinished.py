@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 STUB = re.compile(r"\d\d\.[\w-]+: not written yet")  # what the stub of every exercise raises
 
-_WIDTH = 96  # characters in a line beside JupyterLab's file browser; it breaks longer ones inside a word
+_WIDTH = 104  # characters in a line beside JupyterLab's file browser; it breaks longer ones inside a word
 
 
 def install(shell: InteractiveShell) -> None:
