@@ -956,7 +956,7 @@ def train_in_stages(parts: Sequence[range], group: dist.ProcessGroup) -> float |
 job = labkit.launch(train_in_stages, partition_layers(costs, 3), ranks=3, backend="gloo")
 messages = [c for c in job.collectives if c.dtype == "float32"]
 rows = [[c.rank, c.op, c.peer, str(c.shape), c.num_bytes] for c in messages if c.op == "send"]
-print("loss of the second step, on the last rank:", job.results)
+print(f"loss of the second step, on the last rank: {job.results[-1]:.4f}")
 Table(["rank", "op", "to", "shape", "bytes"], rows, caption="Activations and gradients in two steps")
 
 # %% check="02.remote-stage"
@@ -1096,7 +1096,7 @@ def shipped_and_ours(whole: nn.Sequential, x: Tensor, y: Tensor, group: dist.Pro
 
 plain = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
 job = labkit.launch(shipped_and_ours, plain, x, y, ranks=2, backend="gloo")
-print("largest difference of a gradient, on each rank:", job.results)
+print("largest difference of a gradient, on each rank:", *(f"{apart:.1e}" for apart in job.results))
 
 # %% [markdown]
 # For offloading, Hugging Face's `accelerate` has `cpu_offload` and `dispatch_model`: hooks around each layer
@@ -1112,16 +1112,20 @@ print("largest difference of a gradient, on each rank:", job.results)
 # | weights on the host | $\max(R + 3, 2R)\, w$ | hidden from $F/B$ tokens on | weights 2x, gradients 1x |
 # | stages in processes | the largest part | as on one device | the same, as messages |
 #
-# Think about:
+# **Think about**
+#
 # 1. In the fair cut you counted weights. What else should `costs` count when you train with Adam? And with
 #    activations: does the first device of a naive split hold more of them than the last?
 # 2. Your `OffloadedModel` sends gradients home with a blocking copy. What would have to change to hide that
 #    one too, and who would have to wait for it?
 # 3. Two chains of two stages, or one of four: which one waits less, and which one needs more memory?
 #
-# To read: Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters*, 2021, section
-# 2.2; Huang et al., *GPipe*, 2019, section 2; Ren et al., *ZeRO-Offload*, 2021, section 3; the notes on CUDA
-# semantics in PyTorch's documentation (asynchronous execution, streams, pinned memory).
+# **To read**
+#
+# - Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters*, 2021, section 2.2.
+# - Huang et al., *GPipe*, 2019, section 2.
+# - Ren et al., *ZeRO-Offload*, 2021, section 3.
+# - The notes on CUDA semantics in PyTorch's documentation (asynchronous execution, streams, pinned memory).
 
 # %% scoreboard=true
 labkit.scoreboard("02")

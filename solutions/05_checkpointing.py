@@ -786,7 +786,8 @@ Table(
 # most about $k A_\text{in} + \frac nk A_\text{layer}$, so memory grows with $\sqrt n$ for one more forward,
 # a third more time. Forgetting only attention's scores is nearly free.
 #
-# Think about:
+# **Think about**
+#
 # 1. Backward through segment $j$ needs the segment's input only. Could segment $j+1$'s inputs be forgotten
 #    too, and built again from segment $j$'s? What would memory and time be if you did this over and over
 #    (Chen et al. 2016 have $O(\log n)$)?
@@ -794,9 +795,12 @@ Table(
 #    run again without communicating?
 # 3. Why does a pipeline with 1F1B need checkpoints less urgently than GPipe?
 #
-# To read: Chen, Xu, Zhang, Guestrin, *Training deep nets with sublinear memory cost*, 2016; Korthikanti et
-# al., *Reducing activation recomputation in large transformer models*, 2022, sections 4 and 5; Huang et
-# al., *GPipe*, 2019, section 2.3.
+# **To read**
+#
+# - Chen, Xu, Zhang, Guestrin, *Training deep nets with sublinear memory cost*, 2016.
+# - Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022, sections 4
+#   and 5.
+# - Huang et al., *GPipe*, 2019, section 2.3.
 
 # %% scoreboard=true
 labkit.scoreboard("05")

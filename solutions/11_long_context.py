@@ -435,7 +435,7 @@ def go_round(group: dist.ProcessGroup) -> float:
 
 
 job = labkit.launch(go_round, ranks=4)
-print("furthest from one process:", max(job.results))
+print(f"furthest from one process: {max(job.results):.1e}")
 draw_timeline(job)
 
 # %% [markdown]

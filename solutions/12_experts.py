@@ -228,7 +228,8 @@ small = llama(1, 32, 4, 4, 64, vocabulary=100, mixture=MixtureOfExperts(8, 2, 48
 mixture = Mixture(small).double()
 tokens = some_text(40, 32)
 ours = all_experts_here(tokens, mixture.router.weight, list(mixture.experts), 2)
-print("furthest from Mixture:", float((ours - mixture(tokens.unsqueeze(0))[0]).detach().abs().max()))
+apart = (ours - mixture(tokens.unsqueeze(0))[0]).detach().abs().max()
+print(f"furthest from Mixture: {apart:.1e}")
 
 # %% [markdown]
 # ## To the ranks of the experts
@@ -980,7 +981,8 @@ def beside_torchs(group: dist.ProcessGroup) -> tuple[float, float]:
     return float((out - their_out).abs().max()), float((grad - their_grad).abs().max())
 
 
-print("furthest apart, rows and gradients:", labkit.launch(beside_torchs, ranks=4).results)
+rows_and_gradients = labkit.launch(beside_torchs, ranks=4).results
+print("furthest apart, rows and gradients:", *(f"{max(both):.1e}" for both in rows_and_gradients))
 
 # %% [markdown]
 # ## Where this leaves you
