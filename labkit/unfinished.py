@@ -6,12 +6,15 @@ A cell below an unsolved exercise cannot work, and a page of frames says no more
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from types import TracebackType
 
 from IPython.core.interactiveshell import InteractiveShell
 
 STUB = re.compile(r"\d\d\.[\w-]+: not written yet")  # what the stub of every exercise raises
+
+_WIDTH = 104  # characters in a line beside JupyterLab's file browser; it breaks longer ones inside a word
 
 
 def install(shell: InteractiveShell) -> None:
@@ -33,7 +36,10 @@ def _show(
 ) -> None:
     text = explain(error, shell.user_ns.get("In", []))
     if text:
-        error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]  # IPython's own hook for this
+        lines = textwrap.wrap(
+            text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython's own hook for this
     shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
 
 

@@ -12,9 +12,9 @@
 # the same program. **How do they act as one, what does it cost when they talk, and what goes wrong when
 # they misunderstand each other?**
 #
-# You need: Python, tensors, and nothing about distributed computing.
+# **You need** Python, tensors, and nothing about distributed computing.
 #
-# You will have built an all-reduce, the operation every later lesson stands on, out of plain messages;
+# **You will have built** an all-reduce, the operation every later lesson stands on, out of plain messages;
 # predicted its time and measured it; and repaired three programs that hang. About 90 minutes.
 #
 # Symbols used throughout: $n$ is the number of ranks, $S$ the bytes of a tensor on one rank, $\alpha$ the
@@ -760,7 +760,7 @@ def both(group):
 
 
 job = labkit.launch(both, ranks=4, backend="gloo")
-print("largest difference:", max(job.results))
+print(f"largest difference: {max(job.results):.1e}")
 their_job = labkit.launch(
     time_all_reduces, lambda x, group: dist.all_reduce(x, group=group), sizes, ranks=4, record=False
 )
@@ -829,16 +829,20 @@ draw_collectives(labkit.launch(nine_collectives, ranks=4, backend="gloo").result
 # $2\frac{n-1}{n}S$ bytes a rank in $2(n-1)$ steps, and you can say in advance how long that takes. You have
 # read three deadlock reports.
 #
-# Think about:
+# **Think about**
+#
 # 1. Ranks 0 to 7 share a machine with fast links, 8 to 15 another; between the machines the link is ten
 #    times slower. How often does each byte of your ring cross the slow link? Could it be less?
 # 2. A model's gradients are 100 tensors of 1 MB. With your $\alpha$ and $\beta$: how much time does one
 #    all-reduce of 100 MB save?
 # 3. Which of your three repairs would a test on *one* rank have shown to be needed?
 #
-# To read: Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH*,
-# 2005, on latency terms; Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of
-# workstations*, 2009; NVIDIA nccl-tests, doc/PERFORMANCE.md.
+# **To read**
+#
+# - Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH*, 2005, on
+#   latency terms.
+# - Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, 2009.
+# - NVIDIA nccl-tests, doc/PERFORMANCE.md.
 
 # %% scoreboard=true
 labkit.scoreboard("00")

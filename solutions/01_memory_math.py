@@ -868,14 +868,20 @@ Table(
 # leave out: fragmentation, communication buffers, temporary copies. Against some 550
 # runs published with the Ultra-Scale Playbook, the calculator above is 3 GiB a GPU low at the median.
 #
-# **Think about.** (1) Full recomputation makes activations 17 times smaller and a step a third more
-# expensive; when is that a good trade against a smaller micro-batch? (2) A pipeline's first stage holds $p$
-# micro-batches of $L/p$ layers. What did cutting the model into stages save? (3) Why does ZeRO not help with
-# activations?
+# **Think about**
 #
-# **To read.** Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022,
-# section 4. Rajbhandari et al., *ZeRO*, 2019, sections 3 to 5. Narayanan et al., *Efficient Large-Scale
-# Language Model Training on GPU Clusters*, 2021. EleutherAI, *Transformer Math 101*.
+# 1. Full recomputation makes activations 17 times smaller and a step a third more expensive; when is that a
+#    good trade against a smaller micro-batch?
+# 2. A pipeline's first stage holds $p$ micro-batches of $L/p$ layers. What did cutting the model into
+#    stages save?
+# 3. Why does ZeRO not help with activations?
+#
+# **To read**
+#
+# - Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022, section 4.
+# - Rajbhandari et al., *ZeRO*, 2019, sections 3 to 5.
+# - Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters*, 2021.
+# - EleutherAI, *Transformer Math 101*.
 
 # %% scoreboard=true
 labkit.scoreboard("01")

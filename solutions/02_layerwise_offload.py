@@ -8,7 +8,7 @@
 # %% [markdown]
 # # Layers over devices, and weights that come just in time
 #
-# Your model has twelve layers. Your GPU has room for five. **What can you do without changing a single number
+# Your model's twelve layers take 16 MiB. Your GPU has 5. **What can you do without changing a single number
 # that the model computes?** There are two simple answers: give the other layers to other GPUs, or let them
 # wait in the host's memory and fetch each one just before it works. This lesson builds both, measures what
 # they cost, and then takes the first one across processes and nodes.
@@ -22,6 +22,7 @@
 import copy
 import logging
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -96,14 +97,15 @@ with labkit.devices.use(4, bytes_each=64 * MIB):
     try:
         layer(torch.randn(8, 1024, device="cuda:0"))
     except RuntimeError as error:
-        print(error)
+        print(textwrap.fill(str(error), 100))
     del layer
 
 # %% [markdown]
 # ## A model that does not fit
 #
 # Our patient: a small GPT with ten blocks. Its embedding and its head are large beside a block, because the
-# vocabulary is large beside the hidden size. That is so in real models of this depth too.
+# vocabulary is large beside the hidden size. That is so in real models of this depth too. (In shapes, $b$ is
+# the sequences of a batch, $s$ the tokens of a sequence, $h$ the hidden size and $V$ the vocabulary.)
 
 
 # %%
@@ -158,7 +160,7 @@ with labkit.devices.stand_in(1, bytes_each=5 * MIB):
     try:
         nn.Sequential(*make_layers()).to("cuda:0")
     except torch.OutOfMemoryError as error:
-        print(error)
+        print(textwrap.fill(str(error), 100))
 
 # %% [markdown]
 # ## Three layers each?
@@ -293,6 +295,9 @@ with labkit.devices.use(2, bytes_each=64 * MIB) as gpus:
 #   a layer with other tensors in the place of its own.
 #
 # ### Exercise: a model over several devices
+#
+# Write `LayerwiseModel`: `__init__` puts each layer on its device, and `forward` takes the input from layer
+# to layer.
 #
 # <details><summary>Hint 1</summary>Keep the layers in an nn.ModuleList: a plain list hides their parameters
 # from .parameters().</details>
@@ -486,15 +491,17 @@ prediction("a step on four devices (ms)", your_guess_ms, four_ms)
 # %%
 draw_utilisation({"one device": one_device, "four devices": four_devices}, guess_ms=your_guess_ms)
 
-# %% [markdown]
+# %% [markdown] reveals="four-devices-ms"
 # No faster at all. Device 1 cannot begin before device 0 has finished, and backward walks the stairs down
 # again: **at any moment one device works and the others wait**. With $p$ devices each is at work $1/p$ of the
 # time. The source slides say that layer-wise parallelism is *"slower than 1 GPU, because of the communication
 # overhead"*. The copies do cost something, but look at the picture: it has no communication in it, and three
 # quarters of it are idle. Idling is the main loss, communication comes second (Narayanan et al. 2021, section
 # 2.2; the lecture on model parallelism says it too: *"all but one GPU is idle at any given moment"*).
-#
-# What it buys is **room**: four times the memory. Lesson 04 fills the idle time with more micro-batches.
+
+# %% [markdown]
+# What several devices buy is **room**: four times the memory. Lesson 04 fills the idle time with more
+# micro-batches.
 
 # %% [markdown]
 # ## One GPU and a large host
@@ -951,7 +958,7 @@ def train_in_stages(parts: Sequence[range], group: dist.ProcessGroup) -> float |
 job = labkit.launch(train_in_stages, partition_layers(costs, 3), ranks=3, backend="gloo")
 messages = [c for c in job.collectives if c.dtype == "float32"]
 rows = [[c.rank, c.op, c.peer, str(c.shape), c.num_bytes] for c in messages if c.op == "send"]
-print("loss of the second step, on the last rank:", job.results)
+print(f"loss of the second step, on the last rank: {job.results[-1]:.4f}")
 Table(["rank", "op", "to", "shape", "bytes"], rows, caption="Activations and gradients in two steps")
 
 # %% check="02.remote-stage"
@@ -1064,7 +1071,7 @@ draw_timeline(job)
 # %% [markdown]
 # Right numbers, on four ranks of which two work at any moment: in the words of the slide, the *inefficiency
 # is upscaled*. Replicating a half-idle chain gives two half-idle chains. The cure has to come from within the
-# chain, and it is the next but one lesson's.
+# chain: lesson 04 brings it.
 #
 # ## What PyTorch ships
 #
@@ -1091,7 +1098,7 @@ def shipped_and_ours(whole: nn.Sequential, x: Tensor, y: Tensor, group: dist.Pro
 
 plain = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
 job = labkit.launch(shipped_and_ours, plain, x, y, ranks=2, backend="gloo")
-print("largest difference of a gradient, on each rank:", job.results)
+print("largest difference of a gradient, on each rank:", *(f"{apart:.1e}" for apart in job.results))
 
 # %% [markdown]
 # For offloading, Hugging Face's `accelerate` has `cpu_offload` and `dispatch_model`: hooks around each layer
@@ -1107,16 +1114,20 @@ print("largest difference of a gradient, on each rank:", job.results)
 # | weights on the host | $\max(R + 3, 2R)\, w$ | hidden from $F/B$ tokens on | weights 2x, gradients 1x |
 # | stages in processes | the largest part | as on one device | the same, as messages |
 #
-# Think about:
+# **Think about**
+#
 # 1. In the fair cut you counted weights. What else should `costs` count when you train with Adam? And with
 #    activations: does the first device of a naive split hold more of them than the last?
 # 2. Your `OffloadedModel` sends gradients home with a blocking copy. What would have to change to hide that
 #    one too, and who would have to wait for it?
 # 3. Two chains of two stages, or one of four: which one waits less, and which one needs more memory?
 #
-# To read: Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters*, 2021, section
-# 2.2; Huang et al., *GPipe*, 2019, section 2; Ren et al., *ZeRO-Offload*, 2021, section 3; the notes on CUDA
-# semantics in PyTorch's documentation (asynchronous execution, streams, pinned memory).
+# **To read**
+#
+# - Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters*, 2021, section 2.2.
+# - Huang et al., *GPipe*, 2019, section 2.
+# - Ren et al., *ZeRO-Offload*, 2021, section 3.
+# - The notes on CUDA semantics in PyTorch's documentation (asynchronous execution, streams, pinned memory).
 
 # %% scoreboard=true
 labkit.scoreboard("02")

@@ -811,16 +811,20 @@ prediction("accumulation steps on 512 GPUs", your_steps, 2**22 // 4096 // 512, "
 # numbers a step for $\Psi$ parameters (once reduce-scatter, once all-gather), and every rank holds all of
 # weights, gradients and optimizer state. Lesson 08 takes that last sentence apart.
 #
-# Think about:
+# **Think about**
+#
 # 1. Why does averaging happen *before* the optimizer's step, rather than averaging weights after it? When
 #    would the two be the same?
 # 2. `no_sync` saves traffic, but what does it cost in memory, compared with sending each micro-batch's
 #    gradients?
 # 3. Gradients in bf16 halve the traffic. What happens to a sum over 1024 ranks in bf16?
 #
-# To read: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, 2020,
-# sections 3 and 4; Goyal et al., *Accurate, Large Minibatch SGD*, 2017; the Ultra-Scale Playbook's chapter
-# on data parallelism.
+# **To read**
+#
+# - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, 2020, sections 3
+#   and 4.
+# - Goyal et al., *Accurate, Large Minibatch SGD*, 2017.
+# - The Ultra-Scale Playbook's chapter on data parallelism.
 
 # %% scoreboard=true
 labkit.scoreboard("03")

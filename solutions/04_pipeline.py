@@ -1198,14 +1198,20 @@ Table(
 # A message holds one micro-batch's activations, $b s h$ numbers, and crosses each boundary once each way
 # for every micro-batch: not "once", as one article has it, and gradients are sent as well.
 #
-# **Think about.** (1) Your batch is fixed at 64 samples. More micro-batches are smaller micro-batches:
-# what gets slower, and where is the best $m$? (2) The last stage also has the head, which costs as much
-# as two layers. Where do you take them from? (3) With recomputation a backward does the forward again.
-# Which of your formulas change?
+# **Think about**
 #
-# **To read.** Huang et al. 2019 (GPipe), section 2. Narayanan et al. 2021 (Megatron-LM, SC21), section
-# 2.2. Korthikanti et al. 2022, section 4.2.3. Megatron-LM's `core/pipeline_parallel/schedules.py`, and
-# `torch/distributed/pipelining/schedules.py`, where a schedule is data, too.
+# 1. Your batch is fixed at 64 samples. More micro-batches are smaller micro-batches: what gets slower, and
+#    where is the best $m$?
+# 2. The last stage also has the head, which costs as much as two layers. Where do you take them from?
+# 3. With recomputation a backward does the forward again. Which of your formulas change?
+#
+# **To read**
+#
+# - Huang et al. 2019 (GPipe), section 2.
+# - Narayanan et al. 2021 (Megatron-LM, SC21), section 2.2.
+# - Korthikanti et al. 2022, section 4.2.3.
+# - Megatron-LM's `core/pipeline_parallel/schedules.py`, and `torch/distributed/pipelining/schedules.py`,
+#   where a schedule is data, too.
 
 # %% scoreboard=true
 labkit.scoreboard("04")

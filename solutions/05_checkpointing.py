@@ -52,9 +52,7 @@ from labkit.theory.units import binary_text
 
 # %%
 class Layer(nn.Module):
-    """x + down(gelu(up(norm(x)))): the MLP half of a transformer layer. [rows, width]
-    -> [rows, width].
-    """
+    """The MLP half of a transformer layer, x + down(gelu(up(norm(x)))). x: [rows, width]."""
 
     def __init__(self, width: int, inner: int):
         super().__init__()
@@ -125,8 +123,8 @@ Table(
 )
 
 # %% [markdown]
-# The weights are there anyway. Count the activations: which of them is the layer's own input? In units of
-# one input ($256 \times 128$ floats, 128 KiB), **how many inputs' worth of activations does one layer
+# The weights are there anyway. Count the activations: which of them is the layer's own input? One input is
+# $256 \times 128$ floats, 128 KiB. In units of that, **how many inputs' worth of activations does one layer
 # keep?** The inner width is four times the outer one. Write a whole number; the two numbers a row that
 # LayerNorm keeps are small.
 
@@ -517,10 +515,11 @@ print(
 )
 print(f"largest difference between measurement and formula: {worst:.1%}")
 
-# %% [markdown]
+# %% [markdown] reveals="best-of-64"
 # The best number is well above 8: a layer keeps ten times its input here, so it pays to keep more inputs
 # and build smaller segments. $\sqrt n$ is the rule for layers that keep just their input.
-#
+
+# %% [markdown]
 # Now let the depth grow. Keep everything, and memory grows with $n$; take the best number of segments, and
 # it follows the grey square root.
 
@@ -545,7 +544,7 @@ draw_growth(growth, sqrt_of="best number of segments")
 # FLOPs by the paper's count.
 #
 # Here is the core of attention, plain and in your checkpoint, inside a layer. **The sequence gets twice as
-# long: by what factor do the kept bytes of the plain layer grow, if attention dominates?**
+# long, from 256 tokens to 512: by what factor do the kept bytes of the plain layer grow?**
 
 # %% predict="twice-as-long"
 your_factor = ...
@@ -597,8 +596,10 @@ Table(
 grown = kept_bytes["keep everything"][512] / kept_bytes["keep everything"][256]
 prediction("kept bytes at s = 512 against s = 256", your_factor, round(grown, 2))
 
-# %% [markdown]
+# %% [markdown] reveals="twice-as-long"
 # Between 2 (what the linear part does) and 4 (what $s^2$ does), and closer to 4 the longer the sequence.
+
+# %% [markdown]
 # The last row of the table is next to nothing, because a layer's own input is not counted in it: whoever
 # made the input holds it.
 #
@@ -607,9 +608,8 @@ prediction("kept bytes at s = 512 against s = 256", your_factor, round(grown, 2)
 #
 # ## What it costs
 #
-# Backward costs about two forwards. One more forward makes four units out of three. **By what factor does a
-# full checkpoint make a step longer?** Korthikanti et al. measured 39% for a 22-billion-parameter model
-# (table 4).
+# Backward costs about two forwards, and a checkpoint runs forward once more. **By what factor does a full
+# checkpoint make a step longer?**
 
 # %% predict="slower"
 your_slowdown = ...
@@ -629,6 +629,10 @@ def seconds(forward: Callable[[Tensor], Tensor]) -> float:
 big = torch.randn(2048, 128)
 ratio = seconds(lambda value: checkpoint_sequential(list(chain), value, 4)) / seconds(chain)
 prediction("time of a step with checkpoints / without", your_slowdown, round(ratio, 2))
+
+# %% [markdown] reveals="slower"
+# Four forwards' worth of work where there were three: about 1.33. Korthikanti et al. measured 39% more time
+# for a 22-billion-parameter model (table 4).
 
 # %% [markdown]
 # ## Pipelines: the saving where it counts
@@ -782,7 +786,8 @@ Table(
 # most about $k A_\text{in} + \frac nk A_\text{layer}$, so memory grows with $\sqrt n$ for one more forward,
 # a third more time. Forgetting only attention's scores is nearly free.
 #
-# Think about:
+# **Think about**
+#
 # 1. Backward through segment $j$ needs the segment's input only. Could segment $j+1$'s inputs be forgotten
 #    too, and built again from segment $j$'s? What would memory and time be if you did this over and over
 #    (Chen et al. 2016 have $O(\log n)$)?
@@ -790,9 +795,12 @@ Table(
 #    run again without communicating?
 # 3. Why does a pipeline with 1F1B need checkpoints less urgently than GPipe?
 #
-# To read: Chen, Xu, Zhang, Guestrin, *Training deep nets with sublinear memory cost*, 2016; Korthikanti et
-# al., *Reducing activation recomputation in large transformer models*, 2022, sections 4 and 5; Huang et
-# al., *GPipe*, 2019, section 2.3.
+# **To read**
+#
+# - Chen, Xu, Zhang, Guestrin, *Training deep nets with sublinear memory cost*, 2016.
+# - Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022, sections 4
+#   and 5.
+# - Huang et al., *GPipe*, 2019, section 2.3.
 
 # %% scoreboard=true
 labkit.scoreboard("05")

@@ -141,13 +141,13 @@ def gigabytes_at_rest(num_params: int, stage: int, ranks: int) -> float:
 
 rank_counts = (1, 4, 16, 64, 256, 1024)
 Table(
-    ["parameters", "stage", *(f"{d:,} ranks" for d in rank_counts)],
+    ["parameters", "stage", *(f"d = {d:,}" for d in rank_counts)],
     [
         [name, str(stage), *(gigabytes_at_rest(num_params, stage, d) for d in rank_counts)]
         for name, num_params in model_sizes.items()
         for stage in (0, 1, 2, 3)
     ],
-    caption="GB a rank",
+    caption="GB on each of d ranks",
 )
 
 # %% check="08.rank-bytes"
@@ -218,11 +218,11 @@ Table(
         + [step_traffic([psi], stage, d, m) / one_pass for m in (1, 4, 16)]
         for stage in (0, 1, 2, 3)
     ],
-    caption="Numbers sent by a rank, in units of psi (d - 1) / d",
+    caption="Numbers sent by a rank, in units of Ψ (d - 1) / d",
 )
 
 # %% [markdown]
-# So the lecture is right about stage 3 only, and there it is 1.5 times, not ten: 2, 2, 2 and 3 $\Psi$ (ZeRO,
+# So the lecture is right about stage 3 only, and there it is 1.5 times as much: 2, 2, 2 and 3 $\Psi$ (ZeRO,
 # section 7). But look to the right: with micro-batches that add up, stages 0 and 1 talk once a step, stages 2
 # and 3 every time. That column decides more often than the first one which stage is used.
 
@@ -356,16 +356,13 @@ def flatten(parameters: Sequence[nn.Parameter], world_size: int) -> Tensor:
 your_number_of_steps = ...
 
 # %%
-weight, master, changed_after = torch.ones((), dtype=torch.bfloat16), torch.ones(()), "never, in 10,000 steps"
+weight, master = torch.ones((), dtype=torch.bfloat16), torch.ones(())
 for _ in range(10_000):
     weight += 1e-3
     master += 1e-3
-prediction(
-    "steps until it changes",
-    your_number_of_steps,
-    changed_after if weight == 1 else weight.item(),
-    f"measured (with an fp32 master it is {master.item():.2f})",
-)
+print(f"after 10,000 steps the bf16 weight is {weight.item():.2f}, an fp32 master {master.item():.2f}")
+found = "never, in 10,000 steps" if weight == 1 else "within 10,000 steps"
+prediction("steps until it changes", your_number_of_steps, found)
 
 # %% [markdown]
 # ### Exercise: sharded optimizer
@@ -814,14 +811,18 @@ class FlatUnit:
 # two units share belongs to the first, and the second needs the first's flat tensor as well. Frozen and
 # trained parameters of a unit have flat tensors of their own, so a unit *needs* a list of `FlatUnit`s.
 #
-# What must hold: at most two units whole at a time (with `prefetch=1`; one with `prefetch=0`), nothing whole
-# after forward (also one without gradients, one that raises, or one after that), after backward or after
-# `full_weights`, gradients of at most two units (in the first backward after a forward that had none they may
-# stay until its end); three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is
-# fetched ahead is waited for when its own unit's turn comes, not before.
-# A unit may have no parameters, it may return a tensor that it was given, and tensors in lists, tuples and
-# dicts, one in the other, of which some are not used. It may be called twice, the module too before one
-# backward, or not at all; then all ranks do so.
+# What must hold:
+#
+# * At most two units are whole at a time (with `prefetch=1`; one with `prefetch=0`). Nothing is whole after
+#   forward (also one without gradients, one that raises, or one after that), after backward or after
+#   `full_weights`.
+# * There are gradients of at most two units (in the first backward after a forward that had none they may
+#   stay until its end).
+# * Three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is fetched ahead is waited
+#   for when its own unit's turn comes, not before.
+# * A unit may have no parameters, it may return a tensor that it was given, and tensors in lists, tuples and
+#   dicts, one in the other, of which some are not used. It may be called twice, the module too before one
+#   backward, or not at all; then all ranks do so.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
 # tensors, free those that neither this unit nor the next one in this direction needs; start gathering the
@@ -957,8 +958,8 @@ class FullyShardedModule(nn.Module):
 
 
 # %% [markdown]
-# How many bytes will a rank hold at most? Six units of 256 KiB (and a bit), fp32, plain SGD, four ranks:
-# weights and gradients at rest, and your `working`. Write a number of **units** (256 KiB each), then look.
+# How many bytes will a rank hold at most? Six units of 257 KiB, fp32, plain SGD, four ranks: weights and
+# gradients at rest, and your `working`. Write a number of **units** (257 KiB each), then look.
 
 # %% predict="peak-of-stage-3"
 your_peak_in_units = ...
@@ -1058,8 +1059,8 @@ Table(["", "your guess", "rank_bytes", "measured"], rows, caption="Units (257 Ki
 # %% [markdown]
 # Stage 1 steps a shard and still ends backward with all gradients. In stage 2 they leave, and the peak is one
 # bucket above what stays. Stage 3 is the only one in which a rank at rest has less than the model. Measured
-# is 0.1 above the formula after forward (activations), and at the peak by a unit in stage 2 and half a one in
-# stage 3 (the gradient that autograd hands over, and gloo's copy of what it scatters).
+# is 0.1 above the formula after forward (activations), and at the peak by a unit in stage 2 and half of one
+# in stage 3 (the gradient that autograd hands over, and gloo's copy of what it scatters).
 
 # %% [markdown]
 # And the timeline. For this picture each layer also sleeps 15 ms, which stands for a kernel, so that there is
@@ -1174,21 +1175,23 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # %% [markdown]
 # ### Exercise: sharded checkpoint
 #
-# Parts are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when they
-# are read.
-# A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with padding at the end of
-# the flat tensor, and no two of them share memory; `load_shards` returns such shards for *its* number of
-# ranks, padding zero. `extra` is small and the same on every rank: step counts, the learning rate. Older
-# checkpoints stay. The newest is loaded: of those that are whole the one of the highest step, and where a
-# step was saved again, its last one. The disk is shared, but what another rank wrote may be seen late: each
-# rank makes the folder itself and works on its own files alone, none looks for another's or renames what
-# another wrote. (In the checks the ranks' files come together when all have saved.) What is newest must be
-# told by names or contents: a file that was copied has another time. A step may be saved again, by a job
-# that was resumed, perhaps on fewer ranks, and what is there of it may be half written: parts of the two
-# saves must never be read as one. A rank that cannot write raises; the others may raise too, or wait until
-# their group gives up. What `save_shards` wrote is on the disk when it returns, and parts are before a name
-# says "whole": the checks cut the power. `Path` does all that is needed, and its `rename` replaces a file;
-# code that imports `os` costs nothing, but a person will look at it.
+# * **Parts** are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when
+#   they are read. A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with
+#   padding at the end of the flat tensor, and no two of them share memory; `load_shards` returns such shards
+#   for *its* number of ranks, padding zero. `extra` is small and the same on every rank: step counts, the
+#   learning rate.
+# * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
+#   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
+#   that was copied has another time.
+# * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
+#   and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
+#   the ranks' files come together when all have saved.)
+# * **A step may be saved again**, by a job that was resumed, perhaps on fewer ranks, and what is there of it
+#   may be half written: parts of the two saves must never be read as one.
+# * **A rank that cannot write** raises; the others may raise too, or wait until their group gives up.
+# * **On the disk**: what `save_shards` wrote is there when it returns, and parts are before a name says
+#   "whole": the checks cut the power. `Path` does all that is needed, and its `rename` replaces a file; code
+#   that imports `os` costs nothing, but a person will look at it.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of

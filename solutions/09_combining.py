@@ -819,7 +819,7 @@ draw_over_nodes({**MEASURED_BANDWIDTH, "network / nodes^0.6": model_line}, NODES
 # %% [markdown]
 # A textbook ring has the same bus bandwidth for any number of ranks. This cluster did not: 64 nodes get a
 # tenth of what 2 nodes get. What does that do to data parallelism? The same source trained a model on 8 to
-# 256 GPUs with nothing but data parallelism: 40,150 tokens a second and GPU on 8. **How many on 256, in
+# 256 GPUs with nothing but data parallelism: on 8, each GPU did 40,150 tokens a second. **How many on 256, in
 # percent of that?**
 
 # %% predict="data-parallel-on-256"
@@ -827,7 +827,7 @@ your_percent = ...
 
 # %% reveals="data-parallel-on-256"
 TOKENS = [40149.94, 37609.69, 35367.61, 31112.23, 26446.44, 15700.38]  # on 8, 16, ... 256 GPUs
-prediction("percent of the tokens a second and GPU on 8 GPUs", your_percent, 100 * TOKENS[-1] / TOKENS[0])
+prediction("tokens a second on each GPU, percent of 8 GPUs'", your_percent, 100 * TOKENS[-1] / TOKENS[0])
 
 # %%
 draw_over_nodes({"data parallelism only": TOKENS}, NODES[:6], "tokens/s/GPU")
@@ -1146,8 +1146,9 @@ Table(
 # Narayanan et al. give two takeaways (section 3): (1) tensor parallelism up to the size of a node, then
 # pipelines over nodes; (2) just enough model parallelism to fit, data parallelism for the rest. The
 # Ultra-Scale Playbook's authors ran nanotron on 1 to 64 nodes of 8 H100: 555 runs of a 1B and an 8B model
-# finished (256 sequences of 4096 tokens; figures from their data, Apache-2.0). **Of the fastest run of each
-# of the eight groups of a model and a number of nodes: in how many is $t = 8$?**
+# (1.34 and 8.86 billion parameters) finished (256 sequences of 4096 tokens; figures from their data,
+# Apache-2.0). **Of the fastest run of each of the eight groups of a model and a number of nodes: in how many
+# is $t = 8$?**
 
 # %% predict="fastest-with-t-8"
 your_groups_with_t_8 = ...

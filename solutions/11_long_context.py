@@ -8,7 +8,7 @@
 # %% [markdown]
 # # Long context: one sequence over many ranks
 #
-# Data parallelism gives every rank other sequences. But a sequence of 131,072 tokens, as Llama 3 405B is
+# Data parallelism gives every rank sequences of its own. But one of 131,072 tokens, as Llama 3 405B was
 # trained on in the end, is too long for any one GPU: its activations alone would fill several. So ranks must
 # share *one* sequence. Everything in a transformer works token by token, and does not mind, except
 # attention: there every token looks at all tokens before it. **How can ranks compute attention over a
@@ -71,8 +71,8 @@ Table(
 # %% [markdown]
 # ## Softmax in two halves
 #
-# Let a query see only *some* of the keys. What it gets from those, and the logarithm of its softmax's
-# denominator, are
+# Let a query see only *some* of the keys, a set $A$, and let $s_j$ be its score for key $j$. What it gets
+# from those keys, and the logarithm of its softmax's denominator (`lse` in code: log, sum, exp), are
 #
 # $$o_A = \sum_{j \in A} e^{s_j - \ell_A}\, v_j, \qquad \ell_A = \log \sum_{j \in A} e^{s_j}$$
 #
@@ -88,6 +88,8 @@ Table(
 
 # %% [markdown]
 # ### Exercise: two partial attentions made one
+#
+# Write `merge`, which is these two formulas.
 #
 # <details><summary>Hint</summary>
 #
@@ -207,6 +209,9 @@ labkit.check("11.blockwise-attention", blockwise_attention)
 #
 # ### Exercise: the gradients of one block
 #
+# Write `block_backward`: what one block of queries and one of keys add to $\mathrm dQ$, $\mathrm dK$ and
+# $\mathrm dV$.
+#
 # <details><summary>Hint</summary>
 #
 # Nothing of other blocks is needed but `lse` and `delta`, and both come in. Masked scores are $-\infty$, so
@@ -255,9 +260,9 @@ labkit.check("11.block-backward", block_backward)
 draw_pairs([0, 1, 2, 3])
 
 # %% [markdown]
-# Rank 0 has hardly anything to do, rank 3 has most, and everybody waits for rank 3. Before you go on: with
-# 4 ranks, and a block for each pair of *half* pieces, how many blocks does the last rank compute when pieces
-# are contiguous?
+# Rank 0 has hardly anything to do, rank 3 has most, and everybody waits for rank 3. Before you go on:
+# cut each of these chunks in two, so that there are 8, and a block for each pair. How many blocks does rank 3
+# compute, with the last two?
 
 # %% predict="last-rank-blocks"
 your_blocks = ...
@@ -430,7 +435,7 @@ def go_round(group: dist.ProcessGroup) -> float:
 
 
 job = labkit.launch(go_round, ranks=4)
-print("furthest from one process:", max(job.results))
+print(f"furthest from one process: {max(job.results):.1e}")
 draw_timeline(job)
 
 # %% [markdown]
@@ -446,6 +451,8 @@ draw_timeline(job)
 # own tokens. Nothing of anybody else's.
 #
 # ### Exercise: ring attention
+#
+# Write both passes of `RingAttention`.
 #
 # <details><summary>Hint</summary>
 #
@@ -553,8 +560,8 @@ Table(
 # of its own heads; afterwards the other way round (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv 2309.14509).
 # What happens between is attention over a whole sequence, by whatever kernel there is.
 #
-# Each rank computes as many heads over as many tokens, so nothing has to be cut in a zigzag: rank $r$ has
-# the $r$-th $n$-th of the sequence.
+# Every rank computes equally many heads over equally many tokens, so nothing has to be cut in a zigzag: of
+# $n$ equal parts of the sequence, rank $r$ has part $r$.
 
 # %%
 draw_exchange(heads=8, ranks=4)
@@ -636,7 +643,7 @@ def ulysses_attention(
 labkit.check("11.ulysses", ulysses_attention)
 
 # %% [markdown]
-# Heads in a row share a key-value head, so the $i$-th $n$-th of the heads needs the $i$-th $n$-th of the
+# Heads in a row share a key-value head. So of $n$ equal parts, part $i$ of the heads needs part $i$ of the
 # key-value heads: nothing else has to be thought of, as long as $n$ divides both.
 
 
@@ -687,6 +694,8 @@ your_ranks = ...
 
 # %% [markdown]
 # ### Exercise: what a rank sends
+#
+# Write `context_bytes` for both ways, forward and backward.
 
 
 # %% exercise="11.context-bytes" difficulty=2 minutes=5
@@ -795,13 +804,15 @@ Table(
 # Everything else in a transformer works token by token, also on a rank's own tokens, but for its two ends.
 # Positions: a rank must add, or turn by, those of *its* tokens, which are not 0, 1, 2, ... And the loss is a
 # mean over the targets of the sequence, of which some are ignored: the prompt's in fine-tuning, what fills
-# up a batch. Ranks hold as many tokens, and not as many targets; one may hold none.
+# up a batch. Ranks hold equally many tokens, but not equally many targets; one may hold none.
 #
 # So ranks add up two numbers: their sum of losses, and their number of targets. What each returns is the same
 # mean, and what it differentiates is its own part of it: $\frac{1}{N} \sum_{\text{own}} \ell_i$ with the
 # $N$ of all ranks. Gradients of weights are then *summed* over ranks, and nothing is divided any more.
 #
 # ### Exercise: the loss of a divided sequence
+#
+# Write `sharded_loss`, with the value of all targets and the gradient of the rank's own.
 #
 # <details><summary>Hint</summary>
 #
@@ -1014,9 +1025,9 @@ Table(
 )
 
 # %% [markdown]
-# It cuts the sequence as you did, in a zigzag, but neither sends keys round nor exchanges heads: every rank
-# *gathers* all keys and values, and then computes its own queries' attention in one go. Ulysses could not
-# have done it: of 8 key-value heads, tensor parallelism over 8 ranks leaves one to each. And gathering is
+# Llama 3 cuts the sequence as you did, in a zigzag, but neither sends keys round nor exchanges heads: every
+# rank *gathers* all keys and values, and then computes its own queries' attention in one go. Ulysses could
+# not have done it: of 8 key-value heads, tensor parallelism over 8 ranks leaves one to each. And gathering is
 # cheap for the same reason: one head of 128 numbers for 131,072 tokens, keys and values in 16 bits.
 
 # %%

@@ -228,12 +228,14 @@ small = llama(1, 32, 4, 4, 64, vocabulary=100, mixture=MixtureOfExperts(8, 2, 48
 mixture = Mixture(small).double()
 tokens = some_text(40, 32)
 ours = all_experts_here(tokens, mixture.router.weight, list(mixture.experts), 2)
-print("furthest from Mixture:", float((ours - mixture(tokens.unsqueeze(0))[0]).detach().abs().max()))
+apart = (ours - mixture(tokens.unsqueeze(0))[0]).detach().abs().max()
+print(f"furthest from Mixture: {apart:.1e}")
 
 # %% [markdown]
 # ## To the ranks of the experts
 #
-# Now the $E$ experts are spread over $n$ ranks, $E/n$ on each: rank 0 has the first ones, rank 1 the next.
+# Now the $E$ experts are spread over ranks, and $n$ is from here on the number of these, except where a shape
+# such as [n, h] counts tokens. Each rank has $E/n$ experts: rank 0 the first ones, rank 1 the next.
 # Every rank has tokens of its own, and rows for everybody. That is an all-to-all, and one in which no two
 # messages need be equally long: who gets how many rows is the router's doing, and new every time.
 #
@@ -295,17 +297,13 @@ class AllToAll(torch.autograd.Function):
         ### BEGIN SOLUTION
         sent, received = ctx.splits
         return exchanged(grad, received, sent, ctx.group), None, None, None
-        ### END SOLUTION
 
 
-### BEGIN SOLUTION
 def exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
     out = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
     return out
-
-
-### END SOLUTION
+    ### END SOLUTION
 
 
 # %% check="12.all-to-all"
@@ -361,7 +359,7 @@ draw_dispatch(sent_rows)
 # **Gradients of experts need nothing more.** An expert has seen the rows of *all* ranks, so its gradients are
 # the sum over all tokens already. Those of the router are not: each rank has them for its own tokens.
 #
-# Before you write it: 3 ranks with as many tokens each, every expert visited equally often, $k = 2$. Which
+# Before you write it: 3 ranks with equally many tokens, every expert visited equally often, $k = 2$. Which
 # part of a rank's rows leaves it?
 
 # %% predict="rows-that-leave"
@@ -532,6 +530,8 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 #
 # ### Exercise: balance
 #
+# Write both ways: `balance_loss` over the tokens of all ranks, and `nudge`, which moves the bias.
+#
 # <details><summary>Hint</summary>
 #
 # Reduce counts, sums of probabilities and the number of tokens together. A number that has one value and
@@ -638,6 +638,9 @@ your_dropped = ...
 
 # %% [markdown]
 # ### Exercise: a capacity, and what it drops
+#
+# Write `expert_capacity`, the number of rows that an expert takes, and `drop`, which gives visits without
+# room a gate of 0.
 #
 # <details><summary>Hint</summary>
 #
@@ -848,7 +851,7 @@ Table(
 your_divisor = ...
 
 # %% reveals="divide-experts-by"
-prediction("divide the two copies' sum by", your_divisor, 4, "the mean of 4 losses")
+prediction("divide the two copies' sum by", your_divisor, 4, "computed")
 
 # %% [markdown] reveals="divide-experts-by"
 # Whoever takes the mean over an expert's copies, as a DistributedDataParallel around them would, divides by 2
@@ -857,6 +860,9 @@ prediction("divide the two copies' sum by", your_divisor, 4, "the mean of 4 loss
 
 # %% [markdown]
 # ### Exercise: gradients of two kinds
+#
+# Write `reduce_gradients`: after it every gradient, of shared parameters and of experts, is that of the mean
+# of all ranks' losses.
 
 
 # %% exercise="12.reduce-gradients" difficulty=3 minutes=12
@@ -896,6 +902,8 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 # as squares, over everybody: and then each copy of an expert has been counted, and attention on every rank.
 #
 # ### Exercise: one norm, each expert once
+#
+# Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>
@@ -973,7 +981,8 @@ def beside_torchs(group: dist.ProcessGroup) -> tuple[float, float]:
     return float((out - their_out).abs().max()), float((grad - their_grad).abs().max())
 
 
-print("furthest apart, rows and gradients:", labkit.launch(beside_torchs, ranks=4).results)
+rows_and_gradients = labkit.launch(beside_torchs, ranks=4).results
+print("furthest apart, rows and gradients:", *(f"{max(both):.1e}" for both in rows_and_gradients))
 
 # %% [markdown]
 # ## Where this leaves you

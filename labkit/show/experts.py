@@ -16,7 +16,13 @@ def draw_visits(visits: Sequence[int], owners: Sequence[int]) -> Picture:
     """
     figure, (axes,) = new_figure(height=2.6)
     even = sum(visits) / len(visits)
-    axes.bar(range(len(visits)), visits, color=[rank_color(owner) for owner in owners], edgecolor="white")
+    axes.bar(
+        range(len(visits)),
+        visits,
+        color=[rank_color(owner) for owner in owners],
+        edgecolor=INK,
+        linewidth=0.6,
+    )
     axes.axhline(even, linestyle="--", linewidth=1.2, color=INK)
     axes.set_xticks(range(len(visits)), [f"{e}\nrank {owner}" for e, owner in enumerate(owners)])
     axes.tick_params(axis="x", length=0)
@@ -37,7 +43,9 @@ def draw_dispatch(rows: Sequence[Sequence[int]]) -> Picture:
         start = 0
         for receiver, count in enumerate(counts):
             color = rank_color(receiver)
-            axes.add_patch(Rectangle((start, sender + 0.1), count, 0.8, facecolor=color, edgecolor="white"))
+            axes.add_patch(
+                Rectangle((start, sender + 0.1), count, 0.8, facecolor=color, edgecolor=INK, linewidth=0.6)
+            )
             if 25 * count > widest:  # no room for letters in a narrower box
                 middle = start + count / 2, sender + 0.5
                 axes.text(

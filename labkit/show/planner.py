@@ -110,7 +110,7 @@ def _plans(names: list[str], choice: Choice) -> Table:
             ]
             for name, one in zip(names, choice.best, strict=True)
         ],
-        caption=f"{choice.considered} plans looked at, {choice.fitting} fit. To be measured:",
+        caption=f"{choice.considered:,} plans looked at, {choice.fitting:,} fit. To be measured:",
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from labkit.show.html import render
 
+_NO_GUESS = "no guess yet: write one above"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -44,17 +46,18 @@ def prediction(question: str, guess: Any, found: Any, by: str = "measured") -> T
 
 
 def _are_quantities(column: Sequence[str]) -> bool:
-    """Whether all are like "1.50 GiB" or "3"."""
-    return bool(column) and all(re.match(r"[-+]?[\d.,]+( ?\S+)?$", text) for text in column)
+    """Whether all that is there is like "1.50 GiB" or "3"; a guess may be missing."""
+    there = [text for text in column if text not in ("", _NO_GUESS)]
+    return bool(there) and all(re.match(r"[-+]?[\d.,]+( ?\S+)?$", text) for text in there)
 
 
 def _text(value: Any) -> str:
     if value is ...:  # a prediction cell that was not filled in
-        return "no guess yet: write one above"
+        return _NO_GUESS
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.4g}"
     return str(value)

@@ -43,7 +43,8 @@ def experts_at(question: Question, plan: Priced) -> str:
         return ""
     local = mixture.num_experts // ranks
     copies = plan.plan.replicas // ranks
-    return f"{local} of {mixture.num_experts} of each layer on a rank, each on {copies} replicas"
+    replicas = "1 replica" if copies == 1 else f"{copies} replicas"
+    return f"{local} of {mixture.num_experts} of each layer on a rank, each on {replicas}"
 
 
 def _memory_lines(question: Question, plan: Priced) -> list[str]:
@@ -63,7 +64,7 @@ def _memory_lines(question: Question, plan: Priced) -> list[str]:
 
 def choice_text(question: Question, choice: Choice) -> str:
     """The plans to measure, why the next ones lost, and how far to trust all this."""
-    lines = [question.heading(), f"{choice.considered} plans looked at, {choice.fitting} fit.", ""]
+    lines = [question.heading(), f"{choice.considered:,} plans looked at, {choice.fitting:,} fit.", ""]
     lines += [line for warning in _warned(question) for line in (warning, "")]
     lines.append(f"{len(choice.best)} plans to measure:")
     for place, plan in enumerate(choice.best, 1):
