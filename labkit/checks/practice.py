@@ -46,7 +46,10 @@ def check_cells(exercise: Exercise, cells: list[Cell]) -> Report:
     submission = collect_exercise(cells, exercise)
     report = judge_exercise(exercise, exercise.cases(VISIBLE_SEED), submission, submission, run_on_host)
     told = rules(exercise, registry.exercises(exercise.lesson))
-    report.notes += [] if report.passed else [*([told] if told else []), *submission.notes]
+    if report.verdict == "not_attempted":
+        report.notes += submission.notes
+    elif not report.passed:
+        report.notes += [*([told] if told else []), *submission.notes]
     return report
 
 
@@ -57,10 +60,10 @@ def about_earlier(exercise: Exercise, report: Report, reports: Mapping[str, Repo
     """
     faulty = [name for name in exercise.builds_on if name in reports and not reports[name].passed]
     rows = [row.name for row in report.rows if not row.passed and not _on_own_parts(exercise, row.name)]
-    if not faulty or not rows:
+    if not faulty or not rows or report.verdict == "not_attempted":
         return []
     return [
-        f"this used your own {_listed(faulty)}, where points are lost too: look there first. Grading puts "
+        f"This used your own {_listed(faulty)}, where points are lost too: look there first. Grading puts "
         f"right ones in their place for {_listed(rows)}."
     ]
 
