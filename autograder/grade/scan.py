@@ -239,6 +239,7 @@ def _reasons(clue: Clue, imported: Mapping[str, str], forbids: Sequence[str]) ->
 def _clues(statement: ast.stmt) -> Iterator[Clue]:
     nodes = [*ast.walk(statement)]
     methods = {node.func for node in nodes if isinstance(node, ast.Call)}
+    dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
         if not (node in methods and _is_named_modules(node)):
@@ -256,6 +257,8 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
                 match name:
                     case ast.Constant(value=str(written)):
                         yield Clue(line, chain=f"{chain}.{written}", use="read")
+                    case _ if node in dtypes and chain == "torch":
+                        pass  # `dtype=getattr(torch, kept)` is how a dtype's name is turned back
                     case _:
                         yield Clue(line, chain=chain, use="made")
             case ast.ClassDef(bases=bases):

@@ -22,6 +22,7 @@ from labkit.checks.source.submission import Cell
 
 CHECKS = "labkit.checks.lesson_"
 LISTED = "EXERCISES"
+COLLECTING = "labkit.checks.source"  # counts by what it makes of a notebook: `code_put_in`
 
 
 @cache
@@ -84,7 +85,7 @@ class NeededCode:
     """Follows names through the files below `root`, without running any of them."""
 
     def __init__(self, root: Path) -> None:
-        self.tree = Tree(root, STOPS)
+        self.tree = Tree(root, (*STOPS, COLLECTING))
         self._modules: dict[Path, Module] = {}
         self._bare: dict[Path, str] = {}
 
@@ -98,9 +99,12 @@ class NeededCode:
         for path, statement in self._statements(start, listed):
             kept.setdefault(path, {})[statement.lineno] = statement
         own = [_text(of_file) for _, of_file in sorted(kept.items())]
-        files = {file for name in JUDGING for file in self.tree.behind(self.tree.file_of(name))}
+        files = {file for name in self._judging() for file in self.tree.behind(self.tree.file_of(name))}
         files |= {file for text in own for file in self.tree.behind_source(text)}
         return [ast.unparse(listed), *map(bare_code, own), *map(self._bare_file, sorted(files))]
+
+    def _judging(self) -> list[str]:
+        return [name for name in JUDGING if not name.startswith(COLLECTING)]
 
     def _statements(self, start: Path, node: ast.AST) -> Iterator[tuple[Path, ast.stmt]]:
         """Every statement of the lessons' files that a node needs, and its file; some more than once."""

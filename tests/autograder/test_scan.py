@@ -30,6 +30,8 @@ SUSPICIOUS = [
     ("import labkit\ndef f(): return labkit.record.current", "the recorder"),
     ("import labkit\ndef f(): return getattr(labkit, 'record')", "the recorder"),
     ("import labkit\ndef f(n): return getattr(labkit, n)", "reaches into labkit"),
+    ("import torch\ndef f(n): return getattr(torch, n)", "reaches into torch"),
+    ("import torch.distributed as dist\ndef f(n): return f(dtype=getattr(dist, n))", "reaches into torch"),
     ("import torch\ndef f(n): return torch.__dict__[n]", "reaches into torch"),
     ("from torch import sys\ndef f(): return sys", "reaches for sys"),
     ("import torch\ndef f(): return torch.importlib.import_module('x')", "imports by name"),
@@ -50,6 +52,7 @@ SUSPICIOUS = [
     ("from torch.overrides import TorchFunctionMode\nclass A(TorchFunctionMode): pass", "changes what torch"),
 ]
 HONEST = [
+    "import torch\ndef f(kept): return torch.zeros(2, dtype=getattr(torch, kept['dtype']))",
     "def f(model, name): return getattr(model, name) + getattr(model, f'{name}_norm')",
     "import torch\ndef f(x): return torch.trace(x) + getattr(x, 'T') + getattr(torch, 'float32').itemsize",
     "import torch.distributed as dist\ndef f(x): return (getattr(dist, 'new', None) or dist.all_reduce)(x)",

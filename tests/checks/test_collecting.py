@@ -41,6 +41,17 @@ def test_an_import_repeated_further_down_leaves_the_first_in_place():
     assert collected(again, "class Made(Field): pass", f"{again}\nprint(Field)").load().Made
 
 
+def test_a_text_names_nothing_but_in_an_annotation():
+    """A key of a dict may be called as something that a cell of the lesson has shown."""
+    shown = "flat = print() or [1, 2]\nsaved = flat[0]"
+    submission = collected(shown, "def Made(): return {'saved': 1}['saved'] + len(dict(saved=1))")
+    assert submission.load().Made() == 2
+    ahead = "class Made:\n    def other(self, x: 'Other') -> 'list[int]': return Other"
+    assert collected(ahead, "class Other: pass").load().Made().other(1)
+    noted = "from typing import get_type_hints\ndef Made(x: 'Kind') -> 'Kind': return get_type_hints(Made)"
+    assert set(collected(noted, "class Kind: pass").load().Made(1)) == {"x", "return"}
+
+
 def test_an_earlier_draft_of_what_calls_itself_is_not_executed():
     submission = collected("class Made(not_there): pass", "def Made(n): return n and Made(n - 1)")
     assert submission.load().Made(3) == 0

@@ -347,7 +347,7 @@ def _statement(label: str, index: int, node: ast.stmt, code: CodeType) -> Statem
         last_line=node.end_lineno or node.lineno,
         defines=tuple(dict.fromkeys(defined_names(node))),
         needs=tuple(sorted(now)),
-        uses=tuple(sorted(later | _names_in_strings(node))),
+        uses=tuple(sorted(later | _names_in_annotations(node))),
         methods=tuple(each.name for each in body if isinstance(each, _FUNCTIONS)),
         changes=tuple(dict.fromkeys(_changed_names(node))),
         imports=isinstance(node, ast.Import | ast.ImportFrom),
@@ -387,10 +387,20 @@ def _filled(node: ast.stmt) -> list[ast.expr]:
     return []
 
 
-def _names_in_strings(node: ast.AST) -> set[str]:
-    """Identifiers written as strings: forward references in annotations."""
-    strings = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
-    return {s for s in strings if s.isidentifier()}
+def _names_in_annotations(node: ast.AST) -> set[str]:
+    """Identifiers written as strings in annotations: forward references. Other strings name nothing."""
+    annotations = (part for each in ast.walk(node) if (part := _annotation(each)))
+    inside = (n.value for part in annotations for n in ast.walk(part) if isinstance(n, ast.Constant))
+    return {text for text in inside if isinstance(text, str) and text.isidentifier()}
+
+
+def _annotation(node: ast.AST) -> ast.expr | None:
+    match node:
+        case ast.arg(annotation=part) | ast.AnnAssign(annotation=part):
+            return part
+        case ast.FunctionDef(returns=part) | ast.AsyncFunctionDef(returns=part):
+            return part
+    return None
 
 
 def _is_simple(value: ast.AST) -> bool:
