@@ -866,8 +866,8 @@ Table(
 # You can say what a model will need before you have a GPU: parameters exactly, state to the byte, activations
 # within a few percent, and what tensor parallelism, ZeRO and recomputation each take away. What the formulas
 # leave out: fragmentation, communication buffers, temporary copies. Against some 550
-# runs published with the Ultra-Scale Playbook, the calculator above is 3 GiB a GPU low at the median, and 6 GiB off
-# on average, as a few runs held far more.
+# runs published with the Ultra-Scale Playbook, the calculator above is 3 GiB a GPU low at the median,
+# and 6 GiB off on average, as a few runs held far more.
 #
 # **Think about**
 #
