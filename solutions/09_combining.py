@@ -966,8 +966,8 @@ labkit.check("09.step-seconds", step_seconds)
 # configurations that somebody queued crashed or ran out of memory.
 #
 # Formulas come out low: against those runs, arithmetic like lesson 01's is 6 GiB off on average
-# (3 GiB at the median), nearly always short (fragmentation, buffers, copies). So a plan must leave **a tenth of
-# the memory free**. A plan that fits with 79.9 of 80 GB does not fit.
+# (3 GiB at the median), nearly always short (fragmentation, buffers, copies). So a plan must leave **a tenth
+# of the memory free**. A plan that fits with 79.9 of 80 GB does not fit.
 
 # %% [markdown]
 # ### Exercise: feasible
