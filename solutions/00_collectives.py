@@ -668,8 +668,9 @@ run_and_read(on_grid, broken_row_and_column_sums, ranks=4)
 # between ranks may decide *whether* or *in which order* collectives are called.
 #
 # The first and the third take a tensor of any shape and dtype. The mean is a tensor of shape `[]` in the
-# dtype of the losses, half precision too, and nan if one of them is. What all three return has memory of its
-# own, each time they are called.
+# dtype of the losses, half precision too, and nan if one of them is. It is right where their sum or their
+# number is more than that dtype holds: float16 ends at 65,504. What all three return has memory of its own,
+# each time they are called.
 #
 # <details><summary>Hint 1</summary>You solved the first one in your ring. A group of one has no neighbours:
 # return a copy.</details>
@@ -701,9 +702,9 @@ def mean_loss(losses: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     losses: [samples] of this rank, perhaps none.
     """
     ### BEGIN SOLUTION
-    total = torch.stack([losses.sum(), torch.tensor(losses.numel(), dtype=losses.dtype)])
+    total = torch.stack([losses.double().sum(), torch.tensor(losses.numel(), dtype=torch.float64)])
     dist.all_reduce(total, group=group)
-    return total[0] / total[1].clamp(min=1)
+    return (total[0] / total[1].clamp(min=1)).to(losses.dtype)
     ### END SOLUTION
 
 
@@ -740,7 +741,7 @@ Table(
 # %% check="00.find-the-deadlock"
 # For each program, numbers: the right values on every rank. Mechanism: it still
 # communicates the way it should. Robustness: odd and lone ranks, subgroups and
-# megabytes; no samples anywhere; grids that are not square.
+# megabytes; no samples anywhere, more than float16 holds; grids that are not square.
 labkit.check("00.find-the-deadlock", pass_right, mean_loss, row_and_column_sums)
 
 # %% [markdown]

@@ -690,8 +690,8 @@ def accumulate_gradients(
     and back before the next, so that one graph is held at a time.
     model: has `no_sync()`; its mode stays as it is. micro_batches: (inputs, targets), at
     least one, not all with as many rows, nor with rows of one length, nor as many on each rank.
-    loss_function: (outputs, targets) -> mean over rows. What is returned may have any
-    floating dtype.
+    loss_function: (outputs, targets) -> mean over rows. The loss that you return may be
+    float32 or float64, whatever the losses are.
     """
     ### BEGIN SOLUTION
     rows = sum(len(x) for x, _ in micro_batches)
@@ -751,8 +751,9 @@ Table(
 def token_weighted_loss(loss_sum: Tensor, num_tokens: int, group: dist.ProcessGroup) -> Tensor:
     """A scalar whose mean over the ranks of `group` is the mean loss over all their tokens.
 
-    loss_sum: sum of this rank's token losses, of any floating dtype (zero, with a graph, if
-    there are none); it stays as it is, and so does its own gradient.
+    loss_sum: sum of this rank's token losses, of any floating dtype, perhaps near the largest
+    number this has (zero, with a graph, if there are none); it stays as it is, and so does its
+    own gradient.
     num_tokens: how many, up to millions.
     Sends one number, once. Where no rank has a token, the result is zero. On every rank its
     backward reaches what loss_sum hangs on: without tokens these gradients are zeros, not None.
@@ -760,7 +761,7 @@ def token_weighted_loss(loss_sum: Tensor, num_tokens: int, group: dist.ProcessGr
     ### BEGIN SOLUTION
     total = torch.tensor(float(num_tokens), device=loss_sum.device)
     dist.all_reduce(total, group=group)
-    return loss_sum * dist.get_world_size(group) / total.clamp(min=1).item()
+    return loss_sum * (dist.get_world_size(group) / total.clamp(min=1).item())
     ### END SOLUTION
 
 

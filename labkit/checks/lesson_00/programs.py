@@ -66,7 +66,7 @@ def _cases(seed: int) -> list[Case]:
         pass_case(1, [2], "pass-any-group", seed),
         pass_case(2, [], "pass-any-group", seed, dtype="int64"),
         loss_case([1], "loss-none", seed),
-        loss_case([1, 0, 0, 3], "loss-none", seed, groups=[[0, 2], [1, 3]], dtype="float32"),
+        loss_case([70_000, 1, 0, 0], "loss-none", seed, groups=[[0, 2], [1, 3]], first="2", dtype="float16"),
         grid_case(1, 1, "grid-shapes", seed),
     ]
 
@@ -204,7 +204,7 @@ def _mean(evidence: Evidence, answer: RankAnswer) -> Finding:
     members = place_of(evidence.case, answer.rank).members
     own = evidence.inputs["x"].split(evidence.case.params["samples"])
     losses = torch.cat([_losses(evidence.case, own[rank], rank) for rank in members])
-    mean = losses.mean() if losses.numel() else losses.new_zeros(())
+    mean = losses.double().mean().to(losses.dtype) if losses.numel() else losses.new_zeros(())
     if not mean.isfinite():
         return same(f"{mean.item()}, as a loss of rank 0 is", losses.new_ones(()), answer, "mean")
     return same(f"the mean of the group's {losses.numel()} losses, {mean.item():.6g}", mean, answer, "mean")
@@ -324,8 +324,9 @@ EXERCISE = Exercise(
             "mean-loss-no-samples",
             "robustness",
             1,
-            "mean_loss is 0 when no rank has samples, and works in a subgroup and on one rank",
-            "0 divided by 0",
+            "mean_loss is 0 when no rank has samples, and works in a subgroup, on one rank, and with more"
+            " losses than their dtype can sum or count",
+            "0 divided by 0, or losses of half precision are summed or counted in half precision",
             {"loss-none": MEAN_OF_ALL},
         ),
         Property(

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +34,13 @@ from labkit.checks.shared.places import enter_group
 
 def _cases(seed: int) -> list[Case]:
     unusual = {"lengths": [1, 4, 2], "evaluated": True}
+    one = {"sizes": [[4], [2]], "frozen": ["last.bias"]}
     unequal = [[rows] * MICRO_BATCHES for rows in (2, 1, 1, 2)]
     return [
         net_case("three micro-batches", "values", 2, seed),
         net_case("three micro-batches of 2 rows or 1, on four ranks", "values", 4, seed, sizes=unequal),
         net_case("5, 2 and 3 rows, 1 and 4", "uneven", 2, seed, sizes=[[5, 2, 3], [1, 4]], **unusual),
-        net_case("one micro-batch", "uneven", 2, seed, sizes=[[4], [2]], frozen=["last.bias"]),
+        net_case("one micro-batch, then one thrice", "uneven", 2, seed, times=[1, 3], **one),
         net_case("with your own wrapper", "own-parts", 2, seed),
     ]
 
@@ -58,7 +60,12 @@ def _sizes(case: Case, rank: int) -> list[int]:
     return case.params["sizes"][rank] if "sizes" in case.params else [case.params["rows"]] * MICRO_BATCHES
 
 
-def _to_hand_over(case: Case, pairs: Sequence[Pair]) -> Sequence[Pair]:
+def _times(case: Case, step: int) -> int:
+    """How many times each micro-batch comes in a step: more of the same rows have the same mean loss."""
+    return int(case.params["times"][step]) if "times" in case.params else 1
+
+
+def _to_hand_over(case: Case, pairs: Sequence[Pair]) -> list[Pair] | tuple[Pair, ...]:
     """The same rows in tensors of their own. Where the case has `lengths`: a tuple, not a list, and each row
     of a micro-batch so many times, [rows, length, width], which leaves its mean loss as it is.
     """
@@ -131,7 +138,7 @@ def _accumulate(rank: Rank) -> None:
     net.zero_grad()
     watch = _Watch(net)
     for step in range(STEPS):
-        handed, copies = (_to_hand_over(rank.case, given[step]) for _ in range(2))
+        handed, copies = (_to_hand_over(rank.case, given[step]) * _times(rank.case, step) for _ in range(2))
         with rank.recording(f"step {step}"):
             loss = rank.student.accumulate_gradients(model, handed, _mean_loss)
         rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
@@ -184,8 +191,8 @@ def _leaves_what_it_is_handed(evidence: ReplicaEvidence) -> Iterator[Finding]:
 
 
 def _sends_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    for answer in evidence.answers:
-        calls = calls_of(answer, "step 0")
+    for answer, step in product(evidence.answers, range(STEPS)):
+        calls = calls_of(answer, f"step {step}")
         total, moved = sum(map(nbytes, trained(evidence.first_net(answer)))), sum(n for _, n in calls)
         told = f"the gradients' {total:,} bytes once, whatever the number of micro-batches"
         yield Finding(moved == total, told, f"{moved:,} bytes: {calls_text(calls)}", answer.rank)
@@ -244,9 +251,10 @@ EXERCISE = Exercise(
             "uneven-micro-batches",
             "robustness",
             1,
-            "Micro-batches may differ in size and number, also between ranks, and there may be just one",
-            "dividing by their number is right only when they are equal",
-            {"uneven": BOTH},
+            "Micro-batches may differ in size and number, also between ranks; there may be just one, or the"
+            " same one several times",
+            "dividing by their number is right only when they are equal; the last one is known by its place",
+            {"uneven": every(BOTH, _sends_once)},
         ),
         Property(
             "own-parts",

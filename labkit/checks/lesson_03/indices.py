@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from types import ModuleType
 
 import torch
 
@@ -17,6 +19,7 @@ from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import calls_of, calls_text, refused
 
 GLOBAL_SEED = 7  # of torch's own generator, which is to be left alone
+DRAWN_BEFORE = 3  # numbers that it has given by then
 ASKED = {"a": (0, 3), "b": (1, 3), "c": (0, 4), "again": (0, 3)}  # epoch, seed
 ENOUGH = 8  # samples: fewer may keep their order by chance
 
@@ -37,15 +40,43 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _ask_for_shares(rank: Rank) -> None:
-    """Facts: the shares of all ranks and the kinds of their elements, for each of ASKED. Answer: random."""
+    """Facts: the shares of all ranks and the kinds of their elements, for each of ASKED; alone, all that a
+    rank without others reads; elsewhere, the shares that another process finds. Answer: random.
+    """
     n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
     seed_generators(GLOBAL_SEED)
+    torch.rand(DRAWN_BEFORE)
     for name, (epoch, seed) in ASKED.items():
         with rank.recording(name):
             shares = [list(ask(n, r, world, epoch, seed)) for r in range(world)]
         rank.fact(name, [[int(i) for i in share] for share in shares])
         rank.fact(f"kinds of {name}", sorted({type(i).__name__ for share in shares for i in share}))
     rank.answer("random", torch.rand(2))
+    rank.fact("alone", [int(i) for i in ask(n, 0, 1, *ASKED["a"])])
+    with _texts_hash_otherwise(rank.student):
+        rank.fact("elsewhere", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
+
+
+@contextmanager
+def _texts_hash_otherwise(student: ModuleType) -> Iterator[None]:
+    """Inside, the student's `hash` gives other numbers for texts, and for tuples with texts, as in a process
+    that was started by itself. Ranks here are forked from one process, where texts hash alike.
+    """
+    if "hash" in vars(student):  # a function of the student's own
+        yield
+        return
+    vars(student)["hash"] = lambda thing: hash(("elsewhere", thing) if _is_salted(thing) else thing)
+    try:
+        yield
+    finally:
+        del vars(student)["hash"]
+
+
+def _is_salted(thing: object) -> bool:
+    """Whether Python hashes this differently in each process."""
+    return isinstance(thing, str | bytes) or (
+        isinstance(thing, tuple | frozenset) and any(map(_is_salted, thing))
+    )
 
 
 def _outside(case: Case) -> list[tuple[int, int]]:
@@ -92,6 +123,22 @@ def _all_are_visited(evidence: Evidence) -> Iterator[Finding]:
     repeats = {tuple(_same_before(shares)) for shares, _, _ in _partitions(evidence)}
     told = "the filling-up starts over from the front: the same places repeat in every order"
     yield Finding(len(repeats) == 1, told, "other places repeat in another epoch or with another seed")
+    shares, order = evidence.answers[0].facts["a"], evidence.answers[0].facts["alone"]
+    twice = sorted((Counter(i for share in shares for i in share) - Counter(range(n))).elements())
+    told = f"the filling-up is the front of the shuffled order, {order[:ENOUGH]} on one rank"
+    yield Finding(_starts_over(shares, order), told, f"read once more: {twice[:ENOUGH]}")
+
+
+def _starts_over(shares: list[list[int]], order: list[int]) -> bool:
+    """Whether shares are filled up from the front of the order that they were dealt from: in turns, in
+    blocks, or in another way from the order that a rank without others reads.
+    """
+    n = len(order)
+    in_turns = [i for turn in zip(*shares, strict=False) for i in turn]
+    in_blocks = [i for share in shares for i in share]
+    repeats = any(flat[n:] == flat[: max(len(flat) - n, 0)] for flat in (in_turns, in_blocks))
+    filled = [order[place % n] for place in range(len(in_blocks))] if n else []
+    return repeats or sorted(filled) == sorted(in_blocks)
 
 
 def _same_before(shares: list[list[int]]) -> list[int]:
@@ -118,10 +165,13 @@ def _rises(share: Sequence[int]) -> bool:
 def _same_everywhere(evidence: Evidence) -> Iterator[Finding]:
     answer = evidence.answers[0]
     seed_generators(GLOBAL_SEED)
+    torch.rand(DRAWN_BEFORE)
     untouched = torch.equal(torch.rand(2), answer.tensors["random"])
     yield Finding(untouched, "torch's global generator is left alone", "it was seeded, or drawn from")
     again = answer.facts["a"] == answer.facts["again"]
     yield Finding(again, "the same for the same epoch and seed", "another order")
+    elsewhere = answer.facts["a"] == answer.facts["elsewhere"]
+    yield Finding(elsewhere, "the same in another process, where texts have another hash()", "another order")
     calls = [call for name in ASKED for call in calls_of(answer, name)]
     yield Finding(not calls, "no communication: every rank can work it out", calls_text(calls))
 

@@ -88,6 +88,7 @@ def _train(rank: Rank) -> None:
     lie_differently(rank, net)
     add_earlier_gradients(rank.case, net)
     model = _wrap(rank, net)
+    model.train(net.training)
     if rank.case.kind == "subgroup":  # a model of another group, made later, changes nothing
         rank.student.OverlappedDataParallel(net_of(rank.case, rank.inputs), rank.group)
     for step in range(STEPS):

@@ -200,7 +200,7 @@ def _average_cases(seed: int) -> list[Case]:
     first, then = ["second.weight"], ["first.bias", "last.weight"]
     return [
         net_case("two ranks", "values", 2, seed, late=[0]),
-        net_case("four ranks", "values", 4, seed, rows=3, width=1),
+        net_case("four ranks, in evaluation mode", "values", 4, seed, rows=3, width=1, evaluated=True),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
         net_case("another layer on each rank", "unused", 2, seed, without=[["first"], ["second"]]),

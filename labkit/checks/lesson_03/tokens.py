@@ -23,6 +23,7 @@ ONE_FOR_ALL = ("all_reduce", "all_gather")  # each hands a number of every rank 
 
 def tokens_case(name: str, kind: str, tokens: list[int], seed: int, **params: Any) -> Case:
     """So many rows on each rank. each: tokens in a row, 1 where it is not said. dtype: of the sum of losses.
+    loss_sum: what this sum is on every rank.
     again: there was a batch before, in which the other ranks had more tokens.
     """
     return Case(name, len(tokens), {"tokens": tokens, **params}, seed, kind=kind)
@@ -34,7 +35,9 @@ def _cases(seed: int) -> list[Case]:
         tokens_case("1,001 and 258 tokens", "values", [1001, 258], seed),
         tokens_case("1, 6, 2 and 9 tokens", "values", [1, 6, 2, 9], seed, again=True),
         tokens_case("losses in bfloat16", "values", [2055, 2055, 2055, 2027], seed, dtype="bfloat16"),
-        tokens_case("rows of 4,001 tokens", "values", [30, 7], seed, each=4001),
+        tokens_case(
+            "losses in float16", "values", [24, 8], seed, each=4096, dtype="float16", loss_sum=40_000
+        ),
         tokens_case("a rank without tokens", "empty", [0, 5], seed),
         tokens_case("no tokens at all", "empty", [0, 0], seed),
         tokens_case("one token in all", "empty", [0, 1], seed),
@@ -60,8 +63,15 @@ def _each(case: Case) -> int:
 
 
 def _loss_sum(case: Case, x: Tensor, w: Tensor) -> Tensor:
-    """bfloat16 rounds this, and nothing else where the number of all tokens is a power of two."""
-    return (x @ w).square().sum().to(getattr(torch, case.params.get("dtype", "float64")))
+    """bfloat16 and float16 round this, and nothing else where the number of all tokens is a power of two.
+    Where some ranks have no tokens, each has a loss that is masked out too.
+    """
+    total = (x @ w).square().sum()
+    if case.kind == "empty":
+        total = total + (w * 0).sum()
+    if "loss_sum" in case.params:
+        total = total * (case.params["loss_sum"] / total.detach())
+    return total.to(getattr(torch, case.params.get("dtype", "float64")))
 
 
 def _weigh(rank: Rank) -> None:

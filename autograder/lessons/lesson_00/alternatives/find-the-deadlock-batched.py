@@ -16,11 +16,11 @@ def pass_right(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def mean_loss(losses: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    summed = losses.sum()
+    summed = losses.sum(dtype=torch.float64)
     count = torch.tensor(float(len(losses)))
     for number in (summed, count):
         dist.all_reduce(number, group=group)
-    return (summed / count).to(losses.dtype) if count > 0 else torch.zeros_like(summed)
+    return (summed / count).to(losses.dtype) if count > 0 else losses.new_zeros(())
 
 
 def row_and_column_sums(

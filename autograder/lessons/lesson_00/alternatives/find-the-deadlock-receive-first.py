@@ -16,7 +16,7 @@ def pass_right(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def mean_loss(losses: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    both = losses.new_tensor([losses.sum().item(), losses.shape[0]], dtype=torch.float64)
+    both = losses.new_tensor([losses.double().sum().item(), losses.shape[0]], dtype=torch.float64)
     dist.all_reduce(both, op=dist.ReduceOp.SUM, group=group)
     total, samples = both.tolist()
     return torch.tensor(total / samples if samples else 0.0, dtype=losses.dtype)
