@@ -33,8 +33,9 @@ class PipelinePart:
     """One rank's part of a model that is cut into stages 0 .. num_stages-1, and one batch for it.
 
     stages: this rank's stages by number. Stage s is on rank s modulo the number of ranks.
-    micro_batches: (input, target) of each; their sizes may differ. Every rank is handed them, but only the
-        first stage may look at the inputs and only the last at the targets.
+    micro_batches: (input, target) of each; their sizes may differ. Every rank is handed them and may count
+        their samples, but only the first stage may look at what is in the inputs and only the last at what
+        is in the targets.
     loss_fn: (output of the last stage, target) -> mean loss over the samples of that micro-batch.
     empty_input: (stage, micro-batch) -> a tensor without content, of the shape and dtype of what enters that
         stage; the gradient that comes back has the same shape.

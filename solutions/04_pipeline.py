@@ -358,7 +358,8 @@ labkit.check("04.interleaved-schedule", interleaved_schedule)
 # %% [markdown]
 # ### Exercise: micro-batches in flight
 # For each of the three schedules, the most that a rank holds. An interleaved rank holds *chunks*: its
-# warm-up, and one more.
+# warm-up of $2(p-r-1) + (v-1)p$, and one more. That is the rule for $v=1$ too, where it is more than 1F1B
+# holds.
 #
 # <details><summary>Hint</summary>Read 1F1B's numbers off the legend of the picture of what is held. Then
 # think of m = 2 on 4 stages.</details>
@@ -400,8 +401,8 @@ labkit.check("04.peak-in-flight", peak_in_flight)
 # backward need not cost twice the forward.
 #
 # <details><summary>Hint 1</summary>Write the first one. The second follows from r/(1+r).</details>
-# <details><summary>Hint 2</summary>For the smallest m you can solve for m, or simply count
-# upwards.</details>
+# <details><summary>Hint 2</summary>For the smallest m you can count upwards, or solve for m. Solved in
+# floats, a whole m may come out as 12.000000000000002: that is 12, not 13.</details>
 
 
 # %% exercise="04.bubble-fraction" difficulty=2 minutes=15
@@ -443,7 +444,8 @@ def batch_seconds(
 
 def fewest_micro_batches(schedule: str, num_ranks: int, most_idle: float, num_chunks: int = 1) -> int:
     """The smallest number of micro-batches with at most `most_idle` of all time idle
-    (0 < most_idle < 1).
+    (0 < most_idle < 1). Where it is met exactly, that is enough: with 12 on 4 ranks, 3/15 of
+    all time is idle, and that is at most 0.2.
 
     Interleaved stages take multiples of num_ranks only.
     """
@@ -674,9 +676,10 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     its stages' parameters.
 
     The gradients are those of the mean loss over all samples of the batch; frozen
-    parameters get none. Returns that loss (a scalar tensor without a graph, of any dtype)
-    on the rank of the last stage, None elsewhere. What was sent or received has been waited
-    for by then, and what a micro-batch brought is given up after its backward. A tied
+    parameters get none: a tied weight, or all of a stage, may be frozen. Returns that
+    loss (a scalar tensor without a graph, of any dtype) on the rank of the last stage,
+    None elsewhere. What was sent or received has been waited for by then, and what a
+    micro-batch brought is given up after its backward. A tied
     weight gets the sum of both halves; its .grad is None or zeros when the batch begins.
     The list and the micro-batches stay as they are. ValueError, naming the action, for a
     list that cannot be done, before any of it is done.
@@ -706,10 +709,9 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     def backward(action: Action) -> None:
         _, stage, i = action
         x, out = held.pop((stage, i))
-        if stage == last:
-            out.backward()
-        else:
-            out.backward(mail.receive(Action("backward", stage + 1, i)))
+        grad = None if stage == last else mail.receive(Action("backward", stage + 1, i))
+        if out.requires_grad:  # the first stage's does not where all of the stage is frozen
+            out.backward(grad)
         if stage > 0:
             mail.send(action, x.grad, to_stage=stage - 1)
         backwards_left[stage] -= 1
@@ -729,7 +731,7 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
             expect(soon)
         do[action.kind](action)
     mail.wait_until_sent()
-    if part.tied is not None:
+    if part.tied is not None and part.tied.parameter.requires_grad:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
     return torch.stack(losses).sum() if losses else None
     ### END SOLUTION

@@ -17,6 +17,7 @@ from labkit.checks.lesson_05.chain import (
 from labkit.checks.lesson_05.recomputing import (
     as_plain,
     called_as_it_is,
+    in_the_same_types,
     inner_runs_thrice,
     keeps_its_ends,
     restores_after_error,
@@ -34,6 +35,7 @@ TORCHS_OWN = (
 )
 CHECKPOINT_ID = "05.checkpoint"
 MEASURED = {"rows": 96, "width": 48, "inner": 160}
+MEASUREMENTS = ("measured", "measured-data")
 
 
 def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: object) -> Case:
@@ -47,6 +49,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("an MLP", "values", seed),
         checkpoint_case("an MLP, measured", "measured", seed, **MEASURED),
         checkpoint_case("in evaluation, measured", "measured", seed, training=False, **MEASURED),
+        checkpoint_case("data, measured", "measured-data", seed, **MEASURED),
         checkpoint_case("under no_grad", "no-grad", seed),
         checkpoint_case("x in another order", "view", seed),
         checkpoint_case("a layer of it frozen", "values", seed, frozen=["0.weight", "2.bias"]),
@@ -59,6 +62,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("bfloat16 autocast", "autocast", seed),
         checkpoint_case("float16 autocast", "half", seed),
         checkpoint_case("float32 without autocast", "single", seed),
+        checkpoint_case("backward in another autocast", "types", seed),
         checkpoint_case("an input without gradient", "data", seed),
         checkpoint_case("two results, the first used", "several", seed),
         checkpoint_case("two results, the second used", "several", seed, result=1),
@@ -181,7 +185,10 @@ EXERCISES = [
                 1,
                 "The second run computes in the same types as the first, outside the autocast block too",
                 "backward runs outside `with torch.autocast(...)`: keep its state and enter it again",
-                dict.fromkeys(("autocast", "half", "single"), as_plain("output", "input_grad", "grad")),
+                {
+                    **dict.fromkeys(("autocast", "half", "single"), as_plain("output", "input_grad", "grad")),
+                    "types": in_the_same_types,
+                },
             ),
             Property(
                 "forward-counts",
@@ -189,7 +196,7 @@ EXERCISES = [
                 3,
                 "The function runs once in forward and once in backward",
                 "it is run again in forward, or for each gradient",
-                {"measured": runs_twice},
+                dict.fromkeys(MEASUREMENTS, runs_twice),
             ),
             Property(
                 "saved-bytes",
@@ -198,7 +205,7 @@ EXERCISES = [
                 "Between forward and backward only the inputs and the result are alive, afterwards nothing",
                 "the first run was not under torch.no_grad(), its graph or results are kept in ctx, or inputs"
                 " are copied",
-                {"measured": keeps_its_ends},
+                dict.fromkeys(MEASUREMENTS, keeps_its_ends),
             ),
             Property(
                 "nested",

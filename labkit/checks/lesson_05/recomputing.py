@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs
+from labkit.checks.case import JSON, Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Run
 from labkit.checks.lesson_05.subjects import (
     BOTH,
@@ -52,6 +52,19 @@ class Counted:
     def __call__(self, *args: Any) -> Any:
         self.calls += 1
         return self.function(*args)
+
+
+class Typed(Counted):
+    """A function that notes the type of each result."""
+
+    def __init__(self, function: Call):
+        super().__init__(function)
+        self.types: list[JSON] = []
+
+    def __call__(self, *args: Any) -> Any:
+        result = super().__call__(*args)
+        self.types.append(str(result.dtype))
+        return result
 
 
 class RaisesInSecondRun(Counted):
@@ -109,8 +122,8 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
 
 
 def _used(results: Sequence[Tensor], which: int) -> Tensor:
-    """What backward starts from, of several results."""
-    return results[0] + results[1] if which == BOTH else results[which]
+    """What backward starts from, of several results: of `BOTH`, with the one without a graph as a weight."""
+    return results[0] + results[1] * results[2] if which == BOTH else results[which]
 
 
 def _autocast(subject: Subject) -> contextlib.AbstractContextManager[object]:
@@ -155,7 +168,7 @@ def _measured(rank: Rank, recipe: Recipe) -> None:
     def prepare() -> Subject:
         fresh = recipe.subject(rank.case, rank.inputs)
         (x,) = fresh.args
-        row = x.detach()[:1].clone().requires_grad_()
+        row = x.detach()[:1].clone().requires_grad_(x.requires_grad)
         back_and_forth(replace(fresh, args=(row,), grad_output=fresh.grad_output[:1].clone()))
         return fresh
 
@@ -171,6 +184,20 @@ def _measured(rank: Rank, recipe: Recipe) -> None:
     calls = [function.calls]
     output.backward(subject.grad_output)
     rank.fact("calls", [*calls, function.calls])
+
+
+def _types(rank: Rank, recipe: Recipe) -> None:
+    """Facts: types_outside and types_inside, of the result in each run: where forward is outside autocast or
+    inside, and backward inside another one.
+    """
+    for where, dtype in (("outside", None), ("inside", torch.float16)):
+        subject = replace(recipe.subject(rank.case, rank.inputs), autocast=dtype)
+        function = Typed(subject.function)
+        with _autocast(subject):
+            output = rank.student.checkpoint(function, *subject.args)
+        with torch.autocast("cpu", torch.bfloat16), rank.attempt("autocast"):
+            output.backward(subject.grad_output.to(output.dtype))
+        rank.fact(f"types_{where}", function.types)
 
 
 def _nested(rank: Rank, recipe: Recipe) -> None:
@@ -249,10 +276,12 @@ def _run(
 RUNS: Mapping[str, Run] = {
     "values": _run(_once),
     "measured": _run(_measured),
+    "measured-data": _run(_measured, Recipe(args=x_as_data)),
     "dropout": _run(_once, Recipe(with_dropout)),
     "autocast": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16)),
     "half": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.float16)),
     "single": _run(_once, Recipe(dtype=torch.float32)),
+    "types": _run(_types, Recipe(dtype=torch.float32)),
     "data": _run(_once, Recipe(args=x_as_data)),
     "view": _run(_once, Recipe(args=view_of_x)),
     "no-grad": _run(_without_gradients),
@@ -268,17 +297,18 @@ RUNS: Mapping[str, Run] = {
 
 def as_plain(*prefixes: str) -> Judge:
     """All that plain autograd gives, of names that begin like this, the student's gives too, and nothing but
-    zeros beside it.
+    zeros beside it; no zeros either for what is frozen.
     """
 
     def judge(evidence: BesidePlainCalls) -> Iterator[Finding]:
+        frozen = [f"grad.{name}" for name in evidence.case.params.get("frozen", ())]
         for answer in evidence.answers:
             plain = evidence.plain[answer.rank]
             for name, tensor in plain.items():
                 if name.startswith(prefixes):
                     yield same(f"{name} as plain autograd has it", tensor, answer, name)
             beside = {n: t for n, t in answer.tensors.items() if n.startswith(prefixes) and n not in plain}
-            found = ", ".join(name for name, tensor in beside.items() if tensor.any())
+            found = ", ".join(name for name, tensor in beside.items() if tensor.any() or name in frozen)
             yield Finding(not found, "no gradient where plain autograd has none", found, answer.rank)
 
     return judge
@@ -288,6 +318,15 @@ def runs_twice(evidence: Evidence) -> Iterator[Finding]:
     """Once in forward, once more in backward."""
     seen = evidence.answers[0].facts["calls"]
     yield Finding(seen == [1, 2], "1 run after forward, 2 after backward", _counts(seen))
+
+
+def in_the_same_types(evidence: Evidence) -> Iterator[Finding]:
+    """Both runs gave results of one type, whatever backward was called in."""
+    answer = evidence.answers[0]
+    for where, dtype in (("outside", "torch.float32"), ("inside", "torch.float16")):
+        seen = answer.facts[f"types_{where}"]
+        told = f"forward {where} autocast, backward inside another: both runs in {dtype}"
+        yield Finding(seen == [dtype, dtype], told, f"runs in {', '.join(map(str, seen))}")
 
 
 def _counts(seen: Sequence[int]) -> str:

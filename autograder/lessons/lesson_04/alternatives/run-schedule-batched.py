@@ -87,7 +87,10 @@ def run_schedule(part, actions, group):
             del x, y, place
         else:
             y, place = open_.pop((stage, i))
-            y.backward(None if stage == last else receive("backward", stage + 1, i, stage + 1))
+            grad = None if stage == last else receive("backward", stage + 1, i, stage + 1)
+            if y.requires_grad:
+                y.backward(grad)
+            del grad
             if stage:
                 send(kind, stage, i, place.pop(), stage - 1)
             del y, place
@@ -96,7 +99,7 @@ def run_schedule(part, actions, group):
                 part.gradients_ready(stage)
     for work in works:
         work.wait()
-    if part.tied is not None:
+    if part.tied is not None and part.tied.parameter.requires_grad:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
         if old is not None:
             part.tied.parameter.grad.add_(old)

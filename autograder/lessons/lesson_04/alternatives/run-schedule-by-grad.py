@@ -50,7 +50,7 @@ class Run:
             grad = self.take("backward", stage + 1, number, out)
         weights = [w for w in self.part.stages[stage].parameters() if w.requires_grad]
         inputs = [*weights, x] if stage else weights
-        found = torch.autograd.grad(out, inputs, grad, allow_unused=True)
+        found = torch.autograd.grad(out, inputs, grad, allow_unused=True) if inputs else ()
         for weight, more in zip(weights, found[: len(weights)], strict=True):
             if more is not None:
                 weight.grad = more if weight.grad is None else weight.grad + more
@@ -91,7 +91,7 @@ def run_schedule(part, actions, group):
         left[action.stage] -= 1
         if not left[action.stage]:
             part.gradients_ready(action.stage)
-    if part.tied is not None:
+    if part.tied is not None and part.tied.parameter.requires_grad:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
     for _, work in run.sent:
         work.wait()

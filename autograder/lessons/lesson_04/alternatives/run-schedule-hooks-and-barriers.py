@@ -103,7 +103,9 @@ class Executor:
             share = self.part.micro_batches[number][1].shape[0] / self.samples
             y.backward(torch.full_like(y, share))
         else:
-            y.backward(self.fetch("gradient", stage + 1, stage, number))
+            gradient = self.fetch("gradient", stage + 1, stage, number)
+            if y.requires_grad:
+                y.backward(gradient)
         self.left[stage] -= 1
         if self.left[stage] == 0:
             self.part.gradients_ready(stage)
@@ -113,7 +115,7 @@ class Executor:
             works, _ = self.sent.pop()
             for work in works:
                 work.wait()
-        if self.part.tied is not None:
+        if self.part.tied is not None and self.part.tied.parameter.requires_grad:
             grad = self.part.tied.parameter.grad
             both = [torch.empty_like(grad) for _ in range(dist.get_world_size(self.part.tied.group))]
             dist.all_gather(both, grad, group=self.part.tied.group)

@@ -53,7 +53,9 @@ class Executor:
         if stage + 1 == self.part.num_stages:
             y.backward()
         else:
-            y.backward(gradient=self.take("backward", stage, i))
+            gradient = self.take("backward", stage, i)
+            if y.grad_fn is not None:
+                y.backward(gradient=gradient)
         if stage:
             self.give("backward", stage - 1, i, x.grad)
 
@@ -68,7 +70,7 @@ def run_schedule(part, actions, group):
             part.gradients_ready(action.stage)
     for _, work in executor.out:
         work.wait()
-    if part.tied:
+    if part.tied and part.tied.parameter.requires_grad:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
     return sum(executor.losses) if executor.losses else None
 

@@ -49,7 +49,8 @@ def run_schedule(part, actions, group):
         else:
             x, y = kept.pop((stage, i))
             gradient = None if last else fetch(kind, stage, stage + 1, i, part.empty_input(stage + 1, i))
-            torch.autograd.backward(y, gradient)
+            if y.requires_grad:
+                torch.autograd.backward(y, gradient)
             if not first:
                 post(kind, stage, stage - 1, i, x.grad)
             left[stage] -= 1
@@ -58,7 +59,7 @@ def run_schedule(part, actions, group):
         del x, y
     for _, work in sending:
         work.wait()
-    if part.tied is not None:
+    if part.tied is not None and part.tied.parameter.requires_grad:
         dist.all_reduce(part.tied.parameter.grad, group=part.tied.group)
     return torch.tensor(total) if part.num_stages - 1 in part.stages else None
 

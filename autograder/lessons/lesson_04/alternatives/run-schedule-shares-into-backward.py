@@ -141,7 +141,7 @@ class Pipeline:
 
 
 def add_tied(part: PipelinePart) -> None:
-    if part.tied is not None:
+    if part.tied is not None and part.tied.parameter.requires_grad:
         weight, group = part.tied.parameter, part.tied.group
         own = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         if weight.grad is not None:
