@@ -307,8 +307,8 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #   is called again. So no memory is used for two results, and a layer keeps no tensor of a call that is over.
 #   For backward a linear layer keeps its input, and the operators keep nothing. Tensors may lie in memory in
 #   any order, have any number of dimensions, and another size the next time, and be zeros on some ranks; $X$
-#   need not ask for a gradient, and does not by being used. `eval()` and `torch.no_grad()` change no number,
-#   nor does another layer in the same process, of another group.
+#   need not ask for a gradient, and does not by being used. `eval()`, `torch.no_grad()` and another layer in
+#   the same process, of another group, change no number, no call and no work.
 # * **Work**: the matrix products of a layer's forward are divided too. A rank does a $t$-th of them.
 # * **Refusals**: a `ValueError` on every rank whose text has both numbers, the size and the number of ranks.
 #
@@ -710,8 +710,8 @@ your_bytes = ...
 # %% [markdown]
 # ### Exercise: the tensor-parallel MLP
 #
-# `from_mlp` takes an ordinary MLP with two linear layers `up` ($A$) and `down` ($B$), and cuts each the way
-# the picture shows. Almost nothing is left to write.
+# `from_mlp` takes an ordinary MLP with two linear layers `up` ($A$) and `down` ($B$), each with a bias or
+# without, and cuts them the way the picture shows. Almost nothing is left to write.
 #
 # <details><summary>Hint</summary>The output of <code>up</code> must stay cut, and so must everything until
 # <code>down</code>.</details>

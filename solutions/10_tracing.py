@@ -705,6 +705,8 @@ def slow_program_1(
         with torch.no_grad():
             for p in model.parameters():
                 p -= learning_rate * p.grad
+    for hook in averaged.hooks:
+        hook.remove()
 
 
 def eight_layers(program: Callable) -> Prepare:
@@ -729,7 +731,8 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 # second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
 # step or more, and at most half as many as there are parameters, and send every gradient once. Wait for each
 # by its `wait()`, and multiply nothing but what forward and backward do. The batches may come from an
-# iterator: go through them once.
+# iterator: go through them once. The model may have been trained before, and may be trained again:
+# gradients that it comes with count for nothing, and hooks are removed in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>
@@ -756,6 +759,8 @@ def program_1(
         with torch.no_grad():
             for p in model.parameters():
                 p -= learning_rate * p.grad
+    for hook in averaged.hooks:
+        hook.remove()
     ### END SOLUTION
 
 
@@ -818,10 +823,10 @@ draw_utilisation({"slow program 2": slow_timeline})
 #
 # ### Exercise: slow program 2
 #
-# The same losses and weights; the host waits for the device at most once, when all is queued. Batches come
-# as ordinary tensors on the host, and can be gone through once. `device` need not be the first. A copy that
-# does not block takes what is in pinned memory when its turn comes, perhaps long after the host has gone on:
-# leave that memory as it is until the copy is done.
+# The same losses and weights, whatever gradients the model comes with; the host waits for the device at most
+# once, when all is queued. Batches come as ordinary tensors on the host, and can be gone through once.
+# `device` need not be the first. A copy that does not block takes what is in pinned memory when its turn
+# comes, perhaps long after the host has gone on: leave that memory as it is until the copy is done.
 #
 # <details><summary>Hint 1</summary>What makes the host wait: <code>.item()</code>, <code>float()</code>,
 # <code>print</code>, <code>.cpu()</code>, and copies to the device from memory that is not pinned, whatever
@@ -1026,9 +1031,10 @@ draw_breakdown(plain_record)
 # Any plan of this course is fair: fewer calls, larger ones, later ones, behind backward, shards. Take each
 # batch when its step begins (an iterator hands it over then, and once); it has the micro-batches
 # `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. The next batch may have
-# more or fewer of both, and there may be none. At the end every rank has all of the weights. Wait for each
-# call by its `wait()`: the machine of fixed speeds knows of no other way. Libraries' own wrappers
-# (DistributedDataParallel, FSDP) are not allowed.
+# more or fewer of both, and there may be none. At the end every rank has all of the weights. The model may
+# have been trained before, and may be trained again: gradients that it comes with count for nothing, and
+# hooks are removed in the end. Wait for each call by its `wait()`: the machine of fixed speeds knows of no
+# other way. Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
 # order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute
@@ -1061,6 +1067,7 @@ def train(
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.grad = part.view_as(p)  # gradients add up where they are sent from
     sending: list[dist.Work] = []
+    hooks: list = []
     last = False
 
     def send_when_complete(members: Sequence[nn.Parameter], bucket: Tensor) -> None:
@@ -1073,8 +1080,7 @@ def train(
                 missing = len(members)
                 sending.append(dist.all_reduce(bucket, group=group, async_op=True))
 
-        for p in members:
-            p.register_post_accumulate_grad_hook(ready)
+        hooks.extend(p.register_post_accumulate_grad_hook(ready) for p in members)
 
     begin = first = 0
     most = flat.numel() / 5
@@ -1103,6 +1109,8 @@ def train(
             for p in parameters:
                 p -= learning_rate * p.grad
         losses.append(mean)
+    for hook in hooks:
+        hook.remove()
     return [mean.item() for mean in losses]
     ### END SOLUTION
 

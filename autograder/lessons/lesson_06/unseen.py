@@ -89,8 +89,26 @@ def _mlp_cases(seed: int) -> list[Case]:
         layer_case("unseen: float32", "values", 4, [3, *lead], (features, 4 * part), seed, dtype="float32"),
         layer_case("unseen: other blocks", "own-shard", 4, lead, (features, 4 * part), seed),
         layer_case("unseen: own parts", "own-parts", 3, lead, (features, 3 * part), seed),
-        layer_case("unseen: pair", "subgroup", 3, lead, (features, 2 * part), seed, groups=PAIR_AND_ONE),
-        layer_case("unseen: neighbours", "subgroup", 4, lead, (features, 2 * part), seed, groups=NEIGHBOURS),
+        layer_case(
+            "unseen: pair, down without a bias",
+            "subgroup",
+            3,
+            lead,
+            (features, 2 * part),
+            seed,
+            groups=PAIR_AND_ONE,
+            biases=["up"],
+        ),
+        layer_case(
+            "unseen: neighbours without biases",
+            "subgroup",
+            4,
+            lead,
+            (features, 2 * part),
+            seed,
+            groups=NEIGHBOURS,
+            biases=[],
+        ),
         layer_case("unseen: alone", "values", 1, lead, (features, part), seed),
     ]
 

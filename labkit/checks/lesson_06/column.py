@@ -17,14 +17,19 @@ from labkit.checks.lesson_06.layers import (
     RIGHT_IN_GROUP,
     THEIR_PART_OF,
     any_layout,
-    count_kept,
     gather_of_output,
-    keeps_its_input,
     layer_case,
     nothing,
     own_share,
     sizes_refused,
     sum_of_gradient,
+)
+from labkit.checks.lesson_06.unasked import (
+    asks_nothing,
+    count_kept,
+    infers_by,
+    keeps_its_input,
+    use_unasked,
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
@@ -41,7 +46,7 @@ def _column_cases(seed: int) -> list[Case]:
         layer_case("7 outputs", "uneven", 2, [3], (4, 7), seed, uneven=7),
         layer_case("3 features to 8", "values", 4, [2, 3], (3, 8), seed),
         layer_case("gathered output in order", "gather", 4, [2, 3], (3, 8), seed),
-        layer_case("a vector", "values", 2, [], (5, 6), seed),
+        layer_case("a vector, a bias of zeros", "values", 2, [], (5, 6), seed, zero_bias=True),
         layer_case("views", "layout", 2, [2, 3], (5, 6), seed),
         layer_case("views, gathered", "gather-layout", 2, [2, 3], (5, 6), seed),
         layer_case("two groups of two", "subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]),
@@ -60,9 +65,9 @@ EXERCISE = Exercise(
     "A linear layer split by output features",
     ("ColumnParallelLinear",),
     {
-        "values": COLUMN.run(use_part),
+        "values": COLUMN.run(use_unasked),
         "again": COLUMN.run(partial(use_beside_another, other=GATHERED)),
-        "gather": GATHERED.run(use_part),
+        "gather": GATHERED.run(use_unasked),
         "own-shard": COLUMN.run(change_blocks),
         "gather-own-shard": GATHERED.run(change_blocks),
         "gather-again": GATHERED.run(partial(use_beside_another, other=COLUMN)),
@@ -82,7 +87,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "the wrong dimension was cut (weight is [out, in]: output features are"
             " dim 0), or the bias was not cut with it",
-            {"values": equals("output"), "again": gives_in_evaluation},
+            {"values": every(equals("output"), asks_nothing), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -115,7 +120,7 @@ EXERCISE = Exercise(
             2,
             "Nothing is sent in forward; backward is one all-reduce of x's gradient.",
             "the output was gathered though nobody asked, or f was applied to something other than x",
-            {"values": sends(nothing, sum_of_gradient)},
+            {"values": every(sends(nothing, sum_of_gradient), infers_by(nothing))},
         ),
         Property(
             "stored-shards",
@@ -135,7 +140,10 @@ EXERCISE = Exercise(
             " ranks have in common, where each should take its own slice",
             {
                 "gather": every(
-                    equals("output", "input_grad", "grad"), sends(gather_of_output, sum_of_gradient)
+                    equals("output", "input_grad", "grad"),
+                    sends(gather_of_output, sum_of_gradient),
+                    infers_by(gather_of_output),
+                    asks_nothing,
                 ),
                 "gather-own-shard": own_block_decides,
                 "gather-again": every(gives_in_evaluation, equals("input_grad", "grad")),

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.checks.case import Case
-from labkit.checks.exercise import Finding, Judge, Property, every
-from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import STEPS, Call, nbytes, stays_in_group
-from labkit.checks.shared.held import bytes_kept
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Judge, Property, every
+from labkit.checks.lesson_06.unasked import infers_its_share
+from labkit.checks.shared.beside import STEPS, Call, stays_in_group
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, by_dims, dtype_of
 from labkit.checks.shared.split_judges import EVERYTHING, does_its_share, equals, own_block_decides
 
 
 class PlainMLP(nn.Module):
-    """The unsharded MLP: what `TensorParallelMLP.from_mlp` is handed, and what it must equal."""
+    """The unsharded MLP: what `TensorParallelMLP.from_mlp` is handed, and what it must equal. biases: which
+    of its layers have one.
+    """
 
-    def __init__(self, hidden: int, inner: int, dtype: torch.dtype):
+    def __init__(self, hidden: int, inner: int, dtype: torch.dtype, biases: Sequence[str] = ("up", "down")):
         super().__init__()
-        self.up = nn.Linear(hidden, inner, dtype=dtype)
-        self.down = nn.Linear(inner, hidden, dtype=dtype)
+        self.up = nn.Linear(hidden, inner, bias="up" in biases, dtype=dtype)
+        self.down = nn.Linear(inner, hidden, bias="down" in biases, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
@@ -39,7 +40,19 @@ def _plain_linear(case: Case) -> nn.Module:
 
 def _plain_mlp(case: Case) -> nn.Module:
     hidden, inner = case.params["sizes"]
-    return PlainMLP(hidden, inner, dtype_of(case))
+    return PlainMLP(hidden, inner, dtype_of(case), case.params.get("biases", ("up", "down")))
+
+
+@dataclass(frozen=True)
+class Layer(Split):
+    """With biases of zeros where the case has `zero_bias`: many begin so, and must learn all the same."""
+
+    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
+        """As ever, but for these."""
+        found = super().inputs(case, generator)
+        if case.params.get("zero_bias"):
+            found |= {n: torch.zeros_like(t) for n, t in found.items() if n.endswith("bias")}
+        return found
 
 
 def _linear_drawn(x: int | None, out: int | None) -> Callable[[Case], dict[str, Drawn]]:
@@ -63,7 +76,7 @@ def _mlp_drawn(case: Case) -> dict[str, Drawn]:
     return {"x": whole, "grad_output": whole}
 
 
-COLUMN = Split(
+COLUMN = Layer(
     _plain_linear,
     lambda rank, full, group: rank.student.ColumnParallelLinear.from_linear(full, group),
     by_dims(weight=0, bias=0),
@@ -76,42 +89,18 @@ GATHERED = replace(
     ),
     drawn=_linear_drawn(x=None, out=None),
 )
-ROW = Split(
+ROW = Layer(
     _plain_linear,
     lambda rank, full, group: rank.student.RowParallelLinear.from_linear(full, group),
     by_dims(weight=1, bias=None),
     _linear_drawn(x=-1, out=None),
 )
-MLP = Split(
+MLP = Layer(
     _plain_mlp,
     lambda rank, full, group: rank.student.TensorParallelMLP.from_mlp(full, group),
     by_dims(**{"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": None}),
     _mlp_drawn,
 )
-
-
-# -- on a rank
-
-
-def count_kept(rank: Rank, split: Split) -> None:
-    """Fact: kept_bytes, what a forward leaves for its backward, where the output has been let go."""
-    part = split.build(rank, split.handed(rank), rank.group)
-    leaf = rank.inputs["x"].clone().requires_grad_()
-    rank.fact("kept_bytes", bytes_kept(lambda: lambda: part(leaf * 2.0).sum()))
-
-
-# -- judges
-
-
-def keeps_its_input(evidence: SplitEvidence) -> Iterator[Finding]:
-    """Of a forward that is over, x waits for backward, and no other tensor."""
-    for answer in evidence.answers:
-        place, about = place_of(evidence.case, answer.rank), evidence.split.drawn(evidence.case)
-        x = nbytes(place.block(evidence.inputs["x"][0], about["x"].cut))
-        out = evidence.bytes_of("grad_output") // place.size
-        told = f"x kept for backward, {x:,} bytes, and not the output or a part of it, {out:,} bytes"
-        kept = answer.facts["kept_bytes"]
-        yield Finding(kept < x + out / 2, told, f"{kept:,} bytes", answer.rank)
 
 
 def nothing(evidence: SplitEvidence) -> list[Call]:
@@ -158,7 +147,7 @@ def own_share() -> Property:
         4,
         "A rank computes with its own block, never reads another's, and does a t-th of the products.",
         "the product was computed with the full weight, kept or gathered, and cut afterwards",
-        {"own-shard": own_block_decides, "values": does_its_share},
+        {"own-shard": own_block_decides, "values": every(does_its_share, infers_its_share)},
     )
 
 

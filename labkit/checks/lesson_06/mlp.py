@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from labkit.checks.case import Case
-from labkit.checks.exercise import Exercise, Property
+from labkit.checks.exercise import Exercise, Property, every
 from labkit.checks.lesson_06.layers import (
     ANSWERS,
     COLUMN_ID,
@@ -22,6 +22,7 @@ from labkit.checks.lesson_06.layers import (
     sum_of_gradient,
     sum_of_output,
 )
+from labkit.checks.lesson_06.unasked import asks_nothing, infers_by, use_unasked
 from labkit.checks.shared.split import change_blocks, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
@@ -33,9 +34,18 @@ def _mlp_cases(seed: int) -> list[Case]:
         layer_case("other blocks changed", "own-shard", 2, [3], (5, 6), seed),
         layer_case("all parts your own", "own-parts", 2, [3], (5, 6), seed),
         layer_case("3 features, 12 inside", "values", 4, [2, 3], (3, 12), seed),
-        layer_case("a vector", "values", 2, [], (5, 6), seed),
+        layer_case("a vector, biases of zeros", "values", 2, [], (5, 6), seed, zero_bias=True),
         layer_case("views", "layout", 2, [2, 3], (5, 6), seed),
-        layer_case("two groups of two", "subgroup", 4, [3], (3, 4), seed, groups=[[0, 3], [1, 2]]),
+        layer_case(
+            "two groups of two, up without a bias",
+            "subgroup",
+            4,
+            [3],
+            (3, 4),
+            seed,
+            groups=[[0, 3], [1, 2]],
+            biases=["down"],
+        ),
         layer_case("groups of one", "values", 2, [3], (3, 4), seed, groups=[[0], [1]]),
         layer_case("beside an MLP of some ranks", "again", 4, [3], (3, 8), seed),
     ]
@@ -46,7 +56,7 @@ EXERCISE = Exercise(
     "The MLP: column, GeLU, row",
     ("TensorParallelMLP",),
     {
-        "values": MLP.run(use_part),
+        "values": MLP.run(use_unasked),
         "again": MLP.run(partial(use_beside_another, other=MLP)),
         "own-shard": MLP.run(change_blocks),
         "own-parts": MLP.run(use_part),
@@ -62,7 +72,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "GeLU was applied to partial sums: split `up` by columns, so that each rank has whole"
             " pre-activations",
-            {"values": equals("output"), "again": gives_in_evaluation},
+            {"values": every(equals("output"), asks_nothing), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -94,7 +104,7 @@ EXERCISE = Exercise(
             3,
             "One all-reduce in forward, one in backward, and nothing between the two layers.",
             "the output of `up` was gathered, only to be cut again for `down`",
-            {"values": sends(sum_of_output, sum_of_gradient)},
+            {"values": every(sends(sum_of_output, sum_of_gradient), infers_by(sum_of_output))},
         ),
         Property(
             "stored-shards",
@@ -110,8 +120,8 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "The MLP works in a group that is not the whole job.",
-            "the group was not handed on to the two layers",
+            "The MLP works in a group that is not the whole job, and where linear layers have no bias.",
+            "the group was not handed on to the two layers, or each was taken to have a bias",
             {"subgroup": RIGHT_IN_GROUP},
         ),
         Property(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from labkit.checks.case import Case
-from labkit.checks.exercise import Exercise, Property
+from labkit.checks.exercise import Exercise, Property, every
 from labkit.checks.lesson_06.layers import (
     ANSWERS,
     F_ID,
@@ -16,13 +16,18 @@ from labkit.checks.lesson_06.layers import (
     ROW_ID,
     THEIR_PART_OF,
     any_layout,
-    count_kept,
-    keeps_its_input,
     layer_case,
     nothing,
     own_share,
     sizes_refused,
     sum_of_output,
+)
+from labkit.checks.lesson_06.unasked import (
+    asks_nothing,
+    count_kept,
+    infers_by,
+    keeps_its_input,
+    use_unasked,
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
@@ -39,7 +44,7 @@ def _row_cases(seed: int) -> list[Case]:
         layer_case("8 features to 3", "values", 4, [2, 3], (8, 3), seed, bias=False),
         layer_case("a vector", "values", 2, [], (6, 5), seed, bias=False),
         layer_case("views", "layout", 2, [2, 3], (6, 5), seed),
-        layer_case("with a bias on more ranks", "bias", 4, [2, 3], (8, 3), seed),
+        layer_case("a bias of zeros on more ranks", "bias", 4, [2, 3], (8, 3), seed, zero_bias=True),
         layer_case(
             "two groups of two", "subgroup", 4, [3], (4, 3), seed, bias=False, groups=[[0, 3], [1, 2]]
         ),
@@ -54,9 +59,9 @@ EXERCISE = Exercise(
     "A linear layer split by input features",
     ("RowParallelLinear",),
     {
-        "values": ROW.run(use_part),
+        "values": ROW.run(use_unasked),
         "again": ROW.run(partial(use_beside_another, other=ROW)),
-        "bias": ROW.run(use_part),
+        "bias": ROW.run(use_unasked),
         "own-shard": ROW.run(change_blocks),
         "uneven": impossible(ROW),
         "layout": ROW.run(use_views),
@@ -72,7 +77,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "g is missing, so that every rank has only its partial sum; or the wrong dimension was cut (input"
             " features are dim 1 of the weight)",
-            {"values": equals("output"), "again": gives_in_evaluation},
+            {"values": every(equals("output"), asks_nothing), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -112,7 +117,7 @@ EXERCISE = Exercise(
             2,
             "Forward is one all-reduce of the output; nothing is sent in backward.",
             "x was gathered first, or the gradient was reduced as well",
-            dict.fromkeys(("values", "bias"), sends(sum_of_output, nothing)),
+            dict.fromkeys(("values", "bias"), every(sends(sum_of_output, nothing), infers_by(sum_of_output))),
         ),
         Property(
             "stored-shards",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
+from labkit.checks.lesson_10.again import CALLS, leave_gradients, leaves_no_hook
 from labkit.checks.lesson_10.elsewhere import watched_elsewhere
 from labkit.checks.lesson_10.exposed import HIDES
 from labkit.checks.lesson_10.losses import are_floats, send_losses
@@ -98,12 +99,16 @@ def _train(rank: Rank) -> None:
 
 
 def _train_one_by_one(rank: Rank) -> None:
-    """The same from an iterator, and another model from one that has no batch. Fact: of_none, whether that
-    gave an empty list.
+    """The same in a call for each of two batches, which comes from an iterator, of a model that comes with
+    gradients; and another model from an iterator that has no batch. Recordings: training, again. Fact:
+    of_none, whether that gave an empty list.
     """
     model, group, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
-    with rank.recording("training"):
-        losses = rank.student.train(model, iter(_batches(rank.case, rank.inputs)), group, rate)
+    leave_gradients(model)
+    losses: list[float] = []
+    for recording, batch in zip(CALLS, _batches(rank.case, rank.inputs), strict=True):
+        with rank.recording(recording):
+            losses += rank.student.train(model, iter([batch]), group, rate)
     _send(rank, model, losses)
     with rank.recording("without batches"):
         of_none = rank.student.train(model_of(rank.case), iter(()), group, rate)
@@ -357,9 +362,10 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "It works in a group that is not the whole job, and alone, in fp32, with batches that come one by"
-            " one or not at all.",
-            "the default group was used, or the batches were counted before the first step",
-            {"subgroup": every(_numbers, on_each(_nothing_of_nothing))},
+            " one or not at all, on a model that comes with gradients, and again on the same model.",
+            "the default group was used, the batches were counted before the first step, gradients were added"
+            " to those that were there, or hooks were left on the model",
+            {"subgroup": every(_numbers, on_each(_nothing_of_nothing), on_each(leaves_no_hook))},
         ),
     ),
     forbids=(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from labkit import devices
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_10.again import leave_gradients
 from labkit.checks.lesson_10.losses import are_floats, send_losses
 from labkit.checks.lesson_10.pinned import WatchfulMachine
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
@@ -80,6 +81,8 @@ def _train(rank: Rank) -> None:
     with gpus:
         model = nn.Sequential(net, devices.FixedTime(KERNELS)).to(device)
         batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
+        if rank.case.kind == "given":
+            leave_gradients(model)
         gpus.transfers.clear()
         before = gpus.host_waits
         machine.host_link = SLOW_LINK if rank.case.kind == "under-way" else LINK
@@ -189,8 +192,10 @@ EXERCISE = Exercise(
             "as-given",
             "robustness",
             1,
-            "It works on the device it is given, with batches that can be gone through once.",
-            'copies went to "cuda:0", or the batches were counted before the first step',
+            "It works on the device it is given, with batches that can be gone through once, on a model that"
+            " comes with gradients.",
+            'copies went to "cuda:0", the batches were counted before the first step, or gradients were added'
+            " to those that were there",
             {"given": _numbers},
         ),
     ),

@@ -12,6 +12,7 @@ from labkit.checks.lesson_10.asked import Row, asks, changes_nothing, gives, row
 from labkit.checks.lesson_10.exposed import GIVEN, HIDES, TICK
 from labkit.theory import breakdown  # as in `exposed`
 
+TWO_DAYS = 172_800_000_000.0  # in microseconds
 Times = list[list[float]]
 
 
@@ -107,13 +108,14 @@ EXERCISE = Exercise(
 
 def straggler_cases(seed: int, prefix: str) -> list[Case]:
     """Moments in whole microseconds, and once in seconds, so that differences are exact. Clocks are hours
-    apart, by numbers that float32 does not have.
+    apart, by numbers that float32 does not have; or they are close, and moments are floats that it does not
+    have, as of a run that is days old.
     """
     draw = Random(f"10/straggler/{prefix}{seed}")
     apart = [0, 3_600_000_001, -250_000]
     clocks = [
         {"ends": _run(draw, 3, 7, apart=apart)["ends"]},
-        {"ends": _run(draw, 2, 5, apart=[0, 40])["ends"]},
+        {"ends": _two_days_on(_run(draw, 2, 5, apart=[0, 40]))["ends"]},
     ]
     far = [0, 10**9 + 7, -70_000, 12]
     noisy = [{"ends": _run(draw, 4, 9, apart=far, woken=3)["ends"]} for _ in range(2)]
@@ -124,7 +126,7 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
     swapping = [_run(draw, 4, 8, late=lambda k: k % 4), _run(draw, 3, 9)]
     off = [
         _run(draw, 4, 7, apart=[0, 10**9 + 7, -(10**6), 777]),
-        _run(draw, 3, 9, apart=[0, 50, -50], woken=2),
+        _two_days_on(_run(draw, 3, 9, apart=[0, 50, -50], woken=2)),
     ]
     small: list[Row] = [
         {"starts": [[0, 10]], "ends": [[5, 20]]},
@@ -158,6 +160,11 @@ def _woken_at_first(draw: Random, ends: Times, calls: int) -> Times:
 def _in_seconds(run: dict[str, Times]) -> dict[str, Times]:
     """The same in seconds."""
     return {name: [[moment * TICK for moment in own] for own in times] for name, times in run.items()}
+
+
+def _two_days_on(run: dict[str, Times]) -> dict[str, Times]:
+    """The same two days later, as floats."""
+    return {name: [[moment + TWO_DAYS for moment in own] for own in times] for name, times in run.items()}
 
 
 def _run(

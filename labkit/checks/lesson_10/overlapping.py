@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
+from labkit.checks.lesson_10.again import CALLS, leave_gradients, leaves_no_hook
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
@@ -68,21 +69,34 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 def _train(rank: Rank) -> None:
     """Answers: trained.NAME. Recording: training."""
     group, net = enter_group(rank), net_of(rank.case)
-    batches: Iterable[tuple[Tensor, Tensor]] = zip(rank.inputs["x"], rank.inputs["y"], strict=True)
-    if rank.case.kind != "subgroup":  # there they can be gone through once
-        batches = list(batches)
     with rank.recording("training"):
-        rank.student.program_1(net, batches, group, rank.params["learning_rate"])
+        rank.student.program_1(net, _batches(rank), group, rank.params["learning_rate"])
+    for name, parameter in net.named_parameters():
+        rank.answer(f"trained.{name}", parameter)
+
+
+def _train_twice(rank: Rank) -> None:
+    """A call for each of the two steps, with batches that can be gone through once, of a net that comes with
+    gradients. Answers: trained.NAME. Recordings: training, again.
+    """
+    group, net = enter_group(rank), net_of(rank.case)
+    leave_gradients(net)
+    for recording, batch in zip(CALLS, _batches(rank), strict=True):
+        with rank.recording(recording):
+            rank.student.program_1(net, iter([batch]), group, rank.params["learning_rate"])
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
 
 
 def _watch(rank: Rank) -> None:
-    """The same, and what was done in which order. Recording: training. Fact: acts."""
+    """The same as `_train`, and what was done in which order. Recording: training. Fact: acts."""
     group, net = enter_group(rank), net_of(rank.case)
-    batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
     with rank.recording("training"), rank.journal("acts"):
-        rank.student.program_1(net, batches, group, rank.params["learning_rate"])
+        rank.student.program_1(net, _batches(rank), group, rank.params["learning_rate"])
+
+
+def _batches(rank: Rank) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
 
 
 @dataclass(frozen=True)
@@ -167,7 +181,12 @@ EXERCISE = Exercise(
     "10.slow-program-1",
     "Slow program 1",
     ("program_1",),
-    {"values": TRAIN, "alone": TRAIN, "subgroup": TRAIN, "watched": Run(_watch, _inputs, _hand, OneProcess)},
+    {
+        "values": TRAIN,
+        "alone": TRAIN,
+        "subgroup": Run(_train_twice, _inputs, _hand, OneProcess),
+        "watched": Run(_watch, _inputs, _hand, OneProcess),
+    },
     _cases,
     (
         Property(
@@ -198,9 +217,11 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, with batches that can be gone through once.",
-            "the default group was used, or the batches were counted before the first step",
-            {"subgroup": every(_trained, stays_in_group)},
+            "It works in a group that is not the whole job, with batches that can be gone through once, on a"
+            " model that comes with gradients, and again on the same model.",
+            "the default group was used, the batches were counted before the first step, gradients were added"
+            " to those that were there, or hooks were left on the model",
+            {"subgroup": every(_trained, stays_in_group, on_each(leaves_no_hook))},
         ),
     ),
     forbids=("torch.nn.parallel.DistributedDataParallel",),

@@ -138,7 +138,7 @@ EXERCISE = Exercise(
         Property(
             "mfu",
             "numbers",
-            2,
+            1,
             "Model FLOPs of the whole batch, over seconds, GPUs and the dense peak.",
             "the peak with sparsity, twice the dense one; the GPUs left out; or every model a GPT",
             {"plain-mfu": _rates},
@@ -146,7 +146,7 @@ EXERCISE = Exercise(
         Property(
             "model-not-hardware",
             "numbers",
-            1,
+            2,
             "What is recomputed is no work for the model: it does not raise the MFU.",
             "hardware FLOPs, which make an HFU",
             {"recomputed": _rates},

@@ -22,9 +22,9 @@ def train(
 
         return hook
 
-    for n, bucket in enumerate(buckets):
-        for p in bucket:
-            p.register_post_accumulate_grad_hook(hook_of(n))
+    handles = [
+        p.register_post_accumulate_grad_hook(hook_of(n)) for n, bucket in enumerate(buckets) for p in bucket
+    ]
     losses = []
     for batch in batches:
         for flat in flats:
@@ -47,4 +47,6 @@ def train(
                 for p in bucket:
                     p -= learning_rate * scale * p.grad
         losses.append(total * scale)
+    for handle in handles:
+        handle.remove()
     return [float(loss) for loss in losses]

@@ -111,6 +111,8 @@ def train(
 ) -> list[float]:
     n, rank = dist.get_world_size(group), dist.get_rank(group)
     buckets = _buckets(model, group)
+    for p in model.parameters():
+        p.grad = None  # of training before
     handles = [p.register_post_accumulate_grad_hook(b.came) for b in buckets for p in b.parameters]
     for block, bucket in zip(model.blocks, buckets[1:], strict=True):
         handles.append(block.register_forward_pre_hook(lambda module, args, bucket=bucket: bucket.ready()))

@@ -21,9 +21,11 @@ def train(
             flat = torch.cat([p.grad.flatten() for p in groups[n]])
             on_the_way.append((groups[n], flat, dist.all_reduce(flat, group=group, async_op=True)))
 
-    for n, members in enumerate(groups):
-        for p in members:
-            p.register_post_accumulate_grad_hook(lambda _, n=n: ready(n))
+    handles = [
+        p.register_post_accumulate_grad_hook(lambda _, n=n: ready(n))
+        for n, members in enumerate(groups)
+        for p in members
+    ]
     found = []
     for batch in batches:
         missing[:] = [len(members) for members in groups]
@@ -42,4 +44,6 @@ def train(
         on_the_way.clear()
         telling.wait()
         found.append(told)
+    for handle in handles:
+        handle.remove()
     return [loss.item() for loss in found]

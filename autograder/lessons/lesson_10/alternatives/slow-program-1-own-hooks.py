@@ -15,8 +15,7 @@ def program_1(
             waiting.append((list(ready), flat, dist.all_reduce(flat, group=group, async_op=True)))
             ready.clear()
 
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(hook)
+    handles = [p.register_post_accumulate_grad_hook(hook) for p in model.parameters()]
     for x, y in batches:
         model.zero_grad()
         left = 2 * len(layers)
@@ -26,3 +25,5 @@ def program_1(
             for p, part in zip(members, flat.split([p.numel() for p in members]), strict=False):
                 p.data.sub_(learning_rate * part.view_as(p))
         waiting.clear()
+    for handle in handles:
+        handle.remove()

@@ -17,3 +17,5 @@ def program_1(
         with torch.no_grad():
             for p in model.parameters():
                 optimizer_step(p)
+    for hook in averaged.hooks:
+        hook.remove()

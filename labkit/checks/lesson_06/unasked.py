@@ -1,0 +1,120 @@
+"""A layer of lesson 06 where nobody asks for a gradient of x, or of anything; and what its calls leave."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from labkit.checks.exercise import Finding, Judge
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import Call, calls_are, held_since, nbytes, storages
+from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.places import place_of
+from labkit.checks.shared.split import Split, SplitEvidence, build_and_use, loaded, under
+from labkit.checks.shared.split_judges import MORE_PRODUCTS
+from labkit.checks.shared.worked import Worked
+
+PATIENCE = 2.0  # seconds for a backend's threads to let go of a collective's tensors on a busy machine
+INFERENCE = "inference"  # the recording of a call in evaluation, without gradients
+
+
+# -- on a rank
+
+
+def use_unasked(rank: Rank, split: Split) -> None:
+    """`use_part`, and then a call in training and one in evaluation, without gradients, with an x that asks
+    for none. Facts: asks, whether x does afterwards; inferred_products, of the latter. Recording: inference.
+    """
+    part = build_and_use(rank, split)
+    x = rank.inputs["x"].clone()
+    split.use(part, [x])
+    rank.fact("asks", x.requires_grad)
+    with torch.no_grad(), rank.recording(INFERENCE), Worked() as worked:
+        split.use(part.eval(), [x])
+    rank.fact("inferred_products", worked.products)
+
+
+def count_kept(rank: Rank, split: Split) -> None:
+    """Facts: left_bytes, of tensors that forward, backward and a call without gradients leave when they are
+    over, after the same with one row; kept_bytes, what a forward leaves for its backward, where the output
+    has been let go.
+    """
+    part = split.build(rank, split.handed(rank), rank.group)
+
+    def go_through(rows: int) -> None:
+        leaf = rank.inputs["x"][:rows].clone().requires_grad_()
+        part(leaf * 2.0).sum().backward()
+        with torch.no_grad():
+            part(leaf)
+
+    go_through(1)
+    before = storages()
+    go_through(len(rank.inputs["x"]))
+    rank.fact("left_bytes", _left_since(before))
+    leaf = rank.inputs["x"].clone().requires_grad_()
+    rank.fact("kept_bytes", bytes_kept(lambda: lambda: part(leaf * 2.0).sum()))
+
+
+def _left_since(before: Mapping[int, int]) -> int:
+    """The least that is held of tensors which were not there before, until it is nothing."""
+    over, least = time.monotonic() + PATIENCE, held_since(before)
+    while least and time.monotonic() < over:
+        time.sleep(PATIENCE / 100)
+        gc.collect()
+        least = min(least, held_since(before))
+    return least
+
+
+# -- judges
+
+
+def asks_nothing(evidence: SplitEvidence) -> Iterator[Finding]:
+    """An x that asks for no gradient does not by being used in training."""
+    for answer in evidence.answers:
+        told = "an x that asks for no gradient as it was"
+        yield Finding(answer.facts["asks"] is False, told, "x.requires_grad is set", answer.rank)
+
+
+def infers_by(expected: Callable[[SplitEvidence], Sequence[Call]]) -> Judge:
+    """Each rank takes part in exactly these calls without gradients. A group of one may or may not."""
+
+    def judge(evidence: SplitEvidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            if place_of(evidence.case, answer.rank).size > 1:
+                yield calls_are(INFERENCE, expected(evidence), answer)
+
+    return judge
+
+
+def infers_its_share(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Without gradients too a rank multiplies a t-th of what the whole layer does."""
+    whole = _products_of_a_forward(evidence)
+    for answer in evidence.answers:
+        size, seen = place_of(evidence.case, answer.rank).size, answer.facts["inferred_products"]
+        told = f"about {whole / size:,.0f} operations of matrix products without gradients, 1/{size} of all"
+        yield Finding(seen <= MORE_PRODUCTS * whole / size, told, f"{seen:,}", answer.rank)
+
+
+def _products_of_a_forward(evidence: SplitEvidence) -> int:
+    full = loaded(evidence.split.plain(evidence.case), under("full.", evidence.inputs))
+    with torch.no_grad(), Worked() as worked:
+        evidence.split.use(full, [evidence.inputs["x"][0]])
+    return worked.products
+
+
+def keeps_its_input(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Of a forward that is over, x waits for backward, and no other tensor; and once all is over, none is
+    left, wherever it might be.
+    """
+    for answer in evidence.answers:
+        place, about = place_of(evidence.case, answer.rank), evidence.split.drawn(evidence.case)
+        x = nbytes(place.block(evidence.inputs["x"][0], about["x"].cut))
+        out = evidence.bytes_of("grad_output") // place.size
+        told = f"x kept for backward, {x:,} bytes, and not the output or a part of it, {out:,} bytes"
+        kept, left = answer.facts["kept_bytes"], answer.facts["left_bytes"]
+        yield Finding(kept < x + out / 2, told, f"{kept:,} bytes", answer.rank)
+        told = f"no tensor kept of calls that are over (a part of the output has {out:,} bytes)"
+        yield Finding(left < out / 4, told, f"{left:,} bytes", answer.rank)

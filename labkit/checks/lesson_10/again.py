@@ -1,0 +1,25 @@
+"""A model that has been trained before, and is trained again: what that leaves must not count."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from labkit.checks.case import RankAnswer
+from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.shared.beside import calls_of
+
+CALLS = ("training", "again")  # recordings of two calls on a model, of a step each
+
+
+def leave_gradients(module: nn.Module) -> None:
+    """Ones for gradients, as if of training before: no program may add to them."""
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def leaves_no_hook(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Whether the second of `CALLS` sends no more than the first: a hook that was left sends there too."""
+    first, second = (sum(num_bytes for _, num_bytes in calls_of(answer, name)) for name in CALLS)
+    told = f"a second call on the model sends as much as the first, {first:,} bytes in a step"
+    return Finding(second <= first, told, f"{second:,} bytes", answer.rank)
