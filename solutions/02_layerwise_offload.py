@@ -317,8 +317,8 @@ class LayerwiseModel(nn.Module):
     failed too. devices: where each layer lives, a GPU or the host, as many as layers
     (ValueError otherwise, naming both numbers). A parameter that several layers share lives
     with the first of them; a later layer on another device, which may have it under two
-    names, works with a copy of it that is in the graph, and one layer may stand in the row
-    twice. When a pass is over, it leaves nothing on a device but gradients.
+    names, works with a copy of it that is in the graph, and one layer without buffers may
+    stand in the row twice. When a pass is over, it leaves nothing on a device but gradients.
     """
 
     def __init__(self, layers: Sequence[nn.Module], devices: Sequence[torch.device | str]):
@@ -578,7 +578,9 @@ class OnDevice(torch.autograd.Function):
 # more than the resident layers, the layer at work, and the one on its way, beside activations and gradients;
 # a pass that is over leaves no activations there.
 #
-# `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside.
+# `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside. Leave alone
+# what torch keeps to itself (`torch._C`), here and elsewhere: no exercise needs it, and code that reaches for
+# it has to wait for its points until a person has looked at it.
 #
 # <details><summary>Hint 1: the parts</summary>fetch(i): on the side stream, copy every tensor of layer i, and
 # record an event. run(x, i): fetch(i) unless that was done before; wait for the event; fetch the next;

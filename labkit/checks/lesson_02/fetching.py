@@ -8,7 +8,10 @@ from functools import cached_property
 from labkit import devices
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Finding
+from labkit.checks.lesson_02.device_time import HOST_LINK
 from labkit.checks.lesson_02.small_layers import BesidePlain, activation_bytes, build_layers, tensor_bytes
+
+BESIDE = 0.8  # of the time that copies take: the host needs some to ask for them
 
 
 class Watched(BesidePlain):
@@ -116,6 +119,7 @@ def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
     yield from _fetches_ahead_in_backward(sizes, answer)
     for phase in ("inference", "forward", "backward"):
         yield from _copied_beside_the_work(sizes, answer, phase)
+        yield _beside_in_time(sizes, answer, phase)
 
 
 def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Finding]:
@@ -148,3 +152,17 @@ def _copied_beside_the_work(sizes: Sizes, answer: RankAnswer, phase: str) -> Ite
     pinned = sum(size for _, _, size, *_, is_pinned in weights if is_pinned)
     told = f"{phase}: all {sum(copy[2] for copy in weights):,} bytes copied from pinned memory"
     yield Finding(all(is_pinned for *_, is_pinned in weights), told, f"{pinned:,} bytes")
+
+
+def _beside_in_time(sizes: Sizes, answer: RankAnswer, phase: str) -> Finding:
+    """On the device's timeline the copies go on while layers work. The first layer of a pass may have to wait
+    for its own; in backward it may be there, and the last one, of a model whose input asks for no gradient,
+    may need no weights.
+    """
+    if phase == "backward":
+        ahead = max(0, _to_device(answer, phase) - sizes.plain[-1])
+    else:
+        ahead = sizes.offloaded() - (0 if sizes.resident else sizes.plain[0])
+    due, seen = BESIDE * ahead / HOST_LINK, answer.facts[f"{phase} beside"]
+    told = f"{phase}: on the device's timeline, copies go on beside its work for {due:.1f} seconds or more"
+    return Finding(seen >= due, told, f"{seen:.1f} seconds: the device or the host waited for them first")

@@ -231,7 +231,9 @@ def _layerwise_cases(seed: int) -> list[Case]:
         ),
         layerwise_case("1 device", "values", SMALL[:2], [0, 0], [4], seed),
         layerwise_case("the host among them", "places", SMALL, [0, -1, -1, 1, 1], [3], seed, by_name=True),
-        layerwise_case("x on a device", "values", SMALL, [0, 0, 1, 1, 1], [3], seed, x_on="cuda:1"),
+        layerwise_case(
+            "x on a device", "values", SMALL, [0, 0, 1, 1, 1], [3], seed, x_on="cuda:1", dtype="bfloat16"
+        ),
         layerwise_case("whole numbers", "ids", IDS, [0, 1, 1], [2, 3], seed),
         layerwise_case("running means", "buffers", BUFFERED, [0, 0, 0, 1, 1], [3], seed),
         layerwise_case("tied, 2 devices", "tied", TIED, [0, 0, 1], [3], seed),
@@ -273,9 +275,12 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             3,
-            "The gradients of the input and of every parameter are those of one device.",
+            "The gradients of the input and of every parameter are those of one device, after eval() too.",
             "an activation moved with .detach(), .data or through NumPy: the gradient stops there",
-            {"values": equals("input_grad", "grad"), "ids": equals("grad")},
+            {
+                "values": equals("input_grad", "grad", "evaluated_grad"),
+                "ids": equals("grad", "evaluated_grad"),
+            },
         ),
         Property(
             "trained-weights",
@@ -324,7 +329,12 @@ EXERCISE = Exercise(
             2,
             "A parameter that two layers on different devices share stays one, with one gradient; copies go.",
             ".to() moves the shared parameter to the later layer's device, or a copy of it goes its own way",
-            {"tied": every(equals("output", "input_grad", "grad", "trained", "through"), holds_its_layers)},
+            {
+                "tied": every(
+                    equals("output", "input_grad", "grad", "evaluated_grad", "trained", "through"),
+                    holds_its_layers,
+                )
+            },
         ),
         Property(
             "earlier-optimizer",

@@ -13,6 +13,12 @@ from torch import Tensor, nn
 from labkit import devices
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_02.device_time import (
+    HOST_LINK,
+    give_kernels,
+    on_a_clock_of_their_own,
+    seconds_beside_work,
+)
 from labkit.checks.lesson_02.fetching import (
     Watched,
     fetches_ahead,
@@ -47,10 +53,10 @@ FROZEN = ["0.bias", "2.weight", "3.weight", "3.bias"]
 
 @contextlib.contextmanager
 def _model_on_device(
-    rank: Rank, late: bool = False
+    rank: Rank, late: bool = False, host_link: float | None = None
 ) -> Iterator[tuple[nn.Module, Sequence[nn.Module], devices.StandIns]]:
     """The student's model on a stand-in device, its layers, and the devices."""
-    with devices.stand_in(1 + _gpu(rank.case), BYTES_EACH, late_copies=late) as gpu:
+    with devices.stand_in(1 + _gpu(rank.case), BYTES_EACH, late, host_link) as gpu:
         layers = build_layers(rank.case, rank.inputs)
         handed = list(nn.Sequential(*layers).parameters())
         model = _made(rank, layers)
@@ -92,10 +98,10 @@ def ask_for_impossible_residents(rank: Rank) -> None:
 
 
 def watch_offloaded_model(rank: Rank) -> None:
-    """Report memory and copies: after a step, of a forward pass for inference, of a training step, and of one
-    for a batch whose activations are larger than a layer.
+    """Report memory, copies and when they were made: after a step, of a forward pass for inference, of a
+    training step, and of one for a batch whose activations are larger than a layer.
     """
-    with _model_on_device(rank) as (model, layers, gpu):
+    with on_a_clock_of_their_own(), _model_on_device(rank, host_link=HOST_LINK) as (model, layers, gpu):
         rank.fact("held at rest", gpu.allocated(_gpu(rank.case)))
         model.train(not rank.params.get("evaluating", False))
         rank.fact("pinned", [all(p.is_pinned() for p in layer.parameters()) for layer in layers])
@@ -105,6 +111,7 @@ def watch_offloaded_model(rank: Rank) -> None:
         for index, layer in enumerate(layers):
             assert isinstance(layer, Dense)
             layer.on_start = _note(log, gpu, index)
+            give_kernels(layer)
         gpu.reset_peaks()
         with torch.no_grad():
             out = _watch_forward(rank, model, gpu, log, "inference")
@@ -119,12 +126,13 @@ def watch_offloaded_model(rank: Rank) -> None:
 
 
 def _watch_forward(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Log, name: str) -> Tensor:
-    """A forward pass. Facts: its copies under its name, and "NAME starts", how many there had been when each
-    layer started.
+    """A forward pass. Facts: its copies under its name, "NAME starts", how many there had been when each
+    layer started, and "NAME beside".
     """
     log.entries.clear()
     start = len(gpu.transfers)
-    out = model(rank.inputs["x"].clone())
+    with _timing(rank, gpu, name):
+        out = model(rank.inputs["x"].clone())
     rank.fact(f"{name} starts", [[index, count - start] for index, count in log.entries])
     rank.fact(name, _copies(gpu.transfers[start:]))
     return out
@@ -137,12 +145,20 @@ def _watch_training(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Lo
         with torch.no_grad():
             model(rank.inputs["x"].clone())
     grad = rank.inputs["grad_output"].to(out.device)
-    with gpu.recording() as backward:
+    with gpu.recording() as backward, _timing(rank, gpu, "backward"):
         out.backward(grad)
     rank.fact("training peak", gpu.peak(_gpu(rank.case)))
     rank.fact("backward", _copies(backward))
     del out, grad
     rank.fact("held after training", gpu.allocated(_gpu(rank.case)))
+
+
+@contextlib.contextmanager
+def _timing(rank: Rank, gpu: devices.StandIns, name: str) -> Iterator[None]:
+    """Fact "NAME beside": the seconds in which weights came while the device worked."""
+    start = len(gpu.timeline)
+    yield
+    rank.fact(f"{name} beside", seconds_beside_work(gpu.timeline[start:]))
 
 
 def _note(log: Log, gpu: devices.StandIns, index: int) -> object:
@@ -222,7 +238,7 @@ def _offload_cases(seed: int) -> list[Case]:
             thawed=[7],
             x_asks=False,
         ),
-        offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0"),
+        offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0", dtype="bfloat16"),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),
@@ -235,7 +251,7 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
         offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
         offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),
-        offload_case("two batches, one backward", "two-batches", SMALL, 2, [3], seed),
+        offload_case("two batches, one backward", "two-batches", with_dropout(SMALL), 2, [3], seed),
         offload_case("none resident", "extreme", SMALL, 0, [3], seed),
         offload_case("all resident", "extreme", SMALL, 5, [3], seed),
         offload_case("9 of 5 resident", "refusal", SMALL, 9, [3], seed, names=["9", "5"]),
@@ -266,9 +282,13 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             2,
-            "Every parameter, on the host or on the device, gets the plain model's gradient.",
+            "Every parameter, on the host or on the device, gets the plain model's gradient, after eval()"
+            " too.",
             "the copy on the device has the gradient, and the parameter on the host never hears of it",
-            {"values": equals("input_grad", "grad"), "ids": equals("grad")},
+            {
+                "values": equals("input_grad", "grad", "evaluated_grad"),
+                "ids": equals("grad", "evaluated_grad"),
+            },
         ),
         Property(
             "trained-weights",
@@ -305,8 +325,9 @@ EXERCISE = Exercise(
             6,
             "While a layer works, the weights of the next are on their way, on a stream of their own; in"
             " backward those of the layer before.",
-            "each layer fetches its own weights when it starts, the last resident one fetches nothing, or the"
-            " copy is not non_blocking or not from pinned memory",
+            "each layer fetches its own weights when it starts, the last resident one fetches nothing, the"
+            " copy is not non_blocking or not from pinned memory, or a layer waits for the next one's weights"
+            " too",
             dict.fromkeys(("watched", "watched-buffers"), fetches_ahead),
         ),
         Property(
@@ -337,7 +358,7 @@ EXERCISE = Exercise(
             "two-batches",
             "robustness",
             1,
-            "Several forward passes may come before their backward.",
+            "Several forward passes may come before their backward, with dropout too.",
             "what a forward leaves in the model for its backward is overwritten by the next one",
             {"two-batches": equals("grad", "output")},
         ),

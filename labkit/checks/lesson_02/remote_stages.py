@@ -341,6 +341,7 @@ def _stage_cases(seed: int) -> list[Case]:
         stage_case("4 processes", "values", 4, CHAIN, [0, 1, 2, 4, 5], [2, 3], seed, late=[2], frozen=FROZEN),
         stage_case("pairs of 4", "subgroup", 4, CHAIN, [0, 3, 5], [3], seed, groups=pairs),
         stage_case("1 process", "values", 1, CHAIN, [0, 5], [3], seed),
+        stage_case("1, in evaluation", "evaluated", 1, CHAIN, [0, 5], [3], seed, resting=[0, 1, 2, 3, 4]),
     ]
 
 

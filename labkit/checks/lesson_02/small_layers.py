@@ -205,8 +205,8 @@ def compare(
 ) -> None:
     """Run a model forward and backward, then train it, as the plain one is.
 
-    Answers output, input_grad, grad.N, buffer.N, those of `infer`, and trained.N (N counts in order). Random
-    numbers are the same in every call of this, and go on from pass to pass.
+    Answers output, input_grad, grad.N, buffer.N, those of `infer`, evaluated_grad.N and trained.N (N counts
+    in order). Random numbers are the same in every call of this, and go on from pass to pass.
     device: where the input of the first pass is. thawed: `change_frozen`, after the first pass. asks: whether
     the input of the first pass asks for a gradient, where it is of floating point.
     """
@@ -220,6 +220,7 @@ def compare(
         change_frozen(model, thawed)
         given = inputs["x"].clone()
         infer(seat, model, given)
+        learn_in_evaluation(seat, model, batches_of(inputs)[0])
         seat.answer("given", given)
         seat.answer("asked", torch.tensor(float(given.requires_grad)))
         seat.answer("moved", torch.tensor(float(given.device != inputs["x"].device)))
@@ -236,6 +237,17 @@ def infer(seat: Seat, model: nn.Module, x: Tensor) -> None:
     seat.answer("evaluated", out)
     seat.answer("graph", torch.tensor(float(out.requires_grad)))
     seat.answer("sealed", torch.tensor(float(out.is_inference())))
+    model.train()
+
+
+def learn_in_evaluation(seat: Seat, model: nn.Module, batch: Sequence[Tensor]) -> None:
+    """Forward and back in evaluation mode. Answers: evaluated_grad.N (N counts in order)."""
+    model.zero_grad()
+    model.eval()
+    with seat.attempt("gradients"):
+        error_of(model, batch).backward()
+    for number, parameter in enumerate(model.parameters()):
+        seat.answer(f"evaluated_grad.{number}", parameter.grad)
     model.train()
 
 
@@ -302,17 +314,20 @@ class BesideGraph(BesidePlain):
 
 def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
     """A backward for one batch, and one for two, with a pass without gradients before it: gradients add up.
-    Then a step of SGD, and what the model gives. Answers: grad.N (N counts in order), output.
+    Then a step of SGD, and what the model gives. Random numbers are those of every other call. Answers:
+    grad.N (N counts in order), output.
     """
-    error_of(model, batches_of(inputs)[0]).backward()
-    losses = [error_of(model, batch) for batch in batches_of(inputs)]
-    with torch.no_grad():
-        model(inputs["x"])
-    torch.stack(losses).sum().backward()
-    for number, parameter in enumerate(model.parameters()):
-        seat.answer(f"grad.{number}", parameter.grad)
-    descend(model)
-    seat.answer("output", model(inputs["x"]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(DROPOUT_SEED)
+        error_of(model, batches_of(inputs)[0]).backward()
+        losses = [error_of(model, batch) for batch in batches_of(inputs)]
+        with torch.no_grad():
+            model(inputs["x"])
+        torch.stack(losses).sum().backward()
+        for number, parameter in enumerate(model.parameters()):
+            seat.answer(f"grad.{number}", parameter.grad)
+        descend(model)
+        seat.answer("output", model(inputs["x"]))
 
 
 class BesideTwoBatches(BesidePlain):
@@ -345,6 +360,7 @@ TOLD = {
     "buffer": "buffer {number} after one forward pass",
     "trained": f"parameter {{number}} after {STEPS} steps of SGD",
     "evaluated": "the output after eval(), under no_grad",
+    "evaluated_grad": "the gradient of parameter {number} after eval()",
     "graph": "whether that output has a graph",
     "sealed": "whether that output is an inference tensor, which nothing can be trained on",
     "given": "x after it was given to the model",

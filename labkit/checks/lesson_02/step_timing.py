@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,26 +15,34 @@ from labkit.checks.rank import Rank
 
 BELOW, ABOVE = 0.9, 1.6  # of the true time: a busy host adds to it
 TRIES = 3
+SPARE = 2**14  # numbers that a device has held before: what stays of them is its peak
+AS_IT_IS = "with gradients, device 0 the current one, random numbers as they were"
 
 
 def time_steps(rank: Rank) -> None:
     """Have the student time steps that keep stand-in devices busy for stated times (milliseconds). Facts:
-    milliseconds; calls, how many; as called, the circumstances that calls of the step met.
+    milliseconds; calls, how many; as called, the circumstances that calls of the step met; changed, what was
+    not as before when all was over.
 
     A busy host only ever adds: what is too much is timed again, and the least is taken.
     """
     params, times = rank.params, list[float]()
     for _ in range(TRIES):
         with devices.stand_in(len(params["busy_ms"]), bytes_each=2**20) as gpus:
+            for device in gpus.devices:
+                torch.empty(SPARE, device=device)
             lanes, calls = _lanes(gpus, params["aside"]), list[str]()
             if params["earlier_ms"]:
                 _keep_busy(lanes[params["earlier_on"]], params["earlier_ms"], "earlier work")
             step = _step(lanes, params["busy_ms"], {1: params["first_ms"], 2: params["second_ms"]}, calls)
+            before = _surroundings(gpus)
             seconds = rank.student.seconds_per_step(step, gpus.devices, params["steps"])
+            after = _surroundings(gpus)
         times.append(float(seconds) * 1e3)
         rank.fact("milliseconds", min(times))
         rank.fact("calls", len(calls))
         rank.fact("as called", sorted(set(calls)))
+        rank.fact("changed", [name for name in before if before[name] != after[name]])
         if times[-1] <= ABOVE * _true_milliseconds(params):
             break
 
@@ -41,6 +50,23 @@ def time_steps(rank: Rank) -> None:
 def _true_milliseconds(params: Mapping[str, Any]) -> float:
     """Of a step, in the mean: as long as the slowest device is busy."""
     return max(params["busy_ms"]) + params["second_ms"] / params["steps"]
+
+
+def _surroundings(gpus: devices.StandIns) -> dict[str, Any]:
+    """What somebody who times steps finds, and leaves."""
+    return {
+        "whether gradients are on": torch.is_grad_enabled(),
+        "the current device": torch.cuda.current_device(),
+        "the current streams": [torch.cuda.current_stream(device) for device in gpus.devices],
+        "the devices' peaks": [torch.cuda.max_memory_allocated(device) for device in gpus.devices],
+        "torch's random numbers": torch.get_rng_state().tolist(),
+        "Python's random numbers": random.getstate(),
+        "how torch chooses kernels": (
+            torch.backends.cudnn.benchmark,
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        ),
+    }
 
 
 def _lanes(gpus: devices.StandIns, aside: bool) -> list[torch.cuda.Stream]:
@@ -58,10 +84,13 @@ def _step(
     lanes: Sequence[torch.cuda.Stream], busy_ms: list[float], more_ms: dict[int, float], calls: list[str]
 ) -> Callable[[], None]:
     """A step that notes how it is called; some of its calls, from 1, take more."""
+    state = torch.get_rng_state()
 
     def step() -> None:
         gradients = "with" if torch.is_grad_enabled() else "without"
-        calls.append(f"{gradients} gradients, device {torch.cuda.current_device()} the current one")
+        numbers = "as they were" if torch.equal(torch.get_rng_state(), state) else "seeded anew"
+        device = torch.cuda.current_device()
+        calls.append(f"{gradients} gradients, device {device} the current one, random numbers {numbers}")
         for lane, milliseconds in zip(lanes, busy_ms, strict=True):
             _keep_busy(lane, milliseconds + more_ms.get(len(calls), 0), "step")
 
@@ -86,8 +115,13 @@ def one_call_goes_before(evidence: Evidence) -> Iterator[Finding]:
 def called_as_it_is(evidence: Evidence) -> Iterator[Finding]:
     """A step meets what its caller would have it meet."""
     seen = evidence.answers[0].facts["as called"]
-    wanted = "with gradients, device 0 the current one"
-    yield Finding(seen == [wanted], f"each call {wanted}, as it was", "; ".join(seen))
+    yield Finding(seen == [AS_IT_IS], f"each call {AS_IT_IS}", "; ".join(seen))
+
+
+def leaves_all_as_it_was(evidence: Evidence) -> Iterator[Finding]:
+    """Who is told the time finds everything as it was."""
+    changed = evidence.answers[0].facts["changed"]
+    yield Finding(not changed, "nothing around the steps changed when all is over", ", ".join(changed))
 
 
 def timing_case(
@@ -133,9 +167,10 @@ EXERCISE = Exercise(
             "device-time",
             "numbers",
             2,
-            "The time is that of the slowest device, not of the host that queued the work.",
+            "The time is that of the slowest device, not of the host that queued the work; nothing around the"
+            " steps is changed.",
             "the clock is read before every device was waited for with torch.cuda.synchronize(device)",
-            {"device-time": every(is_the_slowest_devices, called_as_it_is)},
+            {"device-time": every(is_the_slowest_devices, called_as_it_is, leaves_all_as_it_was)},
         ),
         Property(
             "first-step",
