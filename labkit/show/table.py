@@ -10,11 +10,26 @@ from typing import Any
 from labkit.show.html import render
 
 _NO_GUESS = "no guess yet: write one above"
+_COVERED = "guess first, or look"
+
+
+@dataclass(frozen=True)
+class _Covered:
+    """What a reader sees when they ask for it: a line to unfold in a notebook, `word` alone elsewhere."""
+
+    text: str
+    word: str = _COVERED
+
+    def __str__(self) -> str:
+        return self.word
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header, shown as HTML in a notebook and as text elsewhere."""
+    """Rows under a header, shown as HTML in a notebook and as text elsewhere.
+
+    `...` is a guess not made yet; what follows it in its row is covered.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -26,13 +41,13 @@ class Table:
                 raise ValueError(f"expected {len(self.header)} values in each row, found {len(row)}: {row}")
 
     def _repr_html_(self) -> str:
-        texts = [[_text(value) for value in row] for row in self.rows]
+        rows = [_shown(row) for row in self.rows]
         columns = range(1, len(self.header))  # the first names the row
-        quantities = [False, *(_are_quantities([row[column] for row in texts]) for column in columns)]
-        return render("table", caption=self.caption, header=self.header, rows=texts, quantities=quantities)
+        quantities = [False, *(_are_quantities([row[column] for row in rows]) for column in columns)]
+        return render("table", caption=self.caption, header=self.header, rows=rows, quantities=quantities)
 
     def __repr__(self) -> str:
-        lines = [list(map(str, self.header)), *([_text(value) for value in row] for row in self.rows)]
+        lines = [list(map(str, self.header)), *(list(map(str, _shown(row))) for row in self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
         padded = (
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
@@ -45,9 +60,18 @@ def prediction(question: str, guess: Any, found: Any, by: str = "measured") -> T
     return Table(["", "your guess", by], [[question, guess, found]])
 
 
-def _are_quantities(column: Sequence[str]) -> bool:
+def _shown(row: Sequence[Any]) -> list[str | _Covered]:
+    shown: list[str | _Covered] = []
+    for value in row:
+        text = _text(value)
+        shown.append(_Covered(text) if text and _NO_GUESS in shown else text)
+    return shown
+
+
+def _are_quantities(column: Sequence[str | _Covered]) -> bool:
     """Whether all that is there is like "1.50 GiB" or "3"; a guess may be missing."""
-    there = [text for text in column if text not in ("", _NO_GUESS)]
+    texts = [shown.text if isinstance(shown, _Covered) else shown for shown in column]
+    there = [text for text in texts if text not in ("", _NO_GUESS)]
     return bool(there) and all(re.match(r"[-+]?[\d.,]+( ?\S+)?$", text) for text in there)
 
 

@@ -151,3 +151,12 @@ def test_tables_escape_and_align() -> None:
 def test_a_prediction_not_made_asks_for_one() -> None:
     assert "no guess yet" in repr(prediction("bytes", ..., 8))
     assert "no guess yet" not in repr(prediction("bytes", 7, 8))
+
+
+def test_what_was_found_is_covered_until_there_is_a_guess() -> None:
+    """Else one who runs all cells reads the answer before the question."""
+    covered, seen = prediction("bytes", ..., 8642), prediction("bytes", 7, 8642)
+    assert "8,642" not in repr(covered)
+    assert "<details><summary>guess first, or look</summary>8,642</details>" in covered._repr_html_()
+    assert "8,642" in repr(seen)
+    assert "<details>" not in seen._repr_html_()
