@@ -679,8 +679,8 @@ def run_schedule(part: PipelinePart, actions: list[Action], group: dist.ProcessG
     parameters get none: a tied weight, or all of a stage, may be frozen. Returns that
     loss (a scalar tensor without a graph, of any dtype) on the rank of the last stage,
     None elsewhere. What was sent or received has been waited for by then, and what a
-    micro-batch brought is given up after its backward. A tied
-    weight gets the sum of both halves; its .grad is None or zeros when the batch begins.
+    micro-batch brought is given up after its backward. A tied weight gets the sum
+    of both halves; its .grad is None or zeros when the batch begins.
     The list and the micro-batches stay as they are. ValueError, naming the action, for a
     list that cannot be done, before any of it is done.
     """
