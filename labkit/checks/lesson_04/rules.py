@@ -195,6 +195,15 @@ def takes_as_long_as(size: Size, lists: Lists) -> Iterator[Finding]:
         yield Finding(right, what, f"{played.makespan:g}")
 
 
+def works_at_once(size: Size, lists: Lists) -> Iterator[Finding]:
+    """Several micro-batches are not taken through all stages one by one."""
+    alone = size.micro_batches * size.stages * 2.0
+    if size.ranks > 1 and size.micro_batches > 1:
+        seen = simulate(lists, Costs(1, 1)).makespan
+        told = f"less than the {alone:g} from first to last of one micro-batch at a time"
+        yield Finding(seen < alone, told, f"{seen:g}")
+
+
 def holds_at_most(limit: Callable[[Size, int], int]) -> Rule:
     """No rank ever has more forwards open than `limit(size, rank)`."""
 

@@ -17,6 +17,7 @@ from labkit.checks.lesson_04.rules import (
     runs_to_its_end,
     takes_as_long_as,
     takes_turns,
+    works_at_once,
 )
 from labkit.checks.rank import Rank
 
@@ -145,9 +146,9 @@ ONE_F_ONE_B = Exercise(
             "in-flight",
             "mechanism",
             8,
-            "Stage r never holds more than min(m, p-r) micro-batches.",
+            "Stage r never holds more than min(m, p-r) micro-batches, and yet stages work at once.",
             "the warm-up is too long, or counts from the wrong end: the last stage has none",
-            {"values": in_every_size(holds_at_most(_stages_from_here))},
+            {"values": every(in_every_size(holds_at_most(_stages_from_here)), in_every_size(works_at_once))},
         ),
         NO_DEADLOCK,
         Property(
