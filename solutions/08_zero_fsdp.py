@@ -396,7 +396,7 @@ class ShardedOptimizer:
         **options: object,
     ):
         """parameters: as torch optimizers take them, parameters or dicts {"params":
-        [...], option: value}.
+        parameters, option: value}, in lists or iterators, which can be read once.
 
         options: defaults for all groups, handed on to `optimizer_class`.
         """
@@ -433,7 +433,7 @@ class ShardedOptimizer:
     def step(self) -> None:
         """Average the ranks' gradients, step, and leave the same new weights on every rank.
 
-        The parameters' own `.grad` stays as it was.
+        The parameters' own `.grad` stays as it was; it may be transposed.
         """
         ### BEGIN SOLUTION
         for part, gradient in zip(self.parts, self._mean_gradient().split(self.sizes), strict=True):
@@ -538,10 +538,10 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 # ### Exercise: sharded gradients
 #
 # After `loss.backward()`, `shards[i].grad` has this rank's part of bucket $i$'s gradient, averaged over
-# ranks, and no parameter of the module has a `.grad`. Two backward passes add up there. Each backward sends
-# one reduce-scatter a bucket, `gather_weights` one all-gather a bucket, and nothing else goes; both have
-# ended when the call returns. Weights are held once. Peak of the gradients: the shards, and at most two
-# buckets whole at a time.
+# ranks, and no parameter of the module has a `.grad`. Two backward passes add up there, also where
+# `gather_weights` is called in between. Each backward sends one reduce-scatter a bucket, `gather_weights` one
+# all-gather a bucket, and nothing else goes; both have ended when the call returns. Weights are held once.
+# Peak of the gradients: the shards, and at most two buckets whole at a time.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and
@@ -820,9 +820,10 @@ class FlatUnit:
 #   stay until its end).
 # * Three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is fetched ahead is waited
 #   for when its own unit's turn comes, not before.
-# * A unit may have no parameters, it may return a tensor that it was given, and tensors in lists, tuples and
-#   dicts, one in the other, of which some are not used. It may be called twice, the module too before one
-#   backward, or not at all; then all ranks do so.
+# * A unit may have no parameters, it may return a tensor that it was given (also by keyword, or in a list),
+#   and tensors in lists, tuples and dicts, one in the other, of which some are not used. It may be called
+#   twice, the module too before one backward, or not at all; then all ranks do so. It may be in `eval()`
+#   and have gradients all the same.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
 # tensors, free those that neither this unit nor the next one in this direction needs; start gathering the
@@ -1115,10 +1116,12 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 # %% [markdown]
 # ### Exercise: global gradient norm
 #
-# Scale every gradient by $\min(1,\ \text{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place, and return
-# the norm before scaling, the same scalar on every rank. Sum in float64. A parameter may have no gradient
-# (on this rank), and then has none afterwards; a frozen one may have one, which counts, and there may be no
-# shards, or no replicated ones. `max_norm` is 0 or more. One all-reduce.
+# Scale every gradient by $\min(1,\ \text{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place (a `.grad` may
+# be a view of a flat tensor, which is clipped with it), and return the norm before scaling, the same scalar
+# on every rank. Sum in float64. A parameter may have no gradient (on this rank), and then has none
+# afterwards; a frozen one may have one, which counts, and there may be no shards, or no replicated ones.
+# Replicated ones have any shape, and their `.grad` may be transposed. `max_norm` is 0 or more. One
+# all-reduce.
 
 
 # %% exercise="08.global-grad-norm" difficulty=2 minutes=8
@@ -1182,16 +1185,19 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #   learning rate.
 # * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
 #   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
-#   that was copied has another time.
+#   that was copied has another time. Nobody deletes a part of a checkpoint that was whole.
 # * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
 #   and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
 #   the ranks' files come together when all have saved.)
 # * **A step may be saved again**, by a job that was resumed, perhaps on fewer ranks, and what is there of it
-#   may be half written: parts of the two saves must never be read as one.
+#   may be half written: parts of the two saves must never be read as one. If the second one fails, the first
+#   may be lost with it, but no other step.
 # * **A rank that cannot write** raises; the others may raise too, or wait until their group gives up.
-# * **On the disk**: what `save_shards` wrote is there when it returns, and parts are before a name says
-#   "whole": the checks cut the power. `Path` does all that is needed, and its `rename` replaces a file; code
-#   that imports `os` costs nothing, but a person will look at it.
+# * **On the disk**: what a rank wrote is there when `save_shards` returns on it, and parts are before a name
+#   says "whole": the checks cut the power. `Path` does all that is needed, and its `rename` replaces a file;
+#   code that imports `os` costs nothing, but a person will look at it. So will one at `getattr(torch, name)`,
+#   and its points wait: to make a dtype of its name, look it up in a dict of your own, or let an empty tensor
+#   in a part tell.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of

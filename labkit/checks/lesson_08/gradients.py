@@ -50,6 +50,8 @@ def _train(rank: Rank) -> None:
     for step in range(STEPS):
         with rank.recording(f"step {step}"):
             for m in range(rank.params["micro_batches"]):
+                if m and rank.params.get("gathers_between"):
+                    sharded.gather_weights()
                 out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
                 loss_with(out, rank.inputs["target"][step, m], beside, rank.inputs["x"][step, m]).backward()
         left_over += [name for name, p in net.named_parameters() if p.grad is not None]
@@ -216,7 +218,9 @@ def gradient_cases(seed: int) -> list[Case]:
         bucket_case(
             "two ranks, and another module in each backward", "values", 2, seed, late=[1], another=True
         ),
-        bucket_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
+        bucket_case(
+            "several micro-batches", "values", 4, seed, micro_batches=3, late=[0], gathers_between=True
+        ),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
         bucket_case(
@@ -261,7 +265,8 @@ SHARDED_GRADIENTS = Exercise(
             "gradients",
             "numbers",
             3,
-            "Each shard's gradient is the rank's part of the mean over ranks, micro-batches added up.",
+            "Each shard's gradient is the rank's part of the mean over ranks, micro-batches added up, also"
+            " where the weights are gathered in between.",
             "a micro-batch replaced what was there, or the sum was not divided",
             {"values": shards_follow},
         ),

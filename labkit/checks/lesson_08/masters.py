@@ -19,11 +19,14 @@ HALF_A_UNIT = 2**-8 + 2**-12  # of bf16's last place, relative, and room for wha
 
 def bf16_inputs(case: Case, generator: torch.Generator) -> Inputs:
     """w, the same on every rank; slope, [ranks, 2, micro-batches, size], of even and of odd steps, whose mean
-    over the ranks bf16 could not hold, nor the sum over the micro-batches where there are several.
+    over the ranks bf16 could not hold, nor a third of each rank's, nor the sum over the micro-batches where
+    there are several.
     """
     w = drawn(case, generator, case.params["size"]).expand(case.ranks, -1)
     slope = drawn(case, generator, case.ranks, 2, case.params["micro_batches"], case.params["size"])
-    slope[0, 0], slope[0, 1] = AWAY + slope[0, 0], slope[0, 1] - AWAY
+    slope[0, 0] += AWAY
+    for rank, part in [(0, 1.0)] if case.ranks == 1 else [(0, 0.75), (1, 0.25)]:  # thirds are rounded unlike
+        slope[rank, 1] -= part * AWAY
     if case.params["micro_batches"] > 1:
         slope[:, :, 0], slope[:, :, -1] = ALIKE + slope[:, :, 0], slope[:, :, -1] - ALIKE
     return {"w": w.to(torch.bfloat16), "slope": slope.to(torch.bfloat16)}

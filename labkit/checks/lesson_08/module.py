@@ -80,9 +80,13 @@ def _each_by_itself(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[
 
 
 def _with_evaluations(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
-    """A forward that no backward follows, and one without gradients, before backward and after it."""
+    """A forward that no backward follows, and one without gradients, before backward and after it. Every
+    other step is made in eval(), which asks for gradients as well.
+    """
     _evaluate(rank, sharded, step)
+    sharded.train(step % 2 == 0)
     _each_by_itself(rank, sharded, step, beside)
+    sharded.train()
     _evaluate(rank, sharded, step)
 
 
@@ -262,7 +266,7 @@ def module_cases(seed: int) -> list[Case]:
             "tiny",
             2,
             seed,
-            parts=["bare", "same"],
+            parts=["bare", "same", "kept"],
             micro_batches=2,
         ),
         unit_case("a unit that was forgotten", "homeless", 2, seed),
@@ -381,7 +385,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "robustness",
             2,
             "A unit that is called twice gets both gradients and scatters them once; the module may be called"
-            " twice before one backward, with evaluations before and after it.",
+            " twice before one backward, with evaluations before and after it, and be trained in eval().",
             "its gradient was scattered when backward left it the first time, or an evaluation left weights"
             " behind that the next step does not fetch",
             {"twice": every(_ALL, scatters_once), "together": _ALL, "evaluated": _ALL},
@@ -407,8 +411,8 @@ FULLY_SHARDED_MODULE = Exercise(
             "small-and-missing",
             "robustness",
             1,
-            "Fewer numbers than ranks work, and a unit without parameters; a parameter in no unit is refused"
-            " with a ValueError that names it.",
+            "Fewer numbers than ranks work, and a unit without parameters or that returns what it was given;"
+            " a parameter in no unit is refused with a ValueError that names it.",
             "",
             {"tiny": _ALL, "homeless": is_refused("refusal", "ValueError", names=_forgotten)},
         ),

@@ -59,6 +59,13 @@ class Two(nn.Module):
         return {"sum": [left + self.right(y)], "left": (torch.tanh(self.left(x)),), "unused": [left - x]}
 
 
+class Kept(nn.Module):
+    """Returns a tensor that it is given, in a list and by keyword."""
+
+    def forward(self, *, held: Sequence[Tensor]) -> Tensor:
+        return held[0]
+
+
 class Net(nn.Module):
     """Linear layers of which no two have the same size, and what the case asks for beside them.
 
@@ -67,7 +74,7 @@ class Net(nn.Module):
     a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks use),
     "skipped" (a layer that is called in some steps), "ahead" (one before all others, which some ranks call),
     "two" (several inputs and outputs), "bare" (one without weights), "same" (one that returns what it is
-    given), "own" (a weight that is in no layer).
+    given), "kept" (one that returns what it is given by keyword), "own" (a weight that is in no layer).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
@@ -75,6 +82,7 @@ class Net(nn.Module):
         self.ahead = nn.Linear(width, width) if "ahead" in parts else None
         self.first = nn.Linear(width, inner)
         self.second = nn.Linear(inner, inner, bias=False)
+        self.kept = Kept() if "kept" in parts else None
         self.again = nn.Linear(inner, inner) if "twice" in parts else None
         self.frozen = nn.Linear(inner, inner) if "frozen" in parts else None
         self.side = Side(inner) if "side" in parts else None
@@ -113,7 +121,10 @@ class Net(nn.Module):
     def forward(self, x: Tensor, both: bool = True) -> Tensor:
         if self.ahead is not None and both:
             x = torch.tanh(self.ahead(x))
-        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        x = self.second(torch.tanh(self.first(x)))
+        if self.kept is not None:
+            x = self.kept(held=[x])
+        x = torch.tanh(x)
         if self.again is not None:
             x = torch.tanh(self.again(x))
         if self.frozen is not None:

@@ -72,18 +72,22 @@ def _is_used(case: Case, index: int) -> bool:
 
 def _clip(rank: Rank) -> None:
     """Answers: norm, shard.N, whole.N (gradients afterwards). Facts: shape, of the norm; made, how many
-    parameters that had no gradient have one now. Recording: clip.
+    parameters that had no gradient have one now; elsewhere, the names of those whose gradient is not what the
+    tensor holds that it was a view of. Recording: clip.
     """
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
     shards, owned, replicated = [], [], []
+    bases: list[Tensor] = []
     for index, total in enumerate(rank.params["totals"]):
-        gradient = rank.inputs[f"shard.{index}"].clone()
+        gradient = _viewed(rank.inputs[f"shard.{index}"], bases)
         start, stop, _ = _owned(total, place.position, place.size)
         has = _has_gradient(rank.case, index, rank.rank)
         shards.append(_parameter(rank, f"shard.{index}", gradient if has else None))
         owned.append(stop - start)
     for index in range(len(rank.params["replicated"])):
-        gradient = rank.inputs[f"whole.{index}"].clone()
+        gradient = _viewed(rank.inputs[f"whole.{index}"], bases)
+        if index in rank.params.get("transposed", []):
+            gradient = gradient.view(2, -1).t()
         used = _is_used(rank.case, index)
         replicated.append(_parameter(rank, f"whole.{index}", gradient if used else None))
     without = [p for p in (*shards, *replicated) if p.grad is None]
@@ -92,15 +96,32 @@ def _clip(rank: Rank) -> None:
     rank.answer("norm", torch.as_tensor(norm, dtype=torch.float64).reshape(()))
     rank.fact("shape", list(torch.as_tensor(norm).shape))
     rank.fact("made", sum(p.grad is not None for p in without))
+    found: dict[str, Tensor | None] = {}
     for index, (shard, count) in enumerate(zip(shards, owned, strict=True)):
-        rank.answer(f"shard.{index}", None if shard.grad is None else shard.grad[:count])
+        found[f"shard.{index}"] = None if shard.grad is None else shard.grad[:count]
     for index, parameter in enumerate(replicated):
-        rank.answer(f"whole.{index}", parameter.grad)
+        gradient = parameter.grad
+        found[f"whole.{index}"] = gradient.t().flatten() if gradient is not None else None
+    for name, gradient in found.items():
+        rank.answer(name, gradient)
+    both = zip(found.items(), bases, strict=True)
+    rank.fact("elsewhere", [name for (name, g), base in both if g is not None and not _is_in(g, base)])
+
+
+def _viewed(gradient: Tensor, bases: list[Tensor]) -> Tensor:
+    """The same numbers as a view of a longer tensor, which is added to `bases`."""
+    bases.append(torch.cat([gradient, torch.zeros_like(gradient[:1])]))
+    return bases[-1][: gradient.numel()]
+
+
+def _is_in(gradient: Tensor, base: Tensor) -> bool:
+    """Whether what a gradient was a view of holds its numbers."""
+    return torch.equal(base[: gradient.numel()].double().nan_to_num(), gradient.double().nan_to_num())
 
 
 def _parameter(rank: Rank, name: str, gradient: Tensor | None) -> nn.Parameter:
     """With this gradient; `frozen` names those that ask for none, whether they have one or not."""
-    parameter = nn.Parameter(torch.zeros_like(rank.inputs[name]))
+    parameter = nn.Parameter(torch.zeros_like(rank.inputs[name] if gradient is None else gradient))
     parameter.grad = gradient
     parameter.requires_grad_(name not in rank.params.get("frozen", []))
     return parameter
@@ -155,6 +176,14 @@ def gradients_are_scaled(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(not made, "no gradient where there was none", f"{made} made", answer.rank)
 
 
+def scaled_in_place(evidence: Evidence) -> Iterator[Finding]:
+    """A flat tensor of which gradients are views holds what they hold."""
+    for answer in evidence.answers:
+        elsewhere = answer.facts["elsewhere"]
+        told = "each gradient scaled in place: so is what it is a view of"
+        yield Finding(not elsewhere, told, f"not that of {', '.join(elsewhere)}", answer.rank)
+
+
 def _scaled(evidence: Evidence, answer: RankAnswer, factor: float) -> Iterator[Finding]:
     given = _hand(evidence.case, evidence.inputs, answer.rank)
     place = place_of(evidence.case, answer.rank)
@@ -183,7 +212,8 @@ def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
     """totals: elements of each flat tensor; replicated: of each whole parameter; max_norm; scale: of the
-    gradients; no_number: how many at the start of each flat tensor are nan.
+    gradients; no_number: how many at the start of each flat tensor are nan; transposed: which of the whole
+    parameters have gradients of two rows whose columns lie end to end.
     """
     sizes = {"totals": [12, 24], "replicated": [], "max_norm": 0.5, "scale": 1.0, **params}
     return Case(name, ranks, sizes, seed, kind=kind)
@@ -211,7 +241,14 @@ def norm_cases(seed: int) -> list[Case]:
             frozen=FROZEN,
         ),
         norm_case(
-            "a whole parameter nobody used", "empty", 2, seed, replicated=[3, 4], unused=[0], frozen=FROZEN
+            "a whole parameter nobody used, a transposed one",
+            "empty",
+            2,
+            seed,
+            replicated=[3, 4],
+            unused=[0],
+            transposed=[1],
+            frozen=FROZEN,
         ),
         norm_case("no gradient at all", "empty", 2, seed, missing=NONE, replicated=[2], unused=[0]),
         norm_case("no shards, one whole parameter", "empty", 2, seed, totals=[], replicated=[3]),
@@ -244,9 +281,11 @@ GLOBAL_GRAD_NORM = Exercise(
             "clipped",
             "numbers",
             2,
-            "Every gradient is scaled by the same factor, and by none where the norm is small enough.",
-            "each rank clipped by the norm of its own shards, or small gradients were scaled up",
-            {"values": gradients_are_scaled},
+            "Every gradient is scaled in place by the same factor, and by none where the norm is small"
+            " enough.",
+            "each rank clipped by the norm of its own shards, small gradients were scaled up, or .grad is a"
+            " new tensor",
+            {"values": every(gradients_are_scaled, scaled_in_place)},
         ),
         Property(
             "padding",
@@ -268,8 +307,8 @@ GLOBAL_GRAD_NORM = Exercise(
             "nothing-to-add",
             "robustness",
             1,
-            "Padding only, no shards at all, and gradients that are None or zero are no trouble; every rank"
-            " takes part.",
+            "Padding only, no shards at all, and gradients that are None, zero or transposed are no trouble;"
+            " every rank takes part.",
             "a rank without gradients returned early, and the others wait",
             {"empty": _BOTH},
         ),

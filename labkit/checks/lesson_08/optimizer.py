@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ def _train(rank: Rank) -> None:
     optimizer_class, options = chosen_optimizer(rank.case)
     with rank.recording("built"):
         optimizer = rank.student.ShardedOptimizer(
-            parameters_of(rank.case, net), optimizer_class, group, **options
+            _handed_parameters(rank.case, net), optimizer_class, group, **options
         )
     if rank.case.kind == "subgroup":  # one of another group, made later, changes nothing
         another = handed_net(rank).parameters()
@@ -60,6 +61,8 @@ def _train(rank: Rank) -> None:
         for m in range(rank.params["micro_batches"] if has_rows(rank.case, rank.rank, step) else 0):
             out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
             loss_of(out, rank.inputs["target"][step, m]).backward()
+        if rank.params.get("transposed"):
+            _transpose_gradients(net)
         if rank.params.get("schedule"):
             set_rates(rank.case, optimizer.optimizer, step)
         before = {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
@@ -69,6 +72,21 @@ def _train(rank: Rank) -> None:
         answer_weights(rank, snapshot(net), step)
         optimizer.zero_grad()
     rank.fact("changed", changed)
+
+
+def _handed_parameters(case: Case, net: nn.Module) -> Iterable[Any]:
+    """All parameters or groups of them, where the case says so in iterators, which can be read once."""
+    given = parameters_of(case, net)
+    if not case.params.get("iterators"):
+        return given
+    return iter([{**g, "params": iter(g["params"])} if isinstance(g, dict) else g for g in given])
+
+
+def _transpose_gradients(net: nn.Module) -> None:
+    """Of the same numbers, but those of a column lie end to end."""
+    for p in net.parameters():
+        if p.grad is not None and p.dim() == 2:
+            p.grad = p.grad.t().contiguous().t()
 
 
 def _alike(before: Tensor | None, after: Tensor | None) -> bool:
@@ -198,12 +216,13 @@ def optimizer_cases(seed: int) -> list[Case]:
         held_case("Adam's state", 4, seed, 40, "float32"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
         shard_case(
-            "frozen, tied and unused layers",
+            "frozen, tied and unused layers, transposed gradients",
             "unusual",
             2,
             seed,
             parts=["frozen", "half", "tied", "unused"],
             optimizer="momentum",
+            transposed=True,
         ),
         shard_case(
             "a weight one rank does not use", "unusual", 3, seed, parts=["side"], both=[[1], [0, 2], []]
@@ -211,7 +230,16 @@ def optimizer_cases(seed: int) -> list[Case]:
         shard_case(
             "a rank without rows", "unusual", 3, seed, without_rows=[[1], [0, 2]], optimizer="momentum"
         ),
-        shard_case("fewer numbers than ranks", "unusual", 4, seed, width=1, inner=1, option_groups=True),
+        shard_case(
+            "fewer numbers than ranks, in iterators",
+            "unusual",
+            4,
+            seed,
+            width=1,
+            inner=1,
+            option_groups=True,
+            iterators=True,
+        ),
         shard_case(
             "a shard of weights nobody uses",
             "unusual",
@@ -314,9 +342,10 @@ SHARDED_OPTIMIZER = Exercise(
             "unusual-parameters",
             "robustness",
             2,
-            "Unused, frozen and tied parameters, a rank without any gradient, and fewer numbers than ranks"
-            " are no trouble.",
-            "a .grad that is None, or a shard that has padding only",
+            "Unused, frozen and tied parameters, a rank without any gradient, transposed gradients, fewer"
+            " numbers than ranks, and groups whose parameters come from an iterator are no trouble.",
+            "a .grad that is None or not contiguous, a shard that has padding only, or an iterator that was"
+            " read twice",
             {"unusual": weights_follow},
         ),
         Property(

@@ -56,8 +56,7 @@ class FullyShardedModule(nn.Module):
             flat.wait()
 
     def _called(self, number: int, args: tuple, output: object) -> object:
-        if any(output is given for given in args):
-            output = output * 1
+        output = tree_map(lambda t: t.view_as(t) if isinstance(t, Tensor) and t.requires_grad else t, output)
         tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
         if tensors:
             for flat in self.needs[number]:
