@@ -1597,7 +1597,7 @@ def clip_grad_norm(
 
 def square_sum(parameters: Sequence[nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
-    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else "cpu")
+    total = torch.zeros((), dtype=torch.float64, device=device())
     for gradient in gradients:
         total += gradient.double().square().sum()
     return total
