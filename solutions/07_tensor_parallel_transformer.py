@@ -692,9 +692,9 @@ Table(
 # `random_state` and `set_random_state` read and put back the state of the generator that dropout uses;
 # `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
 # happened, even when an exception ends the block, `KeyboardInterrupt` among them: there the stream goes on
-# too, and the exception leaves the block. The same seed gives the same streams each time, another seed
-# others, and a rank counts by its number in `group`. Nothing is sent. Nobody enters a stream inside another
-# one.
+# too, and the exception leaves the block. The same seed gives the same streams each time, in another process
+# too, another seed others, and a rank counts by its number in `group`. Nothing is sent. Nobody enters a
+# stream inside another one.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>
@@ -806,7 +806,7 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 #
 # Either dimension can be cut; a whole weight need not divide. Mean and standard deviation may be 4% of the
 # latter off, and the numbers are normal, not uniform, each drawn by itself. A second weight of the same shape
-# has other numbers. Nothing is sent.
+# has other numbers. Nothing is sent, and nobody draws a cut weight whole.
 #
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.
@@ -1566,10 +1566,10 @@ prediction("the norm, which should be 2", your_norm, found)
 # %% [markdown]
 # ### Exercise: clip the gradient's norm
 #
-# Either list may be empty. A `.grad` may be changed in place or replaced; all keep their types. Gradients may
-# lie in memory in any order, or be nothing but zeros; a frozen parameter that has one counts, and a
-# `max_norm` of 0 makes zeros of all. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by
-# $10^{-4}$.
+# Either list may be empty, and one rank may have no gradient of what is cut where another has. A `.grad` may
+# be changed in place or replaced; all keep their types. Gradients may lie in memory in any order, be single
+# numbers, or nothing but zeros; a frozen parameter that has one counts, and a `max_norm` of 0 makes zeros of
+# all. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by $10^{-4}$.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only.</details>
 
@@ -1597,7 +1597,7 @@ def clip_grad_norm(
 
 def square_sum(parameters: Sequence[nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
-    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else "cpu")
+    total = torch.zeros((), dtype=torch.float64, device=device())
     for gradient in gradients:
         total += gradient.double().square().sum()
     return total

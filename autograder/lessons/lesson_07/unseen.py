@@ -37,6 +37,7 @@ def _attention_cases(seed: int) -> list[Case]:
         attention_case("unseen: one key head", "refused", 2, seed, heads=4, kv_heads=1, names=[1, 2]),
         attention_case("unseen: pair", "subgroup", 3, seed, **shape, heads=4, groups=PAIR_AND_ONE),
         attention_case("unseen: alone", "values", 1, seed, **shape, heads=2),
+        attention_case("unseen: alone, other products", "products", 1, seed, **shape, heads=2),
     ]
 
 
@@ -50,8 +51,13 @@ def _embedding_cases(seed: int) -> list[Case]:
         embedding_case("unseen: back", "round-trip", 4, seed, vocabulary=4 * rows + 1, hidden=hidden),
         embedding_case("unseen: outside", "wrong-ids", 3, seed, vocabulary=3 * rows - 1, hidden=hidden),
         embedding_case("unseen: pair", "subgroup", 3, seed, vocabulary=2 * rows, groups=PAIR_AND_ONE),
-        embedding_case("unseen: one id", "values", 2, seed, vocabulary=2 * rows, batch=1, sequence=1),
+        embedding_case(
+            "unseen: one id", "values", 2, seed, vocabulary=2 * rows, batch=1, sequence=1, dtype="float16"
+        ),
         embedding_case("unseen: alone", "values", 1, seed, vocabulary=rows, hidden=hidden),
+        embedding_case(
+            "unseen: alone, completed otherwise", "leave", 1, seed, vocabulary=rows, hidden=hidden
+        ),
     ]
 
 
@@ -147,7 +153,16 @@ def _gpt_cases(seed: int) -> list[Case]:
     rows, shape = draw.randint(4, 9), {"hidden": 12, "heads": 6, "ffn": 18, "sequence": 6}
     return [
         gpt_case("unseen: three ranks", "values", 3, seed, **shape, vocabulary=3 * rows),
-        gpt_case("unseen: untied", "untied", 3, seed, **shape, vocabulary=3 * rows, tied=False),
+        gpt_case(
+            "unseen: untied, begun alike",
+            "untied",
+            3,
+            seed,
+            **shape,
+            vocabulary=3 * rows,
+            tied=False,
+            head_as_table=True,
+        ),
         gpt_case("unseen: one short", "uneven-vocabulary", 3, seed, **shape, vocabulary=3 * rows - 1),
         gpt_case(
             "unseen: divided, untied",

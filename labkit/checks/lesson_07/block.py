@@ -142,7 +142,11 @@ def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _use_once(rank: Rank, split: Split) -> None:
-    """Answer: added, what the block adds to x in training. Fact: asked, with which dropout heads attend."""
+    """Answer: added, what the block adds to x in training. Fact: asked, with which dropout heads attend.
+
+    Torch's own generator is alike on the ranks where tokens are divided, and differs where they are whole, so
+    that drawing from it instead of the streams shows.
+    """
     full, asked = split.handed(rank), list[JSON]()
     attention = full.get_submodule("attention")
     plain: Attend = attention.attend  # type: ignore[assignment]
@@ -153,6 +157,7 @@ def _use_once(rank: Rank, split: Split) -> None:
 
     attention.attend = attend  # type: ignore[assignment]
     part, x = split.build(rank, full, rank.group), rank.inputs["x"].clone()
+    seed_generators(0 if sequence_parallel(rank.case) else rank.rank)
     rank.answer("added", part(x) - x)
     rank.fact("asked", asked)
 
@@ -272,6 +277,31 @@ def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
         yield Finding(asked == [params["dropout"]], told, f"{asked}", answer.rank)
 
 
+def _halves_by_stream(evidence: SplitEvidence) -> Iterator[Finding]:
+    """What is dropped of each half alone: other places on each rank where tokens are divided, else the
+    same.
+    """
+    divided, first = sequence_parallel(evidence.case), evidence.answers[0].tensors["added"]
+    for answer in evidence.answers[1:]:
+        for half, one, two in zip(
+            ("attention", "the MLP"),
+            _left(evidence, first),
+            _left(evidence, answer.tensors["added"]),
+            strict=True,
+        ):
+            told = f"of what {half} adds, {'other' if divided else 'the same'} places dropped than on rank 0"
+            seen = "the same" if divided else "others"
+            yield Finding(torch.equal(one, two) != divided, told, seen, answer.rank)
+
+
+def _left(evidence: SplitEvidence, added: Tensor) -> tuple[Tensor, Tensor]:
+    """Where something is left of what attention adds, and of what the MLP does, which is far more."""
+    params = evidence.case.params
+    scale = 1 / (1 - params.get("residual", params["dropout"]))
+    of_mlp = added > (ADDED[0] + ADDED[1]) / 2 * scale
+    return added - of_mlp * ADDED[1] * scale > ADDED[0] / 2 * scale, of_mlp
+
+
 def _alike(one: Tensor, two: Tensor) -> bool:
     """Whether two dropped tensors are zero in nearly the same places; attention itself is zero in a few."""
     return bool(((one.abs() < 1e-12) == (two.abs() < 1e-12)).double().mean() > 0.85)
@@ -372,7 +402,10 @@ EXERCISE = Exercise(
             "What is cut drops differently on every rank, what is whole drops alike, evaluation drops"
             " nothing.",
             "one stream for both: cut regions draw from own(), whole ones from shared()",
-            {"dropout": every(_drops_apart, _drops_alike_what_is_whole), "what-drops": _drops_both_halves},
+            {
+                "dropout": every(_drops_apart, _drops_alike_what_is_whole),
+                "what-drops": every(_drops_both_halves, _halves_by_stream),
+            },
         ),
         own_share(),
         subgroup(every(equals("output"), stays_in_group)),

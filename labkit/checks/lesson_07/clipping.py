@@ -15,12 +15,12 @@ from labkit.checks.lesson_07.modules import PAIRS, any_layout, case_maker, subgr
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, stays_in_group
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
-from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
 
 CLIP_ID = "07.clip-grad-norm"
 CUT = {"first": (8, 3), "second": (4, 5)}
-WHOLE = {"norm": (7,), "positions": (3, 4)}
+WHOLE: dict[str, tuple[int, ...]] = {"norm": (7,), "positions": (3, 4), "temperature": ()}
 clip_case = case_maker(max_norm=2.0)
 
 
@@ -53,6 +53,11 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
     return {n: place.block(t[place.index], 0 if n in CUT else None) for n, t in inputs.items()}
 
 
+def _lacking(case: Case, place: Place) -> tuple[str, ...]:
+    """The parameters of which a rank has no gradient: in a case "missing" the last rank's blocks."""
+    return tuple(CUT) if case.kind == "missing" and place.position == place.size - 1 else ()
+
+
 def _clip(
     rank: Rank,
     names: tuple[str, ...] = (*CUT, *WHOLE),
@@ -67,9 +72,11 @@ def _clip(
     gradients, perhaps in another layout. frozen: those that have a gradient and ask for none.
     """
     group, parameters = enter_group(rank), {}
+    lacking = _lacking(rank.case, place_of(rank.case, rank.rank))
     for name, gradient in rank.inputs.items():
         parameters[name] = nn.Parameter(torch.zeros_like(gradient))
-        parameters[name].grad = view(gradient)
+        if name not in lacking:
+            parameters[name].grad = view(gradient)
         parameters[name].requires_grad_(name not in frozen)
 
     def those(kind: Mapping[str, tuple[int, ...]]) -> list[nn.Parameter]:
@@ -98,8 +105,14 @@ class ClipEvidence(Evidence):
 
     def norm(self, answer: RankAnswer) -> Tensor:
         """The norm that a rank's group was to find."""
-        index = place_of(self.case, answer.rank).index
-        return torch.stack([self.inputs[n][index].double().square().sum() for n in self.names]).sum().sqrt()
+        group = groups_of(self.case)[place_of(self.case, answer.rank).index]
+        squares = [
+            place.block(self.inputs[name][place.index], 0 if name in CUT else None).double().square().sum()
+            for place in (place_of(self.case, rank) for rank in group)
+            for name in self.names
+            if name not in _lacking(self.case, place) and (name in CUT or place.position == 0)
+        ]
+        return torch.stack(squares).sum().sqrt()
 
 
 def _right_norm(evidence: ClipEvidence, answer: RankAnswer) -> Finding:
@@ -114,10 +127,15 @@ def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
         most, norm = evidence.case.params["max_norm"], evidence.norm(answer).item()
         factor = most / norm if norm > most else 1.0
         for name, gradient in _hand(evidence.case, evidence.inputs, answer.rank).items():
-            there = name in evidence.names
+            seen, there = answer.tensors.get(f"grad.{name}"), name in evidence.names
+            if name in _lacking(evidence.case, place_of(evidence.case, answer.rank)):
+                yield Finding(seen is None, f"no gradient of {name}, as before", "one", answer.rank)
+                continue
             expected = (gradient.double() * factor).to(gradient.dtype) if there else gradient
-            wrong = clipped_difference(expected, answer.tensors.get(f"grad.{name}"))
-            told = f"gradient of {name}, times {factor:.4g}"
+            wrong = clipped_difference(expected, seen)
+            if seen is not None and seen.dtype != gradient.dtype:
+                wrong = f"{seen.dtype}"
+            told = f"gradient of {name}, {gradient.dtype}, times {factor:.4g}"
             yield Finding(wrong is None, told, wrong or "", answer.rank)
         made = answer.facts["made"]
         yield Finding(not made, "no gradient where there was none", f"{made} made", answer.rank)
@@ -192,7 +210,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "Parameters without gradient are left out, frozen ones that have one are not; either list may be"
-            " empty, and a rank without cut parameters takes part.",
+            " empty, and a rank without gradients of what is cut takes part.",
             "`if cut:` around the collective leaves the other ranks waiting",
             dict.fromkeys(("missing", "none-cut", "none-whole"), _NORM_AND_GRADIENTS),
         ),
@@ -200,7 +218,7 @@ EXERCISE = Exercise(
             "low-precision",
             "robustness",
             1,
-            "Squares of 16-bit gradients are summed in 32 bits.",
+            "Squares of 16-bit gradients are summed in 32 bits, and gradients keep their types.",
             "float() before square()",
             {"low": _NORM_AND_GRADIENTS},
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from torch import nn
 
 from labkit.checks.case import Case
@@ -33,6 +34,7 @@ from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, 
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 EMBEDDING_ID = "07.vocab-parallel-embedding"
+WRONG_IDS = "too large", "negative", "too large in evaluation", "negative in evaluation"
 
 
 def _drawn(case: Case) -> dict[str, Drawn]:
@@ -54,7 +56,7 @@ embedding_case = case_maker(batch=2, sequence=5, hidden=3, vocabulary=12)
 def _cases(seed: int) -> list[Case]:
     return [
         embedding_case("12 tokens", "values", 2, seed, late=[1]),
-        embedding_case("a single id", "values", 2, seed, batch=1, sequence=1),
+        embedding_case("a single id, bfloat16", "values", 2, seed, batch=1, sequence=1, dtype="bfloat16"),
         embedding_case("ids that are a view", "layout", 2, seed),
         embedding_case("completed otherwise", "leave", 2, seed),
         embedding_case("11 tokens", "uneven", 2, seed, vocabulary=11),
@@ -68,13 +70,19 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _look_up_wrong_ids(rank: Rank, split: Split) -> None:
-    """Facts: too large, negative."""
+    """Ids that are right, and then, in the same tensor, wrong; in training, and in evaluation without
+    gradients. Facts: WRONG_IDS.
+    """
     part = split.build(rank, split.plain(rank.case).to(rank.device), rank.group)
-    for name, wrong in (("too large", rank.params["vocabulary"]), ("negative", -1)):
-        ids = rank.inputs["ids"].clone()
-        ids[-1, -1] = wrong
-        with rank.expect_error(name):
-            part(ids)
+    for training, names in ((True, WRONG_IDS[:2]), (False, WRONG_IDS[2:])):
+        part.train(training)
+        for name, place, wrong in zip(names, (-1, 0), (rank.params["vocabulary"], -1), strict=True):
+            ids = rank.inputs["ids"].clone()
+            with torch.set_grad_enabled(training):
+                part(ids)
+                ids[place, place] = wrong
+                with rank.expect_error(name):
+                    part(ids)
 
 
 def _complete_otherwise(rank: Rank, split: Split) -> None:
@@ -169,7 +177,7 @@ EXERCISE = Exercise(
             1,
             "An id outside the vocabulary is an IndexError on every rank.",
             "no rank owns such an id, so that its vector is silently zero",
-            {"wrong-ids": every(*(is_refused(name, "IndexError") for name in ("too large", "negative")))},
+            {"wrong-ids": every(*(is_refused(name, "IndexError") for name in WRONG_IDS))},
         ),
         any_layout(EVERYTHING),
         subgroup(every(equals("output"), stays_in_group)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import calls_are, refused, same
 from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.worked import Worked
 
 INITIAL_ID = "07.initial-weights"
 CUT: dict[str, int | None] = {"cut along dim 0": 0, "cut along dim 1": 1}
@@ -24,6 +26,7 @@ FARTHEST = 3.25  # standard deviations; by chance some 28 of a block's numbers a
 UNIQUE = 0.9  # of a block's numbers; by chance 0.99 in float32
 TOGETHER = 0.5  # of the usual products of two lines; by chance less than 0.1 off, in orthogonal lines 1
 MOST_ALIKE = 0.9  # a correlation of two lines; by chance less than 0.7, of the same numbers 1
+MOST_PARTS = 2.5  # parts of a weight in one tensor: some draw two numbers for each that they want
 OFF = 0.04  # of the standard deviation; by chance less than 0.007, by a block's fan-in at least 0.4
 initial_case = case_maker(shape=[256, 384])
 
@@ -47,7 +50,8 @@ DRAWN = _twice(CUT | WHOLE)
 
 
 def _draw_weights(rank: Rank) -> None:
-    """Draw cut and whole weights, two of each kind. Answers: the names in DRAWN. Recording: all.
+    """Draw cut and whole weights, two of each kind. Answers: the names in DRAWN. Recording: all. Facts: most
+    and a name, elements of the largest tensor that was made for it, or is behind it.
 
     Torch's own generator is alike on the ranks where a weight is cut, and differs where it is whole, so that
     drawing from it instead of the streams shows.
@@ -57,7 +61,11 @@ def _draw_weights(rank: Rank) -> None:
     with rank.recording("all"):
         for number, (name, cut) in enumerate(DRAWN.items()):
             seed_generators(number if cut is not None else 100 * (1 + rank.rank) + number)
-            rank.answer(name, rank.student.initial_weight(shape, cut, streams, group))
+            with Worked() as worked:
+                part = rank.student.initial_weight(shape, cut, streams, group)
+            behind = part.untyped_storage().nbytes() // part.element_size()
+            rank.fact(f"most {name}", max(worked.largest, behind))
+            rank.answer(name, part)
 
 
 def _ask_for_uneven(rank: Rank) -> None:
@@ -135,6 +143,16 @@ def _others_next_time(names: dict[str, int | None]) -> Judge:
             yield Finding(apart, f"{name}: other numbers the next time", "the same numbers", answer.rank)
 
     return _of_right_shape(find)
+
+
+def _never_whole(evidence: Evidence) -> Iterator[Finding]:
+    """No tensor has much more than a rank's part of a cut weight, where ranks are so many that this tells."""
+    for answer in evidence.answers:
+        for name in _twice(CUT):
+            part, most = math.prod(_shape(evidence.case, name, answer)), answer.facts[f"most {name}"]
+            if MOST_PARTS * part < math.prod(evidence.case.params["shape"]):
+                told = f"{name}: {part:,} numbers, this rank's part, and never the whole weight"
+                yield Finding(most <= MOST_PARTS * part, told, f"a tensor of {most:,}", answer.rank)
 
 
 def _same_numbers(one: Tensor, two: Tensor) -> bool:
@@ -221,9 +239,10 @@ EXERCISE = Exercise(
             "own-blocks",
             "mechanism",
             2,
-            "Each rank draws a block of its own of a cut weight, and other numbers the next time.",
+            "Each rank draws a block of its own of a cut weight, never the whole, and other numbers the next"
+            " time.",
             "the block was drawn from shared(), so that all ranks have the same features",
-            {"values": every(_parts(DRAWN), _BLOCKS)},
+            {"values": every(_parts(DRAWN), _BLOCKS, _never_whole)},
         ),
         Property(
             "whole-alike",

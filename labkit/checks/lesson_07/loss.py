@@ -41,7 +41,7 @@ def _cases(seed: int) -> list[Case]:
         loss_case("some ignored", "ignored", 2, seed),
         loss_case("another ignore_index", "ignored", 2, seed, ignore_index=3),
         loss_case("some ignored, smoothed", "both", 2, seed, vocabulary=11, label_smoothing=0.3),
-        loss_case("some ignored, large logits", "ignored", 2, seed, scale=900.0),
+        loss_case("ignored ones beyond the vocabulary", "ignored", 2, seed, scale=900.0, ignore_index=12),
         loss_case("views", "layout", 2, seed),
         loss_case("smoothed", "smoothed", 2, seed, label_smoothing=0.2),
         loss_case("large logits", "large", 2, seed, scale=900.0),

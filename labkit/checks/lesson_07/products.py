@@ -35,6 +35,7 @@ DIVIDED = {  # along which dimension ranks have their part of what is drawn
 }
 ALONE = {"up": ("x", "grad_inner"), "down": ("inner", "grad_output")}  # a product's input and gradient
 Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+SECOND = 2.0  # times the first gradient of the output, in the second pass
 KEPT_SLACK = 24 * 1024  # nodes of autograd, and what else a careful solution keeps beside its tensors
 products_case = case_maker(batch=2, sequence=8, hidden=5, inner=12, out=3)
 
@@ -85,14 +86,19 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 
 def _use_both(rank: Rank) -> None:
     """Forward and backward through both products; between them they are used once more, in a group of this
-    rank alone. In a case "first-layer" x asks for no gradient. Answers: output, grad.NAME.
+    rank alone. In a case "first-layer" x asks for no gradient. Then the same once more, with the same tensors
+    and gradients that add up. Answers: output, grad.NAME; sum.NAME, after both.
     """
     group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
     state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
     state["x"].requires_grad_(rank.case.kind != "first-layer")
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
+
+    def forward() -> Tensor:
+        return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
+
     with rank.recording("forward"):
-        out = _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
+        out = forward()
     rank.answer("output", out)
     other = {name: 1 - tensor.detach() for name, tensor in state.items()}
     _two_products(other, lambda *a: column(*a, alone), lambda *a: row(*a, alone), bias)
@@ -100,6 +106,10 @@ def _use_both(rank: Rank) -> None:
         (out * rank.inputs["grad_output"]).sum().backward()
     for name, tensor in state.items():
         rank.answer(f"grad.{name}", tensor.grad)
+    with rank.attempt("parameter-gradients"):
+        (forward() * SECOND * rank.inputs["grad_output"]).sum().backward()
+    for name, tensor in state.items():
+        rank.answer(f"sum.{name}", tensor.grad)
 
 
 def _use_views(rank: Rank) -> None:
@@ -186,7 +196,10 @@ def _right_gradients(*names: str) -> Judge:
                 if whole is not None:
                     part = "whole" if DIVIDED[name] is None else "its block"
                     told = f"gradient of {name}: {part}, as of all tokens"
-                    yield same(told, place.block(whole, DIVIDED[name]), answer, f"grad.{name}")
+                    own = place.block(whole, DIVIDED[name])
+                    yield same(told, own, answer, f"grad.{name}")
+                    told = f"{told}, added to by a second pass"
+                    yield same(told, (1 + SECOND) * own, answer, f"sum.{name}")
 
     return judge
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from labkit.checks.case import Case
-from labkit.checks.exercise import Exercise, Finding, Property, every
+from labkit.checks.case import Case, Inputs
+from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_07.attention import ATTENTION_ID
 from labkit.checks.lesson_07.block import BLOCK_ID, block_calls
 from labkit.checks.lesson_07.embedding import EMBEDDING_ID
@@ -216,6 +217,18 @@ def _own_tokens_drop_apart(evidence: SplitEvidence) -> Iterator[Finding]:
     yield Finding(alike < 0.9, told, f"{alike:.0%} of the places are the same", 1)
 
 
+def _begin_alike(run: Run) -> Run:
+    """The run in which, where the case says so, an untied head begins as a copy of the table."""
+
+    def inputs(case: Case, generator: torch.Generator) -> Inputs:
+        found = run.inputs(case, generator)
+        if case.params.get("head_as_table"):
+            found |= {f"{kind}.head.weight": found[f"{kind}.tokens.weight"] for kind in ("full", "noise")}
+        return found
+
+    return replace(run, inputs=inputs)
+
+
 _WITH_DROPOUT = {
     "first loss": "the first loss with dropout",
     "second loss": "the second loss with dropout",
@@ -229,7 +242,7 @@ EXERCISE = Exercise(
     {
         "values": _USED,
         "layout": at_boundaries(GPT.run(use_views)),
-        "untied": _USED,
+        "untied": _begin_alike(_USED),
         "uneven-vocabulary": _USED,
         "sequence-parallel": _USED,
         "round-trip": at_boundaries(GPT.run(use_and_return)),

@@ -32,8 +32,9 @@ class TensorParallelAttention(nn.Module):
         if attention.query.bias is not None:
             bias = torch.cat([own(getattr(attention, name).bias) for name in names])
         out = own(attention.output.weight.T).T.contiguous()
-        new = cls(config, attention.attend, (weight, bias), (out, attention.output.bias), group, enter, leave)
-        return new.train(attention.training)
+        return cls(
+            config, attention.attend, (weight, bias), (out, attention.output.bias), group, enter, leave
+        )
 
     def forward(self, x):
         d, (queries, keys, _) = self.config.head_size, self.own_heads()
