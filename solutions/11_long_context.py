@@ -228,7 +228,8 @@ def block_backward(
 
     q, grad_out: [..., c, d]; k, v: [..., e, d]. lse, delta: [..., c], of the whole
     rows: delta is the sum of grad_out times the whole output. diagonal: as for
-    `attend_block`. What is given may be views, and is not changed.
+    `attend_block`. What is given may be views, and is not changed. Called within a
+    Function's backward too, where autograd records nothing.
     """
     ### BEGIN SOLUTION
     scale = math.sqrt(q.shape[-1])
@@ -626,7 +627,7 @@ def ulysses_attention(
     q: [b, a, c, d]; k, v: [b, key-value heads, c, d], of the rank's n-th of the
     tokens, in their order; often views that are not contiguous, and not to be changed.
     attend(q, k, v): the same of whole sequences, with an n-th of both kinds of heads.
-    Sends (n-1)/n of q, k, v and of the output. Raises ValueError, naming both numbers,
+    Sends (n-1)/n of q, k, v and of the output, in their dtype. Raises ValueError, naming both numbers,
     when n does not divide the heads or the key-value heads, before anything is sent.
     """
     ### BEGIN SOLUTION
@@ -830,8 +831,8 @@ def sharded_loss(logits: Tensor, targets: Tensor, group: dist.ProcessGroup, igno
     logits: [b, c, V], targets: [b, c], of this rank's tokens; where a target is `ignore`
     there is none. Computed in float32, or float64 where the logits are. Backward gives
     this rank's part of the gradient: the parts of all ranks add up to the whole's. A sum
-    and a number are sent, and in backward nothing. What is given may be views, and is
-    not changed.
+    and a number are sent, also where no graph is made, and in backward nothing. What is
+    given may be views, and is not changed.
     """
     ### BEGIN SOLUTION
     exact = logits if logits.dtype == torch.float64 else logits.float()

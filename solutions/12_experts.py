@@ -67,7 +67,7 @@ from labkit.theory.units import binary_text
 #
 # Everything is computed in float32, or in float64 where tokens or router are, and gates and probabilities are
 # returned in it. The experts' numbers are int64, as torch's own indices are. Scores of several hundreds
-# occur, above 0 and below it.
+# occur, above 0 and below it; but no bias is so large that it chooses only experts of probability 0.
 #
 # <details><summary>Hint</summary>
 #
@@ -282,8 +282,9 @@ class AllToAll(torch.autograd.Function):
         """Rows for this rank, from each rank of the group in order: [sum of received, h].
 
         rows: [sum of sent, h], those for rank 0 of the group first. sent, received: a number of
-        rows for each rank, as lists. One all-to-all of the rows there are; rows may be a view of
-        any layout. It may be called again, with other numbers, before backward.
+        rows for each rank, as lists that stay as they are. One all-to-all of the rows there are, in
+        their dtype; rows may be a view of any layout. It may be called again, with other numbers,
+        before backward, for which nothing is kept but the splits.
         """
         ### BEGIN SOLUTION
         ctx.splits = sent, received
@@ -402,13 +403,16 @@ class ExpertParallel(nn.Module):
         ### END SOLUTION
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: [n, h], this rank's own; each rank has another number of them, or
-        none. Returns [n, h], in evaluation as in training. It may be called again,
-        with other tokens, before backward.
+        """tokens: [n, h], this rank's own, which stay as they are; each rank has another
+        number of them, or none, and on some ranks they may need no gradient. Returns
+        [n, h], in evaluation as in training. It may be called again, with other tokens,
+        before backward.
         """
         ### BEGIN SOLUTION
         gates, chosen, _ = route(tokens, self.router, self.active)
         rows, places, counts = permute(tokens, chosen, len(self.router))
+        if torch.is_grad_enabled() and not rows.requires_grad:
+            rows = rows.detach().requires_grad_()  # in backward every rank takes part
         table = exchange_counts(counts, self.group)
         sent = counts.view(len(table), -1).sum(dim=1).tolist()
         received = table.sum(dim=1).tolist()
@@ -545,8 +549,8 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
     """The balancing loss of all tokens of the group, a number, the same on every rank.
 
     probabilities: [n, E]; experts: [n, k], of this rank's n tokens; n differs between
-    ranks and may be 0. The gradient of the number reaches this rank's probabilities, as
-    they stand in the loss of all tokens. Computed in the probabilities' dtype.
+    ranks and may be 0. The gradient of the number, where a graph is made, reaches this
+    rank's probabilities, as they stand in the loss of all tokens. Computed in the probabilities' dtype.
     All-reduces sums over tokens, 2 E + 2 numbers at most, in forward alone.
     """
     ### BEGIN SOLUTION
@@ -668,7 +672,7 @@ def drop(gates: Tensor, experts: Tensor, num_experts: int, capacity: int) -> Ten
     """The gates, with 0 in place of those whose visit finds no room: [n, k]. Others
     are not changed.
 
-    gates: [n, k], of any dtype. experts: [n, k]. Both of any layout. Each expert takes the first
+    gates: [n, k], finite, of any dtype. experts: [n, k]. Both of any layout. Each expert takes the first
     `capacity` of its visits, gates of 0 too; first choices of all tokens, in order, come before all
     second ones, and so on. No loop over tokens.
     """
@@ -739,9 +743,9 @@ your_active_part = ...
 # ### Exercise: the numbers
 #
 # `config` has `num_layers`, `hidden`, `ffn`, `vocabulary`, and `config.mixture` (`None` in a model without
-# experts) has `num_experts`, `active_experts`, `expert_ffn`, `shared_experts` and `dense_layers`. These
-# models are Llamas otherwise: two RMSNorms a layer and one at the end, $h$ numbers each, no biases, a table
-# of tokens and an output matrix, $V h$ each. Both count as active.
+# experts, for which only `dispatch_bytes` is asked) has `num_experts`, `active_experts`, `expert_ffn`,
+# `shared_experts` and `dense_layers`. These models are Llamas otherwise: two RMSNorms a layer and one at the
+# end, $h$ numbers each, no biases, a table of tokens and an output matrix, $V h$ each. Both count as active.
 #
 # In a forward pass each row travels to its expert and back, and while experts are visited equally often,
 # $(n-1)/n$ of them live on another rank.
@@ -878,7 +882,8 @@ def reduce_gradients(
     `replicas` have too, each with a gradient that holds the tokens of its own copy's ranks. There
     may be none of either kind. A parameter without gradient counts as zeros, and has one
     afterwards. Some may be frozen (`requires_grad`), on some ranks or all: that makes no
-    difference. Each gradient is all-reduced once, among the ranks that have it.
+    difference, and neither does the layout of a gradient, the same on all ranks that have it.
+    Each gradient is all-reduced once, among these ranks.
     """
     ### BEGIN SOLUTION
     ranks = dist.get_world_size(everyone)
@@ -917,7 +922,7 @@ def clip_grad_norm(
     everyone: dist.ProcessGroup,
     replicas: dist.ProcessGroup,
 ) -> Tensor:
-    """Scale all gradients so that the norm of the whole model's gradient is at most
+    """Scale all gradients, in place or by new ones, so that the norm of the whole model's gradient is at most
     `max_norm`, 0 or more. A norm below that, 0 too, leaves them as they are.
 
     shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there

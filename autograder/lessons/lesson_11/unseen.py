@@ -44,6 +44,7 @@ def _block_cases(seed: int) -> list[Case]:
         block_case("unseen: blocks", "values", [2, heads, block * blocks, 2], block, seed),
         block_case("unseen: one head", "values", [4 * block, 3], block, seed, dtype="float32"),
         block_case("unseen: large", "values", [heads, 3 * block, 4], block, seed, scale=500.0),
+        block_case("unseen: many blocks", "values", [1, 1, 768, 3], 32, seed),
         block_case("unseen: ragged", "ragged", [1, heads, block * blocks + 1, 3], block, seed),
         block_case("unseen: blocks of one", "ragged", [2, 1, 5, 3], 1, seed),
     ]
@@ -58,7 +59,7 @@ def _pair_cases(seed: int) -> list[Case]:
         pair_case("unseen: first, float32", "past", [2, 1, 2 * rows, d], 0, seed, rows=rows, dtype="float32"),
         pair_case("unseen: large", "past", [2, 1, 3 * rows, d], 0, seed, rows=rows, scale=500.0),
         pair_case("unseen: large, diagonal", "diagonal", [3, 3, 8, d], 4, seed, scale=600.0),
-        pair_case("unseen: diagonal", "diagonal", [1, 3, 3 * rows, d], 2 * rows, seed, rows=rows),
+        pair_case("unseen: diagonal", "diagonal", [1, 3, 3 * rows, d], 2 * rows, seed, rows=rows, off=True),
     ]
 
 
@@ -95,6 +96,7 @@ def _heads_cases(seed: int) -> list[Case]:
     return [
         heads_case("unseen: three ranks", "values", 3, [1, 6 * groups, 3 * size, d], 6, seed),
         heads_case("unseen: two ranks, float32", "values", 2, [2, 4, 2 * size, d], 2, seed, **more),
+        heads_case("unseen: float16", "low", 3, [1, 6, 3 * size, d], 3, seed, dtype="float16"),
         heads_case(
             "unseen: a pair and one", "subgroup", 3, [1, 4, 4 * size, d], 2, seed, groups=PAIR_AND_ONE
         ),

@@ -67,7 +67,7 @@ def _exchange_cases(seed: int) -> list[Case]:
     return [
         exchange_case("unseen: counts", "counts", 3, local + 1, h, most, seed),
         exchange_case("unseen: counts in int32", "counts", 3, local, h, most, seed, whole="int32"),
-        exchange_case("unseen: five ranks", "values", 5, local, h, most, seed),
+        exchange_case("unseen: five ranks, float16", "values", 5, local, h, most, seed, dtype="float16"),
         exchange_case("unseen: two ranks, float32", "values", 2, local, h, most, seed, dtype="float32"),
         exchange_case("unseen: there and back", "twice", 2, local, h, most, seed),
         exchange_case("unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3], still=[1]),
@@ -85,7 +85,7 @@ def _spread_cases(seed: int) -> list[Case]:
         spread_case("unseen: five ranks, three experts a token", "values", 5, tokens, [4, 3, 1], 3, seed),
         spread_case("unseen: two ranks", "values", 2, tokens[:2], shape, 1, seed, dtype="float32"),
         spread_case("unseen: idle", "idle", 3, tokens[:3], [4, 3, 2], 2, seed, idle=[0, 4, 5], still=[0]),
-        spread_case("unseen: nothing to send", "empty", 3, [0, tokens[0], 0], shape, 2, seed),
+        spread_case("unseen: nothing to send", "empty", 3, [0, tokens[0], 0], shape, 2, seed, plain=[2]),
         spread_case(
             "unseen: bfloat16", "low", 2, tokens[:2], [8, 4, 3], 2, seed, dtype="bfloat16", offset=48.0
         ),
@@ -109,6 +109,7 @@ def _balance_cases(seed: int) -> list[Case]:
             rate=0.25,
             before=(2**31 - 3 * sum(tokens) // experts) // 5,
             whole="int32",
+            bias="float16",
         ),
         balance_case(
             "unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32", before=90_000_001
@@ -170,7 +171,7 @@ def _reduce_cases(seed: int) -> list[Case]:
     gone = {"shared.0": [1], "experts.1": [0, 3], "experts.0": [2], "experts.2": [2, 3]}
     return [
         reduce_case("unseen: two over three", "values", 2, 3, seed),
-        reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32"),
+        reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32", turned=True),
         reduce_case("unseen: one copy", "single", 1, 2, seed),
         reduce_case("unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}),
         reduce_case("unseen: without shared ones", "missing", 2, 2, seed, without="shared"),

@@ -26,7 +26,7 @@ GRADIENTS = ("q", "k", "v")
 def pair_case(name: str, kind: str, shape: list[int], keys: int, seed: int, **params: object) -> Case:
     """shape: [..., s, d] of the whole; the block's queries are the last `rows` of it, its keys the `columns`
     from `keys` on, as many unless it says otherwise. views: the block does not lie together in memory.
-    scale: of the scores.
+    scale: of the scores. off: while autograd records nothing, as in a Function's backward.
     """
     settings = {"shape": shape, "keys": keys, "rows": 4, **params}
     return Case(name, 1, {"columns": settings["rows"], **settings}, seed, kind=kind)
@@ -40,7 +40,7 @@ def _cases(seed: int) -> list[Case]:
         pair_case("scores of hundreds", "past", [2, 2, 12, 3], 4, seed, scale=600.0),
         pair_case("the block on the diagonal", "diagonal", [2, 2, 12, 3], 8, seed),
         pair_case("scores of hundreds on the diagonal", "diagonal", [3, 4, 4, 3], 0, seed, scale=600.0),
-        pair_case("alone on the diagonal", "diagonal", [2, 4, 6], 0, seed),
+        pair_case("alone on the diagonal, within a backward", "diagonal", [2, 4, 6], 0, seed, off=True),
     ]
 
 
@@ -83,7 +83,8 @@ def _differentiate(rank: Rank) -> None:
     given = {name: rank.inputs[name].clone() for name in names}
     if rank.params.get("views"):
         given = as_views(given)
-    gradients = rank.student.block_backward(*given.values(), rank.case.kind == "diagonal")
+    with torch.set_grad_enabled("off" not in rank.params):
+        gradients = rank.student.block_backward(*given.values(), rank.case.kind == "diagonal")
     tell_changed(rank, given)
     for name, gradient in zip(GRADIENTS, gradients, strict=True):
         rank.answer(f"grad.{name}", gradient)

@@ -35,12 +35,12 @@ def _cases(seed: int) -> list[Case]:
     return [
         block_case("four blocks", "values", [2, 2, 32, 4], 8, seed),
         block_case("float32", "values", [3, 24, 6], 4, seed, dtype="float32"),
-        block_case("thirty-two blocks", "values", [1, 1, 256, 2], 8, seed),
+        block_case("thirty-two blocks", "values", [1, 1, 1024, 2], 32, seed),
         block_case("one block", "values", [1, 2, 8, 4], 8, seed),
         block_case("scores of hundreds", "values", [2, 6, 24, 4], 8, seed, scale=600.0),
         block_case("a last block of three", "ragged", [1, 2, 19, 4], 8, seed),
         block_case("a block longer than the sequence", "ragged", [1, 1, 5, 4], 8, seed),
-        block_case("all that the process holds", "process", [1, 2, 504, 4], 72, seed),
+        block_case("all that the process holds", "process", [1, 1, 1152, 2], 72, seed),
     ]
 
 
@@ -114,7 +114,7 @@ def _never_larger(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 def _pair_by_pair(evidence: Evidence, answer: RankAnswer) -> Finding:
     """Room for the output and its lse four times, as their pieces and what is made of them, and for the
-    scores of one pair ten times.
+    scores of one pair ten times: the longest cases have more pairs than that in a row of blocks.
     """
     *leading, s, d = evidence.case.params["shape"]
     numbers = math.prod(leading) * (4 * s * (d + 1) + 10 * evidence.case.params["block"] ** 2)

@@ -41,6 +41,7 @@ def _cases(seed: int) -> list[Case]:
         heads_case("three ranks", "values", 3, [2, 6, 12, 4], 3, seed, late=[1]),
         heads_case("four ranks, float32", "values", 4, [1, 8, 16, 6], 8, seed, dtype="float32", quiet=[2]),
         heads_case("two ranks, two heads for each key", "values", 2, [1, 8, 6, 2], 4, seed),
+        heads_case("numbers of 16 bits", "low", 2, [1, 4, 8, 4], 2, seed, dtype="bfloat16"),
         heads_case("crossed groups", "subgroup", 4, [1, 4, 8, 4], 2, seed, groups=[[0, 3], [1, 2]]),
         heads_case("alone", "alone", 1, [1, 2, 6, 4], 1, seed),
         heads_case("too few key-value heads", "refused", 4, [1, 8, 8, 2], 2, seed),
@@ -200,7 +201,10 @@ EXERCISE = Exercise(
     "11.ulysses",
     "Heads for tokens",
     ("ulysses_attention",),
-    {**dict.fromkeys(("values", "subgroup", "alone"), ATTENDED), "refused": Run(_refuse, _inputs, _own)},
+    {
+        **dict.fromkeys(("values", "low", "subgroup", "alone"), ATTENDED),
+        "refused": Run(_refuse, _inputs, _own),
+    },
     _cases,
     (
         Property(
@@ -225,7 +229,7 @@ EXERCISE = Exercise(
             2,
             "Forward sends (n-1)/n of the rank's queries, keys, values and output, backward as much.",
             "keys and values were repeated for all heads before they were sent, or gathered",
-            {"values": every(_sends("forward"), _sends("backward"))},
+            dict.fromkeys(("values", "low"), every(_sends("forward"), _sends("backward"))),
         ),
         Property(
             "own-heads",

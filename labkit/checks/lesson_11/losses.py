@@ -84,8 +84,8 @@ class WholeLoss(Evidence):
 
 
 def _lose(rank: Rank) -> None:
-    """Answers loss and grad, of a second backward of the same graph; recordings forward and backward, that
-    one. Fact changed.
+    """Answers loss, evaluated, without a graph, and grad, of a second backward of the same graph; recordings
+    forward and backward, that one. Fact changed.
     """
     group, ignore = enter_group(rank), rank.params["ignore"]
     given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
@@ -99,6 +99,8 @@ def _lose(rank: Rank) -> None:
         with rank.recording("backward"):
             (WEIGHT * loss).backward()
     rank.answer("grad", logits.grad)
+    with torch.no_grad():
+        rank.answer("evaluated", rank.student.sharded_loss(logits.detach(), targets, group, **more))
     tell_changed(rank, {"logits": logits.detach(), "targets": targets})
 
 
@@ -106,10 +108,14 @@ def _copies(inputs: Inputs) -> Inputs:
     return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
-def _is_the_mean(evidence: WholeLoss, answer: RankAnswer) -> Finding:
+def _is_the_mean(evidence: WholeLoss, answer: RankAnswer, name: str = "loss") -> Finding:
     loss, _, count = evidence.references[place_of(evidence.case, answer.rank).index]
     told = f"the mean over the {count} targets of all ranks" if count else "0 where nobody has a target"
-    return same(told, loss, answer, "loss")
+    return same(told, loss, answer, name)
+
+
+def _mean_without_graph(evidence: WholeLoss, answer: RankAnswer) -> Finding:
+    return _is_the_mean(evidence, answer, "evaluated")
 
 
 def _nothing_rounded(evidence: WholeLoss, answer: RankAnswer) -> Finding:
@@ -143,7 +149,7 @@ def _two_numbers(evidence: Evidence) -> Iterator[Finding]:
 
 
 LOST = Run(_lose, _inputs, own_entry, WholeLoss)
-BOTH = every(on_each(_is_the_mean), on_each(_is_the_gradient))
+BOTH = every(on_each(_is_the_mean), on_each(_mean_without_graph), on_each(_is_the_gradient))
 EXERCISE = Exercise(
     "11.sharded-loss",
     "One loss over a divided sequence",
@@ -157,7 +163,7 @@ EXERCISE = Exercise(
             2,
             "Every rank has the mean over all targets of the group; what was given is as it was.",
             "a mean of the ranks' means, or a division by tokens that have no target",
-            {"values": every(on_each(_is_the_mean), on_each(unchanged))},
+            {"values": every(on_each(_is_the_mean), on_each(_mean_without_graph), on_each(unchanged))},
         ),
         Property(
             "gradient",

@@ -49,11 +49,11 @@ def queries_keys_values(case: Case, generator: torch.Generator, *more: str) -> I
 
 
 def as_handed(rank: Rank, name: str) -> Tensor:
-    """A copy of an input [..., heads, s, d]; of kind "subgroup" it lies in memory as a model's heads do,
-    [..., s, heads, d], which is not contiguous.
+    """A copy of an input [..., heads, s, d]; of kinds "subgroup" and "kept" it lies in memory as a model's
+    heads do, [..., s, heads, d], which is not contiguous.
     """
     given = rank.inputs[name].clone()
-    if rank.case.kind == "subgroup":
+    if rank.case.kind in ("subgroup", "kept"):
         return given.transpose(-3, -2).contiguous().transpose(-3, -2)
     return given
 

@@ -42,6 +42,7 @@ def _cases(seed: int) -> list[Case]:
         asked("ulysses", (132, 8, 8, 4), 8),
         asked("ring", LLAMA_8B, 3),
         asked("star", LLAMA_8B, 4),
+        asked("Ring", LLAMA_8B, 4),
     ]
     return [
         values_case("ring", ring, seed),

@@ -7,6 +7,7 @@ replica's rows its own tokens alone.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,8 +167,11 @@ def _train(rank: Rank) -> None:
     one sequence, of another length.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
-    given, (context, tensor, batch), before_it = _held(full), _groups(rank), storages()
+    given, (context, tensor, batch) = _held(full), _groups(rank)
+    gc.collect()  # a model of an earlier case may hold itself: its memory would count as there before
+    before_it = storages()
     model = rank.student.ContextParallelGPT(full, context, tensor, batch)
+    gc.collect()
     rank.fact("held_bytes", held_since(before_it))
     other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
     tokens = max(2, rank.inputs["ids"].shape[-1] - 2)

@@ -27,7 +27,8 @@ def balance_case(
 ) -> Case:
     """tokens: of each rank. rate: by how much the bias is nudged, a power of 2: in float32 as in float64.
     used: the experts that are visited, default all. before: visits that each expert had on each rank
-    besides, when the bias is nudged. whole: the dtype of visits, default int64.
+    besides, when the bias is nudged. whole: the dtype of visits, default int64. bias: of the bias, default
+    that of the probabilities.
     """
     settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 2.0**-6, "before": 0, **params}
     return Case(name, len(tokens), settings, seed, kind=kind)
@@ -35,7 +36,17 @@ def balance_case(
 
 def _cases(seed: int) -> list[Case]:
     return [
-        balance_case("three ranks, uneven tokens", "values", [5, 12, 8], 4, 2, seed, late=[1]),
+        balance_case(
+            "three ranks, uneven tokens",
+            "values",
+            [5, 12, 8],
+            4,
+            2,
+            seed,
+            late=[1],
+            before=2 * 10**9,  # no sum over the ranks fits into int32
+            whole="int32",
+        ),
         balance_case(
             "an expert that nobody visits, visits in int32",
             "values",
@@ -46,6 +57,7 @@ def _cases(seed: int) -> list[Case]:
             used=[0, 1, 3, 4],
             before=2**30 - 2,  # of the sums over both ranks some fit into int32, and some do not
             whole="int32",
+            bias="bfloat16",
         ),
         balance_case(
             "four ranks, float32", "values", [3, 9, 6, 14], 6, 1, seed, dtype="float32", before=50_000_003
@@ -68,13 +80,15 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
             inputs[f"probabilities.{rank}"] = scores.to(bias.dtype).softmax(-1)
             among = case.params.get("used", list(range(num_experts)))
             inputs[f"experts.{rank}"] = drawn_experts(generator, n, case.params["k"], among)
-            inputs[f"bias.{rank}"] = bias.clone()
+            inputs[f"bias.{rank}"] = bias.to(
+                getattr(torch, case.params.get("bias", str(bias.dtype)[6:])), copy=True
+            )
     return inputs
 
 
 def _balance(rank: Rank) -> None:
-    """Answers loss, grad, bias and, as they were handed over, kept.bias and kept.visits; recordings loss,
-    backward, nudge.
+    """Answers loss, evaluated, without a graph, grad, bias and, as they were handed over, kept.bias and
+    kept.visits; recordings loss, backward, nudge.
     """
     group = enter_group(rank)
     probabilities = rank.inputs["probabilities"].clone().requires_grad_()
@@ -85,6 +99,9 @@ def _balance(rank: Rank) -> None:
     with rank.attempt("gradients"), rank.recording("backward"):
         (WEIGHT * loss).backward()
     rank.answer("grad", probabilities.grad)
+    with torch.no_grad():
+        evaluated = rank.student.balance_loss(probabilities.detach(), experts, group)
+    rank.answer("evaluated", evaluated.reshape(()))
     visits = _own_visits(rank.case, experts)
     with rank.recording("nudge"):
         nudged = rank.student.nudge(bias, visits, rank.params["rate"], group)
@@ -122,8 +139,11 @@ def _whole(evidence: Evidence, rank: int) -> tuple[Tensor, Tensor]:
     return loss.detach(), gradient
 
 
-def _loss(evidence: Evidence, answer: RankAnswer) -> Finding:
-    return same("the loss of the tokens of all ranks", _whole(evidence, answer.rank)[0], answer, "loss")
+def _loss(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        loss, told = _whole(evidence, answer.rank)[0], "the loss of the tokens of all ranks"
+        yield same(told, loss, answer, "loss")
+        yield same(f"{told}, without a graph", loss, answer, "evaluated")
 
 
 def _gradient(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -164,7 +184,7 @@ def _judge_few(evidence: Evidence) -> Iterator[Finding]:
     return (finding for answer in evidence.answers for finding in _few_numbers(evidence, answer))
 
 
-EVERYTHING = every(on_each(_loss), on_each(_gradient), _judge_nudged)
+EVERYTHING = every(_loss, on_each(_gradient), _judge_nudged)
 RUN = Run(_balance, _inputs, own_names)
 EXERCISE = Exercise(
     BALANCE_ID,
@@ -179,7 +199,7 @@ EXERCISE = Exercise(
             3,
             "The loss is that of all tokens of all ranks, the same number on each.",
             "the mean of the ranks' losses: a product of means is not the mean of products",
-            {"values": on_each(_loss)},
+            {"values": _loss},
         ),
         Property(
             "gradients",

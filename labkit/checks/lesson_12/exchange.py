@@ -36,7 +36,7 @@ def _cases(seed: int) -> list[Case]:
         exchange_case("counts of four", "counts", 4, 3, 4, 3, seed),
         exchange_case("counts in int32", "counts", 2, 2, 4, 3, seed, whole="int32"),
         exchange_case("three ranks", "values", 3, 2, 4, 3, seed, late=[2]),
-        exchange_case("four ranks, float32", "values", 4, 1, 5, 4, seed, dtype="float32"),
+        exchange_case("four ranks, bfloat16", "values", 4, 1, 5, 4, seed, dtype="bfloat16"),
         exchange_case("there and back, then backward", "twice", 3, 1, 4, 3, seed),
         exchange_case(
             "one is silent, one gets nothing", "idle", 3, 2, 4, 3, seed, silent=[2], deaf=[0], still=[1]
@@ -104,7 +104,9 @@ def _tell(rank: Rank, group: Any) -> None:
 
 
 def _exchange(rank: Rank) -> None:
-    """Answers out, grad; recordings forward and backward."""
+    """Answers out, grad; recordings forward and backward; fact kept: numbers that are no whole ones, kept for
+    backward.
+    """
     _send(rank, enter_group(rank))
 
 
@@ -114,6 +116,9 @@ def _send(rank: Rank, group: Any) -> None:
     with rank.recording("forward"):
         out = rank.student.AllToAll.apply(leaf, sent, received, group)
     rank.answer("out", out)
+    node = out.grad_fn
+    held = [*getattr(node, "saved_tensors", ()), *getattr(node, "__dict__", {}).values()]
+    rank.fact("kept", sum(t.numel() for t in held if isinstance(t, Tensor) and t.is_floating_point()))
     if "groups" in rank.params:  # between the two, a call of everybody
         nobody = [0] * rank.case.ranks
         rank.student.AllToAll.apply(leaf[:0], nobody, nobody, rank.group)
@@ -207,6 +212,11 @@ def _one_of_counts(evidence: Evidence, answer: RankAnswer) -> Finding:
     return next((finding for finding in found if finding.passed), found[0])
 
 
+def _keeps_no_rows(evidence: Evidence, answer: RankAnswer) -> Finding:
+    kept = answer.facts["kept"]
+    return Finding(not kept, "nothing kept for backward but the splits", f"{kept:,} numbers", answer.rank)
+
+
 def _one(phase: str, what: str) -> Judge:
     """One all_to_all of the rank's own rows, and of no more than these."""
 
@@ -285,7 +295,7 @@ EXERCISE = Exercise(
             "messages",
             "mechanism",
             2,
-            "One all-to-all each way, of the rows there are and no padding.",
+            "One all-to-all each way, of the rows there are and no padding; no rows are kept.",
             "rows padded to the same number for everybody",
             {
                 "values": every(
@@ -293,6 +303,7 @@ EXERCISE = Exercise(
                     _to_each("forward", "sent"),
                     _one("backward", "grad"),
                     _to_each("backward", "received"),
+                    on_each(_keeps_no_rows),
                 )
             },
         ),

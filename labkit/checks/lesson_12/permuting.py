@@ -97,35 +97,45 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _permute(rank: Rank) -> None:
-    """Answers rows, places, counts, grad.tokens. Facts products and changed."""
+    """Answers rows, places, counts, grad.tokens and, without a graph, again. Facts products and changed."""
     tokens, experts = rank.inputs["tokens"].clone().requires_grad_(), rank.inputs["experts"].clone()
     if "turned" in rank.params:
         experts = turned(experts)
     with Worked() as worked:
         found = Permuted(*rank.student.permute(tokens, experts, rank.params["shape"][2]))
-    tell_changed(rank, {"tokens": tokens, "experts": experts})
     rank.fact("products", worked.products)
     for name, tensor in found._asdict().items():
         rank.answer(name, tensor)
     with rank.attempt("gradients"):
         (found.rows * rank.inputs["grad"]).sum().backward()
     rank.answer("grad.tokens", tokens.grad)
+    with torch.no_grad():
+        again, *_ = rank.student.permute(tokens.detach(), experts, rank.params["shape"][2])
+    rank.answer("again", again)
+    tell_changed(rank, {"tokens": tokens, "experts": experts})
 
 
 def _unpermute(rank: Rank) -> None:
-    """Answers out, grad.rows, grad.gates. Facts products and changed."""
+    """Answers out, grad.rows, grad.gates and, without a graph, again. Facts products and changed. Before, as
+    many rows of other experts are permuted.
+    """
     rows, gates = (rank.inputs[name].clone() for name in ("rows", "gates"))
     gates = turned(gates) if "turned" in rank.params else gates
     rows, gates, places = rows.requires_grad_(), gates.requires_grad_(), rank.inputs["places"].clone()
+    rank.student.permute(
+        rank.inputs["grad"], torch.arange(gates.shape[1]).repeat(len(gates), 1), rank.params["shape"][2]
+    )
     with Worked() as worked:
         out = rank.student.unpermute(rows, places, gates)
-    tell_changed(rank, {"rows": rows, "places": places, "gates": gates})
     rank.fact("products", worked.products)
     rank.answer("out", out)
     with rank.attempt("gradients"):
         (out * rank.inputs["grad"]).sum().backward()
     rank.answer("grad.rows", rows.grad)
     rank.answer("grad.gates", gates.grad)
+    with torch.no_grad():
+        rank.answer("again", rank.student.unpermute(rows.detach(), places, gates.detach()))
+    tell_changed(rank, {"rows": rows, "places": places, "gates": gates})
 
 
 TOLD = {
@@ -141,6 +151,7 @@ def _is_ordered(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         for name, tensor in expected._asdict().items():
             yield same(TOLD[name], tensor, answer, name)
+        yield same(f"{TOLD['rows']}, without a graph", expected.rows, answer, "again")
 
 
 def _tokens_gradient(evidence: Evidence) -> Iterator[Finding]:
@@ -154,7 +165,9 @@ def _tokens_gradient(evidence: Evidence) -> Iterator[Finding]:
 def _is_back(evidence: Evidence) -> Iterator[Finding]:
     expected = unpermuted(*(evidence.inputs[name] for name in ("rows", "places", "gates")))
     for answer in evidence.answers:
-        yield same("for each token the sum of its rows, each times its gate", expected, answer, "out")
+        told = "for each token the sum of its rows, each times its gate"
+        yield same(told, expected, answer, "out")
+        yield same(f"{told}, without a graph", expected, answer, "again")
 
 
 def _back_gradients(evidence: Evidence) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import EXCHANGE_ID, own_names
 from labkit.checks.lesson_12.grid import enter_grid, grid_case, seats_of, stays_in_job
+from labkit.checks.lesson_12.handed import turned
 from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens
@@ -31,7 +32,8 @@ SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (4, 2))}
 def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
     """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. zero: those on which it is
     zero. frozen: those on which it does not ask for one. without: the kind of which the model has no
-    parameters. late: the ranks that come last.
+    parameters. turned: matrices are stored column after column, their gradients too. late: the ranks that
+    come last.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -47,7 +49,7 @@ def _cases(seed: int) -> list[Case]:
     without = {"shared.1": [0, 3], "experts.2": [0, 2]}
     frozen = {**without, "shared.0": [0, 1, 2, 3], "experts.0": [1], "experts.1": [0, 1, 2, 3]}
     return [
-        reduce_case("two copies over two", "values", 2, 2, seed, late=[1]),
+        reduce_case("two copies over two", "values", 2, 2, seed, late=[1], turned=True),
         reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
         reduce_case("one copy over three", "single", 1, 3, seed),
         reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone, zero=zero),
@@ -79,13 +81,20 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     }
 
 
+def _stored(rank: Rank, tensor: Tensor) -> Tensor:
+    """A copy, in the layout that the case asks for."""
+    return turned(tensor) if rank.params.get("turned") and tensor.dim() == 2 else tensor.clone()
+
+
 def parameters_of(rank: Rank, kind: str, shapes: tuple[tuple[int, ...], ...]) -> list[nn.Parameter]:
     """Parameters with the gradients that were handed over; some are frozen, whether they have one or not."""
     dtype = getattr(torch, rank.params.get("dtype", "float64"))
-    found = [nn.Parameter(torch.zeros(shape, dtype=dtype, device=rank.device)) for shape in shapes]
+    found = [
+        nn.Parameter(_stored(rank, torch.zeros(shape, dtype=dtype, device=rank.device))) for shape in shapes
+    ]
     for number, parameter in enumerate(found):
         gradient = rank.inputs.get(f"{kind}.{number}")
-        parameter.grad = None if gradient is None else gradient.clone()
+        parameter.grad = None if gradient is None else _stored(rank, gradient)
         parameter.requires_grad_(rank.rank not in rank.params.get("frozen", {}).get(f"{kind}.{number}", []))
     return found
 
@@ -243,7 +252,7 @@ EXERCISE = Exercise(
         Property(
             "trained",
             "numbers",
-            2,
+            1,
             f"A layer of experts is after {STEPS} steps what one process makes of it.",
             "",
             {"trained": _trained},
@@ -251,7 +260,7 @@ EXERCISE = Exercise(
         Property(
             "single",
             "robustness",
-            1,
+            2,
             "Experts of which there is one copy are divided, and not sent.",
             "skipped altogether: then they learn n times as fast as the rest",
             {"single": _means},

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_12.exchange import COUNT_BYTES, CROSSED, EXCHANGE_ID
+from labkit.checks.lesson_12.handed import as_handed, tell_changed
 from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens, routed
@@ -40,7 +41,8 @@ def spread_case(
 ) -> Case:
     """tokens: of each rank. shape: [h, f, experts of a rank]. idle: experts that nobody visits. still: ranks
     whose output gets gradients of zero. offset: what is added to all numbers of the router, which changes no
-    probability and is rounded off in 16 bits. late: the ranks that come last to what is recorded.
+    probability and is rounded off in 16 bits. plain: ranks whose tokens need no gradient. late: the ranks
+    that come last to what is recorded.
     """
     own_parts = kind == "own-parts"
     settings = {"tokens": tokens, "shape": shape, "k": k, **params}
@@ -53,7 +55,9 @@ def _cases(seed: int) -> list[Case]:
         spread_case("four ranks, float32", "values", 4, [6, 3, 5, 4], [5, 3, 1], 3, seed, dtype="float32"),
         spread_case("experts without tokens", "idle", 3, [6, 5, 4], [4, 3, 3], 2, seed, idle=[1, 6]),
         spread_case("a rank that nobody visits", "idle", 3, [5, 6, 4], [4, 3, 2], 2, seed, idle=[2, 3]),
-        spread_case("a rank without tokens", "empty", 3, [5, 0, 6], [5, 3, 2], 2, seed, still=[2]),
+        spread_case(
+            "a rank without tokens", "empty", 3, [5, 0, 6], [5, 3, 2], 2, seed, still=[2], plain=[0, 1]
+        ),
         spread_case(
             "tokens in bfloat16", "low", 3, [6, 4, 5], [8, 4, 2], 2, seed, dtype="bfloat16", offset=32.0
         ),
@@ -120,26 +124,28 @@ def _answer_experts(
 def _once(rank: Rank) -> None:
     """Forward and backward, and between them a forward in evaluation. Answers output, evaluated,
     grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward and backward; fact seen: the rows of each
-    call of each expert in forward and backward.
+    call of each expert in forward and backward; fact changed: tokens that are no longer as they were.
     """
     group = enter_group(rank)
     module, router, experts = _build(rank, group)
     seen: list[list[int]] = [[] for _ in experts]
     for calls, expert in zip(seen, experts, strict=True):
         expert.register_forward_pre_hook(lambda _, rows, calls=calls: calls.append(int(rows[0].shape[0])))
-    tokens = rank.inputs["tokens.0"].clone().requires_grad_()
+    tokens = rank.inputs["tokens.0"].clone().requires_grad_(rank.rank not in rank.params.get("plain", []))
+    others = rank.inputs["tokens.1"].clone()
     with rank.recording("forward"):
         out = module(tokens)
     rank.answer("output", out)
     forward = [list(calls) for calls in seen]
     module.eval()
     with torch.no_grad():
-        rank.answer("evaluated", module(rank.inputs["tokens.1"].clone()))
+        rank.answer("evaluated", module(others))
     module.train()
     evaluated = [len(calls) for calls in seen]
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * rank.inputs["grad"]).sum().backward()
     rank.fact("seen", [a + calls[n:] for a, n, calls in zip(forward, evaluated, seen, strict=True)])
+    tell_changed(rank, {"tokens.0": tokens, "tokens.1": others})
     rank.answer("grad.tokens", tokens.grad)
     rank.answer("grad.router", router.grad)
     _answer_experts(rank, "grad", experts, lambda p: p.grad)
@@ -147,7 +153,7 @@ def _once(rank: Rank) -> None:
 
 def _train(rank: Rank, group: dist.ProcessGroup) -> None:
     """Steps of SGD on the sum of squares of all ranks' outputs, all but the first in evaluation; the router's
-    gradients are added up here.
+    gradients are added up here. Fact bare: parameters of experts without gradient in the last step.
     """
     module, router, experts = _build(rank, group)
     for step in range(STEPS):
@@ -159,6 +165,8 @@ def _train(rank: Rank, group: dist.ProcessGroup) -> None:
             dist.all_reduce(router.grad, group=group)
         descend(module)
     rank.answer("trained.tokens", tokens.grad)
+    named = [(f"{i}.{name}", p) for i, expert in enumerate(experts) for name, p in expert.named_parameters()]
+    rank.fact("bare", [name for name, parameter in named if parameter.grad is None])
     rank.answer("trained.router", router)
     _answer_experts(rank, "trained", experts, lambda p: p)
 
@@ -195,6 +203,8 @@ class Gathered(Evidence):
                 assert tokens.grad is not None
                 assert whole.router.grad is not None
                 own = {"output": out.detach(), "grad.tokens": tokens.grad, "grad.router": whole.router.grad}
+                if rank in self.case.params.get("plain", []):
+                    del own["grad.tokens"]
                 expected[rank] = own | {"evaluated": whole(self.inputs[f"tokens.{rank}.1"]).detach()}
             for position, rank in enumerate(members):
                 expected[rank] |= self._of_rank(whole, position, "grad")
@@ -260,6 +270,9 @@ def _is(*names: str) -> Judge:
 
 def _trained(evidence: Gathered) -> Iterator[Finding]:
     for answer in evidence.answers:
+        bare = answer.facts["bare"]
+        told = "gradients of all experts in the last step, in evaluation"
+        yield Finding(not bare, told, f"none of {', '.join(bare)}", answer.rank)
         for name, tensor in evidence.trained[answer.rank].items():
             yield same(TOLD.get(name, f"{name} after {STEPS} steps"), tensor, answer, name)
 
@@ -318,7 +331,7 @@ EXERCISE = Exercise(
             3,
             "Each token gets the gated sum of its experts, wherever they are.",
             "gates of one order multiply rows of another; or the sum was divided by the number of ranks",
-            {"values": _is("output", "evaluated")},
+            {"values": every(_is("output", "evaluated"), on_each(as_handed))},
         ),
         Property(
             "gradients",
@@ -373,7 +386,8 @@ EXERCISE = Exercise(
             "empty",
             "robustness",
             1,
-            "A rank without tokens takes part, and sends no rows of its own.",
+            "A rank without tokens takes part, and sends no rows of its own; so does one whose tokens need no"
+            " gradient.",
             "the other ranks wait for it in forward, or in backward",
             {"empty": every(EVERYTHING, _judge_messages)},
         ),

@@ -22,6 +22,8 @@ class ExpertParallel(nn.Module):
         gates, chosen, _ = route(tokens, self.gate, self.active)
         rows, places, counts = permute(tokens, chosen, self.gate.shape[0])
         table = exchange_counts(counts, self.group)
+        if torch.is_grad_enabled():
+            rows = rows if rows.requires_grad else rows.clone().requires_grad_()
         going = counts.reshape(-1, self.count).sum(dim=1).tolist()
         coming = table.sum(dim=1).tolist()
         arrived = AllToAll.apply(rows, going, coming, self.group)

@@ -18,6 +18,8 @@ class ExpertParallel(nn.Module):
         counts = torch.bincount(visits, minlength=ranks * owned)
         table = exchange_counts(counts, self.group)
         there, here = (t.reshape(ranks, owned).sum(1).tolist() for t in (counts, table))
+        if torch.is_grad_enabled() and not tokens.requires_grad:
+            tokens = tokens.detach().requires_grad_()
         arrived = AllToAll.apply(tokens.index_select(0, source), there, here, self.group)
         place = self._places(table)
         by_expert = torch.zeros_like(arrived).index_copy(0, place, arrived)

@@ -19,6 +19,7 @@ class ExpertParallel(nn.Module):
         local = len(self.experts)
         gates, chosen, _ = route(tokens, self.router, self.active)
         rows, places, counts = permute(tokens, chosen, len(self.router))
+        rows.requires_grad_(rows.requires_grad or torch.is_grad_enabled())
         table = exchange_counts(counts, self.group)
         sent = [int(part.sum()) for part in counts.split(local)]
         received = [int(line.sum()) for line in table]

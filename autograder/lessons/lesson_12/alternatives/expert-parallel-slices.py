@@ -19,6 +19,7 @@ class ExpertParallel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         gates, chosen, _ = route(tokens, self.router, self.k)
+        tokens = tokens if tokens.requires_grad else tokens.detach().requires_grad_()
         rows, places, counts = permute(tokens, chosen, self.router.shape[0])
         coming = exchange_counts(counts.int(), self.ranks)
         n = dist.get_world_size(self.ranks)
