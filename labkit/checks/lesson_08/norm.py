@@ -100,10 +100,9 @@ def _clip(rank: Rank) -> None:
     for index, (shard, count) in enumerate(zip(shards, owned, strict=True)):
         found[f"shard.{index}"] = None if shard.grad is None else shard.grad[:count]
     for index, parameter in enumerate(replicated):
-        gradient = parameter.grad
-        found[f"whole.{index}"] = gradient.t().flatten() if gradient is not None else None
-    for name, gradient in found.items():
-        rank.answer(name, gradient)
+        found[f"whole.{index}"] = None if parameter.grad is None else parameter.grad.t().flatten()
+    for name, scaled in found.items():
+        rank.answer(name, scaled)
     both = zip(found.items(), bases, strict=True)
     rank.fact("elsewhere", [name for (name, g), base in both if g is not None and not _is_in(g, base)])
 
