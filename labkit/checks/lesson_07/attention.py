@@ -48,7 +48,9 @@ attention_case = case_maker(batch=2, sequence=5, hidden=12, heads=4)
 def _cases(seed: int) -> list[Case]:
     return [
         attention_case("4 heads of 5", "values", 2, seed, head_size=5),
-        attention_case("grouped-query, 2 key-value heads", "grouped", 2, seed, kv_heads=2),
+        attention_case(
+            "grouped-query, 4 key-value heads", "grouped", 2, seed, heads=8, kv_heads=4, hidden=16
+        ),
         attention_case(
             "other head size, no output bias", "grouped", 2, seed, kv_heads=2, head_size=5, biases="qkv"
         ),

@@ -47,7 +47,7 @@ def _cases(seed: int) -> list[Case]:
         products_case("float32", "values", 2, seed, dtype="float32"),
         products_case("views", "layout", 2, seed),
         products_case("four ranks", "values", 4, seed, batch=3),
-        products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=128, inner=64),
+        products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=128, inner=64, out=32),
         products_case("x that asks for no gradient", "first-layer", 2, seed),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
