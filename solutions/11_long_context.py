@@ -627,8 +627,9 @@ def ulysses_attention(
     q: [b, a, c, d]; k, v: [b, key-value heads, c, d], of the rank's n-th of the
     tokens, in their order; often views that are not contiguous, and not to be changed.
     attend(q, k, v): the same of whole sequences, with an n-th of both kinds of heads.
-    Sends (n-1)/n of q, k, v and of the output, in their dtype. Raises ValueError, naming both numbers,
-    when n does not divide the heads or the key-value heads, before anything is sent.
+    Sends (n-1)/n of q, k, v and of the output, in their dtype. Raises ValueError, naming
+    both numbers, when n does not divide the heads or the key-value heads, before
+    anything is sent.
     """
     ### BEGIN SOLUTION
     ranks = dist.get_world_size(group)

@@ -550,8 +550,8 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
 
     probabilities: [n, E]; experts: [n, k], of this rank's n tokens; n differs between
     ranks and may be 0. The gradient of the number, where a graph is made, reaches this
-    rank's probabilities, as they stand in the loss of all tokens. Computed in the probabilities' dtype.
-    All-reduces sums over tokens, 2 E + 2 numbers at most, in forward alone.
+    rank's probabilities, as they stand in the loss of all tokens. Computed in their
+    dtype. All-reduces sums over tokens, 2 E + 2 numbers at most, in forward alone.
     """
     ### BEGIN SOLUTION
     num_experts = probabilities.shape[1]
@@ -672,9 +672,9 @@ def drop(gates: Tensor, experts: Tensor, num_experts: int, capacity: int) -> Ten
     """The gates, with 0 in place of those whose visit finds no room: [n, k]. Others
     are not changed.
 
-    gates: [n, k], finite, of any dtype. experts: [n, k]. Both of any layout. Each expert takes the first
-    `capacity` of its visits, gates of 0 too; first choices of all tokens, in order, come before all
-    second ones, and so on. No loop over tokens.
+    gates: [n, k], finite, of any dtype. experts: [n, k]. Both of any layout. Each expert takes
+    the first `capacity` of its visits, gates of 0 too; first choices of all tokens, in order,
+    come before all second ones, and so on. No loop over tokens.
     """
     ### BEGIN SOLUTION
     in_order = experts.T.flatten()
@@ -922,8 +922,9 @@ def clip_grad_norm(
     everyone: dist.ProcessGroup,
     replicas: dist.ProcessGroup,
 ) -> Tensor:
-    """Scale all gradients, in place or by new ones, so that the norm of the whole model's gradient is at most
-    `max_norm`, 0 or more. A norm below that, 0 too, leaves them as they are.
+    """Scale all gradients so that the norm of the whole model's gradient is at most `max_norm`, 0 or
+    more: in place, or by new ones. A norm below that, 0 too, leaves them as they are; as in torch,
+    1e-6 may be added to it.
 
     shared, experts, everyone, replicas: as for `reduce_gradients`, whose gradients these are; there
     may be no shared ones, or no experts, and frozen ones with a gradient count like others.
@@ -931,9 +932,10 @@ def clip_grad_norm(
     better. All-reduces one number. Returns the norm before scaling, the same on every rank.
     """
     ### BEGIN SOLUTION
-    squares = square_sum(experts) / dist.get_world_size(replicas)
+    device = next((p.device for p in (*shared, *experts)), torch.device("cpu"))
+    squares = square_sum(experts, device) / dist.get_world_size(replicas)
     dist.all_reduce(squares, group=everyone)
-    norm = (squares + square_sum(shared)).sqrt()
+    norm = (squares + square_sum(shared, device)).sqrt()
     if norm > max_norm:
         for parameter in (*shared, *experts):
             if parameter.grad is not None:
@@ -941,8 +943,7 @@ def clip_grad_norm(
     return norm
 
 
-def square_sum(parameters: Sequence[nn.Parameter]) -> Tensor:
-    device = parameters[0].device if parameters else "cpu"
+def square_sum(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=device)
     for parameter in parameters:
         if parameter.grad is not None:
