@@ -26,9 +26,9 @@ def balance_case(
     name: str, kind: str, tokens: list[int], experts: int, k: int, seed: int, **params: Any
 ) -> Case:
     """tokens: of each rank. rate: by how much the bias is nudged, a power of 2: in float32 as in float64.
-    used: the experts that are visited, default all. before: visits that each expert had on each rank
-    besides, when the bias is nudged. whole: the dtype of visits, default int64. bias: of the bias, default
-    that of the probabilities.
+    used: the experts that are visited, default all. before: visits that each expert, or the first, the second
+    and so on, had on each rank besides, when the bias is nudged. whole: the dtype of visits, default int64.
+    bias: of the bias, default that of the probabilities.
     """
     settings = {"tokens": tokens, "experts": experts, "k": k, "rate": 2.0**-6, "before": 0, **params}
     return Case(name, len(tokens), settings, seed, kind=kind)
@@ -44,7 +44,7 @@ def _cases(seed: int) -> list[Case]:
             2,
             seed,
             late=[1],
-            before=2 * 10**9,  # no sum over the ranks fits into int32
+            before=[2 * 10**9, 0, 10**9, 10**9],  # neither sums nor what is between them fit into int32
             whole="int32",
         ),
         balance_case(
@@ -112,7 +112,8 @@ def _balance(rank: Rank) -> None:
 
 def _own_visits(case: Case, experts: Tensor) -> Tensor:
     """[E]: of one rank, those before too."""
-    visits = case.params["before"] + torch.bincount(experts.flatten(), minlength=case.params["experts"])
+    visits = torch.bincount(experts.flatten(), minlength=case.params["experts"])
+    visits += torch.tensor(case.params["before"], device=visits.device)
     return visits.to(getattr(torch, case.params.get("whole", "int64")))
 
 
@@ -152,7 +153,7 @@ def _gradient(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 
 def _nudged(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    before, bias = evidence.case.params["before"], evidence.inputs[f"bias.{answer.rank}"]
+    before, bias = torch.tensor(evidence.case.params["before"]), evidence.inputs[f"bias.{answer.rank}"]
     size = place_of(evidence.case, answer.rank).size
     visits = (size * before + _visits(evidence, answer.rank)).double()
     step = evidence.case.params["rate"] * (visits.mean() - visits).sign()

@@ -22,4 +22,4 @@ def nudge(bias: Tensor, visits: Tensor, rate: float, group: dist.ProcessGroup) -
     total = visits.to(torch.int64, copy=True)
     dist.all_reduce(total, group=group)
     missing = total.sum() - total * len(total)
-    return bias + rate * missing.sign()
+    return bias + rate * missing.sign().to(bias.dtype)
