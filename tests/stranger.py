@@ -21,6 +21,7 @@ from typing import Any, Self
 
 NOBODY = 65534
 
+PLACES = ("/tmp", "/dev/shm", "/run", "/var")
 SECRETS = ("environ", "maps", "mem", "fd", "fdinfo", "cwd", "root", "exe", "io", "stack", "auxv", "map_files")
 CROWD = 24  # connections to each port: more than a rank has expected of others until then
 SENDS, RECEIVES = 1, 3  # what a message of gloo's is
@@ -162,10 +163,13 @@ class Stranger:
     def ask(self, pids: Collection[int], crowd: bool = False) -> dict[str, Any]:
         """What it finds of these processes and can do. crowd: it also stays connected to all their ports."""
         opened = {link for pid in pids for link in _opened_by(pid)}
+        installed = sys.prefix  # for everybody, also where the whole checkout lies in /tmp
         question = {
             "pids": list(pids),
             "inodes": [link[8:-1] for link in opened if link.startswith("socket:[")],
-            "files": sorted(link for link in opened if link.startswith(("/tmp", "/dev/shm", "/run", "/var"))),
+            "files": sorted(
+                link for link in opened if link.startswith(PLACES) and not link.startswith(installed)
+            ),
             "crowd": crowd,
         }
         assert self._process.stdin is not None
