@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -23,10 +24,38 @@ STUDENTS = 4
 KILLS = 4
 
 
-def start(course: Path) -> subprocess.Popen[bytes]:
+def start(course: Path, **environment: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "autograder", "grade", "06", "--course", str(course)]
     with (course / "grading.txt").open("wb") as says:
-        return subprocess.Popen([*command, "--seed", str(SEED), "--jobs", "2"], stdout=says, stderr=says)
+        return subprocess.Popen(
+            [*command, "--seed", str(SEED), "--jobs", "2"],
+            stdout=says,
+            stderr=says,
+            env={**os.environ, **environment},
+        )
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_in_between_leaves_nothing(
+    tmp_path: Path, make_course: MakeCourse, ending: signal.Signals
+) -> None:
+    course, scratch = tmp_path / "course", tmp_path / "scratch"
+    course.mkdir()
+    scratch.mkdir()
+    make_course(course)
+    hand_in(course, "ada", notebook(solution(F_ID)))
+    grading = start(course, TMPDIR=str(scratch))
+    deadline = time.monotonic() + 60
+    while not list(scratch.glob("grading-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(scratch.glob("grading-*")), (course / "grading.txt").read_text()
+    inside = psutil.Process(grading.pid).children(recursive=True)
+    grading.send_signal(ending)
+    assert grading.wait(30) != 0
+    assert not psutil.wait_procs(inside, timeout=10)[1]
+    assert not list(scratch.iterdir())
+    said = (course / "grading.txt").read_text()
+    assert "Aborted" in said and "Traceback" not in said
 
 
 def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None:
