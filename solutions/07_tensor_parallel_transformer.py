@@ -538,7 +538,8 @@ Table(
 #
 # Backward sends nothing at all. The gradient of $\ell$ by the logit $z_v$ is $p_v - [v = y]$: the softmax's
 # probability, minus 1 at the target. A rank has everything it needs for its own columns, once the sums went
-# through $g$ and not through a bare `dist.all_reduce`, which autograd does not see.
+# through $g$. (A bare `dist.all_reduce` gives the same numbers here, as $g$'s backward changes nothing. But
+# autograd does not see it: elsewhere that is a wrong gradient, and torch warns where it meets one.)
 
 # %% [markdown]
 # ### Exercise: vocabulary-parallel cross-entropy
