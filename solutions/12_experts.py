@@ -882,7 +882,7 @@ def reduce_gradients(
     `replicas` have too, each with a gradient that holds the tokens of its own copy's ranks. There
     may be none of either kind. A parameter without gradient counts as zeros, and has one
     afterwards. Some may be frozen (`requires_grad`), on some ranks or all: that makes no
-    difference, and neither does the layout of a gradient, the same on all ranks that have it.
+    difference, nor does the layout of parameters, which their gradients have, on all ranks.
     Each gradient is all-reduced once, among these ranks.
     """
     ### BEGIN SOLUTION

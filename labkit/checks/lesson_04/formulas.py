@@ -218,6 +218,7 @@ def _peak_cases(seed: int) -> list[Case]:
                 ("1f1b", 4, 2, 1),
                 ("interleaved", 4, 4, 3),
                 ("interleaved", 8, 8, 2),
+                ("interleaved", 4, 8, 1),
                 ("gpipe", 4, 3, 1),
             ],
         ),

@@ -142,7 +142,8 @@ def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _use_once(rank: Rank, split: Split) -> None:
-    """Answer: added, what the block adds to x in training. Fact: asked, with which dropout heads attend.
+    """Answers: added and evaluated, what the block adds to x in training and after eval(). Fact: asked, with
+    which dropout heads attend.
 
     Torch's own generator is alike on the ranks where tokens are divided, and differs where they are whole, so
     that drawing from it instead of the streams shows.
@@ -159,6 +160,7 @@ def _use_once(rank: Rank, split: Split) -> None:
     part, x = split.build(rank, full, rank.group), rank.inputs["x"].clone()
     seed_generators(0 if sequence_parallel(rank.case) else rank.rank)
     rank.answer("added", part(x) - x)
+    rank.answer("evaluated", part.eval()(x) - x)
     rank.fact("asked", asked)
 
 
@@ -263,7 +265,7 @@ def _drops_alike_what_is_whole(evidence: SplitEvidence) -> Iterator[Finding]:
 
 
 def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
-    """What attention adds is zero or scaled by 1 / (1 - p), and so is what the MLP adds."""
+    """What attention adds is zero or scaled by 1 / (1 - p), and so is what the MLP adds; all after eval()."""
     params = evidence.case.params
     scale = 1 / (1 - params.get("residual", params["dropout"]))
     one, other = (added * scale for added in ADDED)
@@ -272,9 +274,13 @@ def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
         seen = {round(number, 6) for number in answer.tensors["added"].flatten().tolist()}
         told = f"of {ADDED[0]:g} and {ADDED[1]:g} that are added, {sorted(expected)} left by dropout"
         yield Finding(seen == expected, told, f"{sorted(seen)[:6]}", answer.rank)
+        whole = sum(ADDED)
+        off = (answer.tensors["evaluated"] - whole).abs().max().item()
+        told = f"{whole:g} added to each number of x after eval(), where nothing is dropped"
+        yield Finding(off < 1e-6, told, f"up to {off:.4g} off", answer.rank)
         asked = answer.facts["asked"]
-        told = f"heads attend once, with the attention's own dropout of {params['dropout']}"
-        yield Finding(asked == [params["dropout"]], told, f"{asked}", answer.rank)
+        told = f"heads attend once, with the attention's dropout {params['dropout']}, then 0.0 after eval()"
+        yield Finding(asked == [params["dropout"], 0.0], told, f"{asked}", answer.rank)
 
 
 def _halves_by_stream(evidence: SplitEvidence) -> Iterator[Finding]:

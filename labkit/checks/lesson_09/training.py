@@ -78,6 +78,7 @@ def _cases(seed: int) -> list[Case]:
         grid_case("five layers on three stages", "three-stages", 1, 3, 1, seed, layers=5, rows=5),
         grid_case("a vocabulary of 13", "uneven", 1, 2, 2, seed, vocabulary=13, rows=5, micro_batches=2),
         grid_case("untied", "untied", 1, 2, 2, seed, tied=False),
+        grid_case("untied on one stage", "untied", 1, 1, 2, seed, tied=False),
         grid_case("dp 2, pp 2, tp 2", "values", 2, 2, 2, seed),
         grid_case("dp 4, pp 1, tp 2", "other-grids", 4, 1, 2, seed, rows=3, micro_batches=2),
         grid_case("tp outermost", "other-orders", 2, 2, 2, seed, order=("tp", "dp", "pp")),
@@ -286,7 +287,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "So it does with a head of its own.",
-            "the head's gradient summed with the table's",
+            "the head's gradient summed with the table's, or a table that is the head on one stage",
             {"untied": _EQUAL},
         ),
         Property(
