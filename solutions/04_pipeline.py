@@ -926,9 +926,11 @@ sent_back = [
     )
     for rank in range(4)
 ]
-print("messages to the stage before, by rank:", sent_back)
-prediction(
-    "the stage that sends no input gradient", your_guess_stage, "first" if sent_back[0] == 0 else "last"
+sends_none = "first" if sent_back[0] == 0 else "last"
+Table(
+    ["", "your guess", "counted", *(f"rank {rank}" for rank in range(4))],
+    [["the stage that sends no input gradient", your_guess_stage, sends_none, *sent_back]],
+    caption="and the messages that each rank sent to the stage before it",
 )
 
 # %% [markdown]
