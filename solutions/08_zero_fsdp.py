@@ -172,7 +172,7 @@ your_stage_1, your_stage_3 = ..., ...
 #
 # Count what **one rank sends**, in numbers, in one step of `micro_batches` micro-batches, whose gradients add
 # up. A reduce-scatter or an all-gather of $d$ shards of $S$ sends $(d-1)\,S$, an all-reduce twice that. Flat
-# tensors are those of the exercise before, with their padding.
+# tensors are those of the exercise before, with their padding; stage 0 pads its one as stage 1 does.
 #
 # * Stage 0: one all-reduce a step, of one flat tensor for the whole model (`no_sync` until the last
 #   micro-batch).

@@ -915,8 +915,8 @@ class ContextParallelGPT(nn.Module):
         ### END SOLUTION
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """ids, targets: [b, c], of this rank's rows and tokens, in every call as many as there are;
-        a target of -100 is none. The mean over all targets of the batch, the same on every rank.
+        """ids, targets: [b, c], of this rank's rows and tokens; b and c may be others in every call.
+        A target of -100 is none. The mean over all targets of the batch, the same on every rank.
         """
         ### BEGIN SOLUTION
         rank, ranks = dist.get_rank(self.context), dist.get_world_size(self.context)
