@@ -119,6 +119,8 @@ def _bubble_cases(seed: int) -> list[Case]:
         ("gpipe", 4, 4, 1),
         ("1f1b", 8, 3, 1),
         ("interleaved", 8, 8, 4),
+        ("interleaved", 4, 8, 1),
+        ("interleaved", 1, 3, 2),
         ("1f1b", 1, 5, 1),
     ]
     one_chunk = ["interleaved", 4, 1]
