@@ -79,7 +79,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
 
 
 def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **params: object) -> Case:
-    """A chain of layers in so many segments."""
+    """A chain of layers in so many segments. frozen: the numbers of layers whose parameters are."""
     sizes = {"layers": layers, "segments": segments, "rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
@@ -87,7 +87,7 @@ def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **pa
 def _chain_cases(seed: int) -> list[Case]:
     return [
         chain_case("7 layers in 3", "values", 7, 3, seed),
-        chain_case("5 layers in 5", "values", 5, 5, seed),
+        chain_case("5 layers in 5, one frozen", "values", 5, 5, seed, frozen=[2]),
         chain_case("4 layers in 1", "values", 4, 1, seed),
         chain_case("11 layers in 4", "values", 11, 4, seed),
         chain_case("9 layers in 3, measured", "bytes", 9, 3, seed, rows=48, width=32, inner=96),
@@ -301,7 +301,7 @@ EXERCISES = [
                 1,
                 "Every layer runs once in forward and once in backward, and its buffers change once",
                 "a layer that stands in no segment, or in two; a segment that is no module has no buffers to"
-                " put back",
+                " put back; a frozen segment that just runs keeps its activations",
                 {"values": every(runs_each_layer_twice, runs_first_as_others, chain_gives("buffer"))},
             ),
             Property(

@@ -37,13 +37,17 @@ class _Layer(nn.Module):
 
 
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
-    """The first has a hook, as libraries add them; every third one is in evaluation mode."""
+    """The first has a hook, as libraries add them; every third one is in evaluation mode; those that the case
+    says are frozen.
+    """
     sizes = case.params["width"], case.params["inner"]
     layers = nn.ModuleList(_Layer(i, *sizes, log) for i in range(case.params["layers"])).double()
     layers.load_state_dict({n.removeprefix("full."): t for n, t in inputs.items() if n.startswith("full.")})
     layers[0].register_forward_hook(lambda layer, args, out: out * 1.5)
     for layer in layers[1::3]:
         layer.eval()
+    for index in case.params.get("frozen", ()):
+        layers[index].requires_grad_(False)
     return layers
 
 
