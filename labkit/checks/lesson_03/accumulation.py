@@ -39,7 +39,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         net_case("three micro-batches", "values", 2, seed),
         net_case("three micro-batches of 2 rows or 1, on four ranks", "values", 4, seed, sizes=unequal),
-        net_case("5, 2 and 3 rows, 1 and 4", "uneven", 2, seed, sizes=[[5, 2, 3], [1, 4]], **unusual),
+        net_case("5, 2 and 5 rows, 1 and 4", "uneven", 2, seed, sizes=[[5, 2, 5], [1, 4]], **unusual),
         net_case("one micro-batch, then one thrice", "uneven", 2, seed, times=[1, 3], **one),
         net_case("with your own wrapper", "own-parts", 2, seed),
     ]
@@ -122,10 +122,10 @@ class _Watch:
 def _accumulate(rank: Rank) -> None:
     """Steps of several micro-batches each, through the data-parallel wrapper.
 
-    Answers: loss STEP, grad STEP.NAME. Facts: graph, whether a loss that was returned holds one; passes STEP,
-    each forward and backward in order, and of how many rows; held, the most graphs of earlier micro-batches
-    when another begins; changed STEP, whether what was handed over is. Recordings: plain, of a backward of
-    one micro-batch; step STEP.
+    Answers: loss STEP, grad STEP.NAME. Facts: graph STEP, whether the loss that was returned holds one;
+    passes STEP, each forward and backward in order, and of how many rows; held, the most graphs of earlier
+    micro-batches when another begins; changed STEP, whether what was handed over is. Recordings: plain, of a
+    backward of one micro-batch; step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
@@ -141,7 +141,7 @@ def _accumulate(rank: Rank) -> None:
         handed, copies = (_to_hand_over(rank.case, given[step]) * _times(rank.case, step) for _ in range(2))
         with rank.recording(f"step {step}"):
             loss = rank.student.accumulate_gradients(model, handed, _mean_loss)
-        rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
+        rank.fact(f"graph {step}", isinstance(loss, Tensor) and loss.requires_grad)
         rank.fact(f"passes {step}", [*watch.passes])
         watch.passes.clear()
         rank.fact("held", watch.held)
@@ -172,8 +172,8 @@ def _returns_the_mean(evidence: ReplicaEvidence) -> Iterator[Finding]:
         for step in range(STEPS):
             wanted = evidence.reference(answer)[f"loss {step}.{answer.rank}"].float()
             yield same("the mean over this rank's rows", wanted, answer, f"loss {step}")
-        graph = "a graph behind it, which keeps all activations" if answer.facts["graph"] else ""
-        yield Finding(not graph, "a detached loss", graph, answer.rank)
+            graph = "a graph behind it, which keeps all activations" if answer.facts[f"graph {step}"] else ""
+            yield Finding(not graph, "a detached loss", graph, answer.rank)
 
 
 def _lets_go(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -253,7 +253,8 @@ EXERCISE = Exercise(
             1,
             "Micro-batches may differ in size and number, also between ranks; there may be just one, or the"
             " same one several times",
-            "dividing by their number is right only when they are equal; the last one is known by its place",
+            "dividing by their number is right only when all are equal; the last one is known by its place; a"
+            " single one's loss is detached as well",
             {"uneven": every(BOTH, _sends_once)},
         ),
         Property(
