@@ -86,7 +86,7 @@ def _overlap_cases(seed: int) -> list[Case]:
         net_case("unseen: timed", "many", 2, seed, **large),
         net_case("unseen: accumulating", "no-sync", 3, seed, aside_in=draw.randint(1, 2), **sizes),
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
-        net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], **sizes),
+        net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], earlier=True, **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
         net_case("unseen: the first has views", "layout", 3, seed, views_on=[0], **sizes),

@@ -58,10 +58,10 @@ def _cases(seed: int) -> list[Case]:
         net_case("two dtypes", "values", 2, seed, mixed=True),
         net_case("accumulating", "no-sync", 2, seed),
         net_case("accumulating, a layer not used in the end", "no-sync", 2, seed, aside_in=2),
-        net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
+        net_case("a layer one rank does not use", "unused", 2, seed, aside=[1], earlier=True),
         net_case("different ranks, small buckets", "unused", 4, seed, **small),
         net_case("a frozen layer", "unused", 2, seed, frozen=["second.weight", "last.bias"]),
-        net_case("all layers frozen", "unused", 2, seed, frozen=everything),
+        net_case("all layers frozen", "unused", 2, seed, frozen=everything, silent=True),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
         net_case("one rank", "values", 1, seed),
         net_case("a parameter with two names", "values", 2, seed, tied=True, bucket_bytes=100),
@@ -97,6 +97,9 @@ def _train(rank: Rank) -> None:
             loss.backward()
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
+    if rank.params.get("silent"):
+        with model.no_sync():
+            own_loss(rank, model, 0).backward()
 
 
 def _time_backward(rank: Rank) -> None:
@@ -121,8 +124,9 @@ class _Interrupted(Exception):
 
 def _accumulate(rank: Rank) -> None:
     """Backward passes inside no_sync, the first in another no_sync within, and one outside; the first and the
-    last have their forward on the other side. Then an exception inside one that was made before, and two
-    normal backward passes that add up: one through another model too, one while that is silent.
+    last have their forward on the other side. An exception leaves a second one within. Then one inside one
+    that was made before, and two normal backward passes that add up: one through another model too, one while
+    that is silent.
 
     Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
     """
@@ -132,6 +136,8 @@ def _accumulate(rank: Rank) -> None:
     with rank.recording("inside"), model.no_sync():
         with model.no_sync():
             loss.backward()
+        with contextlib.suppress(_Interrupted), model.no_sync():
+            raise _Interrupted
         for m in range(1, MICRO_BATCHES - 1):
             own_loss(rank, model, 0, m).backward()
         loss = own_loss(rank, model, 0, MICRO_BATCHES - 1)
@@ -289,7 +295,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "Inside no_sync nothing is sent, and an exception in it changes nothing for later",
-            "use try/finally, and reset the ready counters",
+            "use try/finally to put back what was before, and reset the ready counters",
             {"no-sync": every(_is_silent_inside, GRADIENTS)},
         ),
         Property(
@@ -297,7 +303,8 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A parameter that some ranks do not use neither hangs nor falsifies",
-            "buckets go in the same order on every rank, those that never fill at the end of backward",
+            "buckets go in the same order on every rank, those that never fill at the end of backward;"
+            " an unused parameter sends the gradient that is there, zeros where there is none",
             {"unused": every(equals("start", "trained"), GRADIENTS, leaves_frozen_alone)},
         ),
         subgroup(every(equals("start", "trained"), GRADIENTS, stays_in_group)),
