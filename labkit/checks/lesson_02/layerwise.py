@@ -38,6 +38,7 @@ BYTES_EACH = 2**20
 Copy = tuple[str, str, int]  # from, to, bytes
 BUFFERED: Specs = [["scaled", 5, 4], ["counting", 4], ["dense", 4, 6], ["scaled", 6, 3], ["counting", 3]]
 TIED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["tied", 0]]
+TIED_AFAR: Specs = [*TIED, ["dense", 6, 4], ["tied", 0], ["dense", 6, 4], ["tied", 5]]
 MIRRORED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["mirrored", 0], ["dense", 4, 3]]
 TWICE: Specs = [["dense", 5, 4], ["dense", 4, 4], ["dense", 4, 4], ["again", 1]]
 
@@ -90,24 +91,40 @@ def use_layerwise_model(rank: Rank) -> None:
         rank.fact("held before", [gpus.allocated(k) for k in range(len(gpus.devices))])
         seat, thawed = OnDevices(rank, gpus), rank.params.get("thawed", ())
         if rank.case.kind == "tied":
-            _fail_once(model, layers[rank.params.get("fails", -1)], rank.inputs["x"])
+            _fail(model, layers[rank.params.get("fails", -1)], rank.inputs["x"])
         compare(seat, model, rank.inputs, rank.params.get("x_on", "cpu"), thawed)
         follow_graph(seat, model, rank.inputs)
         model.zero_grad()
         gc.collect()
         rank.fact("held after", [gpus.allocated(k) for k in range(len(gpus.devices))])
+        model.eval()
+        with torch.no_grad():
+            model(rank.inputs["x"].clone())
+        gc.collect()
+        rank.fact("held after inference", [gpus.allocated(k) for k in range(len(gpus.devices))])
 
 
-def _fail_once(model: nn.Module, layer: nn.Module, x: Tensor) -> None:
-    """A pass that ends in an error of this layer, as one does that runs out of memory."""
+def _fail(model: nn.Module, layer: nn.Module, x: Tensor) -> None:
+    """Passes that end in an error of this layer, as those do that run out of memory. The first is without
+    gradients, and the weights are others than afterwards: what such a pass leaves behind would be seen.
+    """
 
     def fail(*_: object) -> None:
         raise PassFailed
 
     hook = layer.register_forward_hook(fail)
-    with contextlib.suppress(PassFailed):
-        model(x.clone())
+    _scale(model, 2)
+    for with_gradients in (False, True):
+        with torch.set_grad_enabled(with_gradients), contextlib.suppress(PassFailed):
+            model(x.clone())
     hook.remove()
+    _scale(model, 0.5)
+
+
+@torch.no_grad()
+def _scale(model: nn.Module, factor: float) -> None:
+    for parameter in model.parameters():
+        parameter.mul_(factor)
 
 
 def train_with_an_earlier_optimizer(rank: Rank) -> None:
@@ -157,9 +174,16 @@ def on_own_devices(kind: str) -> Judge:
 
 
 def holds_its_layers(evidence: BesidePlain) -> Iterator[Finding]:
-    """Each device holds its layers and nothing more, before the first pass and after the last."""
+    """Each device holds its layers and nothing more, before the first pass and after the last, in evaluation
+    too.
+    """
     shares = _shares(evidence.case, evidence.inputs)
-    for when, what in (("before", "before the first pass"), ("after", "once passes and gradients are gone")):
+    moments = {
+        "before": "before the first pass",
+        "after": "once passes and gradients are gone",
+        "after inference": "after a pass in evaluation, without gradients",
+    }
+    for when, what in moments.items():
         for index, held in enumerate(evidence.answers[0].facts[f"held {when}"]):
             share = shares[f"cuda:{index}"]
             told = f"cuda:{index} holds its layers and nothing more {what}: {share:,} bytes"
@@ -238,6 +262,7 @@ def _layerwise_cases(seed: int) -> list[Case]:
         layerwise_case("running means", "buffers", BUFFERED, [0, 0, 0, 1, 1], [3], seed),
         layerwise_case("tied, 2 devices", "tied", TIED, [0, 0, 1], [3], seed),
         layerwise_case("tied, 1 device", "tied", TIED, [0, 0, 0], [3], seed),
+        layerwise_case("tied, 2 devices and the host", "tied", TIED_AFAR, [-1, 0, 0, 1, 1, 1, -1], [3], seed),
         layerwise_case(
             "tied under two names, frozen at first",
             "tied",
@@ -328,7 +353,8 @@ EXERCISE = Exercise(
             "robustness",
             2,
             "A parameter that two layers on different devices share stays one, with one gradient; copies go.",
-            ".to() moves the shared parameter to the later layer's device, or a copy of it goes its own way",
+            ".to() moves the shared parameter to the later layer's device, a copy of it goes its own way, or"
+            " outlives its pass",
             {
                 "tied": every(
                     equals("output", "input_grad", "grad", "evaluated_grad", "trained", "through"),

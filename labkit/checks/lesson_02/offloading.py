@@ -48,6 +48,7 @@ from labkit.checks.shared.beside import is_refused
 BYTES_EACH = 2**26
 LARGE = 512  # times the rows of x, whose activations are then larger than what may lie beside the layers
 FROZEN_WIDE = [f"{layer}.{kind}" for layer in (2, 3, 4, 5) for kind in ("weight", "bias")]
+FROZEN_RESIDENT = ["0.weight", "0.bias", "1.weight", "1.bias"]
 FROZEN = ["0.bias", "2.weight", "3.weight", "3.bias"]
 
 
@@ -216,8 +217,14 @@ def with_buffers(layers: Specs) -> Specs:
 
 
 def with_dropout(layers: Specs) -> Specs:
-    """The same layers, each with dropout behind it."""
-    return [spec for layer in layers for spec in (layer, ["dropout", 0.4])]
+    """The same layers with dropout: behind each as a layer of its own, or, in every other one that is dense,
+    inside, as a function.
+    """
+    mixed: Specs = []
+    for number, (kind, *sizes) in enumerate(layers):
+        inside = kind == "dense" and number % 2 == 1
+        mixed += [["dropping", *sizes]] if inside else [[kind, *sizes], ["dropout", 0.4]]
+    return mixed
 
 
 def _offload_cases(seed: int) -> list[Case]:
@@ -238,6 +245,9 @@ def _offload_cases(seed: int) -> list[Case]:
             thawed=[7],
             x_asks=False,
         ),
+        offload_case(
+            "the resident frozen", "values", SMALL, 2, [3], seed, frozen=FROZEN_RESIDENT, x_asks=False
+        ),
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0", dtype="bfloat16"),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
@@ -249,7 +259,7 @@ def _offload_cases(seed: int) -> list[Case]:
         ),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
         offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
-        offload_case("constant buffers", "buffers", with_buffers(SMALL), 2, [3], seed),
+        offload_case("constant buffers, the second GPU", "buffers", with_buffers(SMALL), 2, [3], seed, gpu=1),
         offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),
         offload_case("two batches, one backward", "two-batches", with_dropout(SMALL), 2, [3], seed),
         offload_case("none resident", "extreme", SMALL, 0, [3], seed),
@@ -284,7 +294,8 @@ EXERCISE = Exercise(
             2,
             "Every parameter, on the host or on the device, gets the plain model's gradient, after eval()"
             " too.",
-            "the copy on the device has the gradient, and the parameter on the host never hears of it",
+            "the copy on the device has the gradient, and the parameter on the host never hears of it; or a"
+            " layer is cut off because nothing before it is trained",
             {
                 "values": equals("input_grad", "grad", "evaluated_grad"),
                 "ids": equals("grad", "evaluated_grad"),
@@ -343,7 +354,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "Constant buffers of offloaded layers are on the device when their layer works.",
-            "only parameters are fetched",
+            "only parameters are fetched, or buffers are on another device than the layers compute on",
             {"buffers": equals("output", "grad", "trained")},
         ),
         Property(
@@ -351,7 +362,8 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "Dropout strikes in backward where it struck in forward.",
-            "a layer that runs again draws other random numbers: checkpoint(..., preserve_rng_state=False)",
+            "a layer that runs again draws other random numbers: checkpoint(..., preserve_rng_state=False),"
+            " for all layers or for those without an nn.Dropout",
             {"dropout": equals("output", "input_grad", "grad", "trained")},
         ),
         Property(

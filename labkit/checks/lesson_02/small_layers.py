@@ -79,6 +79,13 @@ class Scaled(Dense):
         return super().forward(x) * self.scale
 
 
+class Dropping(Dense):
+    """Dense, with dropout that it calls as a function: no module in it tells that it draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.4, self.training)
+
+
 class Counting(nn.Module):
     """x plus a buffer that changes with every call: a running sum of means, as batch norm keeps one."""
 
@@ -111,10 +118,13 @@ class Straight(Transposed):
         return nn.functional.linear(x, self.weight)
 
 
+DENSE: dict[str, type[Dense]] = {"dense": Dense, "hooked": Hooked, "scaled": Scaled, "dropping": Dropping}
+
+
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
-    Each is ["dense", "hooked" or "scaled", inputs, outputs], ["counting", width], ["dropout", how likely],
+    Each is [a key of DENSE, inputs, outputs], ["counting", width], ["dropout", how likely],
     ["tied", whose weight it has], ["mirrored", whose weight it has, under two names, beside its own and a
     buffer], ["again", which layer it is] or ["lookup", rows, width], whose input are whole numbers. The
     case's `frozen` names parameters ("2.weight") that are not trained, its `resting` the layers that are in
@@ -139,12 +149,8 @@ def layer_of(parameter: str) -> int:
 def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for kind, *sizes in specs:
-        if kind == "dense":
-            layers.append(Dense(sizes[0], sizes[1], dtype))
-        elif kind == "hooked":
-            layers.append(Hooked(sizes[0], sizes[1], dtype))
-        elif kind == "scaled":
-            layers.append(Scaled(sizes[0], sizes[1], dtype))
+        if kind in DENSE:
+            layers.append(DENSE[kind](sizes[0], sizes[1], dtype))
         elif kind == "counting":
             layers.append(Counting(sizes[0], dtype))
         elif kind == "dropout":
