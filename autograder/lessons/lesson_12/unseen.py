@@ -185,13 +185,14 @@ def _reduce_cases(seed: int) -> list[Case]:
 def _clip_cases(seed: int) -> list[Case]:
     draw = Random(f"12/clip/{seed}")
     most = draw.uniform(0.5, 2.0)
+    nothing_here = {"experts.0": [0], "experts.1": [0]}
     return [
         clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most),
         clip_case("unseen: float32", "values", 2, 2, seed, max_norm=most, dtype="float32"),
         clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
-        clip_case("unseen: nothing", "small", 2, 2, seed, scale=0.0),
+        clip_case("unseen: nothing, a bound of 0", "small", 2, 2, seed, scale=0.0, max_norm=0.0),
         clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
-        clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared"),
+        clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared", missing=nothing_here),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
     ]
