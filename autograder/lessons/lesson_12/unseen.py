@@ -125,6 +125,7 @@ def _capacity_cases(seed: int) -> list[Case]:
     n, e = draw.randint(9, 20), draw.randint(3, 6)
     settings = [(8 * draw.randint(1, 90), draw.randint(1, 4), 8, factor) for factor in (0.5, 1.0, 1.5, 2.0)]
     ragged = [(draw.randint(1, 60), draw.randint(1, 3), draw.randint(3, 11), 1.25) for _ in range(6)]
+    ragged.append((5, 1, draw.choice((2, 3, 6)), 1.25))  # 6.25, of which the whole part divides
     return [
         size_case("unseen: sizes", "sizes", settings, seed),
         size_case("unseen: ragged", "ragged", ragged, seed),
@@ -132,6 +133,7 @@ def _capacity_cases(seed: int) -> list[Case]:
         drop_case("unseen: three, float32", "drops", n, e, 3, draw.randint(3, 6), seed, dtype="float32"),
         drop_case("unseen: bfloat16", "drops", 1_000 + n, 3, 1, 259 + 4 * e, seed, dtype="bfloat16"),
         drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
+        drop_case("unseen: two busy experts", "drops", n, e, 2, -(-2 * n // e), seed, used=[0, e - 1]),
         drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
         drop_case("unseen: none", "roomy", n, e, 1, 0, seed),
         drop_case("unseen: views", "roomy", n, e, 2, 4, seed, turned=True),
@@ -183,13 +185,14 @@ def _reduce_cases(seed: int) -> list[Case]:
 def _clip_cases(seed: int) -> list[Case]:
     draw = Random(f"12/clip/{seed}")
     most = draw.uniform(0.5, 2.0)
+    nothing_here = {"experts.0": [0], "experts.1": [0]}
     return [
         clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most),
         clip_case("unseen: float32", "values", 2, 2, seed, max_norm=most, dtype="float32"),
         clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
-        clip_case("unseen: nothing", "small", 2, 2, seed, scale=0.0),
+        clip_case("unseen: nothing, a bound of 0", "small", 2, 2, seed, scale=0.0, max_norm=0.0),
         clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
-        clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared"),
+        clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared", missing=nothing_here),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
     ]

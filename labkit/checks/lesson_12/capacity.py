@@ -30,8 +30,8 @@ def size_case(name: str, kind: str, settings: Sequence[tuple[int, int, int, floa
 def drop_case(
     name: str, kind: str, tokens: int, experts: int, k: int, capacity: int, seed: int, **params: Any
 ) -> Case:
-    """tokens of k experts each, of which each takes `capacity` rows. turned: gates and experts are stored
-    column after column.
+    """tokens of k experts each, of which each takes `capacity` rows. used: the experts that are visited, all
+    without it. turned: gates and experts are stored column after column.
     """
     settings = {"tokens": tokens, "experts": experts, "k": k, "capacity": capacity, **params}
     return Case(name, 1, settings, seed, kind=kind)
@@ -52,6 +52,7 @@ def _cases(seed: int) -> list[Case]:
         (3, 1, 64, 1.0),
         (0, 2, 8, 1.0),
         (5, 2, 3, 0.0),
+        (5, 1, 3, 1.25),  # 6.25, of which the whole part divides
     ]
     return [
         size_case("published settings", "sizes", published, seed),
@@ -59,12 +60,13 @@ def _cases(seed: int) -> list[Case]:
         drop_case("twelve tokens", "drops", 12, 4, 2, 4, seed),
         drop_case("one expert each, float32", "drops", 15, 5, 1, 2, seed, dtype="float32"),
         drop_case("three experts each", "drops", 10, 5, 3, 4, seed),
+        drop_case("room for as many visits, not for those of one", "drops", 8, 4, 2, 4, seed, used=[1, 2]),
         drop_case("gates in bfloat16, room for hundreds", "drops", 900, 2, 1, 303, seed, dtype="bfloat16"),
         drop_case("room for all", "roomy", 9, 4, 2, 9, seed),
         drop_case("room for none", "roomy", 6, 3, 2, 0, seed),
         drop_case("gates and experts that are views", "roomy", 11, 4, 3, 6, seed, turned=True),
         drop_case("many tokens", "work", 600, 4, 2, 100, seed),
-        size_case("a factor below 0", "refused", [(8, 2, 4, -1.0)], seed),
+        size_case("a factor below 0", "refused", [(8, 2, 4, -0.05)], seed),  # rounded up it is 0
     ]
 
 
@@ -82,11 +84,12 @@ def kept_visits(experts: Tensor, num_experts: int, capacity: int) -> Tensor:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     n, num_experts, k = (case.params[name] for name in ("tokens", "experts", "k"))
+    used = case.params.get("used", list(range(num_experts)))
     gates = drawn(case, generator, n, k).softmax(-1) + 0.1
     gates[1::4, 0] = 0  # such a visit takes a row as well
     return {
         "gates": gates,
-        "experts": drawn_experts(generator, n, k, list(range(num_experts))),
+        "experts": drawn_experts(generator, n, k, used),
         "grad": drawn(case, generator, n, k),
     }
 
@@ -191,7 +194,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "Where that is no whole number it is rounded up.",
-            "rounded down there is room for fewer rows than there are",
+            "rounded down, before it is divided or after, there is room for fewer rows than there are",
             {"ragged": _sizes_are},
         ),
         Property(
@@ -199,7 +202,8 @@ EXERCISE = Exercise(
             "numbers",
             3,
             "All first choices come before all second ones, and earlier tokens before later ones.",
-            "token after token, so that the second choice of an early one takes the place of a first choice",
+            "token after token, so that the second choice of an early one takes the place of a first choice;"
+            " or nothing is dropped where all experts together have room",
             {"drops": _dropped},
         ),
         Property(
@@ -232,7 +236,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A negative factor is a ValueError.",
-            "",
+            "a capacity below 0 is refused: a small negative factor is rounded up to 0",
             {"refused": is_refused("refusal", "ValueError")},
         ),
     ),

@@ -24,7 +24,7 @@ SHAPES: Shapes = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
     """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None.
     frozen: the ranks on which it does not ask for a gradient. without: the kind of which the model has no
-    parameters.
+    parameters. bare: the places along a copy's ranks that have no experts.
     """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
 
@@ -43,19 +43,29 @@ def _cases(seed: int) -> list[Case]:
         clip_case("without gradient", "missing", 2, 2, seed, missing=some, frozen=frozen),
         clip_case("a rank's experts without gradient", "missing", 1, 2, seed, missing=one_side),
         clip_case("a model without experts", "missing", 2, 1, seed, without="experts"),
+        clip_case("a rank without experts", "missing", 1, 2, seed, bare=[1]),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
         clip_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
         clip_case("alone", "subgroup", 1, 1, seed),
     ]
 
 
+def _place(case: Case, rank: int) -> int:
+    """Where a rank is among those that share a copy of the experts."""
+    return seats_of(case, rank).spread.index(rank)
+
+
+def _shapes(case: Case, rank: int) -> Shapes:
+    """Of the parameters of both kinds on a rank."""
+    bare = _place(case, rank) in case.params.get("bare", [])
+    return shapes_of(case, {**SHAPES, "experts": ()} if bare else SHAPES)
+
+
 def _names(case: Case, rank: int) -> list[str]:
     """The parameters that have a gradient on a rank."""
-    place, missing = seats_of(case, rank).spread.index(rank), case.params.get("missing", {})
+    place, missing = _place(case, rank), case.params.get("missing", {})
     every_name = [
-        f"{kind}.{number}"
-        for kind, shapes in shapes_of(case, SHAPES).items()
-        for number in range(len(shapes))
+        f"{kind}.{number}" for kind, shapes in _shapes(case, rank).items() for number in range(len(shapes))
     ]
     return [name for name in every_name if place not in missing.get(name, [])]
 
@@ -77,7 +87,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 def _clip(rank: Rank) -> None:
     """Answers norm and KIND.NUMBER, the gradients afterwards. Recording all."""
     sides = enter_grid(rank)
-    kinds = shapes_of(rank.case, SHAPES).items()
+    kinds = _shapes(rank.case, rank.rank).items()
     owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in kinds}
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(
@@ -161,7 +171,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A norm below max_norm, 0 too, leaves the gradients as they are.",
-            "scaled up to max_norm, or divided by 0",
+            "scaled up to max_norm, or divided by 0, also where max_norm is 0",
             {"small": BOTH},
         ),
         Property(
@@ -170,7 +180,8 @@ EXERCISE = Exercise(
             1,
             "What has no gradient is left out, what is frozen is not; a rank without experts, or gradients of"
             " them, takes part.",
-            "a rank without gradients of experts leaves out the call that the others wait in",
+            "a rank without experts, or gradients of them, leaves out the call that the others wait in, or"
+            " sends another dtype",
             {"missing": BOTH},
         ),
         Property(

@@ -62,7 +62,7 @@ def _cases(seed: int) -> list[Case]:
             "tokens in bfloat16", "low", 3, [6, 4, 5], [8, 4, 2], 2, seed, dtype="bfloat16", offset=32.0
         ),
         spread_case("crossed groups", "subgroup", 4, [4, 6, 5, 3], [4, 3, 2], 2, seed, groups=CROSSED),
-        spread_case("alone", "alone", 1, [7], [4, 3, 4], 2, seed),
+        spread_case("alone", "alone", 1, [7], [4, 3, 4], 2, seed, idle=[1]),
         spread_case("all parts your own", "own-parts", 3, [4, 6, 5], [4, 3, 2], 2, seed),
     ]
 
@@ -121,6 +121,10 @@ def _answer_experts(
             rank.answer(f"{name}.{number}.{parameter_name}", what(parameter))
 
 
+def _tokens(rank: Rank, step: int) -> Tensor:
+    return rank.inputs[f"tokens.{step}"].clone().requires_grad_(rank.rank not in rank.params.get("plain", []))
+
+
 def _once(rank: Rank) -> None:
     """Forward and backward, and between them a forward in evaluation. Answers output, evaluated,
     grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward and backward; fact seen: the rows of each
@@ -131,7 +135,7 @@ def _once(rank: Rank) -> None:
     seen: list[list[int]] = [[] for _ in experts]
     for calls, expert in zip(seen, experts, strict=True):
         expert.register_forward_pre_hook(lambda _, rows, calls=calls: calls.append(int(rows[0].shape[0])))
-    tokens = rank.inputs["tokens.0"].clone().requires_grad_(rank.rank not in rank.params.get("plain", []))
+    tokens = _tokens(rank, 0)
     others = rank.inputs["tokens.1"].clone()
     with rank.recording("forward"):
         out = module(tokens)
@@ -159,7 +163,7 @@ def _train(rank: Rank, group: dist.ProcessGroup) -> None:
     for step in range(STEPS):
         module.train(step == 0)
         module.zero_grad()
-        tokens = rank.inputs[f"tokens.{step}"].clone().requires_grad_()
+        tokens = _tokens(rank, step)
         (SCALE * module(tokens).square().sum()).backward()
         if router.grad is not None:
             dist.all_reduce(router.grad, group=group)
@@ -222,10 +226,11 @@ class Gathered(Evidence):
                 (SCALE * whole(torch.cat(tokens)).square().sum()).backward()
                 descend(whole)
             for position, rank in enumerate(members):
-                own = self._of_rank(whole, position, "trained")
+                expected[rank] = self._of_rank(whole, position, "trained")
+                expected[rank]["trained.router"] = whole.router.detach()
                 gradient = tokens[position].grad
-                assert gradient is not None
-                expected[rank] = {"trained.tokens": gradient, "trained.router": whole.router.detach(), **own}
+                if gradient is not None and rank not in self.case.params.get("plain", []):
+                    expected[rank]["trained.tokens"] = gradient
         return expected
 
     def _of_rank(self, whole: Whole, position: int, what: str) -> dict[str, Tensor]:
@@ -266,6 +271,13 @@ def _is(*names: str) -> Judge:
                     yield same(told, tensor, answer, name)
 
     return judge
+
+
+def _plain_stay(evidence: Gathered) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        if answer.rank in evidence.case.params.get("plain", []):
+            told = "no gradient of tokens that need none, which stay as they are"
+            yield Finding("grad.tokens" not in answer.tensors, told, "they have one", answer.rank)
 
 
 def _trained(evidence: Gathered) -> Iterator[Finding]:
@@ -317,7 +329,7 @@ EXERCISE = Exercise(
     {
         "values": TRAINED,
         "idle": TRAINED,
-        "empty": ONCE,
+        "empty": TRAINED,
         "low": ONCE,
         "subgroup": ONCE,
         "alone": ONCE,
@@ -388,8 +400,8 @@ EXERCISE = Exercise(
             1,
             "A rank without tokens takes part, and sends no rows of its own; so does one whose tokens need no"
             " gradient.",
-            "the other ranks wait for it in forward, or in backward",
-            {"empty": every(EVERYTHING, _judge_messages)},
+            "the other ranks wait for it in forward, or in backward, in training or in evaluation",
+            {"empty": every(EVERYTHING, _plain_stay, _trained, _judge_messages)},
         ),
         Property(
             "low-precision",
