@@ -23,7 +23,7 @@ def _overlap(seed: int) -> list[Case]:
     widths = [draw.randint(8, 30) for _ in range(draw.randint(8, 10))]
     return [
         overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths),
-        overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]]),
+        overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]], steps=3),
         overlap_case(f"{PREFIX}one rank", "alone", 1, seed, widths, steps=3),
         overlap_case(f"{PREFIX}watched", "watched", 3, seed, [draw.randint(16, 24)] * 6),
     ]

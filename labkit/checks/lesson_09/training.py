@@ -44,6 +44,8 @@ from labkit.checks.shared.split import loaded, numbers_taken, under
 from labkit.model import Transformer
 
 TRAIN_ID = "09.train-3d"
+# Grids that seeds are asked for beside the case's own: with as many stages as replicas one base does for both
+OTHER_SIZES = ({"dp": 2, "pp": 4, "tp": 2}, {"dp": 3, "pp": 2, "tp": 1})
 SEEDS = (*range(64), 100, 128, 1000, 1024, 10_000)  # that somebody may start a run with
 USUAL: Mapping[str, Any] = {
     "order": MEGATRON,
@@ -193,8 +195,8 @@ def _step(rank: Rank, model: Any) -> None:
 
 def _train_with_dropout(rank: Rank) -> None:
     """As `_train`, each rank's default generator in another state. Facts: streams, as they were made;
-    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many;
-    drops_in_eval, whether the first stage does.
+    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many, a
+    list for each grid; drops_in_eval, whether the first stage does.
     """
     made: list[dict[str, Any]] = []
     torch.manual_seed(100 + rank.rank)
@@ -206,7 +208,8 @@ def _train_with_dropout(rank: Rank) -> None:
         others: list[dict[str, Any]] = []
         _trainer(rank, _whole(rank), seed, parts=watched_parts(others))
         rank.fact(f"streams of {name}", others)
-    rank.fact("seeds", _seeds(rank.student.stream_seed, rank.params["sizes"]))
+    grids = (rank.params["sizes"], *OTHER_SIZES)
+    rank.fact("seeds", [_seeds(rank.student.stream_seed, sizes) for sizes in grids])
 
 
 def _gives_two_answers(rank: Rank, stage: Any) -> bool:
@@ -315,7 +318,8 @@ EXERCISE = Exercise(
             2,
             "Tensor-parallel ranks draw from equally seeded streams, every replica and stage from others, and"
             " all from others with another seed.",
-            "the seed that was handed over, on every rank; or seeds that meet those of the next run",
+            "the seed that was handed over, on every rank; seeds that meet those of the next run, or do"
+            " where there are more stages than replicas",
             {"dropout": every(streams_by_tensor_group, seeds_differ, seeds_of_many_runs)},
         ),
         Property(

@@ -220,13 +220,14 @@ def seeds_differ(evidence: GridEvidence) -> Iterator[Finding]:
 
 
 def seeds_of_many_runs(evidence: GridEvidence) -> Iterator[Finding]:
-    """`stream_seed` gives every seed, replica and stage a number of its own."""
+    """`stream_seed` gives every seed, replica and stage of a grid a number of its own."""
     for answer in evidence.answers:
-        seeds: list[int] = answer.facts["seeds"]
-        met = sorted(seed for seed, times in Counter(seeds).items() if times > 1)
-        told = "another number for each dp, pp and seed from stream_seed"
-        yield Finding(not met, told, f"{met[:1]} for two of them", answer.rank)
-        yield Finding(min(seeds) >= 0, "numbers of 0 or more", f"{min(seeds)}", answer.rank)
+        of_grids: list[list[int]] = answer.facts["seeds"]
+        for seeds in of_grids:
+            met = sorted(seed for seed, times in Counter(seeds).items() if times > 1)
+            told = "another number for each dp, pp and seed from stream_seed"
+            yield Finding(not met, told, f"{met[:1]} for two of them", answer.rank)
+            yield Finding(min(seeds) >= 0, "numbers of 0 or more", f"{min(seeds)}", answer.rank)
 
 
 def drops_embeddings(evidence: GridEvidence) -> Iterator[Finding]:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of
 
 CALLS = ("training", "again")  # recordings of two calls on a model, of a step each
+WHOLE_JOB_STEPS = 1  # before them, by all ranks together: what was learned of that group must not count
 
 
 def leave_gradients(module: nn.Module) -> None:
     """Ones for gradients, as if of training before: no program may add to them."""
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
+
+
+def train_again(rank: Rank, own: dist.ProcessGroup, step: Callable[[int, dist.ProcessGroup], None]) -> None:
+    """Calls `step(number, group)`: first in the whole job, which nobody records, then for each of `CALLS` in
+    the rank's own group.
+    """
+    for number in range(WHOLE_JOB_STEPS):
+        step(number, rank.group)
+    for number, recording in enumerate(CALLS, start=WHOLE_JOB_STEPS):
+        with rank.recording(recording):
+            step(number, own)
 
 
 def leaves_no_hook(evidence: Evidence, answer: RankAnswer) -> Finding:

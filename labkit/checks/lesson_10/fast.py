@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
-from labkit.checks.lesson_10.again import CALLS, leave_gradients, leaves_no_hook
+from labkit.checks.lesson_10.again import leave_gradients, leaves_no_hook, train_again
 from labkit.checks.lesson_10.elsewhere import watched_elsewhere
 from labkit.checks.lesson_10.exposed import HIDES
 from labkit.checks.lesson_10.losses import are_floats, send_losses
@@ -33,8 +35,9 @@ from labkit.torch_private import WatchingMode, tree_iter
 SEEN = 0.9  # of the products of a plain step
 MOST_ELSEWHERE = 0.1  # of the weights' bytes, through NumPy, lists or other threads: losses are far less
 SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "vocabulary": 64, "sequence": 24}
-ODD = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5, "learning_rate": OTHER_RATE}
-IN_FP32 = {"layers": 1, "batches": [[2, 2], [2, 2]], "dtype": "float32"}
+ODD_SHAPE = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5}
+ODD = {**ODD_SHAPE, "learning_rate": OTHER_RATE, "tied": False}
+IN_FP32 = {"layers": 1, "batches": [[2, 6], [2, 2], [2, 2]], "dtype": "float32"}  # the first for all ranks
 PLAIN_SECONDS = 0.0167030296  # of a step of the plain program on the fixed machine; a test replays it
 FASTER, MUCH_FASTER = 0.6, 0.4  # of that
 MOST_EXPOSED = 0.12  # of a step
@@ -45,7 +48,7 @@ SETTLING = 0.2  # seconds in which a backend lets go of what it held
 
 def fast_case(name: str, kind: str, ranks: int, seed: int, **more: object) -> Case:
     """batches: of each step the number of micro-batches, and of rows in each, for all ranks together."""
-    usual = {"batches": [[2, 16], [2, 16]], "dtype": "float64", "learning_rate": USUAL_RATE}
+    usual = {"batches": [[2, 16], [2, 16]], "dtype": "float64", "learning_rate": USUAL_RATE, "tied": True}
     params = {**usual, **SHAPE, **more}
     return Case(name, ranks, params, seed, kind=kind, timeout=60.0)
 
@@ -61,7 +64,7 @@ def _cases(seed: int) -> list[Case]:
 def config_of(case: Case) -> ModelConfig:
     """Without dropout, so that every plan computes the same."""
     layers, hidden, heads, vocabulary, sequence = (case.params[name] for name in SHAPE)
-    return gpt(layers, hidden, heads, vocabulary, sequence, dropout=0.0)
+    return gpt(layers, hidden, heads, vocabulary, sequence, dropout=0.0, tied_embeddings=case.params["tied"])
 
 
 def dtype_of(case: Case) -> torch.dtype:
@@ -99,19 +102,22 @@ def _train(rank: Rank) -> None:
 
 
 def _train_one_by_one(rank: Rank) -> None:
-    """The same in a call for each of two batches, which comes from an iterator, of a model that comes with
-    gradients; and another model from an iterator that has no batch. Recordings: training, again. Fact:
-    of_none, whether that gave an empty list.
+    """The same in a call for each of the batches, which comes from an iterator, of a model that comes with
+    gradients, the first in the whole job; and another model from an iterator that has no batch. Recordings:
+    training, again. Fact: of_none, whether that gave an empty list.
     """
-    model, group, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
+    model, own, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
     leave_gradients(model)
     losses: list[float] = []
-    for recording, batch in zip(CALLS, _batches(rank.case, rank.inputs), strict=True):
-        with rank.recording(recording):
-            losses += rank.student.train(model, iter([batch]), group, rate)
+    batches = _batches(rank.case, rank.inputs)
+
+    def step(number: int, group: dist.ProcessGroup) -> None:
+        losses.extend(rank.student.train(model, iter([batches[number]]), group, rate))
+
+    train_again(rank, own, step)
     _send(rank, model, losses)
     with rank.recording("without batches"):
-        of_none = rank.student.train(model_of(rank.case), iter(()), group, rate)
+        of_none = rank.student.train(model_of(rank.case), iter(()), own, rate)
     rank.fact("of_none", isinstance(of_none, list) and not of_none)
 
 
@@ -124,24 +130,32 @@ def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
 class WatchedBatches:
     """Hands out one batch a step, and looks what this process holds when one is asked for after the first.
 
-    most: bytes of all tensors then, at most. early: whether one was asked for before anything was computed.
+    most: bytes of all tensors then, at most.
     """
 
     def __init__(self, batches: Sequence[Tensor], acts: Sequence[Act]) -> None:
         self.batches, self.acts = batches, acts
-        self.most, self.early = 0, False
+        self.most = 0
+        self._done: list[int] = []  # operations of products, when each batch was asked for
 
     def __iter__(self) -> Iterator[Tensor]:
-        before = 0
         for number, batch in enumerate(self.batches):
             if number:
                 self.most = max(self.most, settled_bytes_of_process(SETTLING))
-                done = sum(act.flops for act in self.acts)
-                self.early, before = self.early or done == before, done
+            self._done.append(sum(act.flops for act in self.acts))
             yield batch
 
     def __len__(self) -> int:
         return len(self.batches)
+
+    @property
+    def early(self) -> bool:
+        """Whether one was asked for before the one before it was worked on, or most of that: the batches are
+        of one size. To be asked when all is trained.
+        """
+        whole = sum(act.flops for act in self.acts)
+        of_steps = [after - before for before, after in pairwise([*self._done, whole])]
+        return any(done * len(self.batches) <= SEEN * whole for done in of_steps)
 
 
 def _measure(rank: Rank) -> None:
@@ -273,7 +287,7 @@ def _holds_little(evidence: FastEvidence) -> Iterator[Finding]:
     weights = weight_bytes(model_of(evidence.case))
     for answer in evidence.answers:
         early = "each batch taken when its step begins"
-        yield Finding(answer.facts["early"] is False, early, "several at once", answer.rank)
+        yield Finding(answer.facts["early"] is False, early, "asked for earlier", answer.rank)
         held = answer.facts["held_bytes"]
         told = f"at most {MOST_COPIES} times the weights' {weights:,} bytes held between two steps"
         yield Finding(held <= MOST_COPIES * weights, told, f"{held:,} bytes", answer.rank)
@@ -309,7 +323,8 @@ EXERCISE = Exercise(
             "numbers",
             4,
             "Losses and weights are those of one process, on every rank.",
-            "gradients summed over micro-batches but not divided, or a loss of this rank's rows only",
+            "gradients summed over micro-batches but not divided, a loss of this rank's rows only, or a head"
+            " of its own that is not trained",
             {"values": _numbers, "measured": _numbers},
         ),
         Property(
@@ -354,7 +369,8 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             f"Between two steps a rank holds at most {MOST_COPIES} times the weights.",
-            "gradients of every micro-batch are kept",
+            "gradients of every micro-batch are kept, or the next batch is asked for before this one's work"
+            " is done",
             {"measured": _holds_little},
         ),
         Property(
@@ -362,9 +378,10 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "It works in a group that is not the whole job, and alone, in fp32, with batches that come one by"
-            " one or not at all, on a model that comes with gradients, and again on the same model.",
+            " one or not at all, on a model that comes with gradients, and again on the same model, which was"
+            " trained in another group before.",
             "the default group was used, the batches were counted before the first step, gradients were added"
-            " to those that were there, or hooks were left on the model",
+            " to those that were there, or hooks or what was made for another group were left with the model",
             {"subgroup": every(_numbers, on_each(_nothing_of_nothing), on_each(leaves_no_hook))},
         ),
     ),

@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
-from labkit.checks.lesson_10.again import CALLS, leave_gradients, leaves_no_hook
+from labkit.checks.lesson_10.again import WHOLE_JOB_STEPS, leave_gradients, leaves_no_hook, train_again
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
@@ -32,13 +33,14 @@ def overlap_case(name: str, kind: str, ranks: int, seed: int, widths: Sequence[i
 
 def _cases(seed: int) -> list[Case]:
     even, uneven = [24] * 9, [8, 30, 30, 5, 40, 40, 12, 12, 4]
+    first_three = [30, 30, 30, 30, 5, 20, 20, 12, 12, 12, 9, 9, 4]  # have more than half of the bytes
     return [
         overlap_case("two ranks", "values", 2, seed, uneven),
         overlap_case("four ranks", "values", 4, seed, even, steps=3, rows=2, learning_rate=OTHER_RATE),
-        overlap_case("two groups of two", "subgroup", 4, seed, uneven, groups=[[0, 2], [1, 3]]),
+        overlap_case("two groups of two", "subgroup", 4, seed, uneven, groups=[[0, 2], [1, 3]], steps=3),
         overlap_case("one rank", "alone", 1, seed, uneven),
         overlap_case("two ranks, watched", "watched", 2, seed, even),
-        overlap_case("uneven layers, watched", "watched", 2, seed, uneven),
+        overlap_case("uneven layers, watched", "watched", 2, seed, first_three),
     ]
 
 
@@ -76,14 +78,17 @@ def _train(rank: Rank) -> None:
 
 
 def _train_twice(rank: Rank) -> None:
-    """A call for each of the two steps, with batches that can be gone through once, of a net that comes with
-    gradients. Answers: trained.NAME. Recordings: training, again.
+    """A call for each of the steps, with batches that can be gone through once, of a net that comes with
+    gradients, the first in the whole job. Answers: trained.NAME. Recordings: training, again.
     """
-    group, net = enter_group(rank), net_of(rank.case)
+    own, net = enter_group(rank), net_of(rank.case)
     leave_gradients(net)
-    for recording, batch in zip(CALLS, _batches(rank), strict=True):
-        with rank.recording(recording):
-            rank.student.program_1(net, iter([batch]), group, rank.params["learning_rate"])
+    batches, rate = _batches(rank), rank.params["learning_rate"]
+
+    def step(number: int, group: dist.ProcessGroup) -> None:
+        rank.student.program_1(net, iter([batches[number]]), group, rate)
+
+    train_again(rank, own, step)
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
 
@@ -111,9 +116,14 @@ class OneProcess(Evidence):
     def _train(self, members: Sequence[int]) -> dict[str, Tensor]:
         net = net_of(self.case)
         for step in range(self.case.params["steps"]):
-            x, y = (self.inputs[name][list(members), step].flatten(0, 1) for name in ("x", "y"))
+            x, y = (self.inputs[name][self._at_work(members, step), step].flatten(0, 1) for name in "xy")
             sgd_step(net, nn.functional.mse_loss(net(x), y), self.case.params["learning_rate"])
         return {name: parameter.detach() for name, parameter in net.named_parameters()}
+
+    def _at_work(self, members: Sequence[int], step: int) -> list[int]:
+        """Whose rows a step takes: a case of groups begins in the whole job."""
+        together = self.case.kind == "subgroup" and step < WHOLE_JOB_STEPS
+        return list(range(self.case.ranks)) if together else list(members)
 
 
 def _trained(evidence: OneProcess) -> Iterator[Finding]:
@@ -210,7 +220,8 @@ EXERCISE = Exercise(
             "mechanism",
             3,
             "Most of the bytes are under way while backward computes, and all are waited for.",
-            "a bucket with parameters of the last and of the first layer is complete at the end of backward",
+            "a bucket with parameters of the last and of the first layer is complete at the end of backward,"
+            " and so is one of the first few layers, where most of the bytes are theirs",
             {"watched": every(on_each(_behind_backward), on_each(_nothing_besides), on_each(all_waited_for))},
         ),
         Property(
@@ -218,9 +229,10 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "It works in a group that is not the whole job, with batches that can be gone through once, on a"
-            " model that comes with gradients, and again on the same model.",
+            " model that comes with gradients, and again on the same model, which was trained in another"
+            " group before.",
             "the default group was used, the batches were counted before the first step, gradients were added"
-            " to those that were there, or hooks were left on the model",
+            " to those that were there, or hooks or what was made for another group were left with the model",
             {"subgroup": every(_trained, stays_in_group, on_each(leaves_no_hook))},
         ),
     ),
