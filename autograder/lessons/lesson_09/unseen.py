@@ -123,6 +123,7 @@ def _training(seed: int) -> list[Case]:
         grid_case("unseen: dp 2, pp 2, tp 2", "values", 2, 2, 2, seed, **size, layers=3, vocabulary=15),
         grid_case("unseen: another order", "other-orders", 2, 2, 2, seed, **size, order=_order(draw)),
         grid_case("unseen: dropout", "dropout", 2, 2, 2, seed, **size, dropout=0.2),
+        grid_case("unseen: in bfloat16", "float32", 1, 2, 1, seed, **size, dtype="bfloat16"),
     ]
 
 

@@ -106,7 +106,9 @@ class GPT3D:
         )
         # With both ends' gradients in the sum already, a mean over replicas is what is left to do.
         self.parts.average_gradients(self.stage, self.by_axis["dp"])
-        told = torch.zeros((), dtype=self.dtype, device=self.device) if loss is None else loss.detach()
+        told = torch.zeros((), dtype=torch.float64, device=self.device)
+        if loss is not None:
+            told += loss.detach()
         dist.broadcast(told, group=self.by_axis["pp"], group_src=last)
         every = [torch.empty_like(told) for _ in range(self.sizes["dp"])]
         dist.all_gather(every, told, group=self.by_axis["dp"])
