@@ -31,6 +31,7 @@ def _cases(seed: int) -> list[Case]:
         clip_case("a small norm", "small", 2, seed, scale=0.01),
         clip_case("a norm below the bound, its square above", "small", 2, seed, scale=0.2),
         clip_case("nothing but zeros", "small", 2, seed, scale=0.0),
+        clip_case("nothing but zeros, and a bound of 0", "small", 2, seed, scale=0.0, max_norm=0.0),
         clip_case("gradients that are views", "layout", 2, seed),
         clip_case("without gradient", "missing", 2, seed),
         clip_case("nothing cut", "none-cut", 2, seed),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.formulas import HIDES
+from labkit.checks.lesson_08.held import bytes_held
 from labkit.checks.lesson_08.masters import BF16_STEPS, bf16_case, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
@@ -40,7 +41,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import dtype_of
-from labkit.record.live import bytes_of_process, settled_bytes_of_process
+from labkit.record.live import bytes_of_process
 
 
 def _train(rank: Rank) -> None:
@@ -108,7 +109,7 @@ def _hold(rank: Rank) -> None:
         optimizer.step()
         optimizer.zero_grad()
     net.zero_grad()  # gradients that were only set to zero are no optimizer's state
-    rank.fact("held_bytes", settled_bytes_of_process() - before)
+    rank.fact("held_bytes", bytes_held(before + _most(rank.case)) - before)
 
 
 def _large(case: Case) -> nn.Module:
@@ -135,15 +136,28 @@ def _train_in_bf16(rank: Rank) -> None:
 # -- judges
 
 
+def _whole(net: nn.Module) -> int:
+    return sum(nbytes(p) for p in net.parameters())
+
+
+def _state_share(case: Case, net: nn.Module) -> int:
+    """Bytes of one fp32 number for each that a rank has of those that are trained."""
+    return 4 * ceil(sum(p.numel() for p in net.parameters() if p.requires_grad) / case.ranks)
+
+
+def _most(case: Case) -> int:
+    net = _large(case)
+    share = _state_share(case, net)
+    return _whole(net) + 3 * share + share // 4
+
+
 def holds_its_share(evidence: Evidence) -> Iterator[Finding]:
     """The weights whole, and of the rank's share of those that are trained two moments and a master in fp32,
     which fp32 weights need not have.
     """
     case, net = evidence.case, _large(evidence.case)
-    whole = sum(nbytes(p) for p in net.parameters())
-    share = 4 * ceil(sum(p.numel() for p in net.parameters() if p.requires_grad) / case.ranks)
     fewest = 2 if dtype_of(case) == torch.float32 else 3
-    low, most = whole + fewest * share - 64, whole + 3 * share + share // 4
+    low, most = _whole(net) + fewest * _state_share(case, net) - 64, _most(case)
     for answer in evidence.answers:
         held = answer.facts["held_bytes"]
         told = f"{low:,} to {most:,} bytes: the weights once, and a {case.ranks}th of the state in fp32"
@@ -213,6 +227,7 @@ def optimizer_cases(seed: int) -> list[Case]:
             parts=["head"],
         ),
         bf16_case("bf16 weights", 3, seed, size=211),
+        bf16_case("bf16 weights, one rank", 1, seed, size=40),
         held_case("Adam's state", 4, seed, 40, "float32"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
         shard_case(

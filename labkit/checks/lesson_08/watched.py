@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.lesson_08.held import bytes_held
 from labkit.checks.lesson_08.net import sent, stack, step_plainly
 from labkit.checks.rank import Rank
-from labkit.record.live import LiveBytes, bytes_of_process, settled_bytes_of_process, tensors_of_process
+from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
 
 
 def watch(rank: Rank) -> None:
@@ -26,7 +27,7 @@ def watch(rank: Rank) -> None:
     before = bytes_of_process()
     net = stack(rank.case, log)
     sharded = rank.student.FullyShardedModule(net, list(net), group, rank.params["prefetch"])
-    rank.fact("at_rest", settled_bytes_of_process() - before)
+    _rest(rank, "at_rest", before)
     x = torch.ones(1, rank.params["width"])
     with rank.recording("first backward"):
         sharded(x).sum().backward()
@@ -46,7 +47,7 @@ def watch(rank: Rank) -> None:
             out = sharded(x)
         rank.fact("forwards", [moment - begin for moment in log])
         rank.fact("forward_peak", live.peak)
-        rank.fact("after_forward", settled_bytes_of_process() - before)
+        _rest(rank, "after_forward", before)
         live.restart_peak()
         live.most = most["backward_peak"]
         with rank.recording("backward") as begin:
@@ -54,21 +55,27 @@ def watch(rank: Rank) -> None:
             out.sum().backward()
     rank.fact("backwards", [moment - begin for moment in leaving])
     rank.fact("backward_peak", live.peak)
-    rank.fact("after_backward", settled_bytes_of_process() - before)
+    _rest(rank, "after_backward", before)
     del out
     step_plainly(sharded.shards)
     sharded.full_weights()
-    rank.fact("after_full_weights", settled_bytes_of_process() - before)
+    _rest(rank, "after_full_weights", before)
     sharded.eval()
     with torch.no_grad():
         sharded(x)
-    rank.fact("after_evaluation", settled_bytes_of_process() - before)
+    _rest(rank, "after_evaluation", before)
     sharded.train()
     _fail_on_the_way(sharded, net, x)
-    rank.fact("after_an_error", settled_bytes_of_process() - before)
+    _rest(rank, "after_an_error", before)
     with torch.no_grad():
         sharded(x)
-    rank.fact("after_the_next", settled_bytes_of_process() - before)
+    _rest(rank, "after_the_next", before)
+
+
+def _rest(rank: Rank, when: str, before: int) -> None:
+    """Fact `when`: the bytes beside those before."""
+    enough = dict(RESTS)[when] * _share(rank.case) + _room(rank.case)
+    rank.fact(when, bytes_held(before + enough) - before)
 
 
 def _fail_on_the_way(sharded: nn.Module, net: nn.Sequential, x: Tensor) -> None:
