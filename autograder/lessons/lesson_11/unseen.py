@@ -83,7 +83,13 @@ def _ring_cases(seed: int) -> list[Case]:
         ring_case("unseen: large", "values", 3, [heads, 12 * size, 4], seed, scale=500.0),
         ring_case("unseen: two ranks, float32", "values", 2, [2, heads, 4 * size, d], seed, dtype="float32"),
         ring_case(
-            "unseen: a pair and one", "subgroup", 3, [1, heads, 4 * size, d], seed, groups=PAIR_AND_ONE
+            "unseen: a pair and one",
+            "subgroup",
+            3,
+            [1, heads, 4 * size, d],
+            seed,
+            groups=PAIR_AND_ONE,
+            frozen=["v"],
         ),
         ring_case("unseen: alone", "alone", 1, [2, heads, 2 * size, d], seed),
     ]
@@ -162,10 +168,10 @@ def _gpt_cases(seed: int) -> list[Case]:
     draw = Random(f"11/gpt/{seed}")
     size, vocabulary, rows = draw.randint(1, 3), draw.randint(9, 14), draw.randint(1, 3)
     more = {"vocabulary": vocabulary, "rows": rows, "tied": draw.random() < 0.5}
-    shallow = {"layers": 1, "dtype": "float32"}
+    shallow = {"layers": 1, "dtype": "float32", "apart": True}
     return [
         gpt_case("unseen: cp 4", "values", 1, 4, 1, seed, sequence=8 * size, longest=8 * size + 3, **more),
-        gpt_case("unseen: dp 3, float32", "values", 3, 2, 1, seed, sequence=4 * size, **shallow, **more),
+        gpt_case("unseen: dp 3, apart", "values", 3, 2, 1, seed, sequence=4 * size, **shallow, **more),
         gpt_case("unseen: cp 3, tp 2", "tensor", 1, 3, 2, seed, sequence=6 * size, longest=18, **more),
         gpt_case("unseen: dp 2, cp 2, tp 2", "tensor", 2, 2, 2, seed, sequence=4 * size, layers=1, **more),
         gpt_case("unseen: without targets", "without", 1, 3, 1, seed, sequence=6 * size, longest=18, **more),

@@ -107,7 +107,7 @@ def _run_cases(seed: int) -> list[Case]:
             dtype="float32",
         ),
         run_case("unequal", seed, gpipe(2, 4), TWO, [3, 3, 2, 1]),
-        run_case("few", seed, gpipe(4, 2), FOUR, [3, 3]),
+        run_case("few", seed, gpipe(4, 2), FOUR, [3, 3], frozen=["2.layers.0.weight", "2.layers.0.bias"]),
         run_case(
             "few",
             seed,
@@ -129,7 +129,7 @@ def _run_cases(seed: int) -> list[Case]:
             schedule="the tied weight frozen",
             frozen=["0.embedding", "1.head"],
         ),
-        run_case("ready", seed, gpipe(2, 3), TWO, [2] * 3),
+        run_case("ready", seed, gpipe(2, 3), TWO, [2] * 3, frozen=["0.layers.0.weight", "0.layers.0.bias"]),
         run_case(
             "ready",
             seed,
@@ -163,6 +163,7 @@ def bad_lists_case(seed: int) -> Case:
         "a micro-batch that is left out": ([action for action in good if action[2] == 0], 1),
         "a forward that is there twice": ([*good[:5], *good[4:]], 1),
         "a backward that is there twice": ([*good, good[7]], 1),
+        "a micro-batch that is there twice, each time with its backward": ([*good, *good[4:]], 1),
         "a zero-bubble schedule's two halves of a backward": ([*good[:7], *halves], 1),
         "another kind of action": ([*good[:7], ["update", 0, 1]], 1),
         "another kind of action at the end": ([*good, ["update", 0, 1]], 1),
@@ -285,9 +286,9 @@ RUN = Exercise(
             "few-micro-batches",
             "robustness",
             1,
-            "Fewer micro-batches than stages work, fewer stages than ranks, and a frozen first stage.",
-            "a warm-up of p micro-batches is taken for granted, a stage on every rank, or that each stage's"
-            " output has a graph",
+            "Fewer micro-batches than stages work, fewer stages than ranks, and a frozen stage.",
+            "a warm-up of p micro-batches is taken for granted, a stage on every rank, that each stage's"
+            " output has a graph, or that a frozen stage has no gradient to hand back",
             {"few": LOSS_AND_GRADIENTS},
         ),
         Property(

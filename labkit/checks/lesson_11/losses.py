@@ -42,6 +42,7 @@ def _cases(seed: int) -> list[Case]:
         loss_case("a rank without targets", "without", 3, [1, 6, 5], seed, without=[1]),
         loss_case("one target in all", "without", 2, [1, 2, 5], seed, without=[1]),
         loss_case("nobody has a target", "nobody", 2, [2, 3, 4], seed, without=[0, 1]),
+        loss_case("alone, without a target", "nobody", 1, [1, 3, 4], seed, without=[0]),
         loss_case("logits in bfloat16", "bfloat16", 2, [2, 150, 6], seed, dtype="bfloat16"),
         loss_case("few logits in bfloat16", "bfloat16", 2, [1, 5, 6], seed, dtype="bfloat16"),
         loss_case("logits in float16", "bfloat16", 2, [2, 150, 6], seed, dtype="float16"),
@@ -194,7 +195,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "Where nobody has a target the loss is 0.",
-            "a division by no targets",
+            "a division by no targets, on one rank alone too",
             {"nobody": BOTH},
         ),
         Property(

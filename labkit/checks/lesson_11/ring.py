@@ -55,7 +55,7 @@ TORCHS_OWN = (
 
 def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
     """shape: [..., s, d] of the whole sequence. scale: of the scores. quiet: ranks whose outputs have
-    a gradient of zeros.
+    a gradient of zeros. frozen: of q, k and v, what needs no gradient.
     """
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind, timeout=PATIENCE)
 
@@ -65,7 +65,7 @@ def _cases(seed: int) -> list[Case]:
         ring_case("three ranks", "values", 3, [2, 2, 24, 4], seed, late=[1]),
         ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32", quiet=[2]),
         ring_case("scores of hundreds", "values", 2, [1, 2, 16, 4], seed, scale=600.0),
-        ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
+        ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]], frozen=["k"]),
         ring_case("alone", "alone", 1, [2, 6, 1], seed),
     ]
 
@@ -301,13 +301,19 @@ def _cases_with_backward(seed: int) -> list[Case]:
     return [*_cases(seed), ring_case("what is kept", "kept", 2, [1, 2, 512, 8], seed)]
 
 
+def _trained(case: Case) -> list[str]:
+    """What of q, k and v needs a gradient: adapters of queries and values alone leave keys as they are."""
+    return [name for name in PARTS if name not in case.params.get("frozen", ())]
+
+
 def _differentiate(rank: Rank) -> None:
-    """Answers out, out.later, when backward is over, and grad.q, .k, .v, of a second backward of the same
-    graph; recordings forward and backward, that one; facts kept_bytes, from the input's, and changed. Between
-    forward and backward there is another forward, as there is in a model of two layers.
+    """Answers out, out.later, when backward is over, grad.q, .k, .v, of a second backward of the same graph,
+    and early.q, .k, .v: what half the first one's, of twice the gradient, are by then; recordings forward and
+    backward, the second; facts kept_bytes, from the input's, and changed. Between forward and backward there
+    is another forward, as there is in a model of two layers.
     """
-    group = enter_group(rank)
-    leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
+    group, trained = enter_group(rank), _trained(rank.case)
+    leaves = [as_handed(rank, name).requires_grad_(name in trained) for name in PARTS]
     before = storages()
     with rank.recording("forward"):
         out = rank.student.RingAttention.apply(*leaves, group)
@@ -316,9 +322,12 @@ def _differentiate(rank: Rank) -> None:
     rank.answer("out", out)
     grad = as_handed(rank, "grad")
     with rank.attempt("gradients"):
-        torch.autograd.grad(out, leaves, grad, retain_graph=True)
+        needed = [leaf for leaf in leaves if leaf.requires_grad]
+        early = torch.autograd.grad(out, needed, 2.0 * grad, retain_graph=True, allow_unused=True)
         with rank.recording("backward"):
             out.backward(grad)
+        for name, gradient in zip(trained, early, strict=True):
+            rank.answer(f"early.{name}", None if gradient is None else gradient / 2.0)
     rank.answer("out.later", out)
     given = {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)}
     tell_changed(rank, {**given, "grad": grad})
@@ -345,9 +354,11 @@ def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
 
 def _are_gradients(evidence: Whole) -> Iterator[Finding]:
     for answer in evidence.answers:
-        for name in PARTS:
+        for name in _trained(evidence.case):
             expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
-            yield same(f"gradient of {name} from the whole sequence", expected, answer, f"grad.{name}")
+            told = f"gradient of {name} from the whole sequence"
+            yield same(told, expected, answer, f"grad.{name}")
+            yield same(f"{told}, still there after another backward", expected, answer, f"early.{name}")
         yield unchanged(evidence, answer)
         yield same("the output as forward gave it", answer.tensors["out"], answer, "out.later")
 
@@ -421,8 +432,9 @@ RING_ATTENTION = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
-            "a rank of the group was used as a global rank",
+            "It works in a group that is not the whole job, on one rank alone, on views of tensors, and where"
+            " not all of q, k and v need a gradient.",
+            "a rank of the group was used as a global rank, or sums of values stay where keys need none",
             {"subgroup": every(_are_gradients, stays_in_group), "alone": _are_gradients},
         ),
     ),

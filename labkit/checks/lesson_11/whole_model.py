@@ -53,12 +53,15 @@ USUAL: Mapping[str, Any] = {
     "longest": 16,
     "rows": 2,
     "tied": True,
+    "by_hand": False,
+    "apart": False,
 }
 
 
 def gpt_case(name: str, kind: str, dp: int, cp: int, tp: int, seed: int, **params: Any) -> Case:
     """A job of dp x cp x tp ranks, neighbours along tp. rows: of each replica. longest: of the model's
-    sequences. dtype: of the model, float64 where none is said.
+    sequences. dtype: of the model, float64 where none is said. by_hand: the head is tied, and the config
+    does not say so. apart: neighbours are along dp before cp.
     """
     settings = {**USUAL, "sizes": {"dp": dp, "cp": cp, "tp": tp}, **params}
     own = kind == "own-parts"
@@ -69,6 +72,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         gpt_case("dp 2, cp 2", "values", 2, 2, 1, seed, late=[1]),
         gpt_case("cp 3, untied", "values", 1, 3, 1, seed, tied=False, layers=1, rows=3, dtype="float32"),
+        gpt_case("dp 2, cp 1, tied by hand", "values", 2, 1, 1, seed, layers=1, by_hand=True),
         gpt_case("cp 2, tp 2", "tensor", 1, 2, 2, seed),
         gpt_case("a rank without targets", "without", 1, 2, 1, seed, sequence=8),
         gpt_case("all parts your own", "own-parts", 1, 2, 1, seed, hidden=12, heads=2),
@@ -105,7 +109,9 @@ class Spot:
 
 def grid_of(case: Case) -> Tensor:
     """Ranks as [dp, cp, tp]."""
-    return torch.arange(case.ranks).view(*(case.params["sizes"][axis] for axis in AXES))
+    dp, cp, tp = (case.params["sizes"][axis] for axis in AXES)
+    ranks = torch.arange(case.ranks)
+    return ranks.view(cp, dp, tp).transpose(0, 1) if case.params["apart"] else ranks.view(dp, cp, tp)
 
 
 def spot_of(case: Case, rank: int) -> Spot:
@@ -128,7 +134,11 @@ def plain_model(case: Case) -> Transformer:
     """The whole model, in the case's dtype."""
     p = case.params
     shape = gpt(p["layers"], p["hidden"], p["heads"], p["vocabulary"], p["longest"], dropout=0.0)
-    return Transformer(shape.but(tied_embeddings=p["tied"]), explicit_attention).to(dtype_of(case))
+    by_config = p["tied"] and not p["by_hand"]
+    model = Transformer(shape.but(tied_embeddings=by_config), explicit_attention).to(dtype_of(case))
+    if p["by_hand"]:
+        model.head.weight = model.tokens.weight
+    return model
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -291,7 +301,7 @@ def _keys_alone(phase: str, *more: str) -> Judge:
         size, backward = len(spot.context), phase == "backward"
         tensor = p["rows"] * p["sequence"] // size * p["hidden"] // len(spot.tensor)
         tensor *= dtype_of(evidence.case).itemsize
-        messages = p["layers"] * (4 * size - 2 if backward else 2 * (size - 1))
+        messages = p["layers"] * (4 * size - 2 if backward else 2 * (size - 1)) * (size > 1)
         found = [c for name in (phase, *more) for c in answer.collectives[name]]
         calls = [c for c in found if c["source"] == "python" and not _within(c, spot.tensor)]
         sent = sum(c["num_bytes"] for c in calls if c["op"] == "send" and _within(c, spot.context))
@@ -350,7 +360,8 @@ EXERCISE = Exercise(
             "numbers",
             4,
             "All gradients are those of the whole batch in one process.",
-            "averaged over the ranks of a sequence: each has a part of one sum",
+            "averaged over the ranks of a sequence, each of which has a part of one sum; or not summed over"
+            " replicas with whole sequences",
             {"values": GRADIENTS},
         ),
         Property(
