@@ -39,7 +39,8 @@ Copy = tuple[str, str, int]  # from, to, bytes
 BUFFERED: Specs = [["scaled", 5, 4], ["counting", 4], ["dense", 4, 6], ["scaled", 6, 3], ["counting", 3]]
 TIED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["tied", 0]]
 TIED_AFAR: Specs = [*TIED, ["dense", 6, 4], ["tied", 0], ["dense", 6, 4], ["tied", 5]]
-MIRRORED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["mirrored", 0], ["dense", 4, 3]]
+MIRRORED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["mirrored", 0, "dense"], ["dense", 4, 3]]
+MIRRORED_BUFFER: Specs = [["dense", 6, 4], ["dense", 4, 4], ["mirrored", 0, "scaled"], ["dense", 4, 3]]
 TWICE: Specs = [["dense", 5, 4], ["dense", 4, 4], ["dense", 4, 4], ["again", 1]]
 
 
@@ -86,8 +87,7 @@ def use_layerwise_model(rank: Rank) -> None:
     with _stand_ins(rank) as gpus:
         layers = build_layers(rank.case, rank.inputs)
         model = _made(rank, layers)
-        rank.fact("parameters", [str(p.device) for p in model.parameters()])
-        rank.fact("buffers", [str(b.device) for b in model.buffers()])
+        _tell_places(rank, model)
         rank.fact("held before", [gpus.allocated(k) for k in range(len(gpus.devices))])
         seat, thawed = OnDevices(rank, gpus), rank.params.get("thawed", ())
         if rank.case.kind == "tied":
@@ -102,6 +102,17 @@ def use_layerwise_model(rank: Rank) -> None:
             model(rank.inputs["x"].clone())
         gc.collect()
         rank.fact("held after inference", [gpus.allocated(k) for k in range(len(gpus.devices))])
+
+
+def make_layerwise_model(rank: Rank) -> None:
+    """Build the student's model and report where its tensors are."""
+    with _stand_ins(rank):
+        _tell_places(rank, _made(rank, build_layers(rank.case, rank.inputs)))
+
+
+def _tell_places(rank: Rank, model: nn.Module) -> None:
+    rank.fact("parameters", [str(p.device) for p in model.parameters()])
+    rank.fact("buffers", [str(b.device) for b in model.buffers()])
 
 
 def _fail(model: nn.Module, layer: nn.Module, x: Tensor) -> None:
@@ -153,6 +164,7 @@ def _run(on_rank: Any) -> Run:
 
 RUNS = {
     **dict.fromkeys(("values", "buffers", "tied", "ids", "places"), _run(use_layerwise_model)),
+    "made": _run(make_layerwise_model),
     "optimizer-before": _run(train_with_an_earlier_optimizer),
     "refusal": _run(ask_for_too_few_devices),
 }
@@ -260,6 +272,7 @@ def _layerwise_cases(seed: int) -> list[Case]:
         ),
         layerwise_case("whole numbers", "ids", IDS, [0, 1, 1], [2, 3], seed),
         layerwise_case("running means", "buffers", BUFFERED, [0, 0, 0, 1, 1], [3], seed),
+        layerwise_case("a constant beside a tie", "made", MIRRORED_BUFFER, [0, 0, 1, 1], [3], seed),
         layerwise_case("tied, 2 devices", "tied", TIED, [0, 0, 1], [3], seed),
         layerwise_case("tied, 1 device", "tied", TIED, [0, 0, 0], [3], seed),
         layerwise_case("tied, 2 devices and the host", "tied", TIED_AFAR, [-1, 0, 0, 1, 1, 1, -1], [3], seed),
@@ -346,7 +359,10 @@ EXERCISE = Exercise(
             1,
             "Buffers are on their layer's device, and what a layer writes into them is kept.",
             "moving only layer.parameters()",
-            {"buffers": every(equals("output", "buffer"), on_own_devices("buffers"))},
+            {
+                "buffers": every(equals("output", "buffer"), on_own_devices("buffers")),
+                "made": on_own_devices("buffers"),
+            },
         ),
         Property(
             "tied-parameters",
