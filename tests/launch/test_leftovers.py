@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -35,10 +34,6 @@ def _no_jobs() -> bool:
     return not list(client.engine().directory.glob("job*"))
 
 
-def _temporary(pattern: str) -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob(pattern))
-
-
 def test_a_job_whose_handle_is_dropped_runs_on_and_leaves_nothing(tmp_path: Path) -> None:
     done = tmp_path / "done"
 
@@ -62,28 +57,29 @@ def test_a_job_that_has_ended_before_its_handle_is_dropped_leaves_nothing() -> N
 
 
 def test_a_launch_on_a_rank_leaves_nothing() -> None:
-    before = _temporary(f"labkit-{os.getuid()}-*") | {client.engine().directory}
-
-    def launches() -> list[int]:
+    def launches() -> tuple[list[int], Path]:
         import rank_functions
 
         import labkit
+        from labkit.launch import client
 
-        return labkit.launch(rank_functions.hello, ranks=2).results
+        return labkit.launch(rank_functions.hello, ranks=2).results, client.engine().directory
 
-    assert labkit.launch(launches, ranks=1).results == [[0, 1]]
-    assert soon(lambda: _temporary(f"labkit-{os.getuid()}-*") <= before, within=1)
+    ranks, directory = labkit.launch(launches, ranks=1).results[0]
+    assert ranks == [0, 1]
+    assert directory != client.engine().directory
+    assert soon(lambda: not directory.exists(), within=1)
 
 
-def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path) -> None:
-    before = _temporary("torchelastic_*")
+def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = tmp_path / "script.py"
     script.write_text("print('ran')")
     printed: list[str] = []
     run_script(script, 1, 60, printed.append)
     assert "ran" in "".join(printed)
     assert "--log" not in printed[0]
-    assert _temporary("torchelastic_*") <= before
+    assert not list(tmp_path.glob("torchelastic_*"))
 
 
 @pytest.mark.parametrize("when", [0.0, 0.3])
