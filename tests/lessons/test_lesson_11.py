@@ -7,9 +7,9 @@ import torch
 from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.hidden import hidden_modules
+from labkit.checks.lesson_11.divided_gpt import grid_of, spot_of
 from labkit.checks.lesson_11.partial import causal, whole_attention
 from labkit.checks.lesson_11.tokens import chunks_of, pairs_of, zigzag
-from labkit.checks.lesson_11.whole_model import grid_of, spot_of
 from labkit.show.context import draw_exchange, draw_pairs
 from labkit.theory.context import ring_sent, ulysses_sent
 from labkit.theory.models import llama

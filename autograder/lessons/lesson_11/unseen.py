@@ -8,13 +8,13 @@ from random import Random
 from labkit.checks.case import Case
 from labkit.checks.lesson_11.backward import pair_case
 from labkit.checks.lesson_11.blockwise import block_case
+from labkit.checks.lesson_11.divided_gpt import gpt_case
 from labkit.checks.lesson_11.heads import heads_case
 from labkit.checks.lesson_11.losses import loss_case
 from labkit.checks.lesson_11.merging import merge_case
 from labkit.checks.lesson_11.ring import ring_case
 from labkit.checks.lesson_11.sent import asked
 from labkit.checks.lesson_11.tokens import cut_case
-from labkit.checks.lesson_11.whole_model import gpt_case
 from labkit.checks.shared.formula import Row, refusal_case, values_case
 from labkit.theory.context import ring_sent, ulysses_sent
 from labkit.theory.models import llama

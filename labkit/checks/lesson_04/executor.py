@@ -71,13 +71,30 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Lists:
 
 
 def _run_cases(seed: int) -> list[Case]:
-    shared = [TOKENS[0], [6, 4, 5]]
+    return [
+        *_cases_of_known_schedules(seed),
+        *_cases_of_any_schedule(seed),
+        *_cases_with_few(seed),
+        *_cases_of_tied_weights(seed),
+        *_cases_when_ready(seed),
+        run_case("one-rank", seed, lists_by_choice(1, 2, 3, forwards_first), TWO, [2] * 3),
+        bad_lists_case(seed),
+        foreign_stage_case(seed, TWO),
+    ]
+
+
+def _cases_of_known_schedules(seed: int) -> list[Case]:
     return [
         run_case("gpipe", seed, gpipe(2, 5), TWO, [2] * 5, late=[1]),
         run_case("gpipe", seed, gpipe(4, 6), FOUR, [2] * 6, frozen=["1.layers.0.weight", "3.layers.1.bias"]),
         run_case("naive", seed, one_at_a_time(3, 3, 4), THREE, [2] * 4),
         run_case("train", seed, gpipe(2, 3), TWO, [2] * 3),
         run_case("in-flight", seed, one_f_one_b(4, 7), FOUR, [1] * 7, schedule="1F1B"),
+    ]
+
+
+def _cases_of_any_schedule(seed: int) -> list[Case]:
+    return [
         run_case("any-schedule", seed, one_f_one_b(3, 5), THREE, [2] * 5, schedule="1F1B"),
         run_case(
             "any-schedule",
@@ -106,6 +123,12 @@ def _run_cases(seed: int) -> list[Case]:
             schedule="the last stage on the first rank, in float32",
             dtype="float32",
         ),
+    ]
+
+
+def _cases_with_few(seed: int) -> list[Case]:
+    """Fewer rows in some micro-batches, fewer micro-batches than stages, fewer weights that are trained."""
+    return [
         run_case("unequal", seed, gpipe(2, 4), TWO, [3, 3, 2, 1]),
         run_case("few", seed, gpipe(4, 2), FOUR, [3, 3], frozen=["2.layers.0.weight", "2.layers.0.bias"]),
         run_case(
@@ -117,6 +140,12 @@ def _run_cases(seed: int) -> list[Case]:
             schedule="all of the first stage frozen",
             frozen=["0.layers.0.weight", "0.layers.0.bias"],
         ),
+    ]
+
+
+def _cases_of_tied_weights(seed: int) -> list[Case]:
+    shared = [TOKENS[0], [6, 4, 5]]
+    return [
         run_case("tied", seed, gpipe(3, 4), TOKENS, [3] * 4, vocabulary=9),
         run_case("tied-train", seed, gpipe(2, 3), shared, [3] * 3, vocabulary=9),
         run_case(
@@ -129,6 +158,11 @@ def _run_cases(seed: int) -> list[Case]:
             schedule="the tied weight frozen",
             frozen=["0.embedding", "1.head"],
         ),
+    ]
+
+
+def _cases_when_ready(seed: int) -> list[Case]:
+    return [
         run_case("ready", seed, gpipe(2, 3), TWO, [2] * 3, frozen=["0.layers.0.weight", "0.layers.0.bias"]),
         run_case(
             "ready",
@@ -138,9 +172,6 @@ def _run_cases(seed: int) -> list[Case]:
             [2] * 3,
             schedule="two stages a rank",
         ),
-        run_case("one-rank", seed, lists_by_choice(1, 2, 3, forwards_first), TWO, [2] * 3),
-        bad_lists_case(seed),
-        foreign_stage_case(seed, TWO),
     ]
 
 

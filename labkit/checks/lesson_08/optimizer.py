@@ -207,6 +207,16 @@ def _passes(answer: RankAnswer, phase: str, trained: tuple[int, int], size: int)
 def optimizer_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
+        *_cases_of_steps(seed),
+        *_cases_of_dtypes(seed),
+        *_unusual_cases(seed),
+        shard_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
+        shard_case("one rank", "values", 1, seed, micro_batches=2),
+    ]
+
+
+def _cases_of_steps(seed: int) -> list[Case]:
+    return [
         shard_case("plain SGD", "values", 2, seed, micro_batches=2, late=[1]),
         shard_case("plain SGD on more ranks", "values", 4, seed, late=[0]),
         shard_case("momentum and decay", "stateful", 3, seed, optimizer="momentum"),
@@ -226,10 +236,20 @@ def optimizer_cases(seed: int) -> list[Case]:
             option_groups=True,
             parts=["head"],
         ),
+    ]
+
+
+def _cases_of_dtypes(seed: int) -> list[Case]:
+    return [
         bf16_case("bf16 weights", 3, seed, size=211),
         bf16_case("bf16 weights, one rank", 1, seed, size=40),
         held_case("Adam's state", 4, seed, 40, "float32"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
+    ]
+
+
+def _unusual_cases(seed: int) -> list[Case]:
+    return [
         shard_case(
             "frozen, tied and unused layers, transposed gradients",
             "unusual",
@@ -265,8 +285,6 @@ def optimizer_cases(seed: int) -> list[Case]:
             parts=["unused"],
             optimizer="momentum",
         ),
-        shard_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
-        shard_case("one rank", "values", 1, seed, micro_batches=2),
     ]
 
 

@@ -21,6 +21,7 @@ MOMENTUM, RATE, MAX_NORM = 0.9, 0.3, 0.4
 
 
 def train_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """full.NAME, the whole net's parameters; x and target: [ranks, steps, rows, width]."""
     found: Inputs = {
         f"full.{name}": drawn(case, generator, *tensor.shape) / tensor.shape[-1] ** 0.5
         for name, tensor in net_of(case).named_parameters()
@@ -30,6 +31,7 @@ def train_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def hand_rows(case: Case, inputs: Inputs, rank: int) -> Inputs:
+    """The whole net, and the rank's own rows of each step."""
     return {name: tensor[rank] if name in ("x", "target") else tensor for name, tensor in inputs.items()}
 
 

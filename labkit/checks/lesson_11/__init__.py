@@ -1,7 +1,7 @@
 """What each exercise of lesson 11 must show: partial attentions, blocks, a fair cut, the ring, heads
 given for tokens, and a model that trains on divided sequences.
 
-One file an exercise; the ring's forward and backward share one.
+One file an exercise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from labkit.checks.lesson_11 import (
     heads,
     losses,
     merging,
-    ring,
+    ring_attention,
+    ring_forward,
     sent,
     tokens,
     whole_model,
@@ -23,8 +24,8 @@ EXERCISES = [
     blockwise.EXERCISE,
     backward.EXERCISE,
     tokens.EXERCISE,
-    ring.RING_FORWARD,
-    ring.RING_ATTENTION,
+    ring_forward.EXERCISE,
+    ring_attention.EXERCISE,
     heads.EXERCISE,
     sent.EXERCISE,
     losses.EXERCISE,

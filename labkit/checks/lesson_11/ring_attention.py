@@ -1,0 +1,190 @@
+"""What attention over a ring must show in forward and in backward."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import torch
+
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_11.partial import (
+    OBJECT_BYTES,
+    as_handed,
+    tell_changed,
+    unchanged,
+)
+from labkit.checks.lesson_11.ring import (
+    PARTS,
+    TORCHS_OWN,
+    Whole,
+    message_bytes,
+    own_tokens_of,
+    ring_case,
+    ring_cases,
+    ring_inputs,
+    sends,
+)
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import (
+    all_awaited,
+    held_since,
+    on_each,
+    same,
+    stays_in_group,
+    storages,
+)
+from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.places import enter_group
+
+
+def _cases_with_backward(seed: int) -> list[Case]:
+    """What is kept is counted in the process, where small tensors do not show beside its own objects."""
+    return [*ring_cases(seed), ring_case("what is kept", "kept", 2, [1, 2, 512, 8], seed)]
+
+
+def _trained(case: Case) -> list[str]:
+    """What of q, k and v needs a gradient: adapters of queries and values alone leave keys as they are."""
+    return [name for name in PARTS if name not in case.params.get("frozen", ())]
+
+
+def _differentiate(rank: Rank) -> None:
+    """Answers out, out.later, when backward is over, grad.q, .k, .v, of a second backward of the same graph,
+    and early.q, .k, .v: what half the first one's, of twice the gradient, are by then; recordings forward and
+    backward, the second; facts kept_bytes, from the input's, and changed. Between forward and backward there
+    is another forward, as there is in a model of two layers.
+    """
+    group, trained = enter_group(rank), _trained(rank.case)
+    leaves = [as_handed(rank, name).requires_grad_(name in trained) for name in PARTS]
+    before = storages()
+    with rank.recording("forward"):
+        out = rank.student.RingAttention.apply(*leaves, group)
+    rank.fact("kept_bytes", held_since(before))
+    rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
+    rank.answer("out", out)
+    grad = as_handed(rank, "grad")
+    with rank.attempt("gradients"):
+        needed = [leaf for leaf in leaves if leaf.requires_grad]
+        early = torch.autograd.grad(out, needed, 2.0 * grad, retain_graph=True, allow_unused=True)
+        with rank.recording("backward"):
+            out.backward(grad)
+        for name, gradient in zip(trained, early, strict=True):
+            rank.answer(f"early.{name}", None if gradient is None else gradient / 2.0)
+    rank.answer("out.later", out)
+    given = {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)}
+    tell_changed(rank, {**given, "grad": grad})
+    for name, leaf in zip(PARTS, leaves, strict=True):
+        rank.answer(f"grad.{name}", leaf.grad)
+
+
+def _keep(rank: Rank) -> None:
+    """Facts kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too;
+    circle: whether an output that nobody has any more is still there.
+    """
+    leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
+    rank.fact("kept_bytes", bytes_kept(lambda: lambda: rank.student.RingAttention.apply(*leaves, rank.group)))
+    gc.disable()  # Python's search for circles would find it some time
+    dropped = weakref.ref(rank.student.RingAttention.apply(*leaves, rank.group))
+    rank.fact("circle", dropped() is not None)
+    gc.enable()
+
+
+def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
+    out = evidence.own(answer.rank, [out for out, _ in evidence.partials])
+    return same("output of this rank's queries over the whole sequence", out, answer, "out")
+
+
+def _are_gradients(evidence: Whole) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name in _trained(evidence.case):
+            expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
+            told = f"gradient of {name} from the whole sequence"
+            yield same(told, expected, answer, f"grad.{name}")
+            yield same(f"{told}, still there after another backward", expected, answer, f"early.{name}")
+        yield unchanged(evidence, answer)
+        yield same("the output as forward gave it", answer.tensors["out"], answer, "out.later")
+
+
+def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """The output and the lse beside q, k and v, which the caller has."""
+    own = message_bytes(evidence, answer.rank)
+    lse = own // evidence.case.params["shape"][-1]
+    objects = OBJECT_BYTES if evidence.case.kind == "kept" else 256
+    most, kept = own + lse + objects, answer.facts["kept_bytes"]
+    told = f"at most {most:,} bytes kept: the output and its lse"
+    return Finding(kept <= most, told, f"{kept:,} bytes", answer.rank)
+
+
+def _goes_with_its_output(evidence: Evidence, answer: RankAnswer) -> Finding:
+    told = "an output that nobody has any more is gone, and what was kept with it"
+    return Finding(not answer.facts["circle"], told, "its own graph holds it", answer.rank)
+
+
+ATTENTION = Run(_differentiate, ring_inputs, own_tokens_of, Whole)
+EXERCISE = Exercise(
+    "11.ring-attention",
+    "The ring, with its backward",
+    ("RingAttention",),
+    {
+        **dict.fromkeys(("values", "subgroup", "alone"), ATTENTION),
+        "kept": Run(_keep, ring_inputs, own_tokens_of, Whole),
+    },
+    _cases_with_backward,
+    (
+        Property(
+            "output",
+            "numbers",
+            1,
+            "The output is that of the whole sequence.",
+            "",
+            {"values": on_each(_is_output)},
+        ),
+        Property(
+            "gradients",
+            "numbers",
+            4,
+            "The gradients of q, k and v are those of the whole sequence.",
+            "sums of dk and dv must come home to the rank of their keys: one step more than the keys go",
+            {"values": _are_gradients},
+        ),
+        Property(
+            "messages",
+            "mechanism",
+            2,
+            "Backward sends 4n - 2 tensors: keys and values n - 1 steps, their gradients n.",
+            "the keys of the last step need not go on",
+            {
+                "values": every(
+                    sends("forward", lambda n: 2 * (n - 1)),
+                    sends("backward", lambda n: 4 * n - 2),
+                    on_each(lambda _, answer: all_awaited(answer)),
+                )
+            },
+        ),
+        Property(
+            "kept",
+            "mechanism",
+            2,
+            "Beside q, k and v the output and its lse are kept for backward, nothing else in any form, and no"
+            " longer than the output is there.",
+            "autograd keeps what every block was made from: write the backward yourself",
+            {
+                "values": on_each(_keeps_its_own),
+                "kept": every(on_each(_keeps_its_own), on_each(_goes_with_its_output)),
+            },
+        ),
+        Property(
+            "subgroup",
+            "robustness",
+            1,
+            "It works in a group that is not the whole job, on one rank alone, on views of tensors, and where"
+            " not all of q, k and v need a gradient.",
+            "a rank of the group was used as a global rank, or sums of values stay where keys need none",
+            {"subgroup": every(_are_gradients, stays_in_group), "alone": _are_gradients},
+        ),
+    ),
+    builds_on=("11.merge-partials", "11.block-backward", "11.own-tokens", "11.ring-forward"),
+    forbids=TORCHS_OWN,
+)

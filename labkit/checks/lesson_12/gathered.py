@@ -1,0 +1,83 @@
+"""What experts that are spread over ranks are held against: all tokens of a group in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from labkit.checks.exercise import Evidence
+from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
+from labkit.checks.lesson_12.reference import routed
+from labkit.checks.shared.beside import (
+    SCALE,
+    STEPS,
+    descend,
+)
+from labkit.checks.shared.places import groups_of, place_of
+
+
+@dataclass(frozen=True)
+class Gathered(Evidence):
+    """Answers, to be held against all tokens of a group through all its experts in one process."""
+
+    def _whole(self, index: int) -> Whole:
+        state = {part: self.inputs[f"{part}.{index}"] for part in PARTS}
+        return Whole(self.inputs[f"router.{index}"], make_experts(state), self.case.params["k"])
+
+    @cached_property
+    def once(self) -> dict[int, dict[str, Tensor]]:
+        """Rank -> output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME."""
+        expected: dict[int, dict[str, Tensor]] = {}
+        for index, members in enumerate(groups_of(self.case)):
+            whole = self._whole(index)
+            for rank in members:
+                whole.router.grad = None
+                tokens = self.inputs[f"tokens.{rank}.0"].clone().requires_grad_()
+                out = whole(tokens)
+                (out * self.inputs[f"grad.{rank}"]).sum().backward()
+                assert tokens.grad is not None
+                assert whole.router.grad is not None
+                own = {"output": out.detach(), "grad.tokens": tokens.grad, "grad.router": whole.router.grad}
+                if rank in self.case.params.get("plain", []):
+                    del own["grad.tokens"]
+                expected[rank] = own | {"evaluated": whole(self.inputs[f"tokens.{rank}.1"]).detach()}
+            for position, rank in enumerate(members):
+                expected[rank] |= self._of_rank(whole, position, "grad")
+        return expected
+
+    @cached_property
+    def trained(self) -> dict[int, dict[str, Tensor]]:
+        """Rank -> trained.tokens, trained.router, trained.EXPERT.NAME."""
+        expected: dict[int, dict[str, Tensor]] = {}
+        for index, members in enumerate(groups_of(self.case)):
+            whole = self._whole(index)
+            for step in range(STEPS):
+                whole.zero_grad()
+                tokens = [self.inputs[f"tokens.{rank}.{step}"].clone().requires_grad_() for rank in members]
+                (SCALE * whole(torch.cat(tokens)).square().sum()).backward()
+                descend(whole)
+            for position, rank in enumerate(members):
+                expected[rank] = self._of_rank(whole, position, "trained")
+                expected[rank]["trained.router"] = whole.router.detach()
+                gradient = tokens[position].grad
+                if gradient is not None and rank not in self.case.params.get("plain", []):
+                    expected[rank]["trained.tokens"] = gradient
+        return expected
+
+    def _of_rank(self, whole: Whole, position: int, what: str) -> dict[str, Tensor]:
+        local = self.case.params["shape"][2]
+        found: dict[str, Tensor] = {}
+        for number in range(local):
+            for name, parameter in whole.experts[position * local + number].named_parameters():
+                tensor = parameter.grad if what == "grad" else parameter.detach()
+                found[f"{what}.{number}.{name}"] = torch.zeros_like(parameter) if tensor is None else tensor
+        return found
+
+    def visits(self, rank: int) -> Tensor:
+        """[E]: how many of a rank's tokens visit each expert of its group."""
+        router = self.inputs[f"router.{place_of(self.case, rank).index}"]
+        found = routed(self.inputs[f"tokens.{rank}.0"], router, self.case.params["k"])
+        return torch.bincount(found.experts.flatten(), minlength=len(router))
