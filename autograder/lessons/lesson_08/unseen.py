@@ -6,16 +6,16 @@ from collections.abc import Callable
 from random import Random
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_08.checkpoint import checkpoint_case, full_disk_case, killed_case
 from labkit.checks.lesson_08.formulas import flat_layout_cases, rank_bytes_cases, step_traffic_cases
 from labkit.checks.lesson_08.gradients import bucket_case
 from labkit.checks.lesson_08.gradients import watched_case as watched_buckets
 from labkit.checks.lesson_08.masters import bf16_case
-from labkit.checks.lesson_08.module import unit_case
 from labkit.checks.lesson_08.net import shard_case
 from labkit.checks.lesson_08.norm import norm_case
 from labkit.checks.lesson_08.optimizer import held_case
 from labkit.checks.lesson_08.resumed import own_parts_case
+from labkit.checks.lesson_08.tried_saves import checkpoint_case, full_disk_case, killed_case
+from labkit.checks.lesson_08.units import unit_case
 from labkit.checks.lesson_08.watched import watched_case as watched_units
 
 PAIR_AND_ONE = [[0, 2], [1]]

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_08.masters import BF16_STEPS, TwoSlopes, bf16_case, bf16_inputs, masters_are_kept
+from labkit.checks.lesson_08.masters import BF16_STEPS, TwoSlopes, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
-    PAIRS,
     STEPS,
     TrainedEvidence,
     answer_weights,
@@ -26,19 +25,12 @@ from labkit.checks.lesson_08.net import (
     net_of,
     same_bits,
     sent,
-    shard_case,
     step_plainly,
     uses_both,
     weights_follow,
 )
-from labkit.checks.lesson_08.watched import (
-    fetches_ahead,
-    rests_in_shards,
-    stays_small,
-    three_passes,
-    watch,
-    watched_case,
-)
+from labkit.checks.lesson_08.units import module_cases
+from labkit.checks.lesson_08.watched import fetches_ahead, rests_in_shards, stays_small, three_passes, watch
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
@@ -213,103 +205,6 @@ def gathers_again(evidence: Evidence) -> Iterator[Finding]:
         first, *others = (sorted(gathered[n * each : (n + 1) * each]) for n in range(micro_batches))
         told = f"the same all_gathers in each micro-batch, {first} bytes"
         yield Finding(all(other == first for other in others), told, str(others), answer.rank)
-
-
-def module_cases(seed: int) -> list[Case]:
-    """The visible cases."""
-    return [
-        *_cases_of_values(seed),
-        *_cases_of_memory(seed),
-        *_cases_of_sharing(seed),
-        *_frozen_cases(seed),
-        unit_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[[1], [0, 2]]),
-        bf16_case("bf16 weights", 3, seed, size=211, micro_batches=2),
-        unit_case("evaluation between steps", "evaluated", 2, seed, parts=["twice"]),
-        *_cases_of_small_and_homeless(seed),
-        unit_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
-        unit_case("one rank", "values", 1, seed, prefetch=9),
-    ]
-
-
-def _cases_of_values(seed: int) -> list[Case]:
-    return [
-        unit_case(
-            "two ranks, and another module in each backward", "values", 2, seed, late=[1], another=True
-        ),
-        unit_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
-        unit_case("three ranks, nothing fetched ahead", "values", 3, seed, prefetch=0),
-        unit_case("several inputs and outputs", "values", 2, seed, parts=["two", "side"], both=[[], [0, 1]]),
-    ]
-
-
-def _cases_of_memory(seed: int) -> list[Case]:
-    return [
-        watched_case("sixteen equal layers", 2, seed, 64, 16, 1),
-        watched_case("on four ranks, nothing fetched ahead", 4, seed, 48, 16, 0),
-        watched_case("two units fetched ahead", 2, seed, 48, 16, 2),
-    ]
-
-
-def _cases_of_sharing(seed: int) -> list[Case]:
-    return [
-        unit_case("two units that share a weight", "tied", 2, seed, parts=["tied"], micro_batches=2),
-        unit_case("a unit that has nothing of its own", "tied", 3, seed, parts=["tied", "borrowed"]),
-        unit_case("a unit that is called twice", "twice", 3, seed, parts=["twice"], micro_batches=2),
-        unit_case("a module that is called twice", "together", 2, seed, parts=["twice"], micro_batches=2),
-    ]
-
-
-def _frozen_cases(seed: int) -> list[Case]:
-    return [
-        unit_case(
-            "a frozen unit, half a one, and one nobody uses",
-            "frozen",
-            2,
-            seed,
-            parts=["early", "frozen", "half", "unused"],
-            micro_batches=2,
-        ),
-        unit_case(
-            "frozen ends, and a unit used now and then",
-            "frozen",
-            2,
-            seed,
-            parts=["early", "late", "skipped"],
-            both=[[0, 1], []],
-            input_grad=False,
-            micro_batches=2,
-        ),
-        unit_case(
-            "the last unit alone is trained",
-            "frozen",
-            2,
-            seed,
-            parts=["head"],
-            input_grad=False,
-        ),
-    ]
-
-
-def _cases_of_small_and_homeless(seed: int) -> list[Case]:
-    return [
-        unit_case("fewer numbers than ranks", "tiny", 4, seed, width=1, inner=1),
-        unit_case(
-            "a unit without weights",
-            "tiny",
-            2,
-            seed,
-            parts=["bare", "same", "kept"],
-            micro_batches=2,
-        ),
-        unit_case("a unit that was forgotten", "homeless", 2, seed),
-        unit_case("a frozen one", "homeless", 2, seed, parts=["frozen"], forgotten="frozen"),
-        unit_case("a weight of the module itself", "homeless", 2, seed, parts=["own"], forgotten="scale"),
-    ]
-
-
-def unit_case(name: str, kind: str, ranks: int, seed: int, **params: object) -> Case:
-    """The small net, of which each layer is a unit."""
-    return shard_case(name, kind, ranks, seed, **{"prefetch": 1, **params})
 
 
 def _trains(one_step: Pass) -> Run:

@@ -17,10 +17,7 @@ from labkit.checks.case import Case, Inputs
 from labkit.checks.lesson_11.losses import IGNORED
 from labkit.checks.lesson_11.partial import PATIENCE
 from labkit.checks.lesson_11.tokens import zigzag
-from labkit.checks.shared.beside import (
-    STEPS,
-    State,
-)
+from labkit.checks.shared.beside import STEPS, State
 from labkit.checks.shared.cuts import cut_block, part_of
 from labkit.checks.shared.cuts import under as put_under
 from labkit.checks.shared.split import drawn, dtype_of, numbers_taken, under

@@ -13,17 +13,9 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge
-from labkit.checks.lesson_11.partial import (
-    PATIENCE,
-    Partial,
-    causal,
-    queries_keys_values,
-    whole_attention,
-)
+from labkit.checks.lesson_11.partial import PATIENCE, Partial, causal, queries_keys_values, whole_attention
 from labkit.checks.lesson_11.tokens import zigzag
-from labkit.checks.shared.beside import (
-    calls_of,
-)
+from labkit.checks.shared.beside import calls_of
 from labkit.checks.shared.places import groups_of, place_of
 
 PARTS = ("q", "k", "v")

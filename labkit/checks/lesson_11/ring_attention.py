@@ -10,12 +10,7 @@ import torch
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_11.partial import (
-    OBJECT_BYTES,
-    as_handed,
-    tell_changed,
-    unchanged,
-)
+from labkit.checks.lesson_11.partial import OBJECT_BYTES, as_handed, tell_changed, unchanged
 from labkit.checks.lesson_11.ring import (
     PARTS,
     TORCHS_OWN,
@@ -28,14 +23,7 @@ from labkit.checks.lesson_11.ring import (
     sends,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import (
-    all_awaited,
-    held_since,
-    on_each,
-    same,
-    stays_in_group,
-    storages,
-)
+from labkit.checks.shared.beside import all_awaited, held_since, on_each, same, stays_in_group, storages
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import enter_group
 

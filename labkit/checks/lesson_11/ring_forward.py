@@ -31,13 +31,7 @@ from labkit.checks.lesson_11.ring import (
     sends,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import (
-    all_awaited,
-    calls_text,
-    on_each,
-    same,
-    stays_in_group,
-)
+from labkit.checks.shared.beside import all_awaited, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.record.current import current_recorder
 

@@ -11,11 +11,7 @@ from torch import Tensor
 from labkit.checks.exercise import Evidence
 from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.reference import routed
-from labkit.checks.shared.beside import (
-    SCALE,
-    STEPS,
-    descend,
-)
+from labkit.checks.shared.beside import SCALE, STEPS, descend
 from labkit.checks.shared.places import groups_of, place_of
 
 
