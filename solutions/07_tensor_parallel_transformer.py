@@ -96,7 +96,8 @@ draw_block(ranks=4)
 #
 # Ranks come to a call at different times, and `group` need not be all ranks of the job.
 # </details>
-#
+
+# %% [markdown]
 # Do you remember what $f$ and $g$ do to a number and to a gradient? Each of four ranks sends $r + 1$ through
 # both, and gets the gradient $10^r$ from behind:
 
