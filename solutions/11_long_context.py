@@ -35,7 +35,7 @@ import labkit
 from labkit.model import Transformer, explicit_attention, gpt
 from labkit.parallel.block import TensorParallelBlock
 from labkit.parallel.streams import RandomStreams
-from labkit.show import Table, draw_timeline
+from labkit.show import Table, draw_timeline, prediction
 from labkit.show.context import draw_exchange, draw_pairs
 from labkit.show.target import target
 from labkit.theory import preset
@@ -279,12 +279,8 @@ draw_pairs([0, 1, 2, 3, 3, 2, 1, 0])
 contiguous = [sum(1 for i in (2 * r, 2 * r + 1) for j in range(i + 1)) for r in range(4)]
 zigzag = [sum(1 for i in (r, 7 - r) for j in range(i + 1)) for r in range(4)]
 Table(
-    ["blocks computed", "rank 0", "rank 1", "rank 2", "rank 3"],
-    [
-        ["contiguous", *contiguous],
-        ["zigzag", *zigzag],
-        ["your guess", "", "", "", your_blocks],
-    ],
+    ["blocks computed", "your guess", "contiguous", "zigzag"],
+    [[f"rank {r}", your_blocks if r == 3 else "", contiguous[r], zigzag[r]] for r in range(4)],
 )
 
 # %% [markdown]
@@ -751,11 +747,8 @@ Table(
     caption="Llama 3 8B, 131,072 tokens: sent by a rank in one layer",
 )
 
-# %%
-Table(
-    ["", "ranks from which Ulysses sends less"],
-    [["your guess", your_ranks], ["(a + k) / k, where both send as much", (32 + 8) / 8]],
-)
+# %% reveals="ulysses-sends-less-from"
+prediction("Ulysses sends less on more ranks than (a + k) / k", your_ranks, (32 + 8) / 8, "computed")
 
 # %% [markdown]
 # A ring's bytes grow a little with $n$, those of Ulysses fall: their ratio is $\frac{nk}{a + k}$. But a
@@ -961,7 +954,7 @@ def one_batch() -> tuple[Tensor, Tensor]:
 def descend(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter -= 0.2 * parameter.grad
+            parameter -= 0.1 * parameter.grad
 
 
 def train_divided(group: dist.ProcessGroup) -> list[float]:

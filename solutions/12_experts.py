@@ -696,10 +696,11 @@ for factor in (1.0, 1.25, 1.5, 2.0, 4.0):
     kept = drop(gates, experts, 8, capacity) > 0
     nothing = (~kept).all(dim=1).double().mean().item()
     empty = 1 - int(kept.sum()) / (8 * capacity)
-    rows.append([factor, capacity, f"{1 - kept.double().mean():.1%}", f"{nothing:.1%}", f"{empty:.1%}"])
+    guess, dropped = your_dropped if factor == 1 else "", 1 - kept.double().mean()
+    rows.append([factor, capacity, guess, f"{dropped:.1%}", f"{nothing:.1%}", f"{empty:.1%}"])
 Table(
-    ["factor", "capacity", "visits dropped", "tokens without any expert", "rows that are empty"],
-    [*rows, ["your guess, factor 1", "", your_dropped, "", ""]],
+    ["factor", "capacity", "your guess", "visits dropped", "tokens without expert", "rows that are empty"],
+    rows,
     caption="A router that has learned nothing",
 )
 
@@ -801,15 +802,18 @@ published = [
 ]
 counts = [count_parameters(model, attention_parameters(model)) for model in published]
 Table(
-    ["", "billions in all", "billions active", "active part"],
+    ["", "your guess", "active part", "billions active", "billions in all"],
     [
-        *(
-            [model.name, f"{total / 1e9:.2f}", f"{active / 1e9:.2f}", f"{active / total:.1%}"]
-            for model, (total, active) in zip(published, counts, strict=True)
-        ),
-        ["your guess for DeepSeek-V2", "", "", your_active_part],
+        [
+            model.name,
+            your_active_part if "V2" in model.name else "",
+            f"{active / total:.1%}",
+            f"{active / 1e9:.2f}",
+            f"{total / 1e9:.2f}",
+        ]
+        for model, (total, active) in zip(published, counts, strict=True)
     ],
-    caption="Their papers say 46.7 and 12.9, 141 and 39, 236 and 21, 671 and 37",
+    caption="Their papers say 12.9 of 46.7, 39 of 141, 21 of 236, 37 of 671",
 )
 
 # %% [markdown]
