@@ -22,6 +22,7 @@ from autograder.grade.records import Record, load, path_of, save
 from autograder.gradebook.circumstances import circumstances
 from autograder.gradebook.course import Course, Submitted, put_in_place
 from autograder.gradebook.lateness import check_time
+from autograder.gradebook.links import remove_links
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import PROBLEMS, told
 
@@ -179,6 +180,7 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
     done = marker.is_file() and marker.read_text().startswith(digest)
     if done and record is not None and course.holds(record, feedback):
         return
+    remove_links(submitted.notebook.parent)
     check_time(submitted.notebook.parent)
     put_in_place(submitted, lesson)
     course.merge(lesson, submitted.student)

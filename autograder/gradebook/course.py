@@ -26,6 +26,7 @@ from autograder.grade.grading import digest_of
 from autograder.grade.records import Record, load
 from autograder.grade.reference import lesson_source
 from autograder.gradebook.lateness import read_extensions
+from autograder.gradebook.links import remove_links
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
 from autograder.gradebook.problems import CourseError, student_id_problem
@@ -230,20 +231,6 @@ def without_links(assignment: str, student: str, notebooks: Sequence[str]) -> No
     """nbgrader's hook before a submission is copied: links in it would be followed, so they are taken out."""
     for notebook in notebooks:
         remove_links(Path(notebook).parent)
-
-
-def remove_links(folder: Path) -> list[str]:
-    """Remove what is not a plain file or folder from a submission; returns the names."""
-    removed = []
-    for directory, folders, files in os.walk(folder):
-        for name in [*folders, *files]:
-            path = Path(directory) / name
-            if name.endswith(".ipynb"):
-                continue  # never copied, and read without following
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                path.unlink()
-                removed.append(str(path.relative_to(folder)))
-    return removed
 
 
 def put_in_place(submitted: Submitted, lesson: str) -> str:

@@ -13,10 +13,10 @@ from recorded import LESSON, new_course
 from autograder.batch.submissions import grade_lesson, grade_one
 from autograder.grade.grading import Conditions
 from autograder.grade.records import load_all
-from autograder.gradebook.course import Course
+from autograder.gradebook.course import CONFIG_FILE, Course
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
-from autograder.gradebook.problems import student_id_problem
+from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.sandbox.unconfined import Unconfined
 
 CONDITIONS = Conditions(LESSON, 3, Unconfined())
@@ -113,8 +113,28 @@ def test_a_time_is_not_read_through_a_link_or_from_a_pipe(tmp_path: Path) -> Non
     (tmp_path / "submitted" / "ada" / LESSON / "timestamp.txt").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "submitted" / "bob" / LESSON / "timestamp.txt")
     run = grade_lesson(course, CONDITIONS, 1, feedback=False)
-    assert run.graded == ["ada"]
-    assert "is not a regular file" in run.failed["bob"]
+    assert run.graded == ["ada", "bob"]
+    assert run.failed == {}
+    with Gradebook(course.db_url) as gradebook:
+        assert [gradebook.find_submission(LESSON, one).timestamp for one in run.graded] == [None, None]
+
+
+def test_no_link_is_followed_where_it_was_not_taken_out_in_time(tmp_path: Path) -> None:
+    """nbgrader goes on when its hook fails, as in a folder that cannot be written to."""
+    course = new_course(tmp_path)
+    with (tmp_path / CONFIG_FILE).open("a") as config:
+        config.write("c.Autograde.pre_convert_hook = lambda **about: 1 / 0\n")
+    course = Course(tmp_path)
+    path = hand_in(tmp_path, "ada", notebook(), lesson=LESSON)
+    (submitted,) = course.submissions(LESSON)
+    grade_one(tmp_path, submitted, CONDITIONS)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "notes.txt").symlink_to(tmp_path / "gradebook.db")
+    with pytest.raises(CourseError, match=r"links in a submission .*\(data/notes\.txt\)"):
+        course.merge(LESSON, "ada")
+    assert list(tmp_path.glob("autograded/ada/**/*.*")) == []
+    course.merge(LESSON, "ada")
+    assert [found.name for found in tmp_path.glob("autograded/ada/**/*.*")] == [f"{LESSON}.ipynb"]
 
 
 @pytest.mark.parametrize(
