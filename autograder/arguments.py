@@ -21,12 +21,14 @@ def lesson_name(name: str) -> str:
         raise click.ClickException(str(problem)) from None
 
 
-def known_exercises(exercises: Iterable[str]) -> None:
-    """A usage error unless every one of these is the id of an exercise."""
+def known_exercises(exercises: Iterable[str], lesson: str = "") -> None:
+    """A usage error unless every one of these is the id of an exercise; of the lesson, where one is given."""
     from labkit.checks.registry import UnknownExercise, exercise
 
     try:
         for name in exercises:
+            if lesson and exercise(name).lesson != lesson[:2]:
+                raise click.ClickException(f"{name} is an exercise of another lesson than {lesson}")
             exercise(name)
     except UnknownExercise as problem:
         raise click.ClickException(str(problem)) from None

@@ -29,15 +29,18 @@ course_option = click.option(
 
 
 class _Commands(click.Group):
-    """Says what is wrong with a course's folder without a traceback."""
+    """Says what is wrong with a course's folder, its files or its gradebook without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from autograder.gradebook.problems import CourseError
+        from autograder.grade.settings import BadSettings
+        from autograder.gradebook.problems import PROBLEMS, told
 
         try:
             return super().invoke(ctx)
-        except CourseError as problem:
-            raise click.ClickException(visible(str(problem))) from None
+        except BrokenPipeError:
+            raise  # whoever read what is printed has enough: no problem of the course's
+        except (*PROBLEMS, BadSettings) as problem:
+            raise click.ClickException(visible(told(problem))) from None
 
 
 @click.group(cls=_Commands)
@@ -96,10 +99,11 @@ def init(folder: Path) -> None:
 @course_option
 def add(lesson: str, course: Path) -> None:
     """Put a lesson into the course: source/, release/ (what to hand out) and the gradebook."""
-    from autograder.gradebook.course import Course
+    from autograder.gradebook.alone import alone
 
-    name = lesson_name(lesson)
-    Course(course).add_lesson(name)
+    name, known = lesson_name(lesson), _course(course)
+    with alone(known.root):
+        known.add_lesson(name)
     click.echo(f"release/{name} is what students get; {name} is in the gradebook")
 
 
@@ -131,9 +135,10 @@ def grade(
     """
     from autograder.batch.run import grade_course
 
+    name = lesson_name(lesson)
     run = grade_course(
         _course(course),
-        lesson_name(lesson),
+        name,
         number_of_jobs(jobs),
         seed,
         unsafe,
@@ -143,6 +148,8 @@ def grade(
         feedback=not no_feedback,
         executor=executor,
     )
+    if not (run.graded or run.kept or run.failed):
+        _say(f"nothing was handed in: expected submitted/STUDENT/{name}/{name}.ipynb", err=True)
     _tell(run)
 
 
@@ -187,6 +194,8 @@ def report(
         return
     of_one = reports.explain(_record_of(explain, known, name)) if explain is not None else ""
     if figure:
+        if figure.suffix.lower() not in (".png", ".pdf", ".svg"):
+            raise click.ClickException(f"--figure: expected a name with .png, .pdf or .svg, found {figure}")
         reports.histogram(records, figure)
     of_class = listing.listing_of(known, name)
     if csv_file:
@@ -210,8 +219,9 @@ def regrade(
     """Grade students or exercises again, and leave everything else as it is."""
     from autograder.batch.run import regrade_course
 
-    known_exercises(exercises)
-    _tell(regrade_course(_course(course), lesson_name(lesson), students, exercises, unsafe, sandbox_here))
+    name = lesson_name(lesson)
+    known_exercises(exercises, name)
+    _tell(regrade_course(_course(course), name, students, exercises, unsafe, sandbox_here))
 
 
 @main.command()
@@ -237,12 +247,16 @@ def export(
 ) -> None:
     """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
     from autograder.gradebook import platforms
+    from autograder.gradebook.problems import CourseError
     from autograder.gradebook.roster import read_roster
+    from autograder.gradebook.tables import text_of
 
-    name = lesson_name(lesson)
-    scores, roster = _course(course).scores(name), read_roster(course)
+    name, known = lesson_name(lesson), _course(course)
+    if not known.has_lesson(name):
+        raise CourseError(f"{name} is not in the gradebook: `autograder grade {name[:2]}` adds and grades it")
+    scores, roster = known.scores(name), read_roster(known.root)
     if into is not None:
-        given = into.read_text(encoding="utf-8-sig")
+        given = text_of(into)
         canvas = form == "canvas"
         filled = (
             platforms.fill_canvas(given, scores, name, column)
@@ -257,7 +271,7 @@ def export(
     else:
         text = platforms.moodle_csv(scores, name, roster)
     if output:
-        output.write_text(text, encoding="utf-8")
+        output.write_text(text, encoding="utf-8", newline="")
     else:
         click.echo(text, nl=False)
 

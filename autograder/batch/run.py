@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,16 +25,19 @@ from autograder.grade.harness import grade_cells
 from autograder.grade.records import FOLDER, load_all
 from autograder.grade.reference import solved_cells
 from autograder.grade.settings import Settings
+from autograder.gradebook.alone import alone
 from autograder.gradebook.course import Course
 from autograder.gradebook.listing import as_csv, listing_of
-from autograder.gradebook.problems import CourseError
+from autograder.gradebook.misplaced import not_gradable
+from autograder.gradebook.problems import PROBLEMS, CourseError, told
+from autograder.gradebook.versions import check_can_be_graded
 from autograder.sandbox.sandbox import Sandbox
 from labkit.whole_file import write_whole
 
 FindSandbox = Callable[[bool], Sandbox]
 
 
-class ReferenceFails(RuntimeError):
+class ReferenceFails(CourseError):
     """The reference solution does not get all points here: nobody is graded before that is understood."""
 
 
@@ -52,20 +56,18 @@ def grade_course(
     """Grade a lesson's submissions, and write records/LESSON/grades.csv. Reference first: see
     `baseline_for`.
     """
-    course.try_configuration()
-    conditions = conditions_for(course, lesson, seed, unsafe, find)
-    if not course.has_lesson(lesson):
-        course.add_lesson(lesson)
-    if executor == "slurm":
-        from autograder.batch.slurm import grade_on_slurm
+    with _ready(course, lesson, students):
+        conditions = conditions_for(course, lesson, seed, unsafe, find)
+        if executor == "slurm":
+            from autograder.batch.slurm import grade_on_slurm
 
-        grade_on_slurm(course, conditions, jobs, force)
-        force = False
-    todo = [s for s in course.submissions(lesson) if not students or s.student in students]
-    bar, note = progress(lesson, len(todo))
-    with bar:
-        run = grade_lesson(course, conditions, jobs, students, force, feedback, note)
-    return _finished(course, lesson, run)
+            grade_on_slurm(course, conditions, jobs, force)
+            force = False
+        todo = [s for s in course.submissions(lesson) if not students or s.student in students]
+        bar, note = progress(lesson, len(todo))
+        with bar:
+            run = grade_lesson(course, conditions, jobs, students, force, feedback, note)
+        return _finished(course, lesson, run)
 
 
 def regrade_course(
@@ -77,18 +79,37 @@ def regrade_course(
     find: FindSandbox,
 ) -> Run:
     """Grade some students' exercises again; all students, or all exercises, where none is named."""
-    conditions = conditions_for(course, lesson, None, unsafe, find)
     run = Run()
-    for submitted in course.submissions(lesson):
-        if students and submitted.student not in students:
-            continue
-        try:
-            regrade(course, conditions, submitted, exercises)
-            merge_if_needed(course, lesson, submitted, feedback=True)
-            run.graded.append(submitted.student)
-        except (CourseError, OSError) as error:
-            run.failed[submitted.student] = str(error)
-    return _finished(course, lesson, run)
+    with _ready(course, lesson, students):
+        conditions = conditions_for(course, lesson, None, unsafe, find)
+        for submitted in course.submissions(lesson):
+            if students and submitted.student not in students:
+                continue
+            try:
+                regrade(course, conditions, submitted, exercises)
+                merge_if_needed(course, lesson, submitted, feedback=True)
+                run.graded.append(submitted.student)
+            except PROBLEMS as error:
+                run.failed[submitted.student] = told(error)
+        return _finished(course, lesson, run)
+
+
+@contextlib.contextmanager
+def _ready(course: Course, lesson: str, students: Sequence[str]) -> Iterator[None]:
+    """The course for this command alone, with all that can be wrong with it told before anybody is graded."""
+    with alone(course.root):
+        course.try_configuration()
+        if not course.has_lesson(lesson):
+            course.add_lesson(lesson)
+        check_can_be_graded(course.db_url, lesson)
+        there = [submitted.student for submitted in course.submissions(lesson)]
+        there += not_gradable(course.root, lesson)
+        for student in students:
+            if student not in there:
+                near = difflib.get_close_matches(student, there, cutoff=0.5)
+                meant = f"; did you mean {' or '.join(near)}?" if near else ""
+                raise CourseError(f"{student!r} handed in nothing for {lesson}{meant}")
+        yield
 
 
 def work_on_part(course: Course, lesson: str, part: int, parts: int, jobs: int, find: FindSandbox) -> None:
@@ -147,5 +168,5 @@ def _finished(course: Course, lesson: str, run: Run) -> Run:
     run.ungraded = [r.student for r in records if r.ungraded and r.student in touched]
     folder = course.root / FOLDER / lesson
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "grades.csv").write_text(as_csv(listing_of(course, lesson)), encoding="utf-8")
+    write_whole(folder / "grades.csv", as_csv(listing_of(course, lesson)).encode())
     return run

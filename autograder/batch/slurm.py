@@ -14,13 +14,14 @@ from autograder.batch.submissions import is_graded
 from autograder.grade.grading import Conditions
 from autograder.grade.records import FOLDER, path_of
 from autograder.gradebook.course import Course
+from autograder.gradebook.problems import CourseError
 
 MOST_TASKS = 200
 LOOK_EVERY = 1.0  # seconds
 SHARE = 4  # submissions a task should at least have, so that importing torch is worth it
 
 
-class SlurmFailed(RuntimeError):
+class SlurmFailed(CourseError):
     """sbatch refused the array, or a task failed; what was graded is kept, and the command can be run
     again.
     """

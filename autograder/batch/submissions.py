@@ -21,7 +21,10 @@ from autograder.grade.grading import Conditions, digest_of, grade_notebook
 from autograder.grade.records import Record, load, path_of, save
 from autograder.gradebook.circumstances import circumstances
 from autograder.gradebook.course import Course, Submitted, put_in_place
-from autograder.gradebook.problems import CourseError, student_id_problem
+from autograder.gradebook.lateness import check_time
+from autograder.gradebook.links import remove_links
+from autograder.gradebook.misplaced import not_gradable
+from autograder.gradebook.problems import PROBLEMS, told
 
 MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more
 
@@ -62,8 +65,8 @@ def grade_lesson(
     students: only these. jobs: how many submissions at once.
     """
     run = Run()
-    for problem in unusable_names(course, conditions.lesson):
-        run.failed[problem.split(":")[0]] = problem
+    ignored = not_gradable(course.root, conditions.lesson)
+    run.failed.update({name: why for name, why in ignored.items() if not students or name in students})
     todo: list[Submitted] = []
     done: list[Submitted] = []
     for submitted in course.submissions(conditions.lesson):
@@ -104,20 +107,37 @@ def graded_in_parallel(
 
 def grade_one(root: Path, submitted: Submitted, conditions: Conditions) -> None:
     """Grade one submission and write its record."""
-    record = grade_notebook(submitted.notebook, submitted.student, conditions)
-    if submitted.others:
-        record.notes.append(f"not graded: {', '.join(submitted.others)}")
-    save(root, record)
+    save(root, _graded(submitted, conditions))
 
 
 def regrade(course: Course, conditions: Conditions, submitted: Submitted, only: Sequence[str]) -> Record:
-    """Grade some exercises of one submission again, leaving the others of its record as they are."""
-    new = grade_notebook(submitted.notebook, submitted.student, conditions, only)
+    """Grade some exercises of one submission again, leaving the others of its record as they are.
+
+    All of them where there is no record of these bytes under these conditions.
+    """
     old = load(course.root, conditions.lesson, submitted.student)
-    if old is not None and old.sha256 == new.sha256:
-        new.graded = {**old.graded, **new.graded}
+    seed, sandbox, checks = conditions.seed, conditions.sandbox.name, checks_digest(conditions.lesson)
+    if old is None or not old.made_of(digest_of(submitted.notebook), seed, sandbox, checks):
+        new = _graded(submitted, conditions)
+    else:
+        new = _graded(submitted, conditions, only)
+        if new.sha256 == old.sha256:
+            new.graded = {**old.graded, **new.graded}
     save(course.root, new)
     return new
+
+
+def _graded(submitted: Submitted, conditions: Conditions, only: Sequence[str] = ()) -> Record:
+    """The record of a submission as it is now. The copy that an earlier run made of it, under the name that
+    nbgrader looks for, goes first: this run may end before it makes another.
+    """
+    copy = submitted.notebook.with_name(f"{conditions.lesson}.ipynb")
+    if copy != submitted.notebook:
+        copy.unlink(missing_ok=True)
+    record = grade_notebook(submitted.notebook, submitted.student, conditions, only)
+    if submitted.others:
+        record.notes.append(f"not graded: {', '.join(submitted.others)}")
+    return record
 
 
 def is_graded(root: Path, submitted: Submitted, conditions: Conditions) -> bool:
@@ -125,12 +145,6 @@ def is_graded(root: Path, submitted: Submitted, conditions: Conditions) -> bool:
     record = load(root, conditions.lesson, submitted.student)
     digest, checks = digest_of(submitted.notebook), checks_digest(conditions.lesson)
     return record is not None and record.fits(digest, conditions.seed, conditions.sandbox.name, checks)
-
-
-def unusable_names(course: Course, lesson: str) -> list[str]:
-    """Folders under submitted/ whose name cannot be a student's id, and why."""
-    names = [folder.parent.name for folder in sorted((course.root / "submitted").glob(f"*/{lesson}"))]
-    return [problem for name in names if (problem := student_id_problem(name))]
 
 
 def _finish(
@@ -148,9 +162,9 @@ def _finish(
         merge_if_needed(course, conditions.lesson, submitted, feedback)
         done.append(submitted.student)
         on_event(Event(submitted.student, record))
-    except (CourseError, OSError) as error:
-        failed[submitted.student] = str(error)
-        on_event(Event(submitted.student, record, str(error)))
+    except PROBLEMS as error:
+        failed[submitted.student] = told(error)
+        on_event(Event(submitted.student, record, told(error)))
 
 
 def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback: bool) -> None:
@@ -162,8 +176,12 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     digest += f" {circumstances(course.root, course.db_url, lesson, submitted.student)}"
     digest += " with feedback" if feedback else ""
-    if marker.is_file() and marker.read_text().startswith(digest):
+    record = load(course.root, lesson, submitted.student)
+    done = marker.is_file() and marker.read_text().startswith(digest)
+    if done and record is not None and course.holds(record, feedback):
         return
+    remove_links(submitted.notebook.parent)
+    check_time(submitted.notebook.parent)
     put_in_place(submitted, lesson)
     course.merge(lesson, submitted.student)
     if feedback:

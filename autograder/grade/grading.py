@@ -19,6 +19,7 @@ from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.report import PropertyResult, Report
 from labkit.checks.source.notebook import BadNotebook
+from labkit.checks.source.text import visible
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def grade_notebook(
     try:
         data = read_bytes(path)
         record.sha256 = hashlib.sha256(data).hexdigest()
-        _, cells, record.places = read_submission(data, path.name, conditions.exercises)
+        _, cells, record.places = read_submission(data, record.notebook, conditions.exercises)
     except BadNotebook as problem:
         record.problem = str(problem)
         record.graded = {e.id: Graded(unreadable(e, str(problem))) for e in exercises}
@@ -92,7 +93,7 @@ def _empty_record(path: Path, student: str, conditions: Conditions) -> Record:
     return Record(
         lesson=conditions.lesson,
         student=student,
-        notebook=path.name,
+        notebook=visible(path.name),  # a name may hold bytes that are no text
         sha256="",
         seed=conditions.seed,
         sandbox=conditions.sandbox.name,

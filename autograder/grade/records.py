@@ -12,6 +12,7 @@ import msgspec
 
 from autograder.grade.harness import Graded
 from autograder.grade.scan import Flag
+from labkit.checks import registry
 from labkit.checks.source.notebook import grade_id
 from labkit.whole_file import write_whole
 
@@ -72,16 +73,16 @@ class Record:
         """Exercise and flag, for a person to look at."""
         return [(name, flag) for name, g in self.graded.items() for flag in g.flags]
 
+    def made_of(self, sha256: str, seed: int, sandbox: str, checks: str) -> bool:
+        """Whether this is of those bytes under those conditions."""
+        return (self.sha256, self.seed, self.sandbox, self.checks) == (sha256, seed, sandbox, checks)
+
     def fits(self, sha256: str, seed: int, sandbox: str, checks: str) -> bool:
         """Whether this is the grade of those bytes under those conditions, with nothing left to grade
-        again.
+        again, and no exercise left out.
         """
-        return (self.sha256, self.seed, self.sandbox, self.checks) == (
-            sha256,
-            seed,
-            sandbox,
-            checks,
-        ) and not self.ungraded
+        complete = all(exercise.id in self.graded for exercise in registry.exercises(self.lesson))
+        return complete and self.made_of(sha256, seed, sandbox, checks) and not self.ungraded
 
     def verify_json(self) -> dict[str, Any]:
         """What `autograder verify --json` prints."""

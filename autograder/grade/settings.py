@@ -17,6 +17,10 @@ from labkit.whole_file import write_whole
 FILE = "autograder.json"
 
 
+class BadSettings(ValueError):
+    """The course's settings cannot be read; the message names the file."""
+
+
 @dataclass
 class Settings:
     """seeds: lesson -> what its cases are drawn from, chosen once, so that every student of a lesson gets
@@ -29,7 +33,7 @@ class Settings:
 
     @classmethod
     def load(cls, course: Path) -> Settings:
-        """The course's settings; ValueError names the file when it cannot be read."""
+        """The course's settings; BadSettings names the file when it cannot be read."""
         path = course / FILE
         if not path.exists():
             return cls(course)
@@ -37,8 +41,9 @@ class Settings:
             data = json.loads(path.read_text(encoding="utf-8"))
             return cls(course, {str(k): int(v) for k, v in data["seeds"].items()}, bool(data["unsafe"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} cannot be read ({error}); expected {{'seeds': {{...}}, 'unsafe': false}}"
+            raise BadSettings(
+                f"{path} cannot be read ({error}); expected {{'seeds': {{...}}, 'unsafe': false}}; put a "
+                "copy of it back, as another seed grades everybody again"
             ) from None
 
     def save(self) -> None:

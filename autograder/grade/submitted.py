@@ -18,6 +18,7 @@ from labkit.checks.source.text import visible
 
 LONGEST_NAME = 30  # of those that students choose for a ranking
 _SETS_NAME = re.compile(r"""^ranking_name[ \t]*=[ \t]*(["'])([^"'\\\n]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
+_ZIP = b"PK\x03\x04"  # how every zip with something in it begins
 MOST_VALUES = 5_000_000  # in a notebook's JSON: one list takes thirty times the bytes that it is written in
 
 
@@ -31,36 +32,42 @@ class Notebook:
 
 def read_bytes(path: Path, most: int = LARGEST_NOTEBOOK) -> bytes:
     """A regular file's bytes; links are not followed. BadNotebook says what it is instead."""
+    name = visible(path.name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         reason = "it is a symbolic link" if path.is_symlink() else error.strerror
-        raise BadNotebook(f"{path.name} cannot be read: {reason}") from None
+        raise BadNotebook(f"{name} cannot be read: {reason}") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise BadNotebook(f"{path.name} is not a regular file")
+        raise BadNotebook(f"{name} is not a regular file")
     with os.fdopen(handle, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise BadNotebook(
-            f"{path.name} has more than {most // 2**20} MiB; clear its outputs and submit again"
-        )
+        raise BadNotebook(f"{name} has more than {most // 2**20} MiB; clear its outputs and submit again")
     return data
 
 
 def read_notebook(path: Path) -> Notebook:
     """The notebook at `path`. BadNotebook when it is not one."""
-    return parse_notebook(read_bytes(path), path.name)
+    return parse_notebook(read_bytes(path), visible(path.name))
 
 
 def parse_notebook(data: bytes, name: str = "the notebook") -> Notebook:
     """A notebook from its bytes."""
+    if data.startswith(_ZIP):
+        raise BadNotebook(f"{name} is not a notebook: it is a zip; hand in the notebook that is in it")
     if (values := sum(map(data.count, (b",", b"[", b"{")))) > MOST_VALUES:
         raise BadNotebook(f"{name} has {values} values in its JSON; at most {MOST_VALUES} are read")
     try:
         raw = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError, MemoryError) as error:
         raise BadNotebook(f"{name} is not a notebook: {type(error).__name__}: {str(error)[:200]}") from None
+    if isinstance(raw, dict) and "worksheets" in raw and "cells" not in raw:
+        raise BadNotebook(
+            f"{name} is not a notebook of today's format, but of the one before 2015: open it in JupyterLab, "
+            "save it, and submit again"
+        )
     return Notebook(raw, cells_of(raw, name))
 
 

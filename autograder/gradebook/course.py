@@ -22,13 +22,19 @@ from nbgrader.converters import Autograde, GenerateAssignment, GenerateFeedback
 from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config, PyFileConfigLoader
 
+from autograder.grade.grading import digest_of
+from autograder.grade.records import Record, load
 from autograder.grade.reference import lesson_source
-from autograder.gradebook.lateness import BadExtensions, read_extensions
+from autograder.gradebook.lateness import read_extensions
+from autograder.gradebook.links import remove_links
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
 from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.gradebook.report import Score
+from autograder.gradebook.steps import scores
+from autograder.gradebook.versions import check_can_be_added
 from labkit.build.course import instructor_notebook
+from labkit.checks.source.text import visible
 
 CONFIG_FILE = "nbgrader_config.py"
 
@@ -77,8 +83,8 @@ class Course:
             _make_steps(autograde, [*autograde.sanitize_preprocessors, *autograde.autograde_preprocessors])
             _make_steps(feedback, feedback.preprocessors)
             read_extensions(self.root)
-        except BadExtensions as problem:
-            raise CourseError(str(problem)) from None
+        except CourseError:
+            raise
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
             raise CourseError(f"{self.root / CONFIG_FILE} cannot be used: {told}") from error
@@ -88,6 +94,8 @@ class Course:
         the gradebook.
         """
         source = lesson_source(lesson)
+        if self.has_lesson(source.name):
+            check_can_be_added(self.db_url, source.name)
         written = self.root / "source" / source.name / f"{source.name}.ipynb"
         written.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(instructor_notebook(source), written)
@@ -108,9 +116,27 @@ class Course:
         """
         for folder in sorted((self.root / "submitted").glob(f"*/{lesson}")):
             student = folder.parent.name
-            found = _choose(folder, lesson)
-            if found and student_id_problem(student) == "":
-                yield Submitted(student, found[0], tuple(p.name for p in found[1:]))
+            if student_id_problem(student) == "":
+                found = _choose(folder, lesson, load(self.root, lesson, student))
+                if found:
+                    yield Submitted(student, found[0], tuple(visible(p.name) for p in found[1:]))
+
+    def holds(self, record: Record, feedback: bool) -> bool:
+        """Whether gradebook and folders have what grading wrote for this record. They may have been lost
+        since, or put back from a copy.
+        """
+        lesson, student = record.lesson, record.student
+        written = [self.root / "autograded" / student / lesson / f"{lesson}.ipynb"]
+        written += [self.root / "feedback" / student / lesson / f"{lesson}.html"] if feedback else []
+        if not all(path.is_file() for path in written):
+            return False
+        with Gradebook(self.db_url) as gradebook:
+            try:
+                found = gradebook.find_submission_notebook(lesson, lesson, student).grades
+            except MissingEntry:
+                return False
+            there = {grade.name: grade.auto_score for grade in found}
+        return all(there.get(name, -1) == points for name, points in scores(record).items())
 
     def merge(self, lesson: str, student: str) -> None:
         """Write a graded submission into autograded/ and the gradebook, from its record. Only one process
@@ -154,9 +180,7 @@ class Course:
         try:
             converter.start()
         except (Exception, SystemExit) as error:
-            raise CourseError(
-                "\n".join([*complaints.messages[-3:], f"{type(error).__name__}: {error}"])
-            ) from error
+            raise CourseError(complaints.told(error)) from error
         finally:
             os.chdir(here)
 
@@ -209,20 +233,6 @@ def without_links(assignment: str, student: str, notebooks: Sequence[str]) -> No
         remove_links(Path(notebook).parent)
 
 
-def remove_links(folder: Path) -> list[str]:
-    """Remove what is not a plain file or folder from a submission; returns the names."""
-    removed = []
-    for directory, folders, files in os.walk(folder):
-        for name in [*folders, *files]:
-            path = Path(directory) / name
-            if name.endswith(".ipynb"):
-                continue  # never copied, and read without following
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                path.unlink()
-                removed.append(str(path.relative_to(folder)))
-    return removed
-
-
 def put_in_place(submitted: Submitted, lesson: str) -> str:
     """Give a renamed notebook the name nbgrader looks for. Returns what to tell, empty when nothing had
     to be done.
@@ -231,12 +241,17 @@ def put_in_place(submitted: Submitted, lesson: str) -> str:
     if submitted.notebook == wanted:
         return ""
     shutil.copyfile(submitted.notebook, wanted, follow_symlinks=False)
-    return f"graded {submitted.notebook.name}, as there was no {wanted.name}"
+    return f"graded {visible(submitted.notebook.name)}, as there was no {wanted.name}"
 
 
-def _choose(folder: Path, lesson: str) -> list[Path]:
-    """The notebook to grade, then the others: the right name first, then the newest."""
+def _choose(folder: Path, lesson: str, graded: Record | None) -> list[Path]:
+    """The notebook to grade, then the others: the right name first, then the newest.
+
+    A copy that `put_in_place` made of what was graded under another name is not the student's.
+    """
     there = [p for p in folder.glob("*.ipynb") if p.is_symlink() or p.is_file()]
+    if graded is not None and len(there) > 1 and graded.notebook != f"{lesson}.ipynb":
+        there = [p for p in there if p.stem != lesson or digest_of(p) != graded.sha256]
     there.sort(key=lambda p: (p.stem != lesson, -p.lstat().st_mtime, p.name))
     return there
 
@@ -269,3 +284,18 @@ class _Complaints(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
+
+    def told(self, error: BaseException) -> str:
+        """What went wrong: of a traceback, the error at its end; without sentences that only point there."""
+        told = [*self.messages, f"{type(error).__name__}: {error}"]
+        lines = [_end_of_traceback(message) for message in told if "the above traceback" not in message]
+        return "\n".join(list(dict.fromkeys(lines))[-3:])
+
+
+def _end_of_traceback(message: str) -> str:
+    """The error that a traceback tells of; any other message as it is."""
+    if not message.startswith("Traceback"):
+        return message
+    lines = message.strip().splitlines()
+    at = max(number for number, line in enumerate(lines) if line.startswith(("Traceback", " ")))
+    return "\n".join(lines[at + 1 :])

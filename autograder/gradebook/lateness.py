@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,14 +16,16 @@ from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.preprocessors import AssignLatePenalties
 from nbgrader.utils import parse_utc
 
+from autograder.grade.submitted import read_bytes
 from autograder.gradebook.pages import LATE
+from autograder.gradebook.problems import CourseError
+from autograder.gradebook.tables import rows_of, text_of
+from labkit.checks.source.notebook import BadNotebook
 
 EXTENSIONS = "extensions.csv"
+TIME = "timestamp.txt"  # of handing in, beside the notebook: nbgrader's
+MOST_BYTES = 2**20  # of that file
 COLUMNS = ("student", "lesson", "until")
-
-
-class BadExtensions(ValueError):
-    """The file with extensions cannot be read; the message says which line."""
 
 
 class LatePenalties(AssignLatePenalties):
@@ -62,22 +63,42 @@ def extend(gradebook: Gradebook, lesson: str, student: str, until: datetime | No
 
 
 def read_extensions(course: Path) -> Mapping[tuple[str, str], datetime]:
-    """(student, two digits of a lesson) -> until when, as UTC without a zone, as nbgrader keeps times."""
+    """(student, two digits of a lesson) -> until when, as UTC without a zone, as nbgrader keeps times.
+
+    CourseError says which line cannot be read.
+    """
     path = course / EXTENSIONS
     if not path.is_file():
         return {}
     found = {}
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
-    for number, row in enumerate(csv.DictReader(lines), 2):
+    for number, row in enumerate(rows_of(text_of(path)), 2):
         try:
             student, lesson, until = ((row[column] or "").strip() for column in COLUMNS)
             found[student, lesson[:2]] = _utc(until)
         except (KeyError, ValueError, OverflowError) as problem:
-            raise BadExtensions(
+            raise CourseError(
                 f"{path}, line {number}: expected {','.join(COLUMNS)}, as in "
                 f"ada,06,2026-12-01 23:59 +0100; found {','.join(map(str, row.values()))} ({problem})"
             ) from None
     return found
+
+
+def check_time(submission: Path) -> None:
+    """CourseError where the file that says when a submission was handed in cannot be read.
+
+    One that is empty, not there, or a link, which is not followed, says nothing.
+    """
+    path = submission / TIME
+    if path.is_symlink() or not path.exists():
+        return
+    try:
+        text = read_bytes(path, MOST_BYTES).decode().strip()
+        parse_utc(text or None)
+    except (BadNotebook, ValueError, OverflowError) as problem:
+        raise CourseError(
+            f"{path}: expected a time such as 2026-12-01 23:59:00 UTC ({str(problem)[:200]}); correct "
+            "it, or delete it, and the work counts as handed in in time"
+        ) from None
 
 
 def _utc(text: str) -> datetime:

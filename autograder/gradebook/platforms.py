@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.report import Score, plain
 from autograder.gradebook.roster import Roster, ids_of
+from autograder.gradebook.tables import rows_of
 
 _CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Integration ID", "Root Account", "Section")
 
@@ -122,7 +123,7 @@ def _filled(
 
 
 def _read(text: str, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    reader = csv.DictReader(text.removeprefix("\ufeff").splitlines())
+    reader = rows_of(text.removeprefix("\ufeff"))
     rows, head = list(reader), list(reader.fieldnames or [])
     missing = [name for name in needed if name not in head]
     if missing:

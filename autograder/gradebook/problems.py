@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import errno
+
+from sqlalchemy.exc import DBAPIError
+
+LONGEST_ID = 128  # characters
+NOT_IN_AN_ID = "/\\{}*?[]"
+
 
 class CourseError(RuntimeError):
     """Something about the course's folder has to be put right first; the message says what."""
 
 
+# What a person can put right, and is told in a sentence. Whatever else is raised is a fault of this program.
+PROBLEMS = (CourseError, OSError, DBAPIError)
+
+
+_GRADEBOOK = (
+    "Where another program writes to it, as formgrader does, run the command again when that is done. Where "
+    "it is broken, put a copy back; or move it away, and `autograder grade` writes it again from records/, "
+    "all but due dates, and the points and comments that a person gave"
+)
+
+
+def told(problem: Exception) -> str:
+    """What is to be said of one of PROBLEMS, and what to do."""
+    match problem:
+        case DBAPIError():
+            return f"the gradebook cannot be used: {problem.orig}. {_GRADEBOOK}"
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return f"{problem}: make room, and run the command again; what was graded is kept"
+    return str(problem)
+
+
 def student_id_problem(student: str) -> str:
-    """Why a folder's name cannot be a student's id; empty when it can."""
-    if not student.isprintable() or student != student.strip() or len(student) > 128:
-        return f"{student!r}: expected up to 128 printable characters"
-    if any(c in student for c in "/\\{}*?[]") or student.startswith("."):
-        return f"{student!r}: / \\ {{ }} * ? [ ] and a leading dot cannot be used in a student's id"
-    return ""
+    """Why a folder's name cannot be a student's id, and what to do; empty when it can."""
+    reasons = {
+        "it is empty": not student,
+        "it begins or ends with a space": student != student.strip(),
+        f"it has {len(student)} characters, {LONGEST_ID} are the most": len(student) > LONGEST_ID,
+        "not all of its characters can be printed": not student.isprintable(),
+        f"none of {' '.join(NOT_IN_AN_ID)} can be in it": not set(student).isdisjoint(NOT_IN_AN_ID),
+        "it begins with a dot": student.startswith("."),
+    }
+    why = ", ".join(reason for reason, holds in reasons.items() if holds)
+    return f"no student's id: {why}; rename the folder under submitted/" if why else ""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autograder.grade.reference import REPOSITORY, solutions_folder
+from autograder.gradebook.problems import CourseError
 from labkit.build.course import build, find_lessons
 from labkit.build.markup import Cell, read_lesson
 from labkit.build.rules import stub
@@ -25,14 +26,14 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
 DISTINCTIVE = 25  # characters a line needs to say whose it is
 
 
-class Leak(RuntimeError):
+class Leak(CourseError):
     """The bundle would hold a line of a solution; the message says which, and where."""
 
 
 def write_bundle(folder: Path) -> list[Path]:
     """Write the bundle into `folder`, which must be new or empty. Leak when a solution's line is in it."""
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty: a bundle goes into a folder of its own")
+        raise CourseError(f"{folder} is not empty: a bundle goes into a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
     for name in PARTS:
         source = REPOSITORY / name

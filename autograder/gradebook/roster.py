@@ -7,7 +7,6 @@ or the address, finds the name.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from autograder.gradebook.problems import CourseError
+from autograder.gradebook.tables import rows_of, text_of
 
 ROSTER = "roster.csv"
 IDS = (
@@ -70,11 +70,11 @@ class Roster:
 
 
 def read_roster(course: Path) -> Roster:
-    """The class of a course. CourseError says which columns are missing."""
+    """The class of a course. CourseError says which columns are missing, or what cannot be read."""
     path = course / ROSTER
     if not path.is_file():
         return Roster()
-    rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+    rows = list(rows_of(text_of(path)))
     people = tuple(person for row in rows if (person := _person(row)) is not None)
     if rows and not people:
         raise CourseError(

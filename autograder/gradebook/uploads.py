@@ -42,6 +42,7 @@ EXTRACTED = (
 )
 ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar")
 MOST_FILES = 100_000  # in one archive
+MOST_NAMED = 5  # files that a message names
 
 
 class UploadProblem(Exception):
@@ -90,8 +91,13 @@ class UploadExtractor(ExtractorPlugin):
         """
         participants = read_worksheets(Path(archive_path))
         found: dict[str, list[Upload]] = {}
-        for upload in self._uploads(Path(archive_path)):
+        others: dict[str, list[str]] = {}
+        for upload in self._uploads(Path(archive_path), others):
             found.setdefault(upload.student, []).append(upload)
+        for student, names in others.items():
+            if not any(upload.name != REQUEST for upload in found.get(student, [])):
+                told = ", ".join(names[:MOST_NAMED])
+                self._tell(f"no notebook was collected for {student}: expected a file *.ipynb, found {told}")
         for student, uploads in found.items():
             try:
                 chosen = one_upload(uploads)
@@ -118,18 +124,19 @@ class UploadExtractor(ExtractorPlugin):
         self.log.warning("%s handed in late, by how much is not told: taken for a second", student)
         return due.replace(tzinfo=UTC) + timedelta(seconds=1)
 
-    def _uploads(self, folder: Path) -> Iterator[Upload]:
+    def _uploads(self, folder: Path, others: dict[str, list[str]]) -> Iterator[Upload]:
+        """What is to be collected. others: takes, of each student, the names of what is not."""
         for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path)):
             if not path.is_file() or path.is_symlink():
                 continue
             if path.suffix == ".csv" and path.parent == folder:
                 continue  # the platform's worksheet
             if path.suffix == ".zip" and path.parent == folder:
-                yield from self._zipped(path)
+                yield from self._zipped(path, others)
             else:
-                yield from self._upload(str(path.relative_to(folder)), folder.name, path.read_bytes)
+                yield from self._upload(str(path.relative_to(folder)), folder.name, path.read_bytes, others)
 
-    def _zipped(self, path: Path) -> Iterator[Upload]:
+    def _zipped(self, path: Path, others: dict[str, list[str]]) -> Iterator[Upload]:
         try:
             with zipfile.ZipFile(path) as zipped:
                 members = [member for member in zipped.infolist() if not member.is_dir()]
@@ -137,16 +144,21 @@ class UploadExtractor(ExtractorPlugin):
                     raise UploadProblem(f"{len(members)} files; at most {MOST_FILES} are read")
                 members.sort(key=lambda member: member.filename.count("/"))  # of one name, the outermost
                 for member in members:
-                    yield from self._upload(member.filename, path.name, partial(_read, zipped, member))
+                    read = partial(_read, zipped, member)
+                    yield from self._upload(member.filename, path.name, read, others)
         except (zipfile.BadZipFile, OSError, UploadProblem) as problem:
             self._tell(f"{path.name} cannot be read: {problem}")
 
-    def _upload(self, path: str, archive: str, read: Callable[[], bytes]) -> Iterator[Upload]:
+    def _upload(
+        self, path: str, archive: str, read: Callable[[], bytes], others: dict[str, list[str]]
+    ) -> Iterator[Upload]:
         """The upload of this path, or none with a word about why."""
         try:
             whose = self.whose(path)
             if whose.name:
                 yield Upload(whose.student, whose.name, f"{archive}: {whose.source}", read(), whose.late)
+            else:
+                others.setdefault(whose.student, []).append(path.rpartition("/")[2][:100])
         except (UploadProblem, zipfile.BadZipFile, RuntimeError, OSError, NotImplementedError) as problem:
             self._tell(f"{archive}: {path[:300]} was not collected: {problem}")
 

@@ -6,7 +6,6 @@ this assignment's, another one for the same student in the next.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from dateutil import parser
 
 from autograder.gradebook.roster import participant
+from autograder.gradebook.tables import rows_of
 
 NUMBER, ADDRESS, HANDED_IN = "Identifier", "Email address", "Last modified (submission)"
 
@@ -30,7 +30,7 @@ def read_worksheets(folder: Path) -> dict[str, Participant]:
     """The participants of all worksheets in a folder, by number."""
     found = {}
     for path in sorted(folder.glob("*.csv")):
-        for row in csv.DictReader(path.read_text(encoding="utf-8-sig", errors="replace").splitlines()):
+        for row in rows_of(path.read_bytes().decode("utf-8-sig", "replace")):
             if number := participant(row.get(NUMBER) or ""):
                 found[number] = Participant((row.get(ADDRESS) or "").strip(), _time(row.get(HANDED_IN) or ""))
     return found

@@ -12,6 +12,7 @@ import pytest
 
 from autograder.grade.reference import REPOSITORY
 from autograder.gradebook import requests
+from autograder.gradebook.problems import CourseError
 from autograder.gradebook.release import leaked_lines, solution_lines, write_bundle
 
 
@@ -41,7 +42,7 @@ def test_a_leak_is_found(tmp_path: Path) -> None:
 
 def test_a_bundle_goes_into_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(FileExistsError, match="not empty"):
+    with pytest.raises(CourseError, match="not empty"):
         write_bundle(tmp_path)
 
 

@@ -16,7 +16,7 @@ from autograder.grade.grading import read_submission
 from autograder.grade.reference import graded_submission
 from autograder.grade.submitted import MOST_VALUES, parse_notebook, places_of, read_notebook
 from autograder.gradebook import rebuild
-from autograder.gradebook.course import remove_links
+from autograder.gradebook.links import remove_links
 from autograder.gradebook.problems import student_id_problem
 from labkit.checks import registry
 from labkit.checks.source.notebook import BadNotebook, cells_of

@@ -98,6 +98,20 @@ def test_a_request_for_another_look_is_collected_with_its_notebook(tmp_path: Pat
     assert list((tmp_path / "submitted").rglob("timestamp.txt")) == [], "nobody says when they handed in"
 
 
+def test_an_upload_without_a_notebook_is_told(tmp_path: Path) -> None:
+    """What lies beside a notebook is not."""
+    members = {
+        f"{MOODLE}/{LESSON}.IPYNB": source("ada"),
+        f"{MOODLE}/regrade.txt": b"06.a: why?",
+        f"{EVE}/{LESSON}.ipynb": source("eve"),
+        f"{EVE}/photo.png": b"",
+    }
+    found, said = collected(tmp_path, {"all.zip": members})
+    assert sorted(found) == [f"123/{LESSON}/regrade.txt", f"666/{LESSON}/{LESSON}.ipynb"]
+    assert f"no notebook was collected for 123: expected a file *.ipynb, found {LESSON}.IPYNB" in said
+    assert "photo.png" not in said
+
+
 def test_one_number_twice_is_told_and_everybody_else_is_collected(tmp_path: Path) -> None:
     first = {f"{MOODLE}/{LESSON}.ipynb": source("ada"), f"{EVE}/{LESSON}.ipynb": source("eve")}
     second = {

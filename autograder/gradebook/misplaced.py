@@ -1,0 +1,53 @@
+"""What lies under submitted/ and is not graded: names that are no student's, and work in another place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from autograder.gradebook.problems import student_id_problem
+from labkit.checks.source.text import visible
+
+MOST_NAMED = 5  # files that a message names
+
+
+def not_gradable(course: Path, lesson: str) -> dict[str, str]:
+    """Who handed in something for a lesson that is not graded -> why, and what to do."""
+    found = {}
+    for folder in sorted((course / "submitted").iterdir()) if (course / "submitted").is_dir() else []:
+        student = folder.name
+        why = next(_reasons(folder, lesson), "")
+        if why:
+            found[student if student_id_problem(student) == "" else repr(student)] = why
+    return found
+
+
+def _reasons(folder: Path, lesson: str) -> Iterator[str]:
+    """Why what a student's folder has for a lesson is not graded; nothing where it is."""
+    if not folder.is_dir():
+        if _is_about(folder.stem, lesson):
+            yield f"no student's folder: move it to submitted/STUDENT/{lesson}/"
+        return
+    work = folder / lesson
+    if work.is_dir():
+        if problem := student_id_problem(folder.name):
+            yield problem
+        if not any(p.is_symlink() or p.is_file() for p in work.glob("*.ipynb")):
+            yield f"no notebook: expected a file *.ipynb in {lesson}/, found {_names(work)}"
+        return
+    for path in sorted(folder.iterdir()):
+        if _is_about(path.stem, lesson):
+            found = visible(path.name)
+            yield f"expected a folder {lesson}/ with the notebook in it, found {found}; move it there"
+
+
+def _is_about(name: str, lesson: str) -> bool:
+    """Whether a name that is not the lesson's means the lesson."""
+    meant = name.strip().casefold().replace("-", "_").replace(" ", "_")
+    return meant in (lesson, lesson[:2])
+
+
+def _names(folder: Path) -> str:
+    names = sorted(visible(path.name) for path in folder.iterdir())
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}" if names else "nothing"

@@ -1,0 +1,155 @@
+"""What was handed in and cannot be graded is told, with what to do: nobody is passed over in silence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import hand_in, notebook
+from nbgrader.api import Gradebook
+from recorded import LESSON, new_course
+
+from autograder.batch.submissions import grade_lesson, grade_one
+from autograder.grade.grading import Conditions
+from autograder.grade.records import load_all
+from autograder.gradebook.course import CONFIG_FILE, Course
+from autograder.gradebook.listing import as_csv, listing_of
+from autograder.gradebook.misplaced import not_gradable
+from autograder.gradebook.problems import CourseError, student_id_problem
+from autograder.sandbox.unconfined import Unconfined
+
+CONDITIONS = Conditions(LESSON, 3, Unconfined())
+FILES = {
+    f"zip/{LESSON}/{LESSON}.zip": f"no notebook: expected a file *.ipynb in {LESSON}/, found {LESSON}.zip",
+    f"upper/{LESSON}/{LESSON}.IPYNB": f"found {LESSON}.IPYNB",
+    f"text/{LESSON}/{LESSON}.ipynb.txt": f"found {LESSON}.ipynb.txt",
+    f"flat/{LESSON}.ipynb": f"expected a folder {LESSON}/ with the notebook in it, found {LESSON}.ipynb",
+    "case/00-Collectives/00_collectives.ipynb": f"expected a folder {LESSON}/",
+    "number/00/00_collectives.ipynb": f"expected a folder {LESSON}/",
+    f"{LESSON}.ipynb": f"move it to submitted/STUDENT/{LESSON}/",
+}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_work_in_another_place_or_form_is_named(tmp_path: Path, path: str) -> None:
+    file = tmp_path / "submitted" / path
+    file.parent.mkdir(parents=True)
+    file.write_text("x")
+    ((who, why),) = not_gradable(tmp_path, LESSON).items()
+    assert who == path.partition("/")[0]
+    assert FILES[path] in why
+
+
+def test_an_empty_folder_is_named_and_another_lesson_is_not(tmp_path: Path) -> None:
+    hand_in(tmp_path, "ada", notebook(), lesson="01_memory_math")
+    hand_in(tmp_path, "bob", notebook(), lesson=LESSON)
+    (tmp_path / "submitted" / "cyd" / LESSON).mkdir(parents=True)
+    assert list(not_gradable(tmp_path, LESSON)) == ["cyd"]
+    assert not_gradable(tmp_path / "empty", LESSON) == {}
+
+
+def test_each_name_that_is_none_is_told(tmp_path: Path) -> None:
+    names = ["a:b*1", "a:b*2", " ada", "x" * 200, os.fsdecode(b"J\xf6rg")]
+    for name in names:
+        (tmp_path / "submitted" / name / LESSON).mkdir(parents=True)
+    told = not_gradable(tmp_path, LESSON)
+    assert set(told) == {repr(name) for name in names}
+    assert all(why.startswith("no student's id: ") for why in told.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("ada ", "a space"), ("x" * 129, "129 characters"), ("a*", "* ?"), (".a", "a dot"), ("a\n", "printed")],
+)
+def test_why_a_name_is_none(name: str, why: str) -> None:
+    assert why in student_id_problem(name)
+
+
+def test_files_whose_names_are_no_text_are_graded(tmp_path: Path) -> None:
+    """As they come out of an archive that was made on another system."""
+    course = new_course(tmp_path)
+    folder = hand_in(tmp_path, "ada", notebook(), "old", LESSON).parent
+    os.rename(folder / "old.ipynb", os.path.join(os.fsencode(folder), b"\xdcbung.ipynb"))
+    hand_in(tmp_path, "bob", notebook(), lesson=LESSON)
+    others = os.fsencode(tmp_path / "submitted" / "bob" / LESSON)
+    for name in (b"alt\xe9.ipynb", b"data\xe9.csv"):
+        Path(os.fsdecode(os.path.join(others, name))).write_text("{}")
+    run = grade_lesson(course, CONDITIONS, 1)
+    assert run.graded == ["ada", "bob"]
+    assert run.failed == {}
+    records = load_all(tmp_path, LESSON)
+    assert [made.notebook for made in records] == ["\\udcdcbung.ipynb", f"{LESSON}.ipynb"]
+    assert records[1].notes == ["not graded: alt\\udce9.ipynb"]
+    as_csv(listing_of(course, LESSON)).encode()
+    assert grade_lesson(course, CONDITIONS, 1).kept == ["ada", "bob"]
+
+
+@pytest.mark.parametrize("time", [b"yesterday evening", b"\xff\xfe", b"2026-13-01", None])
+def test_a_time_that_is_none_is_told(tmp_path: Path, time: bytes | None) -> None:
+    """With the file's name; with the time put right, the points are in the gradebook."""
+    course = new_course(tmp_path)
+    path = hand_in(tmp_path, "ada", notebook(), lesson=LESSON).with_name("timestamp.txt")
+    if time is None:
+        path.mkdir()
+    else:
+        path.write_bytes(time)
+    hand_in(tmp_path, "bob", notebook(), lesson=LESSON)
+    run = grade_lesson(course, CONDITIONS, 1, feedback=False)
+    assert run.graded == ["bob"]
+    assert f"{path}: expected a time such as 2026-12-01 23:59:00 UTC" in run.failed["ada"]
+    if time is None:
+        path.rmdir()
+    path.write_text("2026-12-01 23:59:00 UTC")
+    assert grade_lesson(course, CONDITIONS, 1, feedback=False).failed == {}
+    with Gradebook(course.db_url) as gradebook:
+        assert gradebook.find_submission(LESSON, "ada").timestamp.year == 2026
+
+
+def test_a_time_is_not_read_through_a_link_or_from_a_pipe(tmp_path: Path) -> None:
+    course = new_course(tmp_path)
+    for student in ("ada", "bob"):
+        hand_in(tmp_path, student, notebook(), lesson=LESSON)
+    (tmp_path / "submitted" / "ada" / LESSON / "timestamp.txt").symlink_to("/etc/hostname")
+    os.mkfifo(tmp_path / "submitted" / "bob" / LESSON / "timestamp.txt")
+    run = grade_lesson(course, CONDITIONS, 1, feedback=False)
+    assert run.graded == ["ada", "bob"]
+    assert run.failed == {}
+    with Gradebook(course.db_url) as gradebook:
+        assert [gradebook.find_submission(LESSON, one).timestamp for one in run.graded] == [None, None]
+
+
+def test_no_link_is_followed_where_it_was_not_taken_out_in_time(tmp_path: Path) -> None:
+    """nbgrader goes on when its hook fails, as in a folder that cannot be written to."""
+    course = new_course(tmp_path)
+    with (tmp_path / CONFIG_FILE).open("a") as config:
+        config.write("c.Autograde.pre_convert_hook = lambda **about: 1 / 0\n")
+    course = Course(tmp_path)
+    path = hand_in(tmp_path, "ada", notebook(), lesson=LESSON)
+    (submitted,) = course.submissions(LESSON)
+    grade_one(tmp_path, submitted, CONDITIONS)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "notes.txt").symlink_to(tmp_path / "gradebook.db")
+    with pytest.raises(CourseError, match=r"links in a submission .*\(data/notes\.txt\)"):
+        course.merge(LESSON, "ada")
+    assert list(tmp_path.glob("autograded/ada/**/*.*")) == []
+    course.merge(LESSON, "ada")
+    assert [found.name for found in tmp_path.glob("autograded/ada/**/*.*")] == [f"{LESSON}.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"PK\x03\x04 and so on", "it is a zip; hand in the notebook that is in it"),
+        (b'{"nbformat": 3, "worksheets": [{"cells": []}]}', "open it in JupyterLab, save it"),
+    ],
+)
+def test_a_file_that_holds_a_notebook_is_told_from_one_that_is_none(
+    tmp_path: Path, data: bytes, told: str
+) -> None:
+    hand_in(tmp_path, "ada", data, lesson=LESSON)
+    (submitted,) = Course(tmp_path).submissions(LESSON)
+    grade_one(tmp_path, submitted, CONDITIONS)
+    (made,) = load_all(tmp_path, LESSON)
+    assert told in made.problem
+    assert made.points == 0

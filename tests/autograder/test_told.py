@@ -1,0 +1,210 @@
+"""What is wrong with a course is told in a sentence that names the file and what to do: no traceback."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from conftest import hand_in, notebook, solution
+from nbgrader.api import Gradebook
+from recorded import LESSON, MOST, RING, new_course, record
+
+from autograder.cli import main
+from autograder.grade.deciding import checks_digest
+from autograder.grade.evidence import Baseline
+from autograder.grade.records import FOLDER
+from autograder.gradebook.alone import alone
+from autograder.gradebook.course import Course
+from autograder.gradebook.platforms import fill_moodle
+from autograder.gradebook.problems import CourseError
+from autograder.gradebook.report import Score
+from labkit.checks import registry
+from labkit.checks.source.notebook import grade_id
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Course:
+    """Ada has all points of lesson 00, and the reference has been graded: no command has to run anything."""
+    root = tmp_path / "course"
+    found = new_course(root)
+    record(found, "ada", notebook(solution(RING)))
+    baseline = root / FOLDER / LESSON / f".reference-3-{checks_digest(LESSON)}-none.json"
+    baseline.write_bytes(msgspec.json.encode(Baseline.of([])))
+    return found
+
+
+def autograder(course: Course, command: str, *words: str) -> Result:
+    unsafe = ["--unsafe-no-sandbox"] if command in ("grade", "regrade") else []
+    return CliRunner().invoke(main, [command, "00", "--course", str(course.root), *unsafe, *words])
+
+
+def refused(course: Course, command: str, *words: str) -> str:
+    """What a command says that cannot be done."""
+    done = autograder(course, command, *words)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), f"a message, no traceback: {done.exception!r}"
+    return done.stderr
+
+
+def test_a_course_that_is_right_is_graded(course: Course) -> None:
+    done = autograder(course, "grade")
+    assert done.exit_code == 0, done.output
+    assert "kept 1 graded before, 0 with a problem" in done.stdout
+    assert f"ada,,{MOST}" in autograder(course, "export", "--to", "moodle").stdout
+
+
+@pytest.mark.parametrize("command", ["grade", "regrade", "report", "add", "export"])
+def test_a_gradebook_that_is_none(course: Course, command: str) -> None:
+    (course.root / "gradebook.db").write_bytes(b"no database" * 100)
+    said = refused(course, command, *(["--to", "moodle"] if command == "export" else []))
+    assert "the gradebook cannot be used: file is not a database" in said
+    assert "put a copy back" in said
+    assert (course.root / "release" / LESSON / f"{LESSON}.ipynb").is_file()
+
+
+def test_a_gradebook_that_another_program_writes(course: Course) -> None:
+    """With a configuration that is tried before: what else is done, is done."""
+    other = sqlite3.connect(course.root / "gradebook.db")
+    other.execute("BEGIN EXCLUSIVE")
+    assert "database is locked" in refused(course, "report")
+    other.close()
+    assert autograder(course, "report").exit_code == 0
+
+
+def test_settings_that_cannot_be_read(course: Course) -> None:
+    (course.root / "autograder.json").write_text("{")
+    assert "autograder.json cannot be read" in refused(course, "grade")
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "words"),
+    [
+        ("roster.csv", "report", []),
+        ("roster.csv", "grade", []),
+        ("extensions.csv", "grade", []),
+        ("extensions.csv", "regrade", []),
+        ("Grades.csv", "export", ["--to", "moodle", "--into"]),
+    ],
+)
+def test_a_table_in_another_encoding(course: Course, name: str, command: str, words: list[str]) -> None:
+    """As Excel saves one in the west of Europe."""
+    path = course.root / name
+    path.write_bytes("id,name\n1,Ada\n2,Jörg\n".encode("latin-1"))
+    said = refused(course, command, *words, *([str(path)] if words else []))
+    assert f"{path}, line 3: expected UTF-8, found the byte 0xf6" in said
+    assert '"CSV UTF-8"' in said
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        ("grade", ["--student", "adda"], "'adda' handed in nothing for 00_collectives; did you mean ada?"),
+        ("regrade", ["--student", "eve"], "'eve' handed in nothing"),
+        ("regrade", ["--exercise", "01.inference-bytes"], "an exercise of another lesson"),
+        ("export", ["--to", "moodle", "-o", "/not/there.csv"], "/not/there.csv"),
+        ("report", ["--csv", "/not/there.csv"], "/not/there.csv"),
+        ("report", ["--figure", "/not/there.png"], "/not/there.png"),
+        ("report", ["--figure", "there.doc"], "expected a name with .png, .pdf or .svg"),
+    ],
+)
+def test_a_name_that_is_not_there(course: Course, command: str, words: list[str], says: str) -> None:
+    assert says in refused(course, command, *words)
+
+
+def test_a_lesson_that_nobody_added_is_not_exported(course: Course) -> None:
+    words = ["export", "01", "--course", str(course.root), "--to", "moodle"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert "01_memory_math is not in the gradebook: `autograder grade 01`" in done.stderr
+
+
+def test_that_nobody_handed_in_is_told(tmp_path: Path, course: Course) -> None:
+    (course.root / "submitted").rename(tmp_path / "elsewhere")
+    assert f"expected submitted/STUDENT/{LESSON}/{LESSON}.ipynb" in autograder(course, "grade").stderr
+
+
+def test_what_is_no_course_is_left_as_it_is(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["add", "00", "--course", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "is not a course" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_command_at_a_time(course: Course) -> None:
+    with alone(course.root):
+        for command in ("grade", "regrade", "add"):
+            assert f"{course.root} is being graded by process " in refused(course, command)
+        assert autograder(course, "report").exit_code == 0
+    assert autograder(course, "grade").exit_code == 0
+
+
+def test_a_student_who_cannot_be_graded_is_told_and_the_others_are(course: Course) -> None:
+    hand_in(course.root, "bob", notebook(), lesson=LESSON).with_name("timestamp.txt").write_text("soon")
+    (course.root / "submitted" / "cyd" / LESSON).mkdir(parents=True)
+    done = autograder(course, "grade")
+    assert done.exit_code == 1
+    assert "kept 1 graded before, 2 with a problem" in done.stdout
+    assert "bob: " in done.stderr
+    assert "cyd: no notebook" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cyd" not in autograder(course, "grade", "--student", "ada").stderr
+
+
+def as_earlier(course: Course, name: str, points: float) -> str:
+    """Have the gradebook's first graded cell another name and other points; returns its own name."""
+    own = grade_id(RING, registry.exercise(RING).properties[0].name)
+    with Gradebook(course.db_url) as gradebook:
+        cell = gradebook.find_grade_cell(own, LESSON, LESSON)
+        cell.name, cell.max_score = name or own, points
+        gradebook.db.commit()
+    return own
+
+
+def test_a_lesson_with_other_graded_cells_is_not_graded_into(course: Course) -> None:
+    """Points would be lost, and others wait for ever. Nor is its release taken away."""
+    name = as_earlier(course, "00_before", 1)
+    for command in ("grade", "regrade"):
+        assert f"other graded cells than this version ({name})" in refused(course, command)
+    assert f"other graded cells than this version (00_before, {name})" in refused(course, "add")
+    assert (course.root / "release" / LESSON / f"{LESSON}.ipynb").is_file()
+
+
+def test_a_lesson_with_other_points_is_brought_up_to_date(course: Course) -> None:
+    name = as_earlier(course, "", 99)
+    said = refused(course, "grade")
+    assert f"{name} (99 points, now " in said
+    assert "`autograder add 00` brings it up to date" in said
+    assert autograder(course, "add").exit_code == 0
+    assert autograder(course, "grade").exit_code == 0
+    assert [score.max_score for score in course.scores(LESSON)] == [MOST]
+
+
+def test_a_step_of_nbgraders_that_fails_is_told_by_its_error(course: Course) -> None:
+    """And not by the traceback that leads to it."""
+    page = course.root / "feedback" / "ada"
+    (page / LESSON / f"{LESSON}.html").unlink()
+    (page / LESSON).rmdir()
+    (page / LESSON).write_text("in the way")
+    done = autograder(course, "grade")
+    assert done.exit_code == 1
+    assert "Traceback" not in done.stderr
+    assert "NotADirectoryError" in done.stderr
+    assert done.stderr.count("\n") < 6
+
+
+def test_what_a_teacher_wrote_in_a_worksheet_keeps_its_lines() -> None:
+    given = 'Identifier,Full name,Grade,"Feedback comments"\r\nParticipant 1,Ada,,"Good.\nGo on!"\r\n'
+    (_, row) = csv.reader(io.StringIO(fill_moodle(given, [Score("1", 3, 4, True)]).text))
+    assert row == ["Participant 1", "Ada", "3", "Good.\nGo on!"]
+
+
+def test_a_lock_ends_with_its_holder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), alone(tmp_path):
+        raise ZeroDivisionError
+    with alone(tmp_path), pytest.raises(CourseError, match="wait until that ends"), alone(tmp_path):
+        pass
