@@ -37,7 +37,8 @@ def detours(statement: ast.stmt) -> Iterator[tuple[int, str]]:
     put_aside = {name: way for node in nodes for name, way in _put_aside(node)}
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
-        yield from ((line, why) for why in _in_text(node) if node not in parts)
+        if node not in parts:
+            yield from ((line, why) for why in _in_text(node))
         yield from ((line, why) for why in _in_classes(node, looked_up))
         match node:
             case ast.Name(id=name) if name in LOOKS_UP and node not in called:
