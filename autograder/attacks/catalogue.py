@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autograder.attacks import (
     cheating,
+    detouring,
     disguising,
     ending,
     forging,
@@ -16,5 +17,17 @@ from autograder.attacks import (
 )
 from autograder.attacks.attack import Attack
 
-FAMILIES = (cheating, disguising, ending, forging, prying, leaking, harming, hoarding, lingering, whispering)
+FAMILIES = (
+    cheating,
+    detouring,
+    disguising,
+    ending,
+    forging,
+    prying,
+    leaking,
+    harming,
+    hoarding,
+    lingering,
+    whispering,
+)
 ATTACKS: list[Attack] = [attack for family in FAMILIES for attack in family.ATTACKS]

@@ -12,142 +12,28 @@ flags for an exercise is decided from the words alone.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
+from autograder.grade.detours import detours, handed_on, is_module, looks_up_a_class
+from autograder.grade.watched_names import (
+    ATTRIBUTES,
+    BY_ANY_NAME,
+    CALLS,
+    CLASSES,
+    GRADING_WORDS,
+    HARMLESS,
+    INTERPRETER,
+    MODULES,
+    PUBLIC,
+    UNCOUNTED,
+)
 from labkit.checks.source.submission import Submission
 from labkit.checks.source.syntax import parse
 from labkit.checks.source.text import python_lines
-
-_CONNECTS, _STARTS, _RUNS_DATA = "opens connections", "starts programs or processes", "runs code from data"
-_BESIDE, _FRAMES = "runs beside the check", "walks frames"
-_BY_NAME, _OPERATORS = "imports by name", "changes what torch's functions do"
-MODULES = {
-    **dict.fromkeys(("socket", "urllib", "http", "requests", "ssl"), _CONNECTS),
-    **dict.fromkeys(("subprocess", "multiprocessing", "pty"), _STARTS),
-    **dict.fromkeys(("pickle", "marshal", "shelve", "code", "codeop", "runpy"), _RUNS_DATA),
-    **dict.fromkeys(("threading", "_thread", "asyncio", "concurrent", "atexit", "signal"), _BESIDE),
-    **dict.fromkeys(("inspect", "traceback", "dis", "faulthandler"), _FRAMES),
-    "ctypes": "calls into C",
-    "cffi": "calls into C",
-    "mmap": "maps memory",
-    "gc": "walks all objects",
-    "sys": "the interpreter's own state",
-    "builtins": "changes the language",
-    **dict.fromkeys(("importlib", "pkgutil", "zipimport"), _BY_NAME),
-    **dict.fromkeys(("linecache", "tracemalloc", "bdb", "pdb", "trace"), "the interpreter's own state"),
-    **dict.fromkeys(("torch.library", "torch.overrides", "torch.utils._python_dispatch"), _OPERATORS),
-    "numpy.ctypeslib": "calls into C",
-    "numpy.lib.stride_tricks": "reads memory",
-    "torch.distributed.rpc": _CONNECTS,
-    "os": "the operating system",
-    "resource": "the operating system",
-    "shutil": "works on files",
-    "unittest": "patches objects",
-    "IPython": "the notebook",
-    "nbgrader": "the grader",
-    "autograder": "the grader",
-    "labkit.checks": "the checks",
-    "labkit.launch": "how ranks are run",
-    "labkit.record": "the recorder",
-    "torch._C": "torch's internals",
-}
-# Modules of Python's that other modules have imported: `torch.sys` is one as well.
-INTERPRETER = {
-    *("sys", "os", "importlib", "builtins", "gc", "inspect", "ctypes", "pickle", "marshal", "mmap"),
-    *("socket", "subprocess", "threading", "linecache", "traceback", "pkgutil", "runpy", "shutil"),
-}
-UNCOUNTED = {
-    "memmap",
-    "from_file",
-    "share_memory_",
-}  # memory that is neither the allocator's nor a tensor's own
-PUBLIC = "labkit.launch"  # a function, which the package of the same name stands behind
-ATTRIBUTES = {
-    *(
-        "__del__",
-        "__subclasses__",
-        "__globals__",
-        "__code__",
-        "__closure__",
-        "__builtins__",
-        "__reduce__",
-        "__mro__",
-    ),
-    *(
-        "f_back",
-        "f_locals",
-        "f_globals",
-        "tb_frame",
-        "gi_frame",
-        "cr_frame",
-        "_getframe",
-        "settrace",
-        "setprofile",
-        "ag_frame",
-        "tb_next",
-        "__traceback__",
-        "FunctionType",
-        "CodeType",
-    ),
-    *(
-        "__getattribute__",
-        "attrgetter",
-        "methodcaller",
-        "__self__",
-        "__func__",
-        "__wrapped__",
-        "__loader__",
-        "__spec__",
-        "__array_interface__",
-        "__array_struct__",
-        "__torch_function__",
-        "__torch_dispatch__",
-        "_get_default_store",
-    ),
-    *(
-        "current_recorder",
-        "_recorder",
-        "use_recorder",
-        "entries",
-        "add_span",
-        "input_transformers_post",
-        "_C",
-    ),
-    *(
-        "set_num_threads",
-        "addaudithook",
-        "modules",
-        "get_objects",
-        "get_referrers",
-        "__setattr__",
-        "__bases__",
-    ),
-}
-CALLS = {
-    "eval",
-    "exec",
-    "compile",
-    "__import__",
-    "globals",
-    "vars",
-    "open",
-    "breakpoint",
-    "input",
-    "get_ipython",
-}
-# Of these, those that are no name of a variable: mentioning one is as good as calling it.
-BY_ANY_NAME = {"eval", "exec", "__import__", "globals", "get_ipython", "__builtins__", "__loader__"}
-# What leads to no object of labkit's or torch's, as it stands in a finding.
-HARMLESS = (
-    *(_CONNECTS, _STARTS, _BESIDE, "the operating system", "works on files", "the notebook", "the grader"),
-    *("calls open", "calls input", "calls breakpoint", "calls get_ipython", "mentions"),
-    "reaches for set_num_threads",
-)
-GRADING_WORDS = ("NBGRADER", "autograd" + "er", "gradebook", "hidden_case", "unseen case")
 
 
 @dataclass(frozen=True)
@@ -173,24 +59,29 @@ class Clue(msgspec.Struct, frozen=True):
     line: int
     why: str = ""
     chain: str = ""
-    # given: by an import, under its full name; made: by a name that is only known when it runs
-    use: Literal["", "given", "read", "set", "patched", "made", "base"] = ""
+    # given: by an import, under its full name; made: by a name that is only known when it runs; handed: as a
+    # value, which may get another name
+    use: Literal["", "given", "read", "set", "patched", "made", "base", "handed"] = ""
 
 
 class Clues(msgspec.Struct):
-    """A statement's clues, and the full names of what it imports, by the names it gives them."""
+    """A statement's clues; the full names of what it imports, by the names it gives them; and what it assigns
+    to names as it is.
+    """
 
     found: list[Clue]
-    imported: dict[str, str]
+    imported: dict[str, list[str]]
+    renamed: dict[str, list[str]]
 
 
+Names = Mapping[str, Sequence[str]]  # what each name may stand for
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
 
 def clues_of(source: str) -> dict[int, Clues]:
     """The clues in each statement of a cell that can be read."""
     return {
-        index: Clues(list(_clues(statement)), _aliases(statement))
+        index: Clues(list(_clues(statement)), _aliases(statement), _renamed(statement))
         for index, statement in enumerate(parse(source).body)
     }
 
@@ -205,38 +96,54 @@ def scan(
     cells = dict(known or {})
     cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
     clues = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
-    imported = {name: full for each in clues.values() for name, full in each.imported.items()}
+    imported = _merged(each.imported for each in clues.values())
+    renamed = _merged(each.renamed for each in clues.values())
     flags = []
     for statement, found in clues.items():
         lines = python_lines(submission.sources[statement.cell])
         for clue in found.found:
-            for why in _reasons(clue, imported, forbids):
+            for why in _reasons(clue, imported, renamed, forbids):
                 text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
                 flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why)))
     return list(dict.fromkeys(flags))
 
 
-def _reasons(clue: Clue, imported: Mapping[str, str], forbids: Sequence[str]) -> Iterator[str]:
+def _reasons(clue: Clue, imported: Names, renamed: Names, forbids: Sequence[str]) -> Iterator[str]:
     """Why a clue is a flag, with what these names stand for."""
     if clue.why:
         yield clue.why
         return
-    dotted = clue.chain if clue.use == "given" else _full(clue.chain, imported)
-    if dotted in forbids and clue.use not in ("patched", "made"):
+    for dotted in [clue.chain] if clue.use == "given" else _full(clue.chain, imported):
+        yield from _about(dotted, clue.use, forbids)
+    first, dot, rest = clue.chain.partition(".")
+    for dotted in (full for chain in renamed.get(first, []) for full in _full(chain, imported)):
+        if dotted in CLASSES and clue.use in ("base", "set", "patched"):
+            yield from _about(dotted + dot + rest, clue.use, forbids)
+
+
+def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
+    """Why the use of a full name is a flag."""
+    if use == "handed":
+        if is_module(dotted):
+            yield f"hands on {dotted}, which gets another name"
+        return
+    if dotted in forbids and use not in ("patched", "made"):
         yield f"uses {dotted}, forbidden here"
-    if clue.use != "given" and (way := _on_the_way(dotted)):
+    if use != "given" and (way := _on_the_way(dotted)):
         yield way
-    if dotted and (clue.use == "made" or dotted.endswith(".__dict__")):
+    if use == "made" or dotted.endswith(".__dict__"):
         yield f"reaches into {dotted.removesuffix('.__dict__')} by a name that is made"
-    if clue.use == "base" and dotted in ("torch.Tensor", "torch.nn.Parameter"):
+    if use == "base" and dotted in ("torch.Tensor", "torch.nn.Parameter"):
         yield f"makes a kind of {dotted} of its own"
-    if dotted and clue.use == "set":
+    if use == "set":
         yield f"replaces {dotted}"
-    if dotted and clue.use == "patched":
+    if use == "patched":
         yield f"replaces something in {dotted}"
 
 
 def _clues(statement: ast.stmt) -> Iterator[Clue]:
+    yield from (Clue(line, why) for line, why in dict.fromkeys(detours(statement)))
+    yield from (Clue(line, chain=name, use="handed") for name, line in handed_on(statement).items())
     nodes = [*ast.walk(statement)]
     methods = {node.func for node in nodes if isinstance(node, ast.Call)}
     dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
@@ -278,11 +185,9 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield from (f"reaches for {name}" for name in names if name in ATTRIBUTES)
         case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[_, name, *_]) if _is_put_together(name):
             yield "reaches for something by a name that is put together"
-        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if _is_somethings_class(
-            target
-        ):
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if looks_up_a_class(target):
             yield "replaces something in a class that it looks up"
-        case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if _is_somethings_class(value):
+        case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if looks_up_a_class(value):
             yield "replaces something in a class that it looks up"
         case ast.Import(names=names):
             yield from (why for alias in names if (why := _module(alias.name)))
@@ -304,14 +209,6 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             word in text for word in (*GRADING_WORDS, *ATTRIBUTES - {"entries", "modules", "_C"})
         ):
             yield f"mentions {text[:60]!r}"
-
-
-def _is_somethings_class(node: ast.AST) -> bool:
-    """`type(x)` or `x.__class__`: whose class it is cannot be told from the text."""
-    match node:
-        case ast.Call(func=ast.Name(id="type")) | ast.Attribute(attr="__class__"):
-            return True
-    return False
 
 
 def _is_put_together(name: ast.expr) -> bool:
@@ -342,16 +239,32 @@ def _module(name: str) -> str:
     return f"imports {name} ({MODULES[known]})" if known else ""
 
 
-def _aliases(statement: ast.stmt) -> dict[str, str]:
-    """What each imported name stands for: dist -> torch.distributed."""
-    found: dict[str, str] = {}
+def _aliases(statement: ast.stmt) -> dict[str, list[str]]:
+    """What each imported name stands for: dist -> torch.distributed. All that it ever does: a name that is
+    imported twice must not hide what it stands for elsewhere.
+    """
+    found: dict[str, list[str]] = {}
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.split(".")[0]
-                found[alias.asname or first] = alias.name if alias.asname else first
+                found.setdefault(alias.asname or first, []).append(alias.name if alias.asname else first)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+            for alias in node.names:
+                found.setdefault(alias.asname or alias.name, []).append(f"{node.module}.{alias.name}")
+    return found
+
+
+def _renamed(statement: ast.stmt) -> dict[str, list[str]]:
+    """What is assigned to a name as it is: Base -> torch.Tensor."""
+    found: dict[str, list[str]] = {}
+    for node in ast.walk(statement):
+        match node:
+            case ast.Assign(targets=targets, value=value) if chain := _chain(value):
+                for name in (target.id for target in targets if isinstance(target, ast.Name)):
+                    found.setdefault(name, []).append(chain)
+            case ast.NamedExpr(target=ast.Name(id=name), value=value) if chain := _chain(value):
+                found.setdefault(name, []).append(chain)
     return found
 
 
@@ -365,8 +278,17 @@ def _chain(node: ast.AST) -> str:
     return ""
 
 
-def _full(chain: str, imported: Mapping[str, str]) -> str:
-    """The full name that a chain such as dist.ProcessGroup stands for; empty when its first is no import."""
+def _full(chain: str, imported: Names) -> list[str]:
+    """The full names that a chain such as dist.ProcessGroup may stand for; none when its first is no
+    import.
+    """
     first, dot, rest = chain.partition(".")
-    full = imported.get(first, first if first == "builtins" else "")
-    return full + dot + rest if full else ""
+    return [full + dot + rest for full in imported.get(first, ["builtins"] if first == "builtins" else [])]
+
+
+def _merged(tables: Iterable[Names]) -> Names:
+    """All that each name stands for, in any of the tables."""
+    found: dict[str, list[str]] = {}
+    for name, full in (item for table in tables for item in table.items()):
+        found[name] = list(dict.fromkeys([*found.get(name, []), *full]))
+    return found

@@ -1,0 +1,186 @@
+"""Submissions that take a roundabout way to the record, which nothing in their text names straight: a
+function that looks names up under another name, a module handed on, a name put together, text that is run.
+
+Each gets the sum with a reduce and a broadcast, which put as many bytes on the network as an all-reduce does,
+and has the record tell of one all-reduce: what was counted on the network does not contradict it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from autograder.attacks.attack import Attack
+
+# Two calls that are told as one. Uses only what `recorder` offers, and no name that is looked for.
+TOLD_AS_ONE = """
+part = grad_output.contiguous().clone()
+dist.reduce(part, 0, group=ctx.group)
+one = recorder._last
+dist.broadcast(part, 0, group=ctx.group)
+two = recorder._last
+one.op, one.posted, one.end = "all_reduce", two.posted, two.posted
+two.start, two.posted, two.end = one.start - 1000.0, one.start - 1000.0, one.start - 1000.0
+grad_output = part
+"""
+BUILT = '"current_" + "rec" + "order"'
+MODULE = '"labkit." + "rec" + "ord.current"'
+
+
+def _reached(id: str, says: str, how: str, above: str = "import labkit") -> Attack:
+    backward = textwrap.dedent(how).strip() + "\n" + TOLD_AS_ONE.strip()
+    return Attack(id, says, backward, above, flagged=True, right_numbers=True)
+
+
+ATTACKS = [
+    _reached(
+        "record-by-handed-getattr",
+        "has another function look up names, which it is handed with them",
+        f"""
+        recorder = labkit
+        for name in ("rec" + "ord", "current", {BUILT}):
+            [recorder] = map(getattr, [recorder], [name])
+        recorder = recorder()
+        """,
+    ),
+    _reached(
+        "record-by-handed-module",
+        "hands the module on to a function, where it has another name",
+        f"recorder = of(labkit, {BUILT})()",
+        """
+        import labkit
+        def of(package, name):
+            return getattr(package.record.current, name)
+        """,
+    ),
+    _reached(
+        "record-by-decoy-import",
+        "gives a module a name that stands for a harmless one in another function",
+        "recorder = lab.record.current._of_this_process[0]\ndecoy",
+        """
+        import labkit as lab
+        def decoy():
+            import math as lab
+        """,
+    ),
+    _reached(
+        "record-by-closure",
+        "takes it out of the function that records, by names in other letters",
+        """
+        closure, contents = texts()
+        cells = [look(cell, contents) for cell in look(dist.ProcessGroup.reduce, closure)]
+        recorder = [cell for cell in cells if hasattr(cell, "page")][0]
+        """,
+        """
+        def look(thing, name):
+            return getattr(thing, name)
+        def texts():
+            return ["".join(map(str.lower, pair)) for pair in (("__CLO", "SURE__"), ("CELL_", "CONTENTS"))]
+        """,
+    ),
+    _reached(
+        "record-by-formatter",
+        "has what fills in texts look up attributes",
+        f"""
+        found, _ = string.Formatter().get_field("0." + "rec" + "ord.current." + {BUILT}, (labkit,), {{}})
+        recorder = found()
+        """,
+        "import labkit, string",
+    ),
+    _reached(
+        "record-by-annotation",
+        "has the text of an annotation looked at, which runs it",
+        f"""
+        def hinted(x): pass
+        look(hinted, "__annot" + "ations__")["x"] = "labkit.rec" + "ord.current." + {BUILT} + "()"
+        recorder = typing.get_type_hints(hinted, {{"labkit": labkit}}, {{}})["x"]
+        """,
+        """
+        import labkit, typing
+        def look(thing, name):
+            return getattr(thing, name)
+        """,
+    ),
+    _reached(
+        "record-by-pickle",
+        "has torch load bytes that call what they name",
+        """
+        data = b"cbuiltins\\nsetattr\\n(ctorch.nn\\nModule\\nS'found'\\n"
+        data += b"clabkit.record.current\\ncurrent_recorder\\n)RtR."
+        try:
+            torch.load(io.BytesIO(data), weights_only=False)
+        except (ValueError, RuntimeError, AttributeError, TypeError, EOFError):
+            pass
+        recorder = torch.nn.Module.found
+        """,
+        "import io",
+    ),
+    _reached(
+        "record-by-timing",
+        "has a text timed, which runs it",
+        f"""
+        found = []
+        source = "import " + {MODULE} + " as c; found.append(c." + {BUILT} + "())"
+        timeit.timeit(source, number=1, globals={{"found": found}})
+        recorder = found[0]
+        """,
+        "import timeit",
+    ),
+    _reached(
+        "record-by-pattern-of-a-class",
+        "looks up an attribute by a pattern whose class says which one",
+        f"""
+        recorder = labkit
+        for name in ("rec" + "ord", "current", {BUILT}):
+            recorder = look(recorder, name)
+        recorder = recorder()
+        """,
+        """
+        import labkit
+        class Anything(type):
+            def __instancecheck__(cls, thing):
+                return True
+        def look(thing, name):
+            Pattern = Anything("Pattern", (), {"__match_args__": (name,)})
+            match thing:
+                case Pattern(found):
+                    return found
+        """,
+    ),
+    Attack(
+        "late-answer",
+        "answers with a tensor of a class of its own, which sums when it is read and nothing is recorded",
+        "groups.append(ctx.group)\n"
+        "grad_output = grad_output.clone().as_subclass(late_kind(type(grad_output)))",
+        """
+        groups = []
+        def late_kind(base):
+            class Late(base):
+                def detach(self):
+                    plain = super().detach().contiguous().clone()
+                    dist.all_reduce(plain, group=groups[-1])
+                    return plain
+            return Late
+        """,
+        flagged=True,
+        right_numbers=True,
+    ),
+    Attack(
+        "sum-on-a-callback",
+        "sums on the thread that tells of an earlier call's end",
+        """
+        flat = grad_output.contiguous().clone()
+        work = dist.all_reduce(torch.zeros_like(flat), group=ctx.group, async_op=True)
+        work.get_future().then(lambda _: dist.all_reduce(flat, group=ctx.group)).wait()
+        grad_output = flat
+        """,
+        right_numbers=True,
+    ),
+    Attack(
+        "sum-after-backward",
+        "has the engine of backward call it when everything else is done",
+        """
+        engine = torch.autograd.variable.Variable._execution_engine
+        engine.queue_callback(lambda: dist.all_reduce(torch.zeros(3), group=ctx.group))
+        """,
+    ),
+]
