@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_08.held import bytes_held
+from labkit.checks.lesson_08.held import bytes_held, hold_in_process, holds_no_more
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     PAIRS,
@@ -91,6 +91,17 @@ def _watch(rank: Rank) -> None:
     step_plainly(sharded.shards)
     with rank.recording("gather"):
         sharded.gather_weights()
+
+
+def _hold_in_process(rank: Rank) -> None:
+    hold_in_process(rank, lambda: _after_backward(rank), _most_in_process(rank.case))
+
+
+def _after_backward(rank: Rank) -> object:
+    net = stack(rank.case, [])
+    sharded = rank.student.ShardedGradients(net, rank.group, rank.params["bucket_bytes"])
+    net(torch.ones(1, rank.params["width"])).sum().backward()
+    return net, sharded
 
 
 # -- judges
@@ -185,6 +196,11 @@ def _at_rest(case: Case) -> int:
     return case.params["layers"] * _layer_bytes(case) // case.ranks + _bucket_bytes(case) // 4
 
 
+def _most_in_process(case: Case) -> int:
+    """Bytes of the weights, and of the shards' gradients."""
+    return case.params["layers"] * _layer_bytes(case) + _at_rest(case)
+
+
 def _num_buckets(case: Case) -> int:
     return int(case.params["layers"] // case.params["layers_a_bucket"])
 
@@ -229,6 +245,7 @@ def gradient_cases(seed: int) -> list[Case]:
         ),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
+        watched_case("all that the process holds", 2, seed, 256, 4, 1, kind="process"),
         bucket_case(
             "weights one rank does not use", "aside", 3, seed, parts=["side", "ahead"], both=[[1], [0, 2]]
         ),
@@ -251,11 +268,13 @@ def bucket_case(name: str, kind: str, ranks: int, seed: int, **params: object) -
     return shard_case(name, kind, ranks, seed, **{"bucket_bytes": 200, **params})
 
 
-def watched_case(name: str, ranks: int, seed: int, width: int, layers: int, layers_a_bucket: int) -> Case:
+def watched_case(
+    name: str, ranks: int, seed: int, width: int, layers: int, layers_a_bucket: int, kind: str = "watched"
+) -> Case:
     """Equal layers in float32; `width` squared is divided by the ranks."""
     sizes = {"width": width, "layers": layers, "layers_a_bucket": layers_a_bucket, "dtype": "float32"}
     bucket_bytes = 4 * width**2 * layers_a_bucket
-    return Case(name, ranks, {**sizes, "bucket_bytes": bucket_bytes}, seed, kind="watched", timeout=40.0)
+    return Case(name, ranks, {**sizes, "bucket_bytes": bucket_bytes}, seed, kind=kind, timeout=40.0)
 
 
 _TRAINED = Run(_train, net_inputs, hand_own_rows, TrainedEvidence)
@@ -264,7 +283,8 @@ SHARDED_GRADIENTS = Exercise(
     "08.sharded-gradients",
     "Stage 2: gradients that do not stay",
     ("ShardedGradients",),
-    dict.fromkeys(("values", "aside", "unusual", "subgroup"), _TRAINED) | {"watched": Run(_watch)},
+    dict.fromkeys(("values", "aside", "unusual", "subgroup"), _TRAINED)
+    | {"watched": Run(_watch), "process": Run(_hold_in_process)},
     gradient_cases,
     (
         Property(
@@ -301,7 +321,7 @@ SHARDED_GRADIENTS = Exercise(
             "A rank holds the weights once, at the peak of backward its shards of the gradients and at most"
             " two buckets, and after it its shards.",
             "p.grad or the flat gradients of all buckets were kept",
-            {"watched": stays_small},
+            {"watched": stays_small, "process": holds_no_more(_most_in_process)},
         ),
         Property(
             "nothing-left-over",

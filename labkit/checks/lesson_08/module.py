@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
+from labkit.checks.lesson_08.held import holds_no_more
 from labkit.checks.lesson_08.masters import BF16_STEPS, TwoSlopes, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
@@ -30,7 +31,15 @@ from labkit.checks.lesson_08.net import (
     weights_follow,
 )
 from labkit.checks.lesson_08.units import module_cases
-from labkit.checks.lesson_08.watched import fetches_ahead, rests_in_shards, stays_small, three_passes, watch
+from labkit.checks.lesson_08.watched import (
+    fetches_ahead,
+    hold_units,
+    most_in_process,
+    rests_in_shards,
+    stays_small,
+    three_passes,
+    watch,
+)
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
@@ -225,6 +234,7 @@ FULLY_SHARDED_MODULE = Exercise(
         "together": _trains(_all_at_once),
         "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
         "watched": Run(watch),
+        "process": Run(hold_units),
         "homeless": Run(_homeless, net_inputs, hand_own_rows),
     },
     module_cases,
@@ -270,7 +280,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "A rank holds 1/d of the weights, and after backward 1/d of the gradients: before a step, after a"
             " forward (also without gradients, or with an error), after full_weights.",
             "the module's own weights, or the gathered ones, are still there",
-            {"watched": rests_in_shards},
+            {"watched": rests_in_shards, "process": holds_no_more(most_in_process)},
         ),
         Property(
             "peak-bytes",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.formulas import HIDES
-from labkit.checks.lesson_08.held import bytes_held
+from labkit.checks.lesson_08.held import bytes_held, hold_in_process, holds_no_more
 from labkit.checks.lesson_08.masters import BF16_STEPS, bf16_case, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
@@ -100,6 +100,17 @@ def _alike(before: Tensor | None, after: Tensor | None) -> bool:
 def _hold(rank: Rank) -> None:
     """What two steps of Adam leave in memory. Fact: held_bytes."""
     before = bytes_of_process()
+    stepped = _after_two_steps(rank)
+    rank.fact("held_bytes", bytes_held(before + _most(rank.case)) - before)
+    del stepped
+
+
+def _hold_in_process(rank: Rank) -> None:
+    hold_in_process(rank, lambda: _after_two_steps(rank), _most(rank.case))
+
+
+def _after_two_steps(rank: Rank) -> object:
+    """Of Adam: the net without gradients, and the optimizer."""
     net = _large(rank.case).to(rank.device)
     optimizer = rank.student.ShardedOptimizer(net.parameters(), torch.optim.Adam, rank.group, lr=1e-3)
     for _ in range(2):
@@ -109,7 +120,7 @@ def _hold(rank: Rank) -> None:
         optimizer.step()
         optimizer.zero_grad()
     net.zero_grad()  # gradients that were only set to zero are no optimizer's state
-    rank.fact("held_bytes", bytes_held(before + _most(rank.case)) - before)
+    return net, optimizer
 
 
 def _large(case: Case) -> nn.Module:
@@ -245,6 +256,7 @@ def _cases_of_dtypes(seed: int) -> list[Case]:
         bf16_case("bf16 weights, one rank", 1, seed, size=40),
         held_case("Adam's state", 4, seed, 40, "float32"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
+        held_case("all that the process holds", 2, seed, 320, "float32", kind="process"),
     ]
 
 
@@ -288,10 +300,10 @@ def _unusual_cases(seed: int) -> list[Case]:
     ]
 
 
-def held_case(name: str, ranks: int, seed: int, width: int, dtype: str) -> Case:
+def held_case(name: str, ranks: int, seed: int, width: int, dtype: str, kind: str = "held") -> Case:
     """Layers of `width`, one of them frozen, of which the memory is counted."""
     sizes = {"width": width, "dtype": dtype, "frozen": True}
-    return Case(name, ranks, sizes, seed, kind="held", timeout=40.0)
+    return Case(name, ranks, sizes, seed, kind=kind, timeout=40.0)
 
 
 _TRAINED = Run(_train, net_inputs, hand_own_rows, TrainedEvidence)
@@ -301,7 +313,11 @@ SHARDED_OPTIMIZER = Exercise(
     "Stage 1: each rank steps its share",
     ("ShardedOptimizer",),
     dict.fromkeys(("values", "stateful", "groups", "schedule", "unusual", "subgroup"), _TRAINED)
-    | {"bf16": Run(_train_in_bf16, bf16_inputs, own_entry), "held": Run(_hold)},
+    | {
+        "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
+        "held": Run(_hold),
+        "process": Run(_hold_in_process),
+    },
     optimizer_cases,
     (
         Property(
@@ -360,7 +376,7 @@ SHARDED_OPTIMIZER = Exercise(
             3,
             "Each rank keeps the weights once and 1/d of the state, in fp32 and without what is frozen.",
             "the optimizer was built on all parameters, or a flat gradient was kept",
-            {"held": holds_its_share},
+            {"held": holds_its_share, "process": holds_no_more(_most)},
         ),
         Property(
             "communication",

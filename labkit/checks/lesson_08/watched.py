@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_08.held import bytes_held
+from labkit.checks.lesson_08.held import bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import sent, stack, step_plainly
 from labkit.checks.rank import Rank
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
@@ -72,6 +72,18 @@ def watch(rank: Rank) -> None:
     _rest(rank, "after_the_next", before)
 
 
+def hold_units(rank: Rank) -> None:
+    """What a step leaves in the process. Fact: process_bytes."""
+    hold_in_process(rank, lambda: _after_backward(rank), most_in_process(rank.case))
+
+
+def _after_backward(rank: Rank) -> object:
+    net = stack(rank.case, [])
+    sharded = rank.student.FullyShardedModule(net, list(net), rank.group, rank.params["prefetch"])
+    sharded(torch.ones(1, rank.params["width"])).sum().backward()
+    return net, sharded
+
+
 def _rest(rank: Rank, when: str, before: int) -> None:
     """Fact `when`: the bytes beside those before."""
     enough = dict(RESTS)[when] * _share(rank.case) + _room(rank.case)
@@ -125,6 +137,11 @@ def _room(case: Case) -> int:
     """
     passing = 4 * int(case.params["width"]) * int(case.params["layers"])
     return passing + _unit_bytes(case) // 2
+
+
+def most_in_process(case: Case) -> int:
+    """Bytes of the shards and of their gradients, and a little."""
+    return 2 * _share(case) + _room(case)
 
 
 def _most(case: Case) -> dict[str, int]:
@@ -225,7 +242,9 @@ def fetches_ahead(evidence: Evidence) -> Iterator[Finding]:
                 )
 
 
-def watched_case(name: str, ranks: int, seed: int, width: int, layers: int, prefetch: int) -> Case:
+def watched_case(
+    name: str, ranks: int, seed: int, width: int, layers: int, prefetch: int, kind: str = "watched"
+) -> Case:
     """Equal layers in float32; `width` squared is divided by the ranks."""
     sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32"}
-    return Case(name, ranks, sizes, seed, kind="watched", timeout=60.0)
+    return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
