@@ -373,7 +373,8 @@ prediction("steps until it changes", your_number_of_steps, found)
 # rank may have none at all; frozen ones (`requires_grad=False`) are left alone, and their group stays one.
 # All replicas start equal. Send each gradient once, through reduce-scatter and in the master's dtype, and
 # each weight once, through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather.
-# Rounding is torch's, to the nearest.
+# Rounding is torch's, to the nearest. What a rank holds is counted in whatever form it is kept: arrays,
+# lists and bytes as well as tensors, and 96 KiB for all that is none of these.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -541,7 +542,8 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 # ranks, and no parameter of the module has a `.grad`. Two backward passes add up there, also where
 # `gather_weights` is called in between. Each backward sends one reduce-scatter a bucket, `gather_weights` one
 # all-gather a bucket, and nothing else goes; both have ended when the call returns. Weights are held once.
-# Peak of the gradients: the shards, and at most two buckets whole at a time.
+# Peak of the gradients: the shards, and at most two buckets whole at a time. What stays is counted in
+# whatever form it is kept, as in stage 1.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and
@@ -728,7 +730,7 @@ print("filled again, and the saved view sees it:", saved)
 # `FlatUnit` below does that for one flat tensor; read it, it is part of the lesson. Yours is to say *when*.
 # Mixed precision comes with it: the shard of bf16 weights is their fp32 master. It is rounded when it is
 # gathered (2 bytes a number on the wire), gradients add up and are scattered in fp32, and an optimizer over
-# the shards steps masters. At rest there is no bf16 weight at all.
+# the shards steps masters. At rest there is no bf16 weight at all, and nothing else in any other form.
 #
 # * **Before a unit's forward**: `unit.register_forward_pre_hook(lambda unit, args: ...)`.
 # * **Before its backward**: a hook on its output, set in a `register_forward_hook`.

@@ -1,5 +1,5 @@
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Each rank owns a range of one long vector; a group's numbers are picked from it by their places."""
+    """Each rank owns a range of one long vector; a group's numbers are picked from it in runs."""
 
     def __init__(self, parameters, optimizer_class, group, **options):
         told = list(parameters)
@@ -14,11 +14,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         kind_of = self.range_of(
             [torch.full((p.numel(),), kind) for kind, p in zip(kinds, self.trained, strict=True)]
         )
-        self.places = [(kind_of == kind).nonzero().flatten().tolist() for kind in range(len(told))]
+        self.runs = [[] for _ in told]
+        start, runs = 0, map(Tensor.tolist, kind_of.unique_consecutive(return_counts=True))
+        for kind, count in zip(*runs, strict=True):
+            self.runs[kind].append(slice(start, start + count))
+            start += count
         precise = torch.promote_types(own.dtype, torch.float32)
-        self.masters = [nn.Parameter(own[places].to(precise)) for places in self.places]
+        self.masters = [nn.Parameter(self.picked(own, runs).to(precise)) for runs in self.runs]
         inner = [{**one, "params": [m]} for one, m in zip(told, self.masters, strict=True)]
         self.optimizer = optimizer_class(inner, **options)
+
+    def picked(self, vector, runs):
+        return torch.cat([vector[:0], *(vector[run] for run in runs)])
 
     def range_of(self, tensors):
         """This rank's range of the vector that these tensors are, end to end."""
@@ -36,12 +43,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         mean = torch.zeros(self.length, dtype=precise)
         reduce_scatter(mean, rows / self.ranks, self.group, async_op=True).wait()
         del rows
-        for places, master in zip(self.places, self.masters, strict=True):
-            master.grad = mean[places]
+        for runs, master in zip(self.runs, self.masters, strict=True):
+            master.grad = self.picked(mean, runs)
         self.optimizer.step()
         own = torch.zeros(self.length, dtype=dtype)
-        for places, master in zip(self.places, self.masters, strict=True):
-            own[places] = master.detach().to(dtype)
+        for runs, master in zip(self.runs, self.masters, strict=True):
+            news = master.detach().to(dtype).split([run.stop - run.start for run in runs])
+            for run, new in zip(runs, news, strict=True):
+                own[run] = new
             master.grad = None
         everyones = own.new_zeros(self.ranks, self.length)
         all_gather(everyones.view(-1), own, self.group)
