@@ -85,5 +85,5 @@ def mean_error(steps: list[Step], efficiency: float) -> float:
 
 
 def fitted_efficiency(steps: list[Step]) -> float:
-    """The share of peak that large products reach, to half a percent: the one number that is fitted."""
-    return min((part / 200 for part in range(110, 191)), key=lambda share: mean_error(steps, share))
+    """The share of peak that large products reach, to a tenth of a percent: the one number that is fitted."""
+    return min((part / 1000 for part in range(550, 951)), key=lambda share: mean_error(steps, share))

@@ -48,7 +48,7 @@ START = replace(
     hop_seconds=1e-6,
     overlap=0.8,
     optimizer_passes=3.0,
-    stall=0.5,
+    stall=0.1,
 )
 MOST = {"matmul_efficiency": 0.95, "overlap": 1.0}
 WORST = math.log(1.5)

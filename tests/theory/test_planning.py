@@ -196,15 +196,19 @@ def test_bandwidth_between_nodes() -> None:
     assert replace(shared, network=25e9).all_gather_bandwidth(16, 1) == ways[1] / 2
 
 
-def test_only_many_nodes_hold_micro_batches_up() -> None:
-    """Not on 16 nodes; on 64 each takes a second at least; on 128 it is taken to be no worse."""
+def test_only_many_nodes_hold_sends_up() -> None:
+    """Not on 16 nodes; on 64 each send and receive between stages waits; 128 are taken to be no worse."""
 
-    def stall(nodes: int) -> float:
+    def stall(nodes: int, pipeline: int = 4) -> float:
         one, cluster = job(batch=nodes * 16), Cluster.of("h100", nodes)
-        return step_time(one, Plan(nodes * 8), cluster, NANOTRON).stall
+        return step_time(one, Plan(nodes * 8 // pipeline, 1, pipeline), cluster, NANOTRON).stall
 
     assert stall(16) == 0
-    assert 0 < stall(32) < stall(64) < 2 * NANOTRON.stall
+    assert stall(64, pipeline=1) == 0
+    assert 0 < stall(32) < stall(64)
+    # 8 micro-batches with 4 sends and receives each on a stage in the middle, and 2 for each further stage
+    assert stall(64) == pytest.approx((8 * 4 + 3 * 2) * NANOTRON.stall)
+    assert stall(64, pipeline=2) == pytest.approx((4 * 2 + 2) * NANOTRON.stall)
     assert stall(128) == pytest.approx(stall(64))
 
 

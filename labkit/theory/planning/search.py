@@ -29,7 +29,7 @@ TERMS = {
     "send": "sending between stages",
     "data": "gradients and weights between replicas",
     "optimizer": "the optimizer's step and gradient sums",
-    "stall": "micro-batches that come no faster on so many nodes",
+    "stall": "sends and receives that wait on so many nodes",
 }
 
 

@@ -38,7 +38,8 @@ class Software:
     it hides nothing, since each stage sends activations then.
     gather_overlap: share of a whole micro-batch that hides what ZeRO 3 gathers. Assumed, not measured.
     send_share: share of the time between stages that nothing hides.
-    stall: the least seconds of a micro-batch on 64 nodes, whatever its size; none on `quiet_nodes` or fewer.
+    stall: seconds that each send and each receive between stages waits on 64 nodes, whatever it carries; none
+    on `quiet_nodes` or fewer.
 
     Optimizer and memory.
     optimizer_passes: kernels of the optimizer's step, in times that its state crosses memory.
@@ -94,7 +95,7 @@ NANOTRON = Software(
     overlap=0.98,
     gather_overlap=0.7,
     send_share=1.0,
-    stall=1.0,
+    stall=0.23,
     quiet_nodes=16,
     optimizer_passes=8.9,
     accumulate_bytes=10,
@@ -106,7 +107,7 @@ NANOTRON = Software(
 MEGATRON = Software(
     "megatron",
     balance="layers",
-    matmul_efficiency=0.77,
+    matmul_efficiency=0.771,
     passes=5.0,
     layer_floor=0.3e-3,
     rank_floor=0.0,

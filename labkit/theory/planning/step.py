@@ -30,8 +30,8 @@ class StepTime(Parts):
     products: matrix products. elementwise: everything else on the GPU. tensor, context: their traffic.
     dispatch: rows sent to experts and back. host: waiting for launches where the GPU is faster than the host.
     bubble: waiting while the pipeline fills and drains. send: between stages. data: gradients and weights
-    between replicas. optimizer: the update and the sums of gradients. stall: a job of many nodes hands out
-    micro-batches no faster.
+    between replicas. optimizer: the update and the sums of gradients. stall: what sends and receives between
+    stages wait in a job of many nodes, whatever they carry.
     """
 
     products: float
@@ -110,7 +110,7 @@ def step_time(job: Job, plan: Plan, cluster: Cluster, software: Software) -> Ste
         send=sends * send_seconds(job, plan, cluster, software),
         data=reduce_seconds(count, slowest.total * 2 / 3, job, plan, cluster, software, routed),
         optimizer=_optimizer_seconds(count, routed, m, plan, cluster, software),
-        stall=m * max(0.0, _stall_seconds(cluster, software) - slowest.total),
+        stall=_waits_on(plan, m) * _wait_seconds(cluster, software),
     )
 
 
@@ -129,8 +129,20 @@ def _optimizer_seconds(
     return (update + m * software.accumulate_bytes * count) / cluster.rates.memory
 
 
-def _stall_seconds(cluster: Cluster, software: Software) -> float:
-    """The least seconds of a micro-batch on so many nodes: 0 on few, `stall` on 64 and more.
+def _waits_on(plan: Plan, micro_batches: int) -> int:
+    """Sends and receives of a step that one stage waits for, one after the other.
+
+    A stage between two others receives and sends in forward and in backward, 4 for each micro-batch and
+    chunk; of two stages each does 2. While the pipeline fills and drains, each further stage costs 2 more.
+    """
+    if plan.pipeline == 1:
+        return 0
+    each = 4 if plan.pipeline > 2 or plan.chunks > 1 else 2
+    return each * micro_batches * plan.chunks + 2 * (plan.pipeline - 1)
+
+
+def _wait_seconds(cluster: Cluster, software: Software) -> float:
+    """Of one send or receive between stages: 0 on few nodes, `stall` on 64 and more.
 
     In proportion to the nodes between the two. It was seen on 64 nodes and on 16 it was not; what lies beyond
     is unknown, and taken to be no worse.
