@@ -21,6 +21,7 @@ configure(c)
 
 def configure(c: Config) -> None:
     """Replace the steps of nbgrader that would execute a submission, or trust what is in it."""
+    from autograder.gradebook.collecting import Collect
     from autograder.gradebook.feedback_page import FeedbackPage, GetGradesAndChanges
     from autograder.gradebook.lateness import LatePenalties
     from autograder.gradebook.nbgrader_private import show_submissions_with
@@ -33,6 +34,7 @@ def configure(c: Config) -> None:
     c.Autograde.sanitize_preprocessors = [GradeInSandbox]
     c.Autograde.autograde_preprocessors = [SaveGrades, LatePenalties]
     c.Autograde.pre_convert_hook = "autograder.gradebook.course.without_links"
+    c.ExchangeFactory.collect = Collect
     c.ZipCollectApp.extractor_plugin = UploadExtractor
     c.FileNameCollectorPlugin.named_regexp = EXTRACTED
     c.FileNameCollectorPlugin.valid_ext = [".ipynb", ".txt"]

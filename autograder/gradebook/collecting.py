@@ -1,0 +1,132 @@
+"""Takes submissions out of nbgrader's exchange, where every student may write.
+
+What is not plainly a student's own is refused and told, and everybody else is collected.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbgrader.exchange.default import ExchangeCollect
+
+from labkit.checks.source.text import visible
+
+
+class Refused(Exception):
+    """One submission is not collected; the message says why."""
+
+
+class Collect(ExchangeCollect):
+    """nbgrader's `collect`, which copies what links point to, such as an instructor's solved notebook, and
+    takes a folder that somebody made in another student's name.
+
+    Both are refused here. Of several submissions the newest of the student's own is taken. Owners are
+    compared unless `check_owner` is off, for hubs where all students are one user of the system.
+    """
+
+    src_records: list[dict[str, Any]]
+
+    def init_src(self) -> None:
+        """Find what is to be collected; what is refused is logged, and what was collected before it stays."""
+        super().init_src()
+        self.src_records = [record for record in self.src_records if self._told(self._check, record)]
+
+    def do_copy(self, src: str, dest: str, log: Any = None) -> None:
+        """Copy one submission, or log an error."""
+        self._told(self._copy, src, dest, log)
+
+    def _told(self, do: Callable[..., None], *about: Any) -> bool:
+        """Whether this could be done for one submission; where not, the reason is logged."""
+        try:
+            do(*about)
+        except (Refused, OSError, RuntimeError) as problem:
+            where = about[0] if isinstance(about[0], str) else self._path(about[0])
+            self.log.error("%s", visible(f"{where} was not collected: {problem}"))
+            return False
+        return True
+
+    def _check(self, record: dict[str, Any]) -> None:
+        path, student = self._path(record), record["username"]
+        if self._another(path, student):
+            raise Refused(
+                f"it belongs to the user {_owner(path) or 'without a name'}, not to {student}. Where all "
+                "students are one user, set c.ExchangeCollect.check_owner = False"
+            )
+        copy_plain(Path(path), None, self._most_bytes)
+
+    def _copy(self, src: str, dest: str, log: Any) -> None:
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(dest), prefix=".collecting-") as kept:
+            plain = Path(kept) / os.path.basename(src)
+            copy_plain(Path(src), plain, self._most_bytes)
+            super().do_copy(str(plain), dest, log)
+
+    @property
+    def _most_bytes(self) -> int:
+        return 1000 * int(self.coursedir.max_dir_size)  # nbgrader's unit
+
+    def _sort_by_timestamp(self, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The newest first, but what is another's after all of the student's own."""
+        newest: list[dict[str, Any]] = super()._sort_by_timestamp(records)
+        return sorted(newest, key=lambda one: self._another(self._path(one), one["username"]))
+
+    def _another(self, path: str, student: str) -> bool:
+        return bool(self.check_owner) and _owner(path) != student
+
+    def _path(self, record: dict[str, Any]) -> str:
+        return os.path.join(self.inbound_path, record["filename"])
+
+
+def copy_plain(src: Path, dest: Path | None, most_bytes: int) -> None:
+    """Copy a folder of plain files and folders, following no link, whatever is changed meanwhile; without
+    `dest` only look whether it can be done.
+
+    Refused where anything else is in it, or more than so many bytes.
+    """
+    top = os.open(src, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        left = most_bytes
+        for folder, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+            for name in [*folders, *files]:
+                left -= _size(name, at, os.path.normpath(os.path.join(folder, name)))
+            if left < 0:
+                raise Refused(f"it has more than {most_bytes} bytes, c.CourseDirectory.max_dir_size")
+            if dest is not None:
+                (dest / folder).mkdir(parents=True, exist_ok=True)
+                for name in files:
+                    _copy_file(name, at, dest / folder / name)
+    finally:
+        os.close(top)
+
+
+def _size(name: str, at: int, told: str) -> int:
+    """Of a plain file; 0 of a folder."""
+    about = os.stat(name, dir_fd=at, follow_symlinks=False)
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
+        raise Refused(f"{told} in it is a link or no plain file; only plain files are collected")
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+
+
+def _copy_file(name: str, at: int, dest: Path) -> None:
+    """Copy one file as far as it is now, with its time."""
+    number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    with open(number, "rb") as source, dest.open("xb") as target:
+        about = os.fstat(number)
+        if not stat.S_ISREG(about.st_mode):
+            raise Refused(f"{name} in it is no plain file any more")
+        shutil.copyfileobj(source, target)
+    os.utime(dest, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def _owner(path: str) -> str:
+    """The name of the user whose folder it is; empty where the system has none."""
+    try:
+        return pwd.getpwuid(os.lstat(path).st_uid).pw_name
+    except KeyError:
+        return ""

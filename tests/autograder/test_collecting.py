@@ -1,0 +1,145 @@
+"""nbgrader's exchange: what is collected is a student's own, and no link brings anything else along."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from nbgrader.coursedir import CourseDirectory
+from recorded import LESSON, new_course
+from traitlets.config import Config
+
+from autograder.gradebook.collecting import Collect, Refused, copy_plain
+from autograder.gradebook.course import Course
+
+COURSE = "tml"
+STAMPS = ("2026-11-01 10:00:00 UTC", "2026-11-02 10:00:00 UTC")
+Inbound = Callable[..., Path]
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Course:
+    return new_course(tmp_path / "course")
+
+
+@pytest.fixture
+def inbound(tmp_path: Path) -> Inbound:
+    """Makes a submission as nbgrader's `submit` leaves it, by the user of a name."""
+    folder = tmp_path / "exchange" / COURSE / "inbound"
+    folder.mkdir(parents=True)
+
+    def submit(student: str, stamp: str = STAMPS[0], by: str = "", text: str = "own") -> Path:
+        path = folder / f"{student}+{LESSON}+{stamp}+random"
+        path.mkdir()
+        (path / f"{LESSON}.ipynb").write_text(text)
+        if by:
+            os.chown(path, pwd.getpwnam(by).pw_uid, -1)
+        return path
+
+    return submit
+
+
+def collect(course: Course, tmp_path: Path, **options: object) -> None:
+    config = Config(course.config)
+    config.Exchange.root = str(tmp_path / "exchange")
+    directory = CourseDirectory(config=config, root=str(course.root), course_id=COURSE, assignment_id=LESSON)
+    log = logging.getLogger("collect")
+    config.ExchangeFactory.collect(coursedir=directory, config=config, log=log, **options).start()
+
+
+def collected(course: Course) -> dict[str, str]:
+    """Student -> what is in the notebook that was collected."""
+    found = (course.root / "submitted").glob(f"*/{LESSON}/{LESSON}.ipynb")
+    return {path.parts[-3]: path.read_text() for path in found}
+
+
+def test_the_course_collects_with_it(course: Course) -> None:
+    assert course.config.ExchangeFactory.collect is Collect
+
+
+def test_a_link_to_another_file_is_refused_and_told_and_the_others_are_collected(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    solved = tmp_path / "solved.ipynb"
+    solved.write_text("the instructor's")
+    inbound("ada")
+    eve = inbound("eve") / f"{LESSON}.ipynb"
+    eve.unlink()
+    eve.symlink_to(solved)
+    (inbound("fay") / "more").symlink_to(tmp_path)
+    whole = inbound("gil")
+    whole.rename(tmp_path / "gil")
+    whole.symlink_to(tmp_path / "gil")
+    os.mkfifo(inbound("hal") / "pipe")
+    collect(course, tmp_path, check_owner=False)
+    assert collected(course) == {"ada": "own"}
+    told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 4
+    assert any(f"eve+{LESSON}" in line and "is a link or no plain file" in line for line in told)
+    assert not list((course.root / "submitted").rglob(".collecting-*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders that belong to others")
+def test_a_folder_in_another_students_name_does_not_take_the_place_of_their_own(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inbound("daemon", STAMPS[0], by="daemon")
+    inbound("daemon", STAMPS[1], by="nobody", text="forged")
+    inbound("bin", by="nobody", text="forged")
+    collect(course, tmp_path)
+    assert collected(course) == {"daemon": "own"}
+    (told,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert "it belongs to the user nobody, not to bin" in told
+    assert "check_owner = False" in told
+    collect(course, tmp_path, check_owner=False, update=True)
+    assert collected(course) == {"daemon": "forged", "bin": "forged"}
+
+
+def test_one_that_is_too_large_does_not_keep_others_from_being_collected(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    course.config.CourseDirectory.max_dir_size = 1
+    inbound("ada")
+    inbound("bob", text="x" * 2000)
+    inbound("cyd")
+    collect(course, tmp_path, check_owner=False)
+    assert collected(course) == {"ada": "own", "cyd": "own"}
+    assert "max_dir_size" in caplog.text
+
+
+def test_a_newer_submission_takes_the_place_of_an_older(
+    course: Course, inbound: Inbound, tmp_path: Path
+) -> None:
+    inbound("ada", STAMPS[0], text="first")
+    collect(course, tmp_path, check_owner=False)
+    inbound("ada", STAMPS[1], text="second")
+    collect(course, tmp_path, check_owner=False)
+    assert collected(course) == {"ada": "first"}
+    collect(course, tmp_path, check_owner=False, update=True)
+    assert collected(course) == {"ada": "second"}
+
+
+def test_what_is_refused_leaves_what_was_collected_before(
+    course: Course, inbound: Inbound, tmp_path: Path
+) -> None:
+    inbound("eve", STAMPS[0], text="first")
+    collect(course, tmp_path, check_owner=False)
+    (inbound("eve", STAMPS[1]) / "link").symlink_to(tmp_path)
+    collect(course, tmp_path, check_owner=False, update=True)
+    assert collected(course) == {"eve": "first"}
+
+
+def test_folders_within_are_copied_and_times_kept(tmp_path: Path) -> None:
+    (tmp_path / "src" / "figures" / "more").mkdir(parents=True)
+    file = tmp_path / "src" / "figures" / "more" / "a.txt"
+    file.write_text("a")
+    os.utime(file, (1, 1))
+    copy_plain(tmp_path / "src", tmp_path / "dest", 10)
+    copied = tmp_path / "dest" / "figures" / "more" / "a.txt"
+    assert (copied.read_text(), copied.stat().st_mtime) == ("a", 1)
+    with pytest.raises(Refused):
+        copy_plain(tmp_path / "src", tmp_path / "again", 0)
