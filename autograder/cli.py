@@ -134,10 +134,11 @@ def grade(
     records/LESSON/grades.csv.
     """
     from autograder.batch.run import grade_course
+    from autograder.gradebook.lateness import unused_extensions
 
-    name = lesson_name(lesson)
+    name, known = lesson_name(lesson), _course(course)
     run = grade_course(
-        _course(course),
+        known,
         name,
         number_of_jobs(jobs),
         seed,
@@ -150,6 +151,8 @@ def grade(
     )
     if not (run.graded or run.kept or run.failed):
         _say(f"nothing was handed in: expected submitted/STUDENT/{name}/{name}.ipynb", err=True)
+    for sentence in unused_extensions(known.root, name, [each.student for each in known.submissions(name)]):
+        _say(sentence, err=True)
     _tell(run)
 
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from autograder.gradebook.pages import LATE
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.tables import rows_of, text_of
 from labkit.checks.source.notebook import BadNotebook
+from labkit.checks.source.text import visible
 
 EXTENSIONS = "extensions.csv"
 TIME = "timestamp.txt"  # of handing in, beside the notebook: nbgrader's
@@ -81,6 +83,20 @@ def read_extensions(course: Path) -> Mapping[tuple[str, str], datetime]:
                 f"ada,06,2026-12-01 23:59 +0100; found {','.join(map(str, row.values()))} ({problem})"
             ) from None
     return found
+
+
+def unused_extensions(course: Path, lesson: str, handed_in: Collection[str]) -> list[str]:
+    """A sentence for each extension of a lesson whose student handed nothing in: the id may be mistyped."""
+    told = []
+    for student, digits in read_extensions(course):
+        if digits == lesson[:2] and student not in handed_in:
+            near = get_close_matches(student, handed_in, cutoff=0.5)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            told.append(
+                f"{EXTENSIONS} gives {visible(student)!r} more time for {lesson}, and nobody of that id "
+                f"handed it in{meant}"
+            )
+    return told
 
 
 def check_time(submission: Path) -> None:

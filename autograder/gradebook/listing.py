@@ -122,6 +122,7 @@ def _line(listing: Listing, record: Record) -> str:
     marks = " FLAGGED" if record.flags else ""
     marks += " HELD BACK" if record.held else ""
     marks += " UNSAFE" if record.sandbox == "none" else ""
+    marks += " NOT IN ROSTER" if listing.roster.people and not listing.roster.name(record.student) else ""
     points = f"{record.points:>4g}/{record.max_points:<5g}"
     score = _score(listing.by_student.get(record.student))
     return f"{listing.roster.called(record.student):<32} {points}  {score:<18}  {verdicts}{marks}"

@@ -99,6 +99,10 @@ class UploadExtractor(ExtractorPlugin):
                 told = ", ".join(names[:MOST_NAMED])
                 self._tell(f"no notebook was collected for {student}: expected a file *.ipynb, found {told}")
         for student, uploads in found.items():
+            for name in left_out(uploads):
+                self.log.warning(
+                    "%s", visible(f"{student} uploaded more than one {name}: the outermost counts")
+                )
             try:
                 chosen = one_upload(uploads)
             except UploadProblem as problem:
@@ -198,6 +202,17 @@ def one_upload(uploads: Iterable[Upload]) -> list[Upload]:
     if any({name: upload.data for name, upload in other.items()} != contents for other in others):
         raise UploadProblem(f"{len(by_source)} uploads have this number: {', '.join(by_source)}")
     return list(first.values())
+
+
+def left_out(uploads: Iterable[Upload]) -> list[str]:
+    """The names under which one upload has several notebooks that differ."""
+    first: dict[tuple[str, str], bytes] = {}
+    names = [
+        upload.name
+        for upload in uploads
+        if first.setdefault((upload.source, upload.name), upload.data) != upload.data
+    ]
+    return list(dict.fromkeys(names))
 
 
 def _usable(address: str, number: str) -> str:

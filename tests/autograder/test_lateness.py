@@ -16,7 +16,7 @@ from recorded import LESSON, MOST, RING, new_course, record
 from autograder.batch.submissions import merge_if_needed
 from autograder.grade.records import load_all
 from autograder.gradebook.course import CONFIG_FILE, Course, Submitted
-from autograder.gradebook.lateness import read_extensions
+from autograder.gradebook.lateness import read_extensions, unused_extensions
 from autograder.gradebook.listing import Listing, as_csv, table
 from autograder.gradebook.pages import SubmissionPage
 from autograder.gradebook.problems import CourseError
@@ -86,6 +86,16 @@ def test_a_line_in_a_file_gives_one_student_more_time(course: Course) -> None:
     file.write_text("student,lesson,until\n")
     again(course, "ada")
     assert {score.late_penalty for score in course.scores(LESSON)} == {4.0}
+
+
+def test_a_line_about_nobody_who_handed_in_is_told(course: Course) -> None:
+    file = course.root / "extensions.csv"
+    file.write_text("student,lesson,until\nada,00,2026-12-01\naad,00,2026-12-01\naad,01,2026-12-01\n")
+    (told,) = unused_extensions(course.root, LESSON, ["ada", "bob"])
+    assert told.startswith("extensions.csv gives 'aad' more time for 00_collectives")
+    assert told.endswith("did you mean ada?")
+    file.unlink()
+    assert unused_extensions(course.root, LESSON, []) == []
 
 
 def test_a_line_that_cannot_be_read_stops_before_anybody_is_graded(course: Course) -> None:

@@ -62,6 +62,7 @@ def test_the_report_has_names_and_those_who_handed_nothing_in(course: Course) ->
     names = [line[:32].strip() for line in lines[1:5]]
     assert names == ["Ada Lovelace (ada)", "guest", "Marie Curie (4711)", "Zoë (zoe)"]
     assert "not graded" in lines[4]
+    assert ["NOT IN ROSTER" in line for line in lines[1:5]] == [False, True, False, False]
 
 
 def test_a_story_is_told_by_name_or_id(course: Course) -> None:

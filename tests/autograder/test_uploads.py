@@ -77,6 +77,8 @@ def test_a_name_takes_nobody_elses_place(tmp_path: Path) -> None:
     }
     assert "an archive within an upload is not opened" in said
     assert "2 students' numbers in the name 'mallory_777" in said
+    assert f"666 uploaded more than one {LESSON}.ipynb: the outermost counts" in said
+    assert said.count("uploaded more than one") == 1
 
 
 def test_a_request_for_another_look_is_collected_with_its_notebook(tmp_path: Path) -> None:
