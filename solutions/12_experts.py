@@ -800,9 +800,10 @@ labkit.check("12.expert-arithmetic", count_parameters, expert_flops, dispatch_by
 published = [
     preset(name) for name in ("Mixtral 8x7B", "Mixtral 8x22B", "DeepSeek-V2 236B", "DeepSeek-V3 671B")
 ]
+papers = ["12.9 of 46.7", "39 of 141", "21 of 236", "37 of 671"]
 counts = [count_parameters(model, attention_parameters(model)) for model in published]
 Table(
-    ["", "your guess", "active part", "billions active", "billions in all"],
+    ["", "your guess", "active part", "billions active", "billions in all", "its paper says"],
     [
         [
             model.name,
@@ -810,10 +811,10 @@ Table(
             f"{active / total:.1%}",
             f"{active / 1e9:.2f}",
             f"{total / 1e9:.2f}",
+            said,
         ]
-        for model, (total, active) in zip(published, counts, strict=True)
+        for model, (total, active), said in zip(published, counts, papers, strict=True)
     ],
-    caption="Their papers say 12.9 of 46.7, 39 of 141, 21 of 236, 37 of 671",
 )
 
 # %% [markdown]
