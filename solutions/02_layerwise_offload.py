@@ -762,12 +762,13 @@ target("02-resident-peaks")
 guess = None if your_guess_mib is ... else (4, your_guess_mib * MIB)
 draw_resident_peaks(measured, whole=24 * MIB, guess=guess)
 
-# %% [markdown]
+# %% [markdown] reveals="peak-with-4-resident"
 # With $R$ resident layers of $w$ bytes, inference peaks at $(R + 2)w$, as long as there are two to fetch.
 # Training has two candidates: among the offloaded layers it holds $(R + 3)w$ (one gradient more), and at the
 # end, when only resident layers are left, $2Rw$. The larger one wins: that is the knee at $R = 3$. With
 # $R = 0$ a model of any depth trains in the room of three layers.
-#
+
+# %% [markdown]
 # ## What does it cost?
 #
 # Nothing, if the copies are faster than the layers. Below, a copy of a layer takes 20 ms and its kernel 24

@@ -153,7 +153,7 @@ def quarter_of_the_outputs(group: dist.ProcessGroup) -> dict[str, str]:
 for collective, outcome in labkit.launch(quarter_of_the_outputs, ranks=4).results[0].items():
     print(f"{collective}: {outcome}{'   <- your guess' if collective == your_guess else ''}")
 
-# %% [markdown]
+# %% [markdown] reveals="which-collective"
 # Outputs are *joined*, partial sums are *added*. An all-reduce belongs to the cut by rows. Remember the
 # pair:
 #

@@ -1252,7 +1252,7 @@ Table(
     ],
 )
 
-# %% [markdown]
+# %% [markdown] reveals="percent-sent"
 # Forward has half of each pair and nothing else. The pairs send exactly what the all-reduces sent. The last
 # line does not grow with the batch: $6h$ numbers a block, which a real batch of $bs$ tokens makes invisible.
 
@@ -1537,7 +1537,7 @@ draw_losses(one, four, "four ranks, tokens divided")
 # %%
 prediction("parameters on each of four ranks", your_parameters, held)
 
-# %% [markdown]
+# %% [markdown] reveals="parameters-of-a-rank"
 # A little more than a quarter: what is whole is small. And it becomes less when $h$ grows: it grows with $h$,
 # the matrices of the blocks with $h^2$.
 

@@ -221,10 +221,13 @@ Table(
     caption="Numbers sent by a rank, in units of Ψ (d - 1) / d",
 )
 
-# %% [markdown]
+# %% [markdown] reveals="traffic"
 # So the lecture is right about stage 3 only, and there it is 1.5 times as much: 2, 2, 2 and 3 $\Psi$ (ZeRO,
-# section 7). But look to the right: with micro-batches that add up, stages 0 and 1 talk once a step, stages 2
-# and 3 every time. That column decides more often than the first one which stage is used.
+# section 7).
+
+# %% [markdown]
+# Look to the right as well: with micro-batches that add up, stages 0 and 1 talk once a step, stages 2 and 3
+# every time. That column decides more often than the first one which stage is used.
 
 # %% check="08.step-traffic"
 labkit.check("08.step-traffic", step_traffic)
@@ -360,8 +363,8 @@ weight, master = torch.ones((), dtype=torch.bfloat16), torch.ones(())
 for _ in range(10_000):
     weight += 1e-3
     master += 1e-3
-print(f"after 10,000 steps the bf16 weight is {weight.item():.2f}, an fp32 master {master.item():.2f}")
-found = "never, in 10,000 steps" if weight == 1 else "within 10,000 steps"
+when = "never" if weight == 1 else "earlier"
+found = f"{when}: after 10,000 steps {weight.item():.2f}, an fp32 master {master.item():.2f}"
 prediction("steps until it changes", your_number_of_steps, found)
 
 # %% [markdown]
@@ -1059,7 +1062,7 @@ for stage in (1, 2, 3):
         rows.append([f"stage {stage}, {moment}", guess, *(held / unit_bytes for held in both)])
 Table(["", "your guess", "rank_bytes", "measured"], rows, caption="Units (257 KiB) that rank 0 holds")
 
-# %% [markdown]
+# %% [markdown] reveals="four-moments"
 # Stage 1 steps a shard and still ends backward with all gradients. In stage 2 they leave, and the peak is one
 # bucket above what stays. Stage 3 is the only one in which a rank at rest has less than the model. Measured
 # is 0.1 above the formula after forward (activations), and at the peak by a unit in stage 2 and half of one
@@ -1118,9 +1121,9 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 # %% [markdown]
 # ### Exercise: global gradient norm
 #
-# Scale every gradient by $\min(1,\ \text{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place (a `.grad` may
-# be a view of a flat tensor, which is clipped with it), and return the norm before scaling, the same scalar
-# on every rank. Sum in float64. A parameter may have no gradient (on this rank), and then has none
+# Scale every gradient by $\min(1,\ \mathrm{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place (a `.grad`
+# may be a view of a flat tensor, which is clipped with it), and return the norm before scaling, the same
+# scalar on every rank. Sum in float64. A parameter may have no gradient (on this rank), and then has none
 # afterwards; a frozen one may have one, which counts, and there may be no shards, or no replicated ones.
 # Replicated ones have any shape, and their `.grad` may be transposed. `max_norm` is 0 or more. One
 # all-reduce.

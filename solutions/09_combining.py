@@ -838,7 +838,7 @@ draw_over_nodes({"data parallelism only": TOKENS}, NODES[:6], "tokens/s/GPU")
 # For the slowest stage, which has $\lceil L/p \rceil$ layers, with $m = B/(db)$ micro-batches:
 #
 # * **One layer's compute**, forward and backward of a micro-batch: $C = \max\big(\frac{k\,F}{L\,t \cdot
-#   \text{flops}},\ \text{layer\_floor}\big)$, where $F$ is `train_step_flops(model, sequence, micro_batch)`
+#   \text{flops}},\ \mathrm{layer\_floor}\big)$, where $F$ is `train_step_flops(model, sequence, micro_batch)`
 #   (the head is dealt out to the layers), and $k = 4/3$ with recomputation, 1 without. The floor is what
 #   the host needs to launch a layer's kernels.
 # * **One layer's tensor-parallel traffic**: $T = r \cdot 2\frac{t-1}{t} \cdot 2bsh$ bytes over
