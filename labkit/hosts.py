@@ -12,7 +12,10 @@ _MOST_ON_A_CORE = 32  # they would only wait for one another, and each takes mem
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks of a job go. devices: GPU index of each rank, empty on CPU. notes: for the user."""
+    """Where the ranks of a job go. devices: GPU index of each rank, empty on CPU. notes: for the user.
+
+    threads: those that a rank computes with on the CPU.
+    """
 
     ranks: int
     backend: str
@@ -24,7 +27,10 @@ class Placement:
 def place(ranks: int | None, backend: str | None) -> Placement:
     """Choose ranks, backend and devices for what was asked and what there is.
 
-    One rank a GPU with NCCL when the GPUs suffice; more ranks than GPUs share them and talk over gloo.
+    One rank a GPU with NCCL when the GPUs suffice; more ranks than GPUs share them and talk over gloo. A rank
+    computes with one thread, as torchrun has it, unless OMP_NUM_THREADS says otherwise: OpenMP's threads spin
+    while they wait for each other, and on a node of several notebooks, each with a thread a core, a training
+    of a second took more than a minute.
     ValueError for a backend that cannot work here.
     """
     gpus = gpu_count()
@@ -38,7 +44,7 @@ def place(ranks: int | None, backend: str | None) -> Placement:
         raise ValueError(
             f"backend='nccl' needs one GPU a rank: {ranks} ranks, {gpus} GPUs here; use backend='gloo'"
         )
-    threads = max(1, int(os.environ.get("OMP_NUM_THREADS", cores() // ranks)))
+    threads = max(1, int(os.environ.get("OMP_NUM_THREADS", 1)))
     chosen = backend or ("nccl" if 0 < ranks <= gpus else "gloo")
     notes: tuple[str, ...] = ()
     if backend is None and 0 < gpus < ranks:

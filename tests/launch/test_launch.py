@@ -88,6 +88,14 @@ def test_ranks_have_torchruns_environment_and_the_notebooks_directory(
     assert job.results == [[str(r), str(r), "2", "2", "127.0.0.1", "yes", str(tmp_path)] for r in range(2)]
 
 
+def test_a_rank_computes_with_one_thread_unless_more_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many cores there are, and also where it is alone: others on the node have notebooks too."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert labkit.launch(torch.get_num_threads, ranks=1).results == [1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert labkit.launch(torch.get_num_threads, ranks=2).results == [2, 2]
+
+
 def test_inherited_rank_variables_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     client.shut_down()  # the engine takes its environment when it starts
     for name, value in {
