@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -26,7 +28,8 @@ def run(parts: Sequence[Part], names: Sequence[str], out: Path, as_json: bool = 
         click.echo(f"--part: {problem}", err=True)
         return UNUSABLE
     try:
-        proof = prove(wanted, out, (lambda line: None) if as_json else click.echo)
+        with _terminated_as_interrupted():
+            proof = prove(wanted, out, (lambda line: None) if as_json else click.echo)
     except KeyboardInterrupt:
         click.echo(f"interrupted; what was found is in {out}/report.md", err=True)
         return INTERRUPTED
@@ -38,3 +41,13 @@ def run(parts: Sequence[Part], names: Sequence[str], out: Path, as_json: bool = 
         json.dumps(to_json(proof), indent=1) if as_json else f"{counts}; the report is {out}/report.md"
     )
     return 0 if proof.holds else FAILED
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Have SIGTERM do what Ctrl-C does: the time limit of a job sends it, and a report is due then too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

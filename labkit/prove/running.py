@@ -17,9 +17,10 @@ from labkit.prove.report import Proof, write
 from labkit.prove.result import Result, read_results
 
 Told = Callable[[str], None]
+Found = Callable[[Sequence[Result]], None]
 NO_GPU = "this host has no GPU (or CUDA_VISIBLE_DEVICES hides it)"
 _SECONDS_TO_END = 10.0  # between the interrupt that a part gets at its deadline and its kill
-_LINES_OF_LOG = 15
+_SECONDS_BETWEEN_LOOKS = 0.2  # at what a part has found
 
 
 class UnknownPart(LookupError):
@@ -57,31 +58,29 @@ def prove(parts: Sequence[Part], directory: Path, told: Told) -> Proof:
 
 def _run(part: Part, directory: Path, proof: Proof, told: Told) -> None:
     began, before = time.monotonic(), len(proof.results)
+
+    def found(results: Sequence[Result]) -> None:
+        """Keep and tell those that are new."""
+        for result in results:
+            proof.results.append(result)
+            told(f"    {result.state:9} {result.name}: {result.says}")
+
     if part.gpu and not gpu_count():
-        proof.results.append(Result(part.name, "all", "skipped", NO_GPU))
+        found([Result(part.name, "all", "skipped", NO_GPU)])
     else:
-        _try(part, directory / f"{part.name}.log", proof)
+        log = directory / f"{part.name}.log"
+        found(_child(part, log, found))
+        if len(proof.results) == before:
+            found([Result(part.name, "all", "failed", f"it ended without a result; see {log}")])
     proof.seconds[part.name] = time.monotonic() - began
-    for result in proof.results[before:]:
-        told(f"    {result.state:9} {result.name}: {result.says}")
 
 
-def _try(part: Part, log: Path, proof: Proof) -> None:
-    before = len(proof.results)
-    with tempfile.TemporaryDirectory(prefix="labkit-prove-") as folder:
-        path = Path(folder, "results")
-        try:
-            ended = _child(part, path, log)
-        finally:
-            proof.results += read_results(path)
-    proof.results += ended
-    if len(proof.results) == before:
-        proof.results.append(Result(part.name, "all", "failed", f"it ended without a result; see {log}"))
-
-
-def _child(part: Part, path: Path, log: Path) -> list[Result]:
-    """Run a part's process to its end; what is to be said about the end, if it was not an ordinary one."""
-    with log.open("w") as output:
+def _child(part: Part, log: Path, found: Found) -> list[Result]:
+    """Run a part's process to its end, with what it finds handed to `found` as it comes; what is to be said
+    about the end, if it was not an ordinary one.
+    """
+    with tempfile.TemporaryDirectory(prefix="labkit-prove-") as folder, log.open("w") as output:
+        path, known, deadline = Path(folder, "results"), 0, time.monotonic() + part.seconds
         process = subprocess.Popen(
             [*part.command, str(path)],
             stdin=subprocess.DEVNULL,
@@ -90,13 +89,17 @@ def _child(part: Part, path: Path, log: Path) -> list[Result]:
             start_new_session=True,
         )
         try:
-            code = process.wait(part.seconds)
-        except subprocess.TimeoutExpired:
-            _end(process)
-            says = f"not finished after {part.seconds:g} s and ended; see {log}"
-            return [Result(part.name, "deadline", "failed", says)]
+            while process.poll() is None and time.monotonic() < deadline:
+                found(new := read_results(path)[known:])
+                known += len(new)
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            code = process.poll()
         finally:
             _end(process)
+            found(read_results(path)[known:])
+    if code is None:
+        says = f"not finished after {part.seconds:g} s and ended; see {log}"
+        return [Result(part.name, "deadline", "failed", says)]
     if code == 0:
         return []
     last = " | ".join(log.read_text(errors="replace").strip().splitlines()[-2:])[-300:]

@@ -40,6 +40,15 @@ def test_a_result_is_in_both_reports(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["counts"] == {"passed": 1}
 
 
+def test_a_result_is_told_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    """A part may take minutes, and what it found first is worth reading then."""
+    lines: list[tuple[float, str]] = []
+    code = FINDS.format("early") + "; import time; time.sleep(3)"
+    prove([part(code)], tmp_path, lambda line: lines.append((time.monotonic(), line)))
+    assert ["early" in line for _, line in lines] == [False, True]
+    assert time.monotonic() - lines[1][0] > 1.5
+
+
 def test_a_part_that_dies_keeps_what_it_found(tmp_path: Path) -> None:
     proof = prove([part(FINDS.format("before") + "; raise SystemExit('no more')")], tmp_path, told)
     assert [(r.name, r.state) for r in proof.results] == [("before", "passed"), ("exit", "failed")]
@@ -77,7 +86,8 @@ def test_an_unknown_part_names_the_known() -> None:
         chosen(PARTS, ["ranks", "nothing"])
 
 
-def test_an_interrupt_ends_the_part_and_writes_the_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_part_and_writes_the_report(tmp_path: Path, number: signal.Signals) -> None:
     program = f"""
 import sys
 from pathlib import Path
@@ -90,7 +100,7 @@ sys.exit(run([part], [], Path({str(tmp_path)!r})))
         [sys.executable, "-c", program], start_new_session=True, stderr=subprocess.PIPE
     )
     child = _pid_in(tmp_path / "p.log")
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted" in said
