@@ -19,6 +19,7 @@ import pytest
 from slurm_cluster import LocalSlurm
 
 from labkit import doctor
+from labkit.hosts import gpu_count
 
 # What takes minutes begins first, so that the workers (`make test`) end at about the same time.
 LONGEST_FIRST = (
@@ -32,6 +33,15 @@ ALONE = ("browser/test_lessons", "test_every_lesson")  # tests that share nothin
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRED = frozenset(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
+GPUS_HIDDEN = pytest.StashKey[bool]()
+HIDDEN = "hidden from the tests that run at once, as one job at a time has a GPU: `make gpu` runs this one"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide a machine's GPUs from tests of ranks on the CPU: those that need one are asked for by `-m gpu`."""
+    if gpu_count() and "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        config.stash[GPUS_HIDDEN] = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,7 +67,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in ("gpu", "browser", "sandbox", "apptainer", "slurm", "hub"):
         if item.get_closest_marker(marker) is None:
             continue
-        reason = _lacks(marker)
+        reason = HIDDEN if marker == "gpu" and GPUS_HIDDEN in item.config.stash else _lacks(marker)
         if reason and marker in REQUIRED:
             pytest.fail(f"LABKIT_REQUIRE={marker}, but {reason}", pytrace=False)
         if reason:
