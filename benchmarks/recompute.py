@@ -7,7 +7,9 @@ from an idle device to an idle device, and their gradients are compared first. r
 faster ours is (the median over the rounds), or how many times fewer bytes are alive at the peak of a
 step. Peak bytes are the allocator's on a GPU, and those of the tensors alive after each operation on a
 CPU. Ours runs a block again with autograd on and so holds its output once more on the way back: one
-boundary, and the target allows for it.
+boundary, and the target allows for it. Theirs also ends the second run as soon as it has what backward asks
+for, which without dropout spares the block's last linear: a third of a second run's products. On a GPU the
+time is that of the kernels: the target allows for that linear there, and for 2% where both run the same ones.
 """
 
 from __future__ import annotations
@@ -102,16 +104,17 @@ def compare(device: Device, dropout: float, rounds: int) -> list[Row]:
     for who, step in steps.items():
         blocks.zero_grad()
         peaks[who] = peak(device, step)
-    return _rows(f"dropout {dropout:g}", times, peaks)
+    target = 1.0 if device.kind == "cpu" else 0.98 if dropout else 0.9
+    return _rows(f"dropout {dropout:g}", times, peaks, target)
 
 
-def _rows(about: str, times: dict[str, list[float]], peaks: dict[str, float]) -> list[Row]:
+def _rows(about: str, times: dict[str, list[float]], peaks: dict[str, float], target: float) -> list[Row]:
     mine, other = (median(times[who]) for who in ("ours", "theirs"))
     ratio = median([b / a for a, b in zip(times["ours"], times["theirs"], strict=True)])
     peer, note = "torch.utils.checkpoint", f"{spread(times['ours'])} against {spread(times['theirs'])}"
     bytes_ratio = peaks["theirs"] / peaks["ours"]
     return [
-        Row(f"step, {about}", mine, other, "s", ratio, 1.0, peer, note),
+        Row(f"step, {about}", mine, other, "s", ratio, target, peer, note),
         Row(f"peak, {about}", peaks["ours"] / 1e6, peaks["theirs"] / 1e6, "MB", bytes_ratio, 0.95, peer),
     ]
 

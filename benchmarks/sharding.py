@@ -3,7 +3,8 @@
     python benchmarks/sharding.py [--json] [--device cuda] [--rounds 60]
 
 Stage 1 against ZeroRedundancyOptimizer under DistributedDataParallel, stages 2 and 3 against fully_shard,
-which keeps the weights between forward and backward (2) or not (3); the checkpoint against torch's own.
+which keeps the weights between forward and backward (2) or not (3); the checkpoint against torch's own. One
+rank, where nothing is shared, has no target.
 Same model, data, optimizer (SGD with momentum) and ranks, in one job. The two take turns, each first in
 every second round; a step lasts from a barrier to a barrier. ratio: how many times faster ours is, or how
 many times fewer bytes, the median over the rounds, with its 95% interval in the note: where the target lies
@@ -283,7 +284,7 @@ def rows_of(device: Device, stage: str, ranks: int, width: int, rounds: int) -> 
     )
     mine, other, apart = job.results[0][1]
     held = [max(result[0][which] for result in job.results) for which in (0, 1)]
-    target = TARGETS[stage]
+    target = TARGETS[stage] if ranks > 1 else None
     note = f"weights differ by {apart:.1g}"
     timed = compared(f"step of {stage}, {about}", mine, other, peer, note, target)
     ratio, megabytes = held[1] / held[0], [num_bytes / 1e6 for num_bytes in held]
@@ -312,13 +313,13 @@ def checkpoint_rows(device: Device, ranks: int, total: int, rounds: int) -> list
     finally:
         shutil.rmtree(directory)
     found, peer = job.results[0], "torch.distributed.checkpoint"
-    about = f"{ranks} ranks, 2 x {total / 1e6:g} million numbers"
+    about, target = f"{ranks} ranks, 2 x {total / 1e6:g} million numbers", 1.0 if ranks > 1 else None
     note = f"the same shards back: {found['equal']}"
     rows = [
-        compared(f"{what}, {about}", found[f"ours {what}"], found[f"theirs {what}"], peer, note)
+        compared(f"{what}, {about}", found[f"ours {what}"], found[f"theirs {what}"], peer, note, target)
         for what in ("save", "resume")
     ]
-    return [*rows, Row(f"size, {about}", *sizes, "MB", sizes[1] / sizes[0], 1.0, peer, "on disk")]
+    return [*rows, Row(f"size, {about}", *sizes, "MB", sizes[1] / sizes[0], target, peer, "on disk")]
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ A step is one forward and one backward of one block, from a barrier to a barrier
 in the same job, in an order that changes every round. Theirs is `parallelize_module` with the same plan, and
 with `PrepareModuleInput` so that it sends what ours does; outputs and gradients are compared first. A step
 ends with gradients that an optimizer can use: those that DTensor leaves as partial sums are summed. On GPUs
-the block is a large one, in bfloat16, with a GPU a rank; one rank shows what both cost where nothing is sent.
+the block is a large one, in bfloat16, with a GPU a rank; one rank shows what both cost where nothing is sent,
+and has no target.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ def rows(submission: Submission, device: Device, rounds: int) -> list[Row]:
             ours, theirs = job.results[0]["ours"], job.results[0]["theirs"]
             name = f"step time, one block, t={size}, tokens {'divided' if divided else 'whole'}"
             note = f"10% to 90%: {spread(ours)} against {spread(theirs)}"
-            ratio = median(theirs) / median(ours)
-            found.append(Row(name, median(ours), median(theirs), "s", ratio, 1.0, "DTensor", note))
+            ratio, target = median(theirs) / median(ours), 1.0 if size > 1 else None
+            found.append(Row(name, median(ours), median(theirs), "s", ratio, target, "DTensor", note))
     return found
 
 

@@ -7,22 +7,29 @@ from collections.abc import Mapping, Sequence
 from labkit.show.style import BLUE, GREEN, GREY, INK, VERMILION, Picture, new_figure
 from labkit.theory.units import binary_text
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 _COLORS = (VERMILION, BLUE, GREEN, INK)
 _LINES = ("-", "--", "-.", ":")
 
 
-def draw_held(histories: Mapping[str, Sequence[int]], turns: Mapping[str, int]) -> Picture:
+def draw_held(
+    histories: Mapping[str, Sequence[int]], turns: Mapping[str, int], counted: str = "operations so far"
+) -> Picture:
     """Bytes alive after each operation of a training step, one curve a plan.
 
     histories: plan -> bytes after each operation. turns: plan -> the operation at which backward began.
+    counted: what a step along the axis is.
     """
     figure, (axes,) = new_figure(3.2)
+    most = max(max(held) for held in histories.values())
+    unit, name_of_unit = (GIB, "GiB") if most >= 4 * GIB else (MIB, "MiB")
     for (name, held), color, line in zip(histories.items(), _COLORS, _LINES, strict=False):
-        axes.plot([b / MIB for b in held], color=color, linestyle=line, linewidth=1.8, label=name)
-        axes.plot(turns[name], held[turns[name] - 1] / MIB, "o", color=color, markersize=6)
+        axes.plot([b / unit for b in held], color=color, linestyle=line, linewidth=1.8, label=name)
+        axes.plot(turns[name], held[turns[name] - 1] / unit, "o", color=color, markersize=6)
     axes.set(
-        xlabel="operations so far (the dot: backward begins)", ylabel="tensors alive, MiB", ylim=(0, None)
+        xlabel=f"{counted} (the dot: backward begins)",
+        ylabel=f"tensors alive, {name_of_unit}",
+        ylim=(0, None),
     )
     axes.legend(frameon=False, fontsize=9)
     peaks = "; ".join(f"{name}: at most {binary_text(max(held))}" for name, held in histories.items())
