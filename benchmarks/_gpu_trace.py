@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 MERGED = 0.02  # milliseconds: a shorter gap between two kernels is not drawn
-KINDS = {"kernel": "forward", "gpu_memcpy": "communication", "gpu_memset": "forward"}
+KINDS = {"kernel": "compute", "gpu_memcpy": "communication", "gpu_memset": "compute"}
 HOST_COPIES = ("HtoD", "DtoH")  # a copy that stays on the device is work like other
 Stretch = tuple[int, str, float, float]
 """Stream, kind of work, beginning and end in milliseconds."""
@@ -44,7 +44,7 @@ def _stretches(events: list[dict[str, Any]]) -> Iterator[Stretch]:
     for event in works:
         start = (event["ts"] - first) / 1e3
         stays = not any(way in event["name"] for way in HOST_COPIES)
-        kind = "forward" if stays else KINDS[event["cat"]]
+        kind = "compute" if stays else KINDS[event["cat"]]
         stream = 0 if event["args"]["stream"] == main else event["args"]["stream"]
         yield stream, kind, start, start + event["dur"] / 1e3
 

@@ -107,7 +107,7 @@ def _draw_lanes(
                 color=kind_color(work.kind),
                 hatch=HATCHES.get(work.kind, ""),
                 edgecolor="white",
-                linewidth=0.8,
+                linewidth=0.8 if length > width / 100 else 0,  # the edges of thin ones would hide them
             )
         axes.text(width * 1.015, row, f"{_share(mine, ends):.0%}", va="center", fontsize=9, color=INK)
     names = [f"cuda:{device}" if stream == 0 else f"cuda:{device}, copies" for device, stream in lanes]
