@@ -901,9 +901,8 @@ labkit.check("10.slow-program-2", program_2)
 # (The copies run on the stream that computes, so they are in one row with it.)
 
 # %%
-draw_utilisation(
-    {f"{name}, on an H100": on_h100.timeline(name) for name in ("slow program 2", "yours")}
-)
+both = ("slow program 2", "yours")
+draw_utilisation({f"{name}, on an H100": on_h100.timeline(name) for name in both})
 
 # %%
 Table(
