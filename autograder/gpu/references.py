@@ -1,9 +1,10 @@
 """One exercise of each lesson: its reference, judged by its visible cases with tensors on the GPUs.
 
-It is the one with most points among those that run on several ranks, where a lesson has such. Cases whose
-ranks have a GPU each run over NCCL. Of the others one runs as a student's check does, over gloo on the
-CPU, and once more with its tensors on shared GPUs, where gloo has fewer collectives: what fails there is
-told, and fails nothing. An exercise that cannot be on GPUs says why, and runs on the CPU.
+It is the one with most points among those that run on several ranks, where a lesson has such. Of the cases
+whose ranks have a GPU each, the one with most ranks runs over NCCL: to wake CUDA takes a rank seconds. Of the
+others one runs as a student's check does, over gloo on the CPU, and once more with its tensors on shared
+GPUs, where gloo has fewer collectives: what fails there is told, and fails nothing. An exercise that cannot
+be on GPUs says why, and runs on the CPU.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _cases_of(exercise: Exercise) -> dict[Place, list[Case]]:
     cases, gpus = exercise.cases(VISIBLE_SEED), gpu_count()
     if exercise.id in NOT_ON_GPUS:
         return {ON_CPU: cases[:1]}
-    fits = [case for case in cases if case.ranks <= gpus]
+    fits = sorted((case for case in cases if case.ranks <= gpus), key=lambda case: -case.ranks)[:1]
     other = [case for case in cases if case.ranks > gpus][:1]
     return {place: chosen for place, chosen in ((ON_NCCL, fits), (ON_CPU, other), (SHARED, other)) if chosen}
 

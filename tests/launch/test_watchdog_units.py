@@ -366,6 +366,23 @@ def test_gpus_are_named_alike_for_all() -> None:
     assert gpu_lock.device_names([], {}) == []
 
 
+@pytest.mark.parametrize("said", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"])
+def test_jobs_that_count_their_gpus_from_0_do_not_meet(said: str) -> None:
+    """Each of two jobs on a machine has the GPUs "0" and "1", and they are four."""
+    one, two = ({"CUDA_VISIBLE_DEVICES": "0,1", said: of_job} for of_job in ("1,2", "4,6"))
+    assert gpu_lock.device_names([0, 1], one) == ["1", "2"]
+    assert gpu_lock.device_names([0, 1], two) == ["4", "6"]
+    assert gpu_lock.device_names([0], {"CUDA_VISIBLE_DEVICES": "1", said: "4,6"}) == ["6"]
+
+
+def test_a_job_that_counts_as_the_machine_does() -> None:
+    told = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_GPUS": "2,3"}
+    assert gpu_lock.device_names([0, 1], told) == ["2", "3"]
+    assert gpu_lock.device_names([0], {"CUDA_VISIBLE_DEVICES": "GPU-5968838c", "SLURM_JOB_GPUS": "2"}) == [
+        "GPU-5968838c"
+    ]
+
+
 def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert gpu_count() == 2

@@ -17,10 +17,26 @@ from pathlib import Path
 
 
 def device_names(devices: Sequence[int], environment: Mapping[str, str]) -> list[str]:
-    """Names of GPUs that all processes here share: with CUDA_VISIBLE_DEVICES=2,3 index 1 is "3"."""
+    """Names of GPUs that all processes of the machine share: with CUDA_VISIBLE_DEVICES=2,3 index 1 is "3".
+
+    In a job of Slurm that may touch no other GPUs (ConstrainDevices), that variable counts the job's own from
+    0, and so does the neighbour's job; Slurm says which of the machine's they are (sbatch(1), srun(1)).
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    known = [part.strip() for part in visible.split(",")] if visible is not None else None
-    return sorted({known[index] if known is not None else str(index) for index in devices})
+    if visible is None:
+        return sorted({str(index) for index in devices})
+    known = _of_the_machine([part.strip() for part in visible.split(",")], environment)
+    return sorted({known[index] for index in devices})
+
+
+def _of_the_machine(names: list[str], environment: Mapping[str, str]) -> list[str]:
+    """GPUs' numbers on the machine, where `names` may be their numbers in a job."""
+    said = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS") or ""
+    of_job = [part.strip() for part in said.split(",")]
+    counted = {str(number): name for number, name in enumerate(of_job)}
+    if set(names) <= set(of_job) or not set(names) <= set(counted):
+        return names
+    return [counted[name] for name in names]
 
 
 class GpuLocks:
