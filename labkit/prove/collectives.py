@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import labkit
+from labkit.devices.watched import counted
 from labkit.hosts import gpu_count
 from labkit.launch import LaunchError
 from labkit.prove.result import Results
@@ -32,7 +33,7 @@ def _places() -> Iterator[tuple[str, int, str, str]]:
     gpus = gpu_count()
     yield "gloo, on the CPU", 2, "gloo", "cpu"
     if gpus:
-        yield f"NCCL, {gpus} GPUs", gpus, "nccl", "cuda"
+        yield f"NCCL, {counted(gpus, 'GPU')}", gpus, "nccl", "cuda"
         yield "gloo, on GPUs", 2, "gloo", "cuda"
 
 

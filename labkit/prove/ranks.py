@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit.devices.watched import counted
 from labkit.hosts import gpu_count
 from labkit.prove.result import Results
 
@@ -16,8 +17,8 @@ def main(results: Results) -> None:
     """Jobs of the kinds that lessons start."""
     gpus = gpu_count()
     if gpus:
-        _sum(results, f"{gpus} ranks, a GPU each", gpus, "nccl", "cuda")
-        _sum(results, f"{gpus + 1} ranks share {gpus} GPUs", gpus + 1, "gloo", "cuda")
+        _sum(results, f"{counted(gpus, 'rank')}, a GPU each", gpus, "nccl", "cuda")
+        _sum(results, f"{gpus + 1} ranks share {counted(gpus, 'GPU')}", gpus + 1, "gloo", "cuda")
     _sum(results, "4 ranks on the CPU", 4, "gloo", "cpu")
     _session(results, gpus or 4)
     asleep = not torch.cuda.is_initialized()
@@ -49,4 +50,4 @@ def _session(results: Results, ranks: int) -> None:
         session.run(f"import torch\nx = torch.full((2,), float(rank), device={device!r})")
         values = session.run("(x + 1).tolist()").values
     right = values == {rank: str([rank + 1.0] * 2) for rank in range(ranks)}
-    results.check("ranks that stay", right, f"{ranks} ranks kept their variables from cell to cell")
+    results.check("ranks that stay", right, f"{counted(ranks, 'rank')} kept variables from cell to cell")
