@@ -524,7 +524,7 @@ Table(
     [
         ["logits of one sequence, GB", your_logits_gb, 4 * s * V / 1e9],
         ["numbers a token for the loss", your_numbers_a_token, 3],
-        ["the same as bytes", "", decimal_text(4 * 3 * s)],
+        ["the same as bytes", ... if your_numbers_a_token is ... else "", decimal_text(4 * 3 * s)],
     ],
 )
 
