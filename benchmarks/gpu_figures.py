@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from autograder.grade.reference import reference_cells
 from labkit.checks.source.submission import collect
 from labkit.model import (
+    Attend,
     Block,
     Recomputed,
     Transformer,
@@ -62,19 +64,13 @@ def seconds(step: Callable[[], object], times: int = 5) -> float:
 # -- lesson 02: weights that stream in
 
 HIDDEN, SEQUENCE, LAYERS = 2048, 512, 6
-TOKENS = (1, 512, 2048, 8192, 16_384, 32_768)
+TOKENS, DRAWN_TOKENS = (1, 512, 2048, 8192, 16_384, 32_768), 16_384
 
 
 def streaming() -> Figure:
     """Timelines of layers that wait on the host, and the time of a pass by tokens beside its two bounds."""
     offloaded = solution("02", "offloaded-model", "OffloadedModel").OffloadedModel
-    config = gpt(LAYERS, HIDDEN, 16, vocabulary=256, max_sequence=SEQUENCE, dropout=0.0)
-
-    def layers() -> list[nn.Module]:
-        return [Block(config, fused_attention).to(torch.bfloat16).eval() for _ in range(LAYERS)]
-
-    ours, simple, resident = offloaded(layers(), CUDA, 0), layers(), nn.Sequential(*layers()).to(CUDA)
-    weights = sum(p.numel() for p in resident.parameters())
+    simple, resident = host_layers(), nn.Sequential(*host_layers()).to(CUDA)
 
     def one_after_the_other(x: Tensor) -> Tensor:
         for layer in simple:
@@ -82,46 +78,72 @@ def streaming() -> Figure:
             layer.to("cpu")
         return x
 
-    def made(tokens: int) -> Tensor:
-        shape = (max(1, tokens // SEQUENCE), min(tokens, SEQUENCE), HIDDEN)
-        return torch.randn(shape, dtype=torch.bfloat16, device=CUDA)
-
+    passes = {
+        "streamed": offloaded(host_layers(), CUDA, 0),
+        "simple": one_after_the_other,
+        "computing": resident,
+    }
     with torch.no_grad():
-        rows = []
-        for tokens in TOKENS:
-            x = made(tokens)
-            rows.append(
-                {
-                    "tokens": tokens,
-                    "streamed": seconds(lambda x=x: ours(x)),
-                    "simple": seconds(lambda x=x: one_after_the_other(x), 3),
-                    "computing": seconds(lambda x=x: resident(x)),
-                }
-            )
-        x = made(16_384)
+        rows = [pass_seconds(passes, tokens) for tokens in TOKENS]
+        x = batch_of(DRAWN_TOKENS)
         timelines = {
             "one after the other": watched(lambda: one_after_the_other(x)),
-            "yours": watched(lambda: ours(x)),
+            "yours": watched(lambda: passes["streamed"](x)),
         }
+    weights = sum(p.nbytes for p in resident.parameters())
+    about = {"layers": LAYERS, "hidden": HIDDEN, "weight_bytes": weights, "drawn_tokens": DRAWN_TOKENS}
+    return {**about, **bounds(), "rows": rows, "timelines": timelines}
+
+
+def host_layers() -> list[nn.Module]:
+    """Blocks of a transformer on the host, 16 bits a weight."""
+    config = gpt(LAYERS, HIDDEN, 16, vocabulary=256, max_sequence=SEQUENCE, dropout=0.0)
+    return [Block(config, fused_attention).to(torch.bfloat16).eval() for _ in range(LAYERS)]
+
+
+def batch_of(tokens: int) -> Tensor:
+    """What goes into the first layer, on the GPU."""
+    shape = (max(1, tokens // SEQUENCE), min(tokens, SEQUENCE), HIDDEN)
+    return torch.randn(shape, dtype=torch.bfloat16, device=CUDA)
+
+
+def pass_seconds(passes: Mapping[str, Callable[[Tensor], object]], tokens: int) -> Figure:
+    """Seconds of each kind of pass with so many tokens."""
+    x = batch_of(tokens)
+    return {"tokens": tokens, **{name: seconds(partial(run, x)) for name, run in passes.items()}}
+
+
+def bounds() -> Figure:
+    """The rates of a large copy from pinned memory and of a large 16-bit product."""
     pinned = torch.empty(2**29, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(pinned, device=CUDA)
     link = pinned.nbytes / seconds(lambda: there.copy_(pinned, non_blocking=True))
     a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=CUDA)
     product = 2 * 8192**3 / seconds(lambda: a @ a)
-    return {
-        **{"layers": LAYERS, "hidden": HIDDEN, "weight_bytes": 2 * weights, "drawn_tokens": 16_384},
-        **{"link_bytes_per_second": link, "product_flops_per_second": product},
-        **{"rows": rows, "timelines": timelines},
-    }
+    return {"link_bytes_per_second": link, "product_flops_per_second": product}
 
 
 # -- lesson 05: what recomputation frees, and what it costs
 
+SHAPE = {"layers": 16, "hidden": 2048, "heads": 16, "sequence": 2048, "batch": 4, "vocabulary": 32_000}
+Plan = tuple[Attend, Callable[[nn.Module], nn.Module]]
+
 
 def recomputation() -> Figure:
     """Bytes over a step, the peak and the seconds of a step, plan by plan."""
+    rows, histories = [], {}
+    for name, plan in recomputation_plans().items():
+        row, history = tried_plan(plan)
+        rows.append({"plan": name, **row})
+        if "torch" not in name:
+            histories[name] = history
+        torch.cuda.empty_cache()
+    return {**SHAPE, "rows": rows, "histories": histories}
+
+
+def recomputation_plans() -> dict[str, Plan]:
+    """What is kept for backward: how attention is computed, and what each block is put into."""
     checkpoint = solution("05", "checkpoint", "checkpoint").checkpoint
-    config = gpt(16, 2048, 16, vocabulary=32_000, max_sequence=2048, dropout=0.0)
 
     class Ours(nn.Module):
         def __init__(self, block: nn.Module):
@@ -137,7 +159,7 @@ def recomputation() -> Figure:
     def plain(block: nn.Module) -> nn.Module:
         return block
 
-    plans = {
+    return {
         "explicit scores, keep everything": (explicit_attention, plain),
         "explicit scores, selective": (core, plain),
         "explicit scores, selective, torch's": (recomputed_attention(explicit_attention), plain),
@@ -147,39 +169,26 @@ def recomputation() -> Figure:
         "fused attention, full": (fused_attention, Ours),
         "fused attention, full, torch's": (fused_attention, Recomputed),
     }
-    rows, histories = [], {}
-    for name, (attend, wrap) in plans.items():
-        torch.manual_seed(0)
-        with CUDA:
-            model = Transformer(config, attend, wrap).to(torch.bfloat16)
-        ids = torch.randint(config.vocabulary, (4, 2048), device=CUDA)
 
-        def step(model: Transformer = model, ids: Tensor = ids) -> None:
-            model.loss(ids, ids).backward()
 
-        took = seconds(step)
-        state = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        rows.append(
-            {
-                **{"plan": name, "seconds": took, "state_bytes": state},
-                "peak_bytes": torch.cuda.max_memory_allocated() - state,
-            }
-        )
-        if "torch" not in name:
-            histories[name] = held_over_a_step(model, ids, state)
-        del model, step, ids
-        torch.cuda.empty_cache()
-    model_shape = {
-        "layers": 16,
-        "hidden": 2048,
-        "heads": 16,
-        "sequence": 2048,
-        "batch": 4,
-        "vocabulary": 32_000,
-    }
-    return {**model_shape, "rows": rows, "histories": histories}
+def tried_plan(plan: Plan) -> tuple[Figure, Figure]:
+    """Seconds and bytes of a step of a GPT, and its bytes over the step."""
+    layers, hidden, heads, sequence, batch, vocabulary = SHAPE.values()
+    config = gpt(layers, hidden, heads, vocabulary=vocabulary, max_sequence=sequence, dropout=0.0)
+    torch.manual_seed(0)
+    with CUDA:
+        model = Transformer(config, *plan).to(torch.bfloat16)
+    ids = torch.randint(vocabulary, (batch, sequence), device=CUDA)
+
+    def step() -> None:
+        model.loss(ids, ids).backward()
+
+    took = seconds(step)
+    state = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    peak = torch.cuda.max_memory_allocated() - state
+    return {"seconds": took, "state_bytes": state, "peak_bytes": peak}, held_over_a_step(model, ids, state)
 
 
 def held_over_a_step(model: Transformer, ids: Tensor, state: int) -> Figure:
