@@ -120,7 +120,9 @@ def run_on_host(
         imports = [run_rank.__module__, registry.module_of(request.exercise)]
         # Ranks on the CPU leave the GPUs alone: to wake CUDA takes each of them seconds.
         gpus = bool(device) or backend == "nccl"
-        wanted = Wanted(request.ranks, backend, request.timeout, imports=imports, gpus=gpus)
+        # What a rank keeps in a temporary folder goes with the check's own, also when the rank is ended.
+        env = {"TMPDIR": str(directory)}
+        wanted = Wanted(request.ranks, backend, request.timeout, env=env, imports=imports, gpus=gpus)
         start(run_rank, (str(directory), device), wanted=wanted).wait()
     except LaunchError as error:
         verdict = "could_not_be_graded" if error.verdict == "infrastructure" else error.verdict

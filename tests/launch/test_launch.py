@@ -6,6 +6,7 @@ import math
 import os
 import random
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -86,6 +87,12 @@ def test_ranks_have_torchruns_environment_and_the_notebooks_directory(
 
     job = labkit.launch(look, ranks=2, env={"EXTRA": "yes"})
     assert job.results == [[str(r), str(r), "2", "2", "127.0.0.1", "yes", str(tmp_path)] for r in range(2)]
+
+
+def test_a_job_can_have_its_own_place_for_temporary_files(tmp_path: Path) -> None:
+    job = labkit.launch(tempfile.gettempdir, ranks=2, env={"TMPDIR": str(tmp_path)})
+    assert job.results == [str(tmp_path)] * 2
+    assert labkit.launch(tempfile.gettempdir, ranks=1).results == [tempfile.gettempdir()]
 
 
 def test_a_rank_computes_with_one_thread_unless_more_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lesson_grading import solved_but
+from lesson_grading import graded, solved_but
 
 import labkit
 from autograder.grade.reference import graded_submission, solved_cells
@@ -137,3 +138,22 @@ def test_a_wrong_order_takes_half_a_checkpoint_for_a_whole_one(tmp_path: Path) -
     killed_in(submission, tmp_path, 0, in_the_middle_of_the_part)
     with pytest.raises(labkit.LaunchError, match="No such file"):
         loaded_from(submission, tmp_path)
+
+
+def test_a_rank_that_ends_in_a_check_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cells = solved_but(EXERCISE, lambda source: f"{source}\n\n{LEAVES}")
+    assert graded(EXERCISE, cells, EXERCISE.cases(1)[:1]).verdict == "error"
+    where = Path((tmp_path / "where").read_text())
+    assert where.is_relative_to(tmp_path)
+    assert not where.exists()
+
+
+LEAVES = """
+def save_shards(*arguments):
+    import os, tempfile
+    folder = tempfile.gettempdir() + "/.."
+    with open(folder + "/where", "w") as file:
+        file.write(os.getcwd())
+    os._exit(3)
+"""

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -147,6 +148,7 @@ def _prepare(request: Request, rank: int) -> None:
     """Make the process look like the notebook's: environment, directory, import path, device, threads."""
     os.environ.update(ENABLE_FLIGHT_RECORDER if request.record else {})
     os.environ.update(request.env)
+    tempfile.tempdir = None  # the engine has looked for it already; the job may have another TMPDIR
     if request.nodes == 1:  # else gloo looks up the machine's own name, and listens where others can reach it
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.chdir(request.cwd)
