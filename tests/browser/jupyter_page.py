@@ -42,10 +42,9 @@ def jupyter_lab(root: Path, home: Path) -> Iterator[str]:
         finally:
             family = psutil.Process(server.pid).children(recursive=True)
             server.send_signal(signal.SIGINT)
-            _, left = psutil.wait_procs(family, timeout=20)
+            _, left = psutil.wait_procs([psutil.Process(server.pid), *family], timeout=20)
             for process in left:
                 process.kill()
-            server.kill()
     assert not left, f"still running after JupyterLab ended: {left}"
 
 
