@@ -590,10 +590,11 @@ class OnDevice(torch.autograd.Function):
 # forward() sets to +1 when it begins and to -1 when it ends is enough. Only fetch what exists and is
 # offloaded.</details>
 # <details><summary>Hint 3: dropping</summary>Take a layer's copies out of your dictionary (dict.pop) when it
-# runs: then they live exactly as long as something uses them. But the host is ahead of a real GPU: the next
-# copy may land in memory that a layer is still reading. Before each fetch, let the side stream wait for what
-# has been queued so far: side.wait_stream(torch.cuda.current_stream(device)). (A stand-in does not show this
-# mistake.)</details>
+# runs: then they live exactly as long as something uses them. Copies that no layer took, of a pass without
+# backward for example, are old when the next forward begins: it begins with none. And the host is ahead of
+# a real GPU: the next copy may land in memory that a layer is still reading. Before each fetch, let the
+# side stream wait for what has been queued so far: side.wait_stream(torch.cuda.current_stream(device)). (A
+# stand-in does not show this mistake.)</details>
 
 
 # %% exercise="02.offloaded-model" difficulty=4 minutes=35

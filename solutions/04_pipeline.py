@@ -544,7 +544,7 @@ except labkit.LaunchError as error:
 # `dist.isend` starts a send and returns at once. Two things to mind:
 #
 # - the tensor must live, unchanged, until the send is done: keep it, and `wait()` for all sends at the
-#   end;
+#   end. It must be contiguous, and so must the one that is received into; what a stage returns need not be;
 # - messages between two ranks may be wanted in another order than they were sent. A **tag** of its own
 #   for each message keeps them apart.
 #

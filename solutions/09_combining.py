@@ -420,7 +420,7 @@ def stage_to_full(stage: "Stage", parts: Parts) -> dict[str, Tensor]:
 # %% [markdown]
 # `is_cut(name)` tells whether tensor parallelism cuts the parameter of that name (as `named_parameters` of
 # a stage gives it); otherwise all tensor-parallel ranks have it whole, with equal gradients. For that to
-# work, keep the names below.
+# work, keep the names below. Where gradients are clipped, 1e-6 may be added to their norm, as in torch.
 #
 # <details><summary>Hint 1: the tied pairs</summary>As many pairs as there are ranks in a stage: for each
 # <code>dp</code> and <code>tp</code> coordinate the first and the last stage. Every rank creates

@@ -758,7 +758,7 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 # Repair it: in each step at least half of the bytes are on their way while backward computes. There is a
 # second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
 # step or more, and at most half as many as there are parameters, and send every gradient once. Wait for each
-# by its `wait()`, and multiply nothing but what forward and backward do. The batches may come from an
+# by its `wait()`, and multiply no matrices but those of forward and backward. The batches may come from an
 # iterator: go through them once. The model may have been trained before, and may be trained again:
 # gradients that it comes with count for nothing, and hooks are removed in the end.
 #
@@ -976,10 +976,11 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # %% [markdown]
 # ### Exercise: slow program 3
 #
-# Same weights, and no rank with more than 15% more tokens than the mean. There may be fewer documents than
-# ranks. A document goes through the model whole and by itself: in most models what comes of a token depends
-# on all tokens before it. All ranks come to the same shares without talking: every rank knows all documents,
-# and no rank tells another what to do. The list of documents stays as it is.
+# Same weights, and no rank with more than 15% more tokens than the mean, or than the longest document where
+# that has more. There may be fewer documents than ranks. A document goes through the model whole and by
+# itself: in most models what comes of a token depends on all tokens before it. All ranks come to the same
+# shares without talking: every rank knows all documents, and no rank tells another what to do. The list of
+# documents stays as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best).</details>
