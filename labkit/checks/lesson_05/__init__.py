@@ -293,7 +293,7 @@ EXERCISES = [
                 1,
                 "Every layer's gradients are those of plain autograd",
                 "",
-                {"values": chain_gives("grad")},
+                {"values": every(chain_gives("grad"), chain.leaves_frozen_alone)},
             ),
             Property(
                 "forward-counts",

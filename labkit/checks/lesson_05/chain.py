@@ -178,6 +178,12 @@ def chain_gives(*kinds: str) -> Judge:
     return judge
 
 
+def leaves_frozen_alone(evidence: BesidePlainChain) -> Iterator[Finding]:
+    """No gradient where plain autograd has none."""
+    found = [n for n in evidence.answers[0].tensors if n.startswith("grad.") and n not in evidence.plain]
+    yield Finding(not found, "no gradient for a frozen layer", f"{', '.join(found)}")
+
+
 def leaves_the_list(evidence: Evidence) -> Iterator[Finding]:
     """The list that was handed over has its layers."""
     left, layers = evidence.answers[0].facts["left"], evidence.case.params["layers"]

@@ -154,16 +154,18 @@ def _without_gradients(rank: Rank, recipe: Recipe) -> None:
 
 
 def _measured(rank: Rank, recipe: Recipe) -> None:
-    """Facts: kept_bytes (between forward and backward), left_bytes (after backward), calls (after forward,
-    after backward).
+    """Facts: kept_bytes (between forward and backward), left_bytes (after backward, beside the result, which
+    lives), calls (after forward, after backward).
 
     A call of one row goes before each that is measured: what is kept of the last call alone is seen then.
     """
 
-    def back_and_forth(subject: Subject) -> None:
-        rank.student.checkpoint(subject.function, *subject.args).backward(subject.grad_output)
+    def back_and_forth(subject: Subject) -> Tensor:
+        output: Tensor = rank.student.checkpoint(subject.function, *subject.args)
+        output.backward(subject.grad_output)
         subject.module.zero_grad()
         subject.args[0].grad = None
+        return output
 
     def prepare() -> Subject:
         fresh = recipe.subject(rank.case, rank.inputs)
@@ -177,8 +179,9 @@ def _measured(rank: Rank, recipe: Recipe) -> None:
         return lambda: rank.student.checkpoint(fresh.function, *fresh.args)
 
     rank.fact("kept_bytes", bytes_kept(forward))
-    rank.fact("left_bytes", bytes_kept(lambda: partial(back_and_forth, prepare())))
     subject = recipe.subject(rank.case, rank.inputs)
+    left = bytes_kept(lambda: partial(back_and_forth, prepare()))
+    rank.fact("left_bytes", left - subject.grad_output.nbytes)
     function = Counted(subject.function)
     output = rank.student.checkpoint(function, *subject.args)
     calls = [function.calls]
@@ -339,7 +342,7 @@ def keeps_its_ends(evidence: BesidePlainCalls) -> Iterator[Finding]:
     kept, most = facts["kept_bytes"], evidence.plain[0]["output"].nbytes + SLACK_BYTES
     yield Finding(kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes")
     left = facts["left_bytes"]
-    told = f"at most {SLACK_BYTES} bytes left when backward is over and gradients are gone"
+    told = f"at most {SLACK_BYTES} bytes beside the result when backward is over and gradients are gone"
     yield Finding(left <= SLACK_BYTES, told, f"{left} bytes")
 
 
