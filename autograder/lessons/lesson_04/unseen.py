@@ -114,6 +114,7 @@ def _run(seed: int) -> list[Case]:
 
     m, b, again = draw.choice((5, 6, 7)), draw.randint(1, 3), draw.randint(0, 10**6)
     uneven = [draw.randint(1, 3), draw.randint(4, 6), draw.randint(1, 3), draw.randint(4, 6)]
+    as_first = [*uneven[:3], uneven[0]]  # as many rows in the last micro-batch as in the first
     cases = [
         case("gpipe", gpipe(3, m), 3, [b] * m),
         case("naive", one_at_a_time(2, 2, 5), 2, [b] * 5),
@@ -121,7 +122,8 @@ def _run(seed: int) -> list[Case]:
         case("in-flight", one_f_one_b(3, m), 3, [1] * m, "1F1B"),
         case("any-schedule", random_lists(3, 6, 3, again), 6, [b] * 3, "a random order"),
         case("any-schedule", random_lists(2, 5, 4, again), 5, [1] * 4, "a random order"),
-        case("unequal", gpipe(3, 4), 3, uneven),
+        case("in-flight", one_at_a_time(1, 3, 8), 3, [1] * 8, "all stages on one rank"),
+        case("unequal", gpipe(3, 4), 3, as_first),
         case("few", lists_by_choice(4, 3, 2, forwards_first), 3, [2, 2], "a rank without a stage"),
         case("tied", one_at_a_time(2, 4, 3), 4, [2] * 3, "two stages a rank"),
         case("tied-train", gpipe(3, 4), 3, [2] * 4),
