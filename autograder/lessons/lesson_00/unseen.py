@@ -32,7 +32,7 @@ def _ring_cases(seed: int) -> list[Case]:
         case(5, [draw.randint(1, 4)], "uneven-sizes"),
         case(5, [24], "subgroup", groups=[[1, 3, 4], [0, 2]]),
         case(2, [draw.randint(150_000, 300_000), 2], "large-tensors"),
-        case(2, [40], "any-dtype", dtype="int32"),
+        case(2, [40], "any-dtype", dtype="int32", after="float32"),
         case(1, [2, draw.randint(1, 9)], "any-world-size"),
     ]
 
@@ -124,6 +124,7 @@ def _deadlock_cases(seed: int) -> list[Case]:
         loss_case([0, draw.randint(1, 9), 0], "loss", seed, dtype="float32"),
         loss_case([draw.randint(2, 5), 2], "loss", seed, first="0"),
         loss_case([draw.randint(1, 3), 1], "loss", seed, first="inf"),
+        loss_case([draw.randint(2, 3), 1], "loss-none", seed, first="3e38", dtype="float32"),
         grid_case(3, 2, "grid-shapes", seed),
     ]
     return [replace(case, name=f"unseen: {case.name}") for case in cases]

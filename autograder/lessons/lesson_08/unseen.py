@@ -6,7 +6,13 @@ from collections.abc import Callable
 from random import Random
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_08.formulas import flat_layout_cases, rank_bytes_cases, step_traffic_cases
+from labkit.checks.lesson_08.formulas import (
+    MIXED,
+    flat_layout_cases,
+    rank_bytes_cases,
+    settings_case,
+    step_traffic_cases,
+)
 from labkit.checks.lesson_08.gradients import bucket_case
 from labkit.checks.lesson_08.gradients import watched_case as watched_buckets
 from labkit.checks.lesson_08.masters import bf16_case
@@ -30,11 +36,21 @@ def _sizes(draw: Random) -> tuple[list[int], list[int]]:
 
 
 def _rank_bytes(seed: int) -> list[Case]:
-    return rank_bytes_cases(seed, "unseen: ", *_sizes(Random(f"08/bytes/{seed}")))
+    even, odd = _sizes(Random(f"08/bytes/{seed}"))
+    return [
+        *rank_bytes_cases(seed, "unseen: ", even, odd),
+        settings_case("unseen: a stage 4 of one rank", "refused", [[even, MIXED, 4, 1]], seed),
+    ]
 
 
 def _step_traffic(seed: int) -> list[Case]:
-    return step_traffic_cases(seed, "unseen: ", *_sizes(Random(f"08/traffic/{seed}")))
+    even, odd = _sizes(Random(f"08/traffic/{seed}"))
+    return [
+        *step_traffic_cases(seed, "unseen: ", even, odd),
+        settings_case("unseen: fewer micro-batches than none", "refused", [[even, 0, 2, -1, True]], seed),
+        settings_case("unseen: one rank, no micro-batch", "refused", [[even, 0, 1, 0, True]], seed),
+        settings_case("unseen: one rank, a stage 4", "refused", [[even, 4, 1, 1, True]], seed),
+    ]
 
 
 def _flat_layout(seed: int) -> list[Case]:
@@ -65,9 +81,17 @@ def _optimizer(seed: int) -> list[Case]:
             **_net(draw),
         ),
         shard_case(
-            "unseen: a schedule", "schedule", 3, seed, schedule=True, option_groups=True, **_net(draw)
+            "unseen: a schedule, momentum",
+            "schedule",
+            3,
+            seed,
+            schedule=True,
+            option_groups=True,
+            optimizer="momentum",
+            **_net(draw),
         ),
         bf16_case("unseen: bf16", 4, seed, size=draw.randint(190, 260)),
+        bf16_case("unseen: float16", 2, seed, size=200, dtype="float16"),
         held_case("unseen: Adam's state", 3, seed, draw.randint(30, 44), "float32"),
         shard_case(
             "unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[[0, 3], [1]]
@@ -158,9 +182,11 @@ def _checkpoint(seed: int) -> list[Case]:
         "c": [draw.randint(1, 3), "bfloat16"],
         "d": [draw.randint(4, 20), "float64"],
     }
+    others = {"e": [17, "float16"], "f": [8, "int32"], "g": [19, "bool"]}
+    ones = {"h": [1, "float32"], "i": [1, "float32"]}  # padding only on most ranks
     large = {"a": [30_001, "float64"], "b": [9_002, "bfloat16"]}
     return [
-        checkpoint_case("unseen: three ranks", "same-ranks", 3, seed, tensors=tensors),
+        checkpoint_case("unseen: three ranks", "same-ranks", 3, seed, tensors=tensors | others | ones),
         checkpoint_case("unseen: 4 to fewer", "other-ranks", 4, seed, tensors=tensors, load_on=[1, 2, 3]),
         checkpoint_case("unseen: 3 to 2", "other-ranks", 3, seed, tensors=tensors, load_on=[2]),
         checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large),

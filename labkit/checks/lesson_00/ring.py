@@ -146,8 +146,8 @@ def _messages_only(evidence: Evidence) -> Iterator[Finding]:
 
 def _parts_of_x(evidence: Evidence) -> Iterator[Finding]:
     """2(n-1) messages each way, each of a part of x, in its dtype."""
-    x = evidence.inputs["x"][0]
     for answer in evidence.answers:
+        x, _ = _handed(evidence.case, evidence.inputs["x"][answer.rank], answer.rank)
         size = place_of(evidence.case, answer.rank).size
         largest = (math.ceil(x.numel() / size) + size) * x.element_size()
         for op in ("send", "recv"):
@@ -157,6 +157,7 @@ def _parts_of_x(evidence: Evidence) -> Iterator[Finding]:
 
 _RIGHT_SUM = every(on_each(_sum_in_place), _messages_only, stays_in_group)
 _NEIGHBOURS = on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank)))
+_IN_A_RING = every(_RIGHT_SUM, _NEIGHBOURS, _parts_of_x)
 _RUN = Run(_add_up, _inputs, own_entry)
 _KINDS = (
     "sum-values",
@@ -232,7 +233,7 @@ EXERCISE = Exercise(
             1,
             "It works on a view that is not contiguous, and touches nothing outside it",
             "reshape and contiguous copy such a tensor, so the sum lands in the copy: copy it back into x",
-            {"any-layout": _RIGHT_SUM},
+            {"any-layout": _IN_A_RING},
         ),
         Property(
             "large-tensors",
@@ -240,7 +241,7 @@ EXERCISE = Exercise(
             1,
             "It does not deadlock, however large the messages",
             "every rank waits in send before any rank receives: start the send with isend",
-            {"large-tensors": _RIGHT_SUM},
+            {"large-tensors": _IN_A_RING},
         ),
         Property(
             "subgroup",
@@ -248,7 +249,7 @@ EXERCISE = Exercise(
             1,
             "It works in a group that is not all ranks",
             "a rank of the group was used as a global rank: say group_dst and group_src, and pass group",
-            {"subgroup": _RIGHT_SUM},
+            {"subgroup": _IN_A_RING},
         ),
     ),
     forbids=tuple(f"torch.distributed.{name}" for name in FORBIDDEN),

@@ -16,13 +16,22 @@ import torch.distributed as dist
 
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk
+from labkit.checks.lesson_08.disk import exchange_files, files_of_all, header_of_safetensors, own_disk
 from labkit.checks.lesson_08.formulas import HIDES
 from labkit.checks.lesson_08.killed import count_growths, stop_while_writing
 from labkit.checks.lesson_08.net import FORBIDDEN
 from labkit.checks.lesson_08.power import lose_power_in
 from labkit.checks.lesson_08.resumed import goes_on, hand_rows, train_inputs, train_save_resume
-from labkit.checks.lesson_08.saved import Save, hand_shards, owned_by, part_of, saved_inputs, saves, totals_of
+from labkit.checks.lesson_08.saved import (
+    Save,
+    hand_shards,
+    overlaps,
+    owned_by,
+    part_of,
+    saved_inputs,
+    saves,
+    totals_of,
+)
 from labkit.checks.lesson_08.tried_saves import checkpoint_cases
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, nbytes, same
@@ -73,15 +82,12 @@ def _save(rank: Rank, folder: Path, save: Save, group: dist.ProcessGroup) -> Non
 
 
 def _described(path: Path, folder: Path) -> JSON:
-    """Where in `folder`, bytes, kind, and bytes without the header of safetensors, which begins with its
-    length.
-    """
+    """Where in `folder`, bytes, kind, and bytes without the header of safetensors."""
     with path.open("rb") as file:
         head = file.read(SMALL)
-    kind = "safetensors" if head[8:9] == b"{" else "text" if _is_text(head) else "other"
-    header = 8 + int.from_bytes(head[:8], "little") if kind == "safetensors" else 0
-    size = path.stat().st_size
-    return [str(path.relative_to(folder)), size, kind, size - header]
+    header, size = header_of_safetensors(path), path.stat().st_size
+    kind = "safetensors" if header is not None else "text" if _is_text(head) else "other"
+    return [str(path.relative_to(folder)), size, kind, size - (header or 0)]
 
 
 def _is_text(head: bytes) -> bool:
@@ -94,6 +100,7 @@ def _load(rank: Rank, folder: Path, group: dist.ProcessGroup, name: str) -> None
     rank.fact(name, {"step": step, "names": sorted(shards), "extra": extra})
     for key, tensor in shards.items():
         rank.answer(f"{name}.{key}", tensor)
+    rank.fact(f"{name} overlaps", overlaps(shards))
 
 
 def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], None]) -> None:
@@ -204,6 +211,14 @@ def _is_back(evidence: Evidence, save: Save, told_as: str = "loaded") -> Iterato
                 yield same(f"{told}, as saved on {save.ranks}", part, answer, f"{told_as}.{size}.{name}")
 
 
+def own_memory(evidence: Evidence) -> Iterator[Finding]:
+    """Who changes a shard that was loaded changes no other."""
+    for size in evidence.case.params["load_on"]:
+        for rank in _loaders(evidence.case, size):
+            shared = evidence.answers[rank].facts[f"loaded.{size} overlaps"]
+            yield Finding(not shared, "shards of which no two share memory", ", ".join(shared), rank)
+
+
 def last(case: Case) -> Save:
     """The newest save of the step with the highest number."""
     return max(saves(case), key=lambda save: (save.step, save.turn))
@@ -302,7 +317,7 @@ SHARDED_CHECKPOINT = Exercise(
             2,
             "What was saved comes back on as many ranks: every shard, its dtype, the step and `extra`.",
             "only rank 0's shard was written, or a dtype was changed on the way",
-            {"same-ranks": comes_back(last)},
+            {"same-ranks": every(comes_back(last), own_memory)},
         ),
         Property(
             "other-ranks",

@@ -23,6 +23,16 @@ def own_disk() -> Iterator[Path]:
         yield folder
 
 
+def header_of_safetensors(path: Path) -> int | None:
+    """Bytes before the tensors of a file of safetensors: it begins with the length of its header, in 8 bytes,
+    and the header is a dict. None of any other file.
+    """
+    with path.open("rb") as file:
+        head = file.read(9)
+    header = 8 + int.from_bytes(head[:8], "little")
+    return header if head[8:] == b"{" and header <= path.stat().st_size else None
+
+
 def exchange_files(folder: Path, group: dist.ProcessGroup) -> None:
     """Every rank ends with the files of all: this stands for the disk that they share."""
     own = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

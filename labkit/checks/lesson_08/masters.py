@@ -14,7 +14,7 @@ from labkit.checks.shared.split import drawn
 BF16_STEPS = 60
 AWAY = 2048.0  # what cancels over two steps, beside which bf16 holds no number of the size of a slope
 ALIKE = 64.0  # the same over micro-batches
-HALF_A_UNIT = 2**-8 + 2**-12  # of bf16's last place, relative, and room for what fp32 does not hold
+ROOM = 2**-12  # relative, for what fp32 does not hold
 
 
 def bf16_inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -29,7 +29,11 @@ def bf16_inputs(case: Case, generator: torch.Generator) -> Inputs:
         slope[rank, 1] -= part * AWAY
     if case.params["micro_batches"] > 1:
         slope[:, :, 0], slope[:, :, -1] = ALIKE + slope[:, :, 0], slope[:, :, -1] - ALIKE
-    return {"w": w.to(torch.bfloat16), "slope": slope.to(torch.bfloat16)}
+    return {"w": w.to(_weights_dtype(case)), "slope": slope.to(_weights_dtype(case))}
+
+
+def _weights_dtype(case: Case) -> torch.dtype:
+    return getattr(torch, case.params["weights"])
 
 
 class Slopes(nn.Module):
@@ -56,25 +60,29 @@ class TwoSlopes(nn.Module):
 
 
 def masters_are_kept(evidence: Evidence) -> Iterator[Finding]:
-    """The weights are what fp32 arithmetic gives, rounded to bf16 at the end: within half a unit of its last
-    place.
+    """The weights are what fp32 arithmetic gives, rounded to their dtype at the end: within half a unit of
+    its last place.
     """
+    dtype, name = _weights_dtype(evidence.case), evidence.case.params["weights"]
+    half_a_unit = torch.finfo(dtype).eps / 2 + ROOM
     weight = evidence.inputs["w"][0].double()
     slope = evidence.inputs["slope"].double().mean(0).mean(0).sum(0)
     expected = weight - BF16_STEPS * evidence.case.params["lr"] * slope
     for answer in evidence.answers:
         seen = answer.tensors["weights 0.w"]
-        if seen.dtype != torch.bfloat16 or seen.shape != expected.shape:
-            told = f"bfloat16 weights of shape {list(expected.shape)}"
+        if seen.dtype != dtype or seen.shape != expected.shape:
+            told = f"{name} weights of shape {list(expected.shape)}"
             yield Finding(False, told, f"{seen.dtype}, {list(seen.shape)}", answer.rank)
             continue
         error = (seen.double() - expected).abs() / expected.abs().clamp(min=0.05)
         worst = int(error.argmax())
-        told = f"element {worst} after {BF16_STEPS} steps: {expected[worst]:.5f}, rounded to bf16"
-        yield Finding(bool(error.max() < HALF_A_UNIT), told, f"{seen[worst].item():.5f}", answer.rank)
+        told = f"element {worst} after {BF16_STEPS} steps: {expected[worst]:.5f}, rounded to {name}"
+        yield Finding(bool(error.max() < half_a_unit), told, f"{seen[worst].item():.5f}", answer.rank)
 
 
-def bf16_case(name: str, ranks: int, seed: int, size: int, micro_batches: int = 1) -> Case:
-    """Weights in bf16, and steps too small for them."""
-    sizes = {"size": size, "lr": 1e-4, "micro_batches": micro_batches}
+def bf16_case(
+    name: str, ranks: int, seed: int, size: int, micro_batches: int = 1, dtype: str = "bfloat16"
+) -> Case:
+    """Weights in bf16 (or float16), and steps too small for them."""
+    sizes = {"size": size, "lr": 1e-4, "micro_batches": micro_batches, "weights": dtype}
     return Case(name, ranks, sizes, seed, kind="bf16", timeout=40.0)

@@ -309,7 +309,7 @@ GLOBAL_GRAD_NORM = Exercise(
             "Padding only, no shards at all, and gradients that are None, zero or transposed are no trouble;"
             " every rank takes part.",
             "a rank without gradients returned early, and the others wait",
-            {"empty": _BOTH},
+            {"empty": every(norm_is_global, gradients_are_scaled, scaled_in_place)},
         ),
         Property(
             "communication",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from labkit.checks.lesson_08.disk import header_of_safetensors
 from labkit.checks.lesson_08.killed import sizes
 
 MOST_FILES = 1024  # that a rank may have open
@@ -57,11 +58,8 @@ def _names(folder: Path) -> dict[int, Path]:
 
 
 def _is_part(path: Path) -> bool:
-    """Whether it is a file of safetensors, which begins with the length of its header."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(9)[8:] == b"{"
+    """Whether it is a file of safetensors."""
+    return path.is_file() and header_of_safetensors(path) is not None
 
 
 def _open_files() -> set[int]:

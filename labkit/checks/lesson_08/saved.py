@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -68,7 +70,9 @@ def saved_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _in_dtype(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whole numbers are as large as their dtype holds."""
+    """Whole numbers are as large as their dtype holds; the negative ones are True."""
+    if dtype == torch.bool:
+        return numbers < 0
     scale = 1.0 if dtype.is_floating_point else 0.1 * torch.iinfo(dtype).max
     return (scale * numbers).to(dtype)
 
@@ -81,6 +85,19 @@ def hand_shards(case: Case, inputs: Inputs, rank: int) -> Inputs:
         for name, flat in save.tensors(inputs).items()
         if rank in save.members
     }
+
+
+def overlaps(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of those that lie where another one does, if only in part."""
+    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if tensor.numel())
+    both = [(before, after) for before, after in pairwise(spans) if after[0] < before[1]]
+    return sorted({name for pair in both for *_, name in pair})
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Where in memory a tensor begins, and where it ends."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def totals_of(case: Case) -> dict[str, int]:
