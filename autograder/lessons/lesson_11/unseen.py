@@ -33,6 +33,7 @@ def _merge_cases(seed: int) -> list[Case]:
             "unseen: far below 0", "large", [1, s, d], first, seed, below=float(draw.randint(800, 999))
         ),
         merge_case("unseen: nothing seen", "empty", [2, 1, s, d], first, seed, dtype="float32"),
+        merge_case("unseen: a part that all see", "empty", [3, s, d], first, seed, blind=["one"]),
     ]
 
 
@@ -171,7 +172,7 @@ def _gpt_cases(seed: int) -> list[Case]:
     shallow = {"layers": 1, "dtype": "float32", "apart": True}
     return [
         gpt_case("unseen: cp 4", "values", 1, 4, 1, seed, sequence=8 * size, longest=8 * size + 3, **more),
-        gpt_case("unseen: dp 3, apart", "values", 3, 2, 1, seed, sequence=4 * size, **shallow, **more),
+        gpt_case("unseen: dp 3, apart", "values", 3, 2, 1, seed, sequence=12, **shallow, **more),
         gpt_case("unseen: cp 3, tp 2", "tensor", 1, 3, 2, seed, sequence=6 * size, longest=18, **more),
         gpt_case("unseen: dp 2, cp 2, tp 2", "tensor", 2, 2, 2, seed, sequence=4 * size, layers=1, **more),
         gpt_case("unseen: without targets", "without", 1, 3, 1, seed, sequence=6 * size, longest=18, **more),

@@ -31,6 +31,9 @@ def _route_cases(seed: int) -> list[Case]:
         route_case("unseen: tokens in float64", "mixed", [7, h, e], 3, seed, router="float32"),
         route_case("unseen: a bias", "biased", [13, h, e], draw.randint(1, 3), seed, dtype="float32"),
         route_case("unseen: a bias in float16", "biased", [50, h, e], 2, seed, bias="float16"),
+        route_case(
+            "unseen: a bias for unlikely experts", "biased", [11, h, e], 2, seed, dtype="float32", below=28.0
+        ),
         route_case("unseen: one", "extremes", [5, h, e], 1, seed, dtype="float32"),
         route_case("unseen: all", "extremes", [5, h, 4], 4, seed),
         route_case("unseen: no tokens", "extremes", [0, h, e], 3, seed, dtype="float32"),
@@ -126,6 +129,7 @@ def _capacity_cases(seed: int) -> list[Case]:
     settings = [(8 * draw.randint(1, 90), draw.randint(1, 4), 8, factor) for factor in (0.5, 1.0, 1.5, 2.0)]
     ragged = [(draw.randint(1, 60), draw.randint(1, 3), draw.randint(3, 11), 1.25) for _ in range(6)]
     ragged.append((5, 1, draw.choice((2, 3, 6)), 1.25))  # 6.25, of which the whole part divides
+    ragged.append((10_001, 1, 10_000, 1.0))  # a little more than one
     return [
         size_case("unseen: sizes", "sizes", settings, seed),
         size_case("unseen: ragged", "ragged", ragged, seed),
@@ -146,7 +150,7 @@ def _arithmetic_cases(seed: int) -> list[Case]:
     draw = Random(f"12/arithmetic/{seed}")
     models = [
         shapes(
-            layers=draw.randint(4, 9),
+            layers=draw.randint(6, 9),
             hidden=2 * draw.randint(5, 20),
             vocabulary=draw.randint(60, 99),
             num_experts=4 * draw.randint(2, 5),
@@ -155,7 +159,7 @@ def _arithmetic_cases(seed: int) -> list[Case]:
             shared_experts=shared,
             dense_layers=dense,
         )
-        for shared, dense in ((0, 0), (1, 2), (2, 1))
+        for shared, dense in ((0, 0), (1, 5), (2, 1))
     ]
     return [
         model_case("unseen: plain", "parameters", [with_attention(models[0])], seed),
@@ -175,9 +179,12 @@ def _reduce_cases(seed: int) -> list[Case]:
         reduce_case("unseen: two over three", "values", 2, 3, seed),
         reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32", turned=True),
         reduce_case("unseen: one copy", "single", 1, 2, seed),
-        reduce_case("unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}),
+        reduce_case(
+            "unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}, turned=True
+        ),
         reduce_case("unseen: without shared ones", "missing", 2, 2, seed, without="shared"),
         reduce_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
+        reduce_case("unseen: neighbours with the same experts", "subgroup", 2, 2, seed, apart=True),
         trained_case("unseen: two steps", 3, 1, tokens[:3], [5, 3, 4], seed),
     ]
 
@@ -195,6 +202,7 @@ def _clip_cases(seed: int) -> list[Case]:
         clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared", missing=nothing_here),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
+        clip_case("unseen: neighbours with the same experts", "subgroup", 2, 2, seed, apart=True),
     ]
 
 

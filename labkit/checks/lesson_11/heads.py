@@ -237,7 +237,7 @@ EXERCISE = Exercise(
             1,
             "Each rank attends over all tokens, for its own n-th of both kinds of heads alone.",
             "every rank computes all heads, or keys are repeated for the heads that share them",
-            {"values": on_each(_own_heads)},
+            dict.fromkeys(("values", "alone"), on_each(_own_heads)),
         ),
         Property(
             "refused",

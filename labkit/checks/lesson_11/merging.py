@@ -25,7 +25,8 @@ from labkit.checks.shared.split import dtype_of
 
 def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **params: object) -> Case:
     """shape: [..., s, d]. first: keys of the first part; the second has the rest. views: what is given does
-    not lie together in memory. scale: of the scores. below: how far all scores are below those drawn.
+    not lie together in memory. scale: of the scores. below: how far all scores are below those drawn. blind:
+    the keys that the first rows do not see where the kind is "empty": of both parts, of one or of the other.
     """
     return Case(name, 1, {"shape": shape, "first": first, **params}, seed, kind=kind)
 
@@ -45,17 +46,15 @@ def _cases(seed: int) -> list[Case]:
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """Two partials over different keys, and which keys each query sees in them."""
     drawn = {name: t.double() for name, t in queries_keys_values(case, generator).items()}
-    s = case.params["shape"][-2]
+    s, first = case.params["shape"][-2], case.params["first"]
     visible = torch.ones(s, s, dtype=torch.bool)
-    if case.kind == "empty":  # of row 0 nothing at all, of row 1 one part, of row 2 the other
-        visible[0], visible[1, : case.params["first"]], visible[2, case.params["first"] :] = (
-            False,
-            False,
-            False,
-        )
+    if case.kind == "empty":
+        keys_of = {"both": slice(None), "one": slice(first), "other": slice(first, None)}
+        for row, part in enumerate(case.params.get("blind", keys_of)):
+            visible[row, keys_of[part]] = False
     q, k = drawn["q"], drawn["k"]
     parts: Inputs = {}
-    for name, keys in (("one", slice(0, case.params["first"])), ("other", slice(case.params["first"], None))):
+    for name, keys in (("one", slice(0, first)), ("other", slice(first, None))):
         partial = whole_attention(q, k[..., keys, :], drawn["v"][..., keys, :], visible[:, keys])
         parts |= {f"{name}.out": partial[0], f"{name}.lse": partial[1]}
     whole = whole_attention(q, k, drawn["v"], visible)

@@ -26,6 +26,7 @@ from labkit.checks.lesson_11.divided_gpt import (
 )
 from labkit.checks.lesson_11.losses import IGNORED, MOST_BYTES
 from labkit.checks.lesson_11.ring import TORCHS_OWN
+from labkit.checks.lesson_11.tokens import zigzag
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
     STEPS,
@@ -42,6 +43,8 @@ from labkit.checks.shared.beside import (
 from labkit.checks.shared.split import dtype_of, loaded, under
 from labkit.checks.shared.sums import SHARES, summed_bytes
 
+SHORTEST = 2  # as many tokens of each rank are the least that can be cut
+
 # -- on a rank
 
 
@@ -57,7 +60,7 @@ def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
     of the last step. Facts held_bytes, of the rank's part when it was made, and changed: what is no longer as
     it was in the whole model. Before, another model is made, of other groups, and this one is evaluated on
-    one sequence, of another length.
+    one sequence, of another length; and after it again, on the shortest sequence: answer shortest.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
     given, (context, tensor, batch) = _held(full), _groups(rank)
@@ -67,9 +70,7 @@ def _train(rank: Rank) -> None:
     gc.collect()
     rank.fact("held_bytes", held_since(before_it))
     other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
-    tokens = max(2, rank.inputs["ids"].shape[-1] - 2)
-    with torch.no_grad():
-        model.loss(*(rank.inputs[name][0, :1, :tokens].clone() for name in ("ids", "targets")))
+    _evaluate(rank, model, max(SHORTEST, rank.inputs["ids"].shape[-1] - 2))
     for step in range(STEPS):
         model.zero_grad()
         with rank.recording("forward"):
@@ -84,11 +85,20 @@ def _train(rank: Rank) -> None:
         descend(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         rank.answer(f"trained.{name}", parameter)
+    with rank.attempt("losses"):
+        rank.answer("shortest", _evaluate(rank, model, SHORTEST))
     before, held = under("full.", rank.inputs), _held(full)
     other = {n for n, p in full.named_parameters() if not torch.equal(p, before[n])}
     del other_model
     other |= {n for n in given.keys() | held.keys() if given.get(n, given) is not held.get(n, held)}
     rank.fact("changed", sorted(other))
+
+
+def _evaluate(rank: Rank, model: Any, tokens: int) -> Tensor:
+    """The loss of one sequence of each replica: the first `tokens` of every rank."""
+    with torch.no_grad():
+        loss: Tensor = model.loss(*(rank.inputs[name][0, :1, :tokens].clone() for name in ("ids", "targets")))
+        return loss
 
 
 def _held(model: nn.Module) -> dict[str, object]:
@@ -120,8 +130,13 @@ class OneProcess(Evidence):
         """ "grad.STEP", the gradients of each step, and "trained", the weights after the last one."""
         return self._trained[1]
 
+    @property
+    def shortest(self) -> Tensor | None:
+        """The loss of the shortest sequences, after training; None where no rank has a target of theirs."""
+        return self._trained[2]
+
     @cached_property
-    def _trained(self) -> tuple[list[Tensor], dict[str, State]]:
+    def _trained(self) -> tuple[list[Tensor], dict[str, State], Tensor | None]:
         model = loaded(plain_model(self.case).double(), under("full.", self.inputs))
         dtype = dtype_of(self.case)
         losses, states = [], {}
@@ -136,7 +151,22 @@ class OneProcess(Evidence):
             }
             descend(model)
         states["trained"] = {name: p.detach().to(dtype) for name, p in model.named_parameters()}
-        return losses, states
+        ids, targets = (self._first_tokens(self.inputs[name][0]) for name in ("ids", "targets"))
+        if bool((targets == IGNORED).all()):
+            return losses, states, None
+        logits = model(ids).detach()
+        shortest = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED).to(dtype)
+        return losses, states, shortest
+
+    def _first_tokens(self, rows: Tensor) -> Tensor:
+        """Of [B, s], each replica's first row: as one short sequence, the first tokens of every rank."""
+        p = self.case.params
+        pieces, first = p["sizes"]["cp"], rows[:: p["rows"]]
+        found = first[:, : SHORTEST * pieces].clone()
+        for piece in range(pieces):
+            own = zigzag(p["sequence"], piece, pieces)[:SHORTEST]
+            found[:, zigzag(found.shape[1], piece, pieces)] = first[:, own]
+        return found
 
 
 def _losses(evidence: OneProcess) -> Iterator[Finding]:
@@ -144,6 +174,9 @@ def _losses(evidence: OneProcess) -> Iterator[Finding]:
         for step, loss in enumerate(evidence.losses):
             told = f"step {step}: the mean over all targets of the batch"
             yield same(told, loss, answer, f"loss.{step}")
+        if evidence.shortest is not None:
+            told = "after training, in a call with one row and fewer tokens: the mean over all targets"
+            yield same(told, evidence.shortest, answer, "shortest")
 
 
 def _states(*kinds: str) -> Judge:
@@ -234,7 +267,8 @@ EXERCISE = Exercise(
             "losses",
             "numbers",
             1,
-            "In each of two steps every rank has the mean over all targets of the batch.",
+            "In each of two steps, and in a shorter call after them, every rank has the mean over all"
+            " targets of the batch.",
             "positions were counted from 0 on every rank",
             {"values": _losses},
         ),

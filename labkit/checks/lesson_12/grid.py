@@ -29,7 +29,7 @@ def grid_case(
     name: str, kind: str, copies: int, spread: int, seed: int, jobs: int = 1, **params: Any
 ) -> Case:
     """copies x spread ranks for each of `jobs` models (2 ranks each where there are several); neighbours
-    share a copy of the experts.
+    share a copy of the experts. apart: they do not, and neighbours have the same experts.
     """
     size = copies * spread
     settings = {"copies": copies, "spread": spread, **params}
@@ -40,14 +40,16 @@ def grid_case(
 
 def seats_of(case: Case, rank: int) -> Seats:
     """Where a rank sits in the grid of its model."""
-    return _seats(place_of(case, rank).members, place_of(case, rank).position, case.params["spread"])
+    place, apart = place_of(case, rank), case.params.get("apart", False)
+    size = case.params["copies" if apart else "spread"]
+    beside, across = _sides(place.members, place.position, size)
+    return Seats(list(place.members), *((across, beside) if apart else (beside, across)))
 
 
-def _seats(members: Sequence[int], position: int, spread: int) -> Seats:
-    first = position - position % spread
-    return Seats(
-        list(members), list(members[first : first + spread]), list(members[position % spread :: spread])
-    )
+def _sides(members: Sequence[int], position: int, size: int) -> tuple[list[int], list[int]]:
+    """The `size` neighbours that a position is among, and those at the same place among others."""
+    first = position - position % size
+    return list(members[first : first + size]), list(members[position % size :: size])
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from labkit.checks.shared.split import drawn, dtype_of
 
 ROUTE_ID = "12.route"
 LEAVES = ("tokens", "router")
+DECISIVE = 30.0  # so many times a drawn bias lies further apart than any two probabilities
 
 
 def route_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
     """shape: [n, h, E]. dtype: of the tokens. router: the router's dtype, by default float32 or better; bias:
     the bias's, by default what is computed in. shift: by how much a token's scores are above or below 0.
+    below: the bias decides alone, and the scores of the experts that it chooses are so far below the others.
     """
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
 
@@ -55,15 +57,21 @@ def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inp
     kept = getattr(torch, case.params["router"]) if "router" in case.params else wide
     router = (drawn(case, generator, num_experts, hidden).to(wide) / hidden**0.5).to(kept)
     wide = torch.promote_types(wide, kept)
-    inputs, shift = {"router": router}, case.params.get("shift")
+    inputs, shift, below = {"router": router}, case.params.get("shift"), case.params.get("below")
     if shift:
         router[:, 0] = 1  # a token's first number is added to all its scores, and changes no probability
     if biased:
         own = getattr(torch, case.params["bias"]) if "bias" in case.params else wide
-        inputs["bias"] = _drawn_bias(generator, num_experts).to(own)
+        apart = DECISIVE if below else 1.0
+        inputs["bias"] = apart * _drawn_bias(generator, num_experts).to(own)
+    if below:
+        router[:, 0] = 0
+        router[inputs["bias"].topk(case.params["k"]).indices, 0] = -below
     tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"))
     if shift:
         tokens[:, 0] = shift * (-1.0) ** torch.arange(n)
+    if below:
+        tokens[:, 0] = 1
     if biased:
         tokens[-1] = 0  # as likely for one expert as for another: the bias alone chooses
     weights = {

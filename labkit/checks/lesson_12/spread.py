@@ -164,8 +164,9 @@ def _train(rank: Rank, group: dist.ProcessGroup) -> None:
         module.zero_grad()
         tokens = _tokens(rank, step)
         (SCALE * module(tokens).square().sum()).backward()
-        if router.grad is not None:
-            dist.all_reduce(router.grad, group=group)
+        if router.grad is None:  # an answer's mistake: the other ranks wait for this one all the same
+            router.grad = torch.zeros_like(router)
+        dist.all_reduce(router.grad, group=group)
         descend(module)
     rank.answer("trained.tokens", tokens.grad)
     named = [(f"{i}.{name}", p) for i, expert in enumerate(experts) for name, p in expert.named_parameters()]

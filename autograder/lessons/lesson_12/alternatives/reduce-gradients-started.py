@@ -11,7 +11,7 @@ def reduce_gradients(shared, experts, everyone, replicas) -> None:
     with torch.no_grad():
         for parameter, group in pairs:
             if parameter.grad is None:
-                parameter.grad = parameter.new_zeros(parameter.shape)
+                parameter.grad = torch.zeros_like(parameter)
             parameter.grad.mul_(share)
             works.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
         for work in works:
