@@ -171,7 +171,8 @@ def _in_classes(node: ast.AST, looked_up: set[str]) -> Iterator[str]:
         case ast.ClassDef(bases=bases, body=body):
             if any(looks_up_a_class(base) or _is_one_of(base, looked_up) for base in bases):
                 yield "makes a kind of a class that it looks up"
-            if any(isinstance(each, ast.Import | ast.ImportFrom) for each in body):
+            inside = _within(body, (*_SCOPES, ast.ClassDef))
+            if any(isinstance(each, ast.Import | ast.ImportFrom) for each in inside):
                 yield "imports something as a part of a class"
         case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if _is_one_of(value, looked_up):
             yield "replaces something in a class that it looks up"

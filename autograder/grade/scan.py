@@ -26,8 +26,10 @@ from autograder.grade.watched_names import (
     CLASSES,
     GRADING_WORDS,
     HARMLESS,
+    HAS_ALL_NAMES,
     INTERPRETER,
     MODULES,
+    PLAIN,
     PUBLIC,
     UNCOUNTED,
 )
@@ -74,6 +76,7 @@ class Clues(msgspec.Struct):
     renamed: dict[str, list[str]]
 
 
+PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
 Names = Mapping[str, Sequence[str]]  # what each name may stand for
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
@@ -113,6 +116,11 @@ def _reasons(clue: Clue, imported: Names, renamed: Names, forbids: Sequence[str]
     if clue.why:
         yield clue.why
         return
+    if clue.chain in HAS_ALL_NAMES:
+        modules = PARTLY.intersection(full for names in imported.values() for full in names)
+        yield from (
+            f"reaches for {clue.chain}, which has {name} ({MODULES[name]})" for name in sorted(modules)
+        )
     for dotted in [clue.chain] if clue.use == "given" else _full(clue.chain, imported):
         yield from _about(dotted, clue.use, forbids)
     first, dot, rest = clue.chain.partition(".")
@@ -127,6 +135,8 @@ def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
         if is_module(dotted):
             yield f"hands on {dotted}, which gets another name"
         return
+    if use != "given" and (watched := _of_a_module_used_in_part(dotted)):
+        yield watched
     if dotted in forbids and use not in ("patched", "made"):
         yield f"uses {dotted}, forbidden here"
     if use != "given" and (way := _on_the_way(dotted)):
@@ -146,6 +156,7 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     yield from (Clue(line, chain=name, use="handed") for name, line in handed_on(statement).items())
     nodes = [*ast.walk(statement)]
     methods = {node.func for node in nodes if isinstance(node, ast.Call)}
+    read_from = {node.value for node in nodes if isinstance(node, ast.Attribute)}
     dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
@@ -154,6 +165,8 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
         match node:
             case ast.ImportFrom(module=str(module), names=names):
                 yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
+            case ast.Name(id=name) if name in HAS_ALL_NAMES or (name in PARTLY and node not in read_from):
+                yield Clue(line, chain=name, use="read")
             case ast.Attribute(ctx=context) if chain := _chain(node):
                 yield Clue(line, chain=chain, use="read" if isinstance(context, ast.Load) else "set")
             case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if chain := _chain(
@@ -190,7 +203,8 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
         case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if looks_up_a_class(value):
             yield "replaces something in a class that it looks up"
         case ast.Import(names=names):
-            yield from (why for alias in names if (why := _module(alias.name)))
+            told = (alias for alias in names if alias.asname or alias.name not in PARTLY)
+            yield from (why for alias in told if (why := _module(alias.name)))
         case ast.ImportFrom(module=str(module), names=names):
             if why := _module(module):
                 yield why
@@ -226,6 +240,14 @@ def _on_the_way(dotted: str) -> str:
         if name != PUBLIC and (why := MODULES.get(name) or inner):
             return f"reaches for {name} ({why})"
     return ""
+
+
+def _of_a_module_used_in_part(dotted: str) -> str:
+    """What is told of a module whose import alone is not: that it is used as a whole, or in another part."""
+    module, *parts = dotted.split(".")
+    if module not in PARTLY or ".".join([module, *parts[:1]]) in PLAIN:
+        return ""
+    return f"reaches for {dotted} ({MODULES[module]})"
 
 
 def _can_forge(why: str) -> bool:

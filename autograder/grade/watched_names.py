@@ -41,6 +41,13 @@ MODULES = {
     "labkit.record": "the recorder",
     "torch._C": "torch's internals",
 }
+# What of these leads nowhere: after `import gc`, with no name of one's own for it, each may be read as it is
+# written here.
+PLAIN = {
+    *("gc.collect", "gc.enable", "gc.disable", "gc.isenabled", "sys.getrecursionlimit"),
+    *("sys.setrecursionlimit", "sys.maxsize", "sys.float_info"),
+}
+HAS_ALL_NAMES = {"vars", "locals"}  # where such a module was imported, these have it
 # Modules of Python's that other modules have imported: `torch.sys` is one as well.
 INTERPRETER = {
     *("sys", "os", "importlib", "builtins", "gc", "inspect", "ctypes", "pickle", "marshal", "mmap"),

@@ -55,6 +55,7 @@ def _timing_cases(seed: int) -> list[Case]:
             timing_case("three", "device-time", [20, draw.randint(45, 60), 30], seed),
             timing_case("unequal", "device-time", [25], seed, second_ms=draw.randint(140, 180), aside=True),
             timing_case("slow start", "first-step", [30, 40], seed, first_ms=draw.randint(200, 300)),
+            timing_case("timed twice", "first-step", [draw.randint(30, 40)], seed, first_ms=100, twice=True),
             timing_case(
                 "queue", "earlier-work", [50, 20], seed, earlier_ms=draw.randint(250, 300), aside=True
             ),
@@ -114,6 +115,7 @@ def _stage_cases(seed: int) -> list[Case]:
     lead = [draw.randint(1, 3), draw.randint(2, 4)]
     two, three = [0, draw.randint(1, 5), 6], [0, *sorted(draw.sample(range(1, 6), 2)), 6]
     crossed = [[0, 2], [1, 3]]
+    columns: Specs = [["columns", *sizes] for _, *sizes in layers[:3]]
     return _hidden(
         [
             stage_case("three", "values", 3, layers, three, lead, seed),
@@ -123,6 +125,8 @@ def _stage_cases(seed: int) -> list[Case]:
             stage_case("inference", "no-grad", 3, layers, three, lead, seed),
             stage_case("crossed", "subgroup", 4, layers, two, lead, seed, groups=crossed),
             stage_case("alone", "values", 1, layers, [0, 6], lead, seed),
+            stage_case("half the bytes", "values", 2, layers, two, [4], seed, dtype="bfloat16"),
+            stage_case("transposed", "shapes", 3, columns, [0, 1, 2, 3], [3], seed),
         ]
     )
 

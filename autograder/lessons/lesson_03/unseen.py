@@ -42,6 +42,7 @@ def _broadcast_cases(seed: int) -> list[Case]:
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
         net_case("unseen: the first has views", "layout", 3, seed, views_on=[0], **sizes),
+        net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
     ]
 
 
@@ -51,12 +52,17 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("unseen: three ranks", "values", 3, seed, **sizes),
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
         net_case("unseen: one alone uses it", "unused", 4, seed, aside=[0], **sizes),
+        net_case("unseen: two of one shape", "unused", 2, seed, without=[["last", "aside"], []], **sizes),
         net_case("unseen: frozen", "frozen", 2, seed, frozen=["aside.weight", "last.bias"], **sizes),
         net_case(
             "unseen: thawed", "frozen", 3, seed, frozen=["first.weight"], swapped=["first.weight"], **sizes
         ),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, again=True, **sizes),
         net_case("unseen: two have views", "layout", 3, seed, views_on=[0, 2], aside=[1], **sizes),
+        net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
+        net_case(
+            "unseen: zeros of another dtype", "unused", 2, seed, mixed=True, zeroed=True, aside=[0], **sizes
+        ),
     ]
 
 
@@ -68,11 +74,17 @@ def _buckets_cases(seed: int) -> list[Case]:
         shapes = [[draw.randint(1, 9) for _ in range(draw.randint(1, 3))] for _ in range(count)]
         return [(shape, draw.choice(dtypes), draw.random() >= frozen) for shape in shapes]
 
+    wide: Spec = ([4], "float64", True)
     return [
         buckets_case("unseen: many", some(12, ["float32"], 0), draw.randint(100, 600), seed),
         buckets_case("unseen: frozen", some(9, ["float64"], 0.4), draw.randint(100, 600), seed),
         buckets_case("unseen: dtypes", some(12, kinds, 0.2), draw.randint(100, 900), seed),
         buckets_case("unseen: exactly full", [([8], "float32", True)] * 6, 64, seed),
+        buckets_case(
+            "unseen: full, then nothing", [([0], "float32", True), ([4], "float32", True)], 16, seed
+        ),
+        buckets_case("unseen: the wide one last", [*[([8], "float32", True)] * 4, wide], 64, seed),
+        buckets_case("unseen: the wide one first", [wide, *[([8], "float32", True)] * 4], 64, seed),
         buckets_case("unseen: tiny", some(5, ["bfloat16"], 0), 1, seed),
     ]
 
@@ -83,6 +95,7 @@ def _overlap_cases(seed: int) -> list[Case]:
     return [
         net_case("unseen: three ranks", "values", 3, seed, zeroed=True, earlier=True, **sizes),
         net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
+        net_case("unseen: two forwards, then two backwards", "values", 2, seed, ahead=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),
         net_case("unseen: accumulating", "no-sync", 3, seed, aside_in=draw.randint(1, 2), **sizes),
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
@@ -109,9 +122,11 @@ def _accumulate_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "accumulate")
     rows = sizes.pop("rows")
     uneven = sizes | {"lengths": [3, 1, 2]}
+    then = sizes | {"then": [[6, 1], [5]], "resting": ["aside"]}
     return [
         net_case("unseen: three ranks", "values", 3, seed, rows=rows, **sizes),
         net_case("unseen: uneven", "uneven", 2, seed, sizes=[[1, 6], [4, 4, 2]], rows=6, **uneven),
+        net_case("unseen: other rows then", "uneven", 2, seed, sizes=[[2, 3], [4]], rows=6, **then),
         net_case("unseen: own", "own-parts", 3, seed, rows=rows, **sizes),
     ]
 

@@ -55,8 +55,12 @@ class Dense(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.on_start is not None:
             self.on_start()
-        out = torch.tanh(nn.functional.linear(x, self.weight, self.bias))
+        out = torch.tanh(self.weighted(x))
         return out if self.training else out / 2
+
+    def weighted(self, x: Tensor) -> Tensor:
+        """x W' + b"""
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
 class Hooked(Dense):
@@ -65,6 +69,15 @@ class Hooked(Dense):
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype = torch.float64) -> None:
         super().__init__(inputs, outputs, dtype)
         self.register_forward_hook(lambda layer, given, out: 2 * out)
+
+
+class Columns(Dense):
+    """Dense, which works with columns: what comes out, and the gradient of what goes in, are transposed views
+    that are not contiguous.
+    """
+
+    def weighted(self, x: Tensor) -> Tensor:
+        return (self.weight @ x.mT.contiguous() + self.bias.unsqueeze(-1)).mT
 
 
 class Scaled(Dense):
@@ -118,7 +131,13 @@ class Straight(Transposed):
         return nn.functional.linear(x, self.weight)
 
 
-DENSE: dict[str, type[Dense]] = {"dense": Dense, "hooked": Hooked, "scaled": Scaled, "dropping": Dropping}
+DENSE: dict[str, type[Dense]] = {
+    "dense": Dense,
+    "hooked": Hooked,
+    "columns": Columns,
+    "scaled": Scaled,
+    "dropping": Dropping,
+}
 
 
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
@@ -226,9 +245,10 @@ def compare(
         change_frozen(model, thawed)
         given = inputs["x"].clone()
         infer(seat, model, given)
-        learn_in_evaluation(seat, model, batches_of(inputs)[0])
+        batch = batches_of(inputs)[0]
+        learn_in_evaluation(seat, model, batch)
         seat.answer("given", given)
-        seat.answer("asked", torch.tensor(float(given.requires_grad)))
+        seat.answer("asked", torch.tensor(float(given.requires_grad or batch[0].requires_grad)))
         seat.answer("moved", torch.tensor(float(given.device != inputs["x"].device)))
         train(seat, model, batches_of(inputs), error_of, named=by_number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,8 @@ AS_IT_IS = "with gradients, device 0 the current one, random numbers as they wer
 
 def time_steps(rank: Rank) -> None:
     """Have the student time steps that keep stand-in devices busy for stated times (milliseconds). Facts:
-    milliseconds; calls, how many; as called, the circumstances that calls of the step met; changed, what was
-    not as before when all was over.
+    milliseconds; calls, how many for each time that the same step was timed; as called, the circumstances
+    that calls of the step met; changed, what was not as before when all was over.
 
     A busy host only ever adds: what is too much is timed again, and the least is taken.
     """
@@ -37,10 +38,13 @@ def time_steps(rank: Rank) -> None:
             step = _step(lanes, params["busy_ms"], {1: params["first_ms"], 2: params["second_ms"]}, calls)
             before = _surroundings(gpus)
             seconds = rank.student.seconds_per_step(step, gpus.devices, params["steps"])
-            after = _surroundings(gpus)
+            after, counts = _surroundings(gpus), [len(calls)]
+            if params["twice"]:
+                rank.student.seconds_per_step(step, gpus.devices, params["steps"])
+                counts.append(len(calls) - counts[0])
         times.append(float(seconds) * 1e3)
         rank.fact("milliseconds", min(times))
-        rank.fact("calls", len(calls))
+        rank.fact("calls", counts)
         rank.fact("as called", sorted(set(calls)))
         rank.fact("changed", [name for name in before if before[name] != after[name]])
         if times[-1] <= ABOVE * _true_milliseconds(params):
@@ -66,6 +70,8 @@ def _surroundings(gpus: devices.StandIns) -> dict[str, Any]:
             torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(),
         ),
+        "anomaly detection": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "whether Python collects garbage": gc.isenabled(),
     }
 
 
@@ -107,9 +113,11 @@ def is_the_slowest_devices(evidence: Evidence) -> Iterator[Finding]:
 
 
 def one_call_goes_before(evidence: Evidence) -> Iterator[Finding]:
-    """As many calls as steps, and one."""
-    calls, asked = evidence.answers[0].facts["calls"], evidence.case.params["steps"] + 1
-    yield Finding(calls == asked, f"{asked} calls, the one before included", f"{calls} calls")
+    """As many calls as steps, and one, also for a step that was timed before."""
+    asked = evidence.case.params["steps"] + 1
+    for number, calls in enumerate(evidence.answers[0].facts["calls"]):
+        again = "; the same step was timed before" if number else ""
+        yield Finding(calls == asked, f"{asked} calls, the one before included{again}", f"{calls} calls")
 
 
 def called_as_it_is(evidence: Evidence) -> Iterator[Finding]:
@@ -135,12 +143,13 @@ def timing_case(
     steps: int = 4,
     earlier_on: int = 0,
     aside: bool = False,
+    twice: bool = False,
 ) -> Case:
     """Steps that keep device k busy for busy_ms[k], the first two longer; on one, other work before. aside:
-    all of it on streams other than the current ones.
+    all of it on streams other than the current ones. twice: the same step is timed once more.
     """
     params = {"busy_ms": busy_ms, "first_ms": first_ms, "second_ms": second_ms, "earlier_ms": earlier_ms}
-    params |= {"steps": steps, "earlier_on": earlier_on, "aside": aside}
+    params |= {"steps": steps, "earlier_on": earlier_on, "aside": aside, "twice": twice}
     return Case(name, 1, params, seed, kind=kind)
 
 

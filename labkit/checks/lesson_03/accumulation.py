@@ -52,12 +52,15 @@ Pair = tuple[Tensor, Tensor]
 def _micro_batches(case: Case, handed: Inputs, rank: int, step: int) -> list[Pair]:
     """Rows and targets, of the sizes that the case asks for on a rank."""
     x, target = handed["x"][step], handed["target"][step]
-    return [(x[m, :size], target[m, :size]) for m, size in enumerate(_sizes(case, rank))]
+    return [(x[m, :size], target[m, :size]) for m, size in enumerate(_sizes(case, rank, step))]
 
 
-def _sizes(case: Case, rank: int) -> list[int]:
-    """The rows of each micro-batch of a rank."""
-    return case.params["sizes"][rank] if "sizes" in case.params else [case.params["rows"]] * MICRO_BATCHES
+def _sizes(case: Case, rank: int, step: int) -> list[int]:
+    """The rows of each micro-batch of a rank. The case's `sizes` has them for each rank, its `then` those of
+    the second step where they are others.
+    """
+    name = "then" if step and "then" in case.params else "sizes"
+    return case.params[name][rank] if name in case.params else [case.params["rows"]] * MICRO_BATCHES
 
 
 def _times(case: Case, step: int) -> int:
@@ -124,12 +127,15 @@ def _accumulate(rank: Rank) -> None:
 
     Answers: loss STEP, grad STEP.NAME. Facts: graph STEP, whether the loss that was returned holds one;
     passes STEP, each forward and backward in order, and of how many rows; held, the most graphs of earlier
-    micro-batches when another begins; changed STEP, whether what was handed over is. Recordings: plain, of a
-    backward of one micro-batch; step STEP.
+    micro-batches when another begins; changed STEP, whether what was handed over is; modes STEP, whether all
+    modules are in the mode in which they were. Recordings: plain, of a backward of one micro-batch; step
+    STEP. The case's `resting` names layers that are in evaluation mode.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
     model.train(net.training)
+    for name in rank.params.get("resting", ()):
+        net.get_submodule(name).eval()
     given = [_micro_batches(rank.case, rank.inputs, rank.rank, step) for step in range(STEPS)]
     x, target = given[0][0]
     loss = _mean_loss(model(x), target)
@@ -139,8 +145,10 @@ def _accumulate(rank: Rank) -> None:
     watch = _Watch(net)
     for step in range(STEPS):
         handed, copies = (_to_hand_over(rank.case, given[step]) * _times(rank.case, step) for _ in range(2))
+        modes = _modes(model)
         with rank.recording(f"step {step}"):
             loss = rank.student.accumulate_gradients(model, handed, _mean_loss)
+        rank.fact(f"modes {step}", _modes(model) == modes)
         rank.fact(f"graph {step}", isinstance(loss, Tensor) and loss.requires_grad)
         rank.fact(f"passes {step}", [*watch.passes])
         watch.passes.clear()
@@ -148,6 +156,11 @@ def _accumulate(rank: Rank) -> None:
         rank.fact(f"changed {step}", not _are_as_they_were(handed, copies))
         rank.answer(f"loss {step}", torch.as_tensor(loss).float())
         send_gradients_and_step(rank, net, step)
+
+
+def _modes(model: nn.Module) -> dict[str, bool]:
+    """Whether each of the modules is in training mode."""
+    return {name: module.training for name, module in model.named_modules()}
 
 
 def _are_as_they_were(handed: Sequence[Pair], copies: Sequence[Pair]) -> bool:
@@ -190,6 +203,13 @@ def _leaves_what_it_is_handed(evidence: ReplicaEvidence) -> Iterator[Finding]:
         yield Finding(not changed, "the micro-batches as they were", "changed", answer.rank)
 
 
+def _keeps_modes(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        kept = all(answer.facts[f"modes {step}"] for step in range(STEPS))
+        told = "the model and all modules in it in the mode (training or not) in which they were"
+        yield Finding(kept, told, "a mode was changed", answer.rank)
+
+
 def _sends_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer, step in product(evidence.answers, range(STEPS)):
         calls = calls_of(answer, f"step {step}")
@@ -206,7 +226,7 @@ def _goes_one_by_one(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         for step in range(STEPS):
             passes = answer.facts[f"passes {step}"]
-            sizes = _sizes(evidence.case, answer.rank)
+            sizes = _sizes(evidence.case, answer.rank, step)
             rows = [size for _, size in passes[::2]]
             right = passes == [[kind, size] for size in rows for kind in ("forward", "backward")]
             seen = ", ".join(f"{kind} of {size}" for kind, size in passes)
@@ -214,7 +234,7 @@ def _goes_one_by_one(evidence: ReplicaEvidence) -> Iterator[Finding]:
             yield Finding(right and sorted(rows) == sorted(sizes), told, seen, answer.rank)
 
 
-BOTH = every(GRADIENTS, _returns_the_mean, _leaves_what_it_is_handed)
+BOTH = every(GRADIENTS, _returns_the_mean, _leaves_what_it_is_handed, _keeps_modes)
 _RUN = Run(_accumulate, net_inputs, hand_own, partial(ReplicaEvidence, loss=_loss_of_one_batch))
 EXERCISE = Exercise(
     "03.accumulate-gradients",

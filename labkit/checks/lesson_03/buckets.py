@@ -106,8 +106,9 @@ def _are_filled(evidence: Evidence) -> Iterator[Finding]:
     too_large = [size for size, bucket in zip(sizes, seen, strict=True) if len(bucket) > 1 and size > most]
     told = f"at most {most} bytes in a bucket of several"
     yield Finding(not too_large and all(seen), told, f"bytes: {sizes}")
-    fewest = len(_greedy(parameters, most))
-    yield Finding(len(seen) == fewest, f"{fewest} buckets", f"{len(seen)}: {sizes}")
+    order = [i for bucket in seen for i in bucket if 0 <= i < len(parameters)]
+    filled = [_bytes(parameters, bucket) for bucket in _greedy(parameters, order, most)]
+    yield Finding(sizes == filled, f"{len(filled)} buckets, bytes: {filled}", f"{len(seen)}: {sizes}")
 
 
 def _hold_one_dtype(evidence: Evidence) -> Iterator[Finding]:
@@ -120,10 +121,12 @@ def _bytes(parameters: Sequence[nn.Parameter], bucket: Sequence[int]) -> int:
     return sum(parameters[i].nbytes for i in bucket if 0 <= i < len(parameters))
 
 
-def _greedy(parameters: Sequence[nn.Parameter], most: int) -> list[list[int]]:
-    """Buckets that are each filled until the next parameter does not fit, or has another dtype."""
+def _greedy(parameters: Sequence[nn.Parameter], order: Sequence[int], most: int) -> list[list[int]]:
+    """Buckets that are each filled, in this order, until the next parameter does not fit, or has another
+    dtype.
+    """
     buckets: list[list[int]] = []
-    for i in _wanted(parameters):
+    for i in order:
         fits = buckets and _bytes(parameters, [*buckets[-1], i]) <= most
         if not fits or parameters[buckets[-1][0]].dtype != parameters[i].dtype:
             buckets.append([])

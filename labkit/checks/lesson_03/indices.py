@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from types import ModuleType
 
 import torch
@@ -22,6 +22,8 @@ GLOBAL_SEED = 7  # of torch's own generator, which is to be left alone
 DRAWN_BEFORE = 3  # numbers that it has given by then
 ASKED = {"a": (0, 3), "b": (1, 3), "c": (0, 4), "again": (0, 3)}  # epoch, seed
 ENOUGH = 8  # samples: fewer may keep their order by chance
+MANY = 16  # samples: of so many, two orders are not the same turned round by chance
+EPOCHS = 12
 
 
 def indices_case(name: str, samples: int, world: int, seed: int, kind: str = "values") -> Case:
@@ -41,7 +43,8 @@ def _cases(seed: int) -> list[Case]:
 
 def _ask_for_shares(rank: Rank) -> None:
     """Facts: the shares of all ranks and the kinds of their elements, for each of ASKED; alone, all that a
-    rank without others reads; elsewhere, the shares that another process finds. Answer: random.
+    rank without others reads; epochs, the same of many epochs; elsewhere, the shares that another process
+    finds. Answer: random.
     """
     n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
     seed_generators(GLOBAL_SEED)
@@ -53,6 +56,7 @@ def _ask_for_shares(rank: Rank) -> None:
         rank.fact(f"kinds of {name}", sorted({type(i).__name__ for share in shares for i in share}))
     rank.answer("random", torch.rand(2))
     rank.fact("alone", [int(i) for i in ask(n, 0, 1, *ASKED["a"])])
+    rank.fact("epochs", [[int(i) for i in ask(n, 0, 1, epoch, ASKED["a"][1])] for epoch in range(EPOCHS)])
     with _texts_hash_otherwise(rank.student):
         rank.fact("elsewhere", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
 
@@ -156,6 +160,19 @@ def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(one != other_seed, "another order for another seed", "the same order")
     mixed = not _rises(facts["a"][0]) and sorted(one[: n // 2]) != list(range(n // 2))
     yield Finding(mixed, "shuffled over all samples", f"rank 0 has {facts['a'][0][:8]}")
+    if n >= MANY:
+        orders = facts["epochs"]
+        alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(enumerate(orders), 2) if _turned(x, y)]
+        told = f"an order of its own in each of {EPOCHS} epochs, not one that begins elsewhere"
+        yield Finding(not alike, told, f"the same: epochs {', '.join(alike[:3])}")
+
+
+def _turned(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the one is the other, begun at another place."""
+    if not one or one[0] not in other:
+        return list(one) == list(other)
+    begin = other.index(one[0])
+    return list(one) == [*other[begin:], *other[:begin]]
 
 
 def _rises(share: Sequence[int]) -> bool:

@@ -66,7 +66,8 @@ def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case
     between steps gradients are filled with zeros, not given up. without: for each rank, the layers that it
     does not use. swapped: parameters that are frozen from the second step on, or trained if they were
     frozen. earlier: gradients of ones are there before the first step. silent: one more backward comes at
-    the end, inside no_sync. evaluated: in evaluation mode.
+    the end, inside no_sync. ahead: two micro-batches go forward before the first goes back. evaluated: in
+    evaluation mode.
     """
     sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")

@@ -92,14 +92,20 @@ def _train(rank: Rank) -> None:
     if rank.case.kind == "subgroup":  # a model of another group, made later, changes nothing
         rank.student.OverlappedDataParallel(net_of(rank.case, rank.inputs), rank.group)
     for step in range(STEPS):
-        loss = own_loss(rank, model, step)
+        losses = [own_loss(rank, model, step, m) for m in range(_forwards(rank.case))]
         with rank.recording(f"step {step}"):
-            loss.backward()
+            for loss in losses:
+                loss.backward()
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
     if rank.params.get("silent"):
         with model.no_sync():
             own_loss(rank, model, 0).backward()
+
+
+def _forwards(case: Case) -> int:
+    """How many forward passes of a step come before its first backward."""
+    return 2 if case.params.get("ahead") else 1
 
 
 def _time_backward(rank: Rank) -> None:
@@ -155,6 +161,11 @@ def _accumulate(rank: Rank) -> None:
 
 
 # -- in the judge
+
+
+def _loss_of_a_step(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
+    """The sum over the micro-batches of a step."""
+    return torch.stack([loss_of(model, case, handed, rank, step, m) for m in range(_forwards(case))]).sum()
 
 
 def _accumulated_loss(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
@@ -242,7 +253,7 @@ EXERCISE = Exercise(
     "Communication during backward",
     ("OverlappedDataParallel",),
     {
-        "values": _run(_train),
+        "values": _run(_train, _loss_of_a_step),
         "many": _run(_time_backward),
         "no-sync": _run(_accumulate, _accumulated_loss),
         "unused": _run(_train),

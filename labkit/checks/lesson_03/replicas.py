@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
@@ -219,7 +220,8 @@ def _average(rank: Rank) -> None:
     frozen has a gradient of an earlier one. Where the case says `again`, gradients were averaged over all
     ranks before.
 
-    Answers: grad STEP.NAME, trained.NAME. Recordings: step STEP.
+    Answers: grad STEP.NAME, trained.NAME. Facts: graphs STEP, the gradients that hold a graph. Recordings:
+    step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     stand_anywhere(rank, net)
@@ -237,8 +239,20 @@ def _average(rank: Rank) -> None:
             rank.student.average_gradients(net, group)
         for parameter in frozen:
             parameter.grad = None
+        rank.fact(f"graphs {step}", [name for name, p in net.named_parameters() if _has_graph(p.grad)])
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
+
+
+def _has_graph(gradient: Tensor | None) -> bool:
+    return gradient is not None and gradient.requires_grad
+
+
+def _hold_no_graph(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        names = sorted({name for step in range(STEPS) for name in answer.facts[f"graphs {step}"]})
+        told = "gradients that ask for none themselves"
+        yield Finding(not names, told, f"a graph behind those of {', '.join(names)}", answer.rank)
 
 
 def _one_for_each_gradient(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -265,7 +279,7 @@ AVERAGE = Exercise(
             3,
             "Every gradient is the mean over the ranks",
             "a sum without dividing by the group's size",
-            {"values": GRADIENTS},
+            {"values": every(GRADIENTS, _hold_no_graph)},
         ),
         Property(
             "trained-weights",
