@@ -134,6 +134,9 @@ def _seconds(seed: int) -> list[Case]:
     grids = [(4, 2, 2, 1), (2, 4, 2, 2), (16, 1, 1, 1), (1, 4, 4, 6), (8, 2, 1, 3)]
     return [
         case_of("unseen: terms", "terms", priced(LLAMA_8B, given, 96, grids), seed),
+        case_of(  # and fewer micro-batches
+            "unseen: many stages", "terms", priced(LLAMA_8B, given, 8, [(1, 1, 16, 1), (2, 1, 8, 1)]), seed
+        ),
         case_of(
             "unseen: uneven", "uneven", priced(SMALL_GPT, given, 80, [(1, 1, 16, 4), (1, 2, 7, 1)]), seed
         ),
@@ -173,7 +176,7 @@ def _reasons(seed: int) -> list[Case]:
         case_of("unseen: several", "several", plans(model, pairs, 46, (5, 8, 30, 1), (3, 3, 1, 4)), seed),
         case_of("unseen: memory", "memory", plans(LLAMA_8B, pairs, 48, (8, 1, 1, 1), (1, 2, 4, 8)), seed),
         case_of(
-            "unseen: just", "close", [filled(SMALL_GPT, 48, s, **plan) for s in (0.97, 0.995, 1.01)], seed
+            "unseen: just", "close", [filled(SMALL_GPT, 48, s, **plan) for s in (0.97, 0.9996, 1.0004)], seed
         ),
     ]
 

@@ -43,6 +43,7 @@ def _documents(seed: int) -> list[Case]:
     return [
         documents_case(f"{PREFIX}three ranks", "balanced", 3, seed, drawn_lengths(draw, 3, 26)),
         documents_case(f"{PREFIX}four ranks", "balanced", 4, seed, drawn_lengths(draw, 2, 41, False)),
+        documents_case(f"{PREFIX}some come twice", "balanced", 2, seed, [[17, 6, 25, 17, 11, 6]], twice=True),
         documents_case(f"{PREFIX}two documents", "few", 3, seed, [[12, 3], [5, 5]]),
         documents_case(
             f"{PREFIX}a pair and one", "subgroup", 3, seed, drawn_lengths(draw, 2, 9), groups=[[0, 2], [1]]

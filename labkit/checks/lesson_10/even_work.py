@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
+from time import monotonic
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,13 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_of, on_each, same, stays_in_group
+from labkit.checks.shared.beside import Call, calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of
 
 VOCABULARY, WIDTH = 11, 5
 MOST_OVER_MEAN = 1.15
 TELLING = {"broadcast", "scatter", "send", "recv"}  # calls that bring what one rank has to others
+FEW_BYTES = 16  # a number or two, of which no shares can be read
 
 
 class TinyModel(nn.Module):
@@ -48,7 +50,9 @@ class TinyModel(nn.Module):
 def documents_case(
     name: str, kind: str, ranks: int, seed: int, lengths: list[list[int]], **more: object
 ) -> Case:
-    """lengths[step]: tokens of each document of a step, not counting the one that is only predicted."""
+    """lengths[step]: tokens of each document of a step, not counting the one that is only predicted. more,
+    twice=True: documents of one length are the same in a step.
+    """
     return Case(name, ranks, {"lengths": lengths, "learning_rate": USUAL_RATE, **more}, seed, kind=kind)
 
 
@@ -79,11 +83,13 @@ def _cases(seed: int) -> list[Case]:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """'STEP NUMBER': the ids of one document, one more than its length."""
-    return {
-        f"{step} {number}": torch.randint(VOCABULARY, (length + 1,), generator=generator)
-        for step, lengths in enumerate(case.params["lengths"])
-        for number, length in enumerate(lengths)
-    }
+    found: Inputs = {}
+    for step, lengths in enumerate(case.params["lengths"]):
+        for number, length in enumerate(lengths):
+            ids = torch.randint(VOCABULARY, (length + 1,), generator=generator)
+            again = case.params.get("twice", False) and length in lengths[:number]
+            found[f"{step} {number}"] = found[f"{step} {lengths.index(length)}"].clone() if again else ids
+    return found
 
 
 def _documents(case: Case, inputs: Inputs) -> list[list[Tensor]]:
@@ -95,17 +101,27 @@ def _documents(case: Case, inputs: Inputs) -> list[list[Tensor]]:
 
 def _train(rank: Rank) -> None:
     """Answers: trained.NAME. Facts: given, for each step what this rank's model was given, row by row;
-    unchanged, whether the lists of documents are what they were. Recording: training.
+    unchanged, whether the lists of documents are what they were; until_given, for each step the second in
+    which it begins and that in which the model is first given something, if it is. Recording: training.
     """
     group, given = enter_group(rank), list[list[list[int]]]()
-    model = TinyModel(rank.case.seed, lambda ids: given[-1].extend(_rows(ids)))
+    until_given: list[list[float]] = []
+
+    def note(ids: Tensor) -> None:
+        if len(until_given[-1]) == 1:
+            until_given[-1].append(monotonic() - begin)
+        given[-1].extend(_rows(ids))
+
+    model = TinyModel(rank.case.seed, note)
     steps, before = (_documents(rank.case, rank.inputs) for _ in range(2))
-    with rank.recording("training"):
+    with rank.recording("training") as begin:
         for documents in steps:
             given.append([])
+            until_given.append([monotonic() - begin])
             rank.student.program_3(model, documents, group, rank.params["learning_rate"])
     rank.fact("unchanged", list(map(_ids, steps)) == list(map(_ids, before)))
     rank.fact("given", given)
+    rank.fact("until_given", until_given)
     for name, parameter in model.named_parameters():
         rank.answer(f"trained.{name}", parameter)
 
@@ -184,6 +200,22 @@ def _without_talking(evidence: Evidence, answer: RankAnswer) -> Finding:
     return Finding(not told, "gradients added up, and shares that nobody has to be told", seen, answer.rank)
 
 
+def _shares_from_nobody(evidence: Evidence) -> Iterator[Finding]:
+    """What goes from rank to rank before a step's work begins is who works on what, by whatever call."""
+    for answer in evidence.answers:
+        for step, moments in enumerate(answer.facts["until_given"]):
+            before = _calls_between(answer, *moments) if len(moments) == 2 else []
+            right = sum(num_bytes for _, num_bytes in before) <= FEW_BYTES
+            wanted = f"at most {FEW_BYTES} bytes sent before the first document of step {step}"
+            yield Finding(right, wanted, calls_text(before), answer.rank)
+
+
+def _calls_between(answer: RankAnswer, begin: float, end: float) -> list[Call]:
+    """The calls made from Python from one second to another."""
+    calls = (call for call in answer.collectives["training"] if call["source"] == "python")
+    return [(call["op"], call["num_bytes"]) for call in calls if begin <= call["start"] < end]
+
+
 TRAIN = Run(_train, _inputs, evidence=OneProcess)
 
 EXERCISE = Exercise(
@@ -218,7 +250,9 @@ EXERCISE = Exercise(
             "every rank works on everything, which is balanced too; list.sort was called on the argument; or"
             " one rank tells the others their shares",
             {
-                "balanced": every(_each_once, on_each(_left_alone), on_each(_without_talking)),
+                "balanced": every(
+                    _each_once, on_each(_left_alone), on_each(_without_talking), _shares_from_nobody
+                ),
                 "few": _each_once,
             },
         ),

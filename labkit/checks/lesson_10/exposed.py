@@ -90,6 +90,7 @@ def exposed_cases(seed: int, prefix: str) -> list[Case]:
         _row([[0, 4], [10, 14]], [[2, 7], [12, 20]]),
         _row([[-6.5, -2.25], [0.125, 0.5]], [[-3.0, 0.25], [0.375, 0.875]]),
         _row(_placed([[3, 40], [50, 61]], TICK), _placed([[30, 52], [60, 80]], TICK)),
+        _row(_placed([[0, 4], [5, 9]], TICK / 8), _placed([[0, 9]], TICK / 8)),  # a gap between two kernels
         _row(_placed([[0, 7.5], [9, 20]], 1, LATE), _placed([[4, 11], [18, 24.25]], 1, LATE)),
         *(_apart(draw) for _ in range(3)),
         _apart(draw, LONG),
