@@ -81,6 +81,14 @@ def _loss_cases(seed: int) -> list[Case]:
         loss_case("unseen: outside", "wrong-targets", 3, seed, **shape, vocabulary=3 * rows - 1),
         loss_case("unseen: pair", "subgroup", 3, seed, **shape, vocabulary=2 * rows, groups=PAIR_AND_ONE),
         loss_case("unseen: alone", "values", 1, seed, **shape, vocabulary=rows),
+        loss_case("unseen: alone, bfloat16", "bfloat16", 1, seed, **shape, vocabulary=rows, dtype="bfloat16"),
+        loss_case("unseen: alone, outside", "wrong-targets", 1, seed, **shape, vocabulary=rows),
+        loss_case(
+            "unseen: padding that is nan", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1, beyond="nan"
+        ),
+        loss_case(
+            "unseen: infinite padding", "uneven", 2, seed, **shape, vocabulary=2 * rows - 1, beyond="inf"
+        ),
     ]
 
 

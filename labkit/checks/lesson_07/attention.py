@@ -21,10 +21,12 @@ from labkit.checks.lesson_07.modules import (
     case_maker,
     comes_back,
     config_of,
+    infers_as_trained,
     one_all_reduce,
     own_share,
     refused_sizes,
     subgroup,
+    use_and_infer,
     use_and_return,
 )
 from labkit.checks.rank import Rank
@@ -135,7 +137,7 @@ EXERCISE = Exercise(
     "Heads over ranks",
     ("TensorParallelAttention",),
     {
-        "values": ATTENTION.run(use_part),
+        "values": ATTENTION.run(use_and_infer),
         "dropout": ATTENTION.run(_watch_attend),
         "products": ATTENTION.run(_use_other_products),
         "grouped": ATTENTION.run(use_part),
@@ -184,7 +186,7 @@ EXERCISE = Exercise(
             1,
             TRAINED,
             "forward computes from something else than the four parameters",
-            {"values": equals("trained")},
+            {"values": every(equals("trained"), infers_as_trained)},
         ),
         Property(
             "grouped-query",

@@ -25,10 +25,15 @@ from labkit.checks.lesson_07.modules import (
     activations,
     case_maker,
     config_of,
+    infers_as_trained,
+    leaves_modes,
+    modes_changed,
+    modes_of,
     own_share,
     ranks_agree,
     sequence_parallel,
     subgroup,
+    use_and_infer,
     with_eps,
 )
 from labkit.checks.lesson_07.pair import PAIR_ID
@@ -142,8 +147,8 @@ def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _use_once(rank: Rank, split: Split) -> None:
-    """Answers: added and evaluated, what the block adds to x in training and after eval(). Fact: asked, with
-    which dropout heads attend.
+    """Answers: added and evaluated, what the block adds to x in training and after eval(). Facts: asked, with
+    which dropout heads attend; modes, what is in another mode in the whole block afterwards.
 
     Torch's own generator is alike on the ranks where tokens are divided, and differs where they are whole, so
     that drawing from it instead of the streams shows.
@@ -157,11 +162,13 @@ def _use_once(rank: Rank, split: Split) -> None:
         return plain(q, k, v, dropout)
 
     attention.attend = attend  # type: ignore[assignment]
+    before = modes_of(full)
     part, x = split.build(rank, full, rank.group), rank.inputs["x"].clone()
     seed_generators(0 if sequence_parallel(rank.case) else rank.rank)
     rank.answer("added", part(x) - x)
     rank.answer("evaluated", part.eval()(x) - x)
     rank.fact("asked", asked)
+    rank.fact("modes", modes_changed(before, full))
 
 
 def _inputs_that_add_constants(case: Case, generator: torch.Generator) -> Inputs:
@@ -318,7 +325,7 @@ EXERCISE = Exercise(
     "The block",
     ("TensorParallelBlock",),
     {
-        "values": BLOCK.run(use_part),
+        "values": BLOCK.run(use_and_infer),
         "sequence": BLOCK.run(use_part),
         "kept": BLOCK.run(_measure_kept),
         "dropout": replace(BLOCK.run(_watch_dropout), inputs=_inputs_for_dropout),
@@ -359,7 +366,7 @@ EXERCISE = Exercise(
             1,
             TRAINED,
             "the norms' parameters are not this block's own",
-            {"values": equals("trained")},
+            {"values": every(equals("trained"), infers_as_trained)},
         ),
         Property(
             "communication",
@@ -375,7 +382,7 @@ EXERCISE = Exercise(
             2,
             STORED,
             "the whole block was kept as an attribute, or its norms shared",
-            {"values": keeps_blocks, "again": leaves_the_whole},
+            {"values": keeps_blocks, "again": leaves_the_whole, "what-drops": leaves_modes},
         ),
         Property(
             "sequence-parallel",

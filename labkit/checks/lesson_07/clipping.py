@@ -67,7 +67,7 @@ def _clip(
     frozen: tuple[str, ...] = (),
 ) -> None:
     """Clip what this rank has. Answers: norm, grad.NAME. Fact: made, how many of the parameters that had none
-    have a gradient now. Recording: all.
+    have a gradient now, and lists, which of the two were not what they were. Recording: all.
 
     names: of the parameters that are handed over. bare: parameters without gradient beside them. view: copies
     gradients, perhaps in another layout. frozen: those that have a gradient and ask for none.
@@ -86,8 +86,11 @@ def _clip(
         return there + [nn.Parameter(zeros.clone()) for _ in range(bare)]
 
     cut, whole = those(CUT), those(WHOLE)
+    before = {"cut": list(map(id, cut)), "whole": list(map(id, whole))}
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(cut, whole, rank.params["max_norm"], group)
+    after = {"cut": list(map(id, cut)), "whole": list(map(id, whole))}
+    rank.fact("lists", [name for name in before if after[name] != before[name]])
     rank.answer("norm", torch.as_tensor(norm).double().reshape(()))
     given = [id(parameter) for parameter in parameters.values()]
     rank.fact("made", sum(p.grad is not None for p in (*cut, *whole) if id(p) not in given))
@@ -123,6 +126,13 @@ def _right_norm(evidence: ClipEvidence, answer: RankAnswer) -> Finding:
     return Finding(close, told, f"{seen.item():.6g}", answer.rank)
 
 
+def _sends_one_number(evidence: ClipEvidence) -> Iterator[Finding]:
+    """One all-reduce of one number. A group of one may communicate or not."""
+    for answer in evidence.answers:
+        if place_of(evidence.case, answer.rank).size > 1:
+            yield sends_one_number(evidence, answer)
+
+
 def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         most, norm = evidence.case.params["max_norm"], evidence.norm(answer).item()
@@ -140,6 +150,12 @@ def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:
             yield Finding(wrong is None, told, wrong or "", answer.rank)
         made = answer.facts["made"]
         yield Finding(not made, "no gradient where there was none", f"{made} made", answer.rank)
+
+
+def _lists_kept(evidence: ClipEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        changed = " and ".join(answer.facts["lists"])
+        yield Finding(not changed, "the lists as they were handed over", f"another {changed}", answer.rank)
 
 
 _NORM_AND_GRADIENTS = every(on_each(_right_norm), _scaled)
@@ -188,7 +204,7 @@ EXERCISE = Exercise(
             2,
             "All gradients are scaled by max_norm / norm, which is 0 where max_norm is.",
             "only the cut ones were scaled",
-            {"values": _scaled},
+            {"values": every(_scaled, _lists_kept)},
         ),
         Property(
             "communication",
@@ -196,7 +212,7 @@ EXERCISE = Exercise(
             1,
             "One all-reduce of one number.",
             "one for each parameter; or gradients gathered",
-            {"values": on_each(sends_one_number)},
+            {"values": _sends_one_number},
         ),
         Property(
             "small-norms",

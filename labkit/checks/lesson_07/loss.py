@@ -28,7 +28,7 @@ from labkit.checks.shared.split import drawn, dtype_of, in_another_order
 LOSS_ID = "07.vocab-parallel-cross-entropy"
 MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponentials, and room for two more
 MOST_CALLS = 5
-BEYOND = 1e4  # what the logits of columns that do not exist hold: large, so that counting them shows
+BEYOND = 1e4  # in the columns that do not exist, unless a case says "nan" or "inf": counting them shows
 
 WRONG_TARGETS = ("too large", "negative", "just below", "ignored by default")
 loss_case = case_maker(batch=2, sequence=5, vocabulary=12)
@@ -82,14 +82,15 @@ def _some_ignored(case: Case, generator: torch.Generator) -> Inputs:
 
 def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
     place = place_of(case, rank)
-    logits = _own_columns(case, inputs["logits"][place.index], place)
+    beyond = float(case.params.get("beyond", BEYOND))
+    logits = _own_columns(case, inputs["logits"][place.index], place, beyond)
     return {"logits": logits, "targets": inputs["targets"][place.index]}
 
 
-def _own_columns(case: Case, logits: Tensor, place: Place) -> Tensor:
-    """A rank's ceil(V / t) columns, those beyond the vocabulary filled with what nobody should look at."""
+def _own_columns(case: Case, logits: Tensor, place: Place, beyond: float) -> Tensor:
+    """A rank's ceil(V / t) columns; beyond: what fills those beyond the vocabulary."""
     columns = -(-case.params["vocabulary"] // place.size)
-    padded = F.pad(logits, (0, columns * place.size - case.params["vocabulary"]), value=BEYOND)
+    padded = F.pad(logits, (0, columns * place.size - case.params["vocabulary"]), value=beyond)
     return padded[..., place.position * columns : (place.position + 1) * columns].clone()
 
 
@@ -101,9 +102,9 @@ def _options(case: Case) -> dict[str, Any]:
 def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
     """Asks for the loss, for another one, and for the gradients of the first.
 
-    Answers: loss, grad, logits after, targets after; and without gradients: evaluated, and asked, whether the
-    logits of that call ask for a gradient afterwards. Recordings: forward, backward. view: copies what is
-    handed over, perhaps in another layout.
+    Answers: loss, grad; and without gradients: evaluated, and asked, whether the logits of that call ask for
+    a gradient afterwards; as "... after", what was handed over, and data, the logits of that call.
+    Recordings: forward, backward. view: copies what is handed over, perhaps in another layout.
     """
     group, logits = enter_group(rank), view(rank.inputs["logits"]).requires_grad_()
     targets = view(rank.inputs["targets"])
@@ -115,12 +116,17 @@ def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
     with rank.attempt("gradients"), rank.recording("backward"):
         (loss * rank.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
-    rank.answer("logits after", logits)
-    rank.answer("targets after", targets)
     with torch.no_grad():
         data = logits.detach().clone()
         rank.answer("evaluated", ask(data, targets, vocabulary, group, **_options(rank.case)))
     rank.answer("asked", torch.tensor(data.requires_grad))
+    for name, tensor in {"logits": logits, "data": data, "targets": targets}.items():
+        rank.answer(f"{name} after", _finite(tensor))
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """The same numbers, which can be compared, with `BEYOND` for what is none."""
+    return tensor.detach().nan_to_num(BEYOND, BEYOND) if tensor.is_floating_point() else tensor
 
 
 def _ask_for_wrong_targets(rank: Rank) -> None:
@@ -168,20 +174,25 @@ def _right_loss(evidence: LossEvidence) -> Iterator[Finding]:
 def _right_gradients(evidence: LossEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         place = place_of(evidence.case, answer.rank)
-        expected = _own_columns(evidence.case, evidence.references[place.index][1], place)
-        real = expected.masked_fill(expected == BEYOND, 0.0)
-        yield same("this rank's columns of the gradient of the whole logits", real, answer, "grad")
+        expected = _own_columns(evidence.case, evidence.references[place.index][1], place, 0.0)
+        yield same("this rank's columns of the gradient of the whole logits", expected, answer, "grad")
 
 
 def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        for name, given in _hand(evidence.case, evidence.inputs, answer.rank).items():
-            yield same(f"the {name} as they were handed over", given, answer, f"{name} after")
+        given = _hand(evidence.case, evidence.inputs, answer.rank)
+        logits, targets = _finite(given["logits"]), given["targets"]
+        yield same("the logits as they were handed over", logits, answer, "logits after")
+        yield same("the same of logits that need no gradient", logits, answer, "data after")
+        yield same("the targets as they were handed over", targets, answer, "targets after")
 
 
 def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
+    """Only all_reduces of a few numbers, in forward. A group of one may communicate or not."""
     room = MOST_NUMBERS * evidence.inputs["targets"][0].numel() * 8
     for answer in evidence.answers:
+        if place_of(evidence.case, answer.rank).size == 1:
+            continue
         calls, later = calls_of(answer, "forward"), calls_of(answer, "backward")
         sums = {op for op, _ in calls} == {"all_reduce"}
         few = sums and len(calls) <= MOST_CALLS and sum(n for _, n in calls) <= room

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs
+from labkit.checks.case import JSON, Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Property, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, Call, same
-from labkit.checks.shared.places import groups_of
+from labkit.checks.shared.places import groups_of, place_of
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, build_and_use, loaded, under
 from labkit.checks.shared.split_judges import does_its_share
 from labkit.model import ModelConfig, gpt
@@ -178,6 +178,56 @@ def comes_back(evidence: SplitEvidence) -> Iterator[Finding]:
         names = under("to_full.", answer.tensors).keys()
         told, seen = (f"{sorted(each)[:4]} ..." for each in (state, names))
         yield Finding(names == state.keys(), f"the names {told}", seen, answer.rank)
+
+
+# -- inference after training
+
+
+def use_and_infer(rank: Rank, split: Split) -> None:
+    """As `use_part`, and once more in evaluation, without gradients, with what was first handed over. Answer:
+    trained output.
+    """
+    part = build_and_use(rank, split).eval()
+    with torch.no_grad():
+        rank.answer(
+            "trained output", split.use(part, [rank.inputs[name].clone() for name in split.arguments])
+        )
+
+
+def infers_as_trained(evidence: SplitEvidence) -> Iterator[Finding]:
+    """After training, what a part gives in evaluation is what the trained whole module gives."""
+    for answer in evidence.answers:
+        index = place_of(evidence.case, answer.rank).index
+        handed = [evidence.inputs[name][index] for name in evidence.split.arguments]
+        full = evidence.split.plain(evidence.case)
+        loaded(full, under("trained.", evidence.reference(answer))).eval()
+        with torch.no_grad():
+            expected = evidence.split.use(full, handed)
+        told = "the trained whole module's output in evaluation, without gradients"
+        yield same(told, expected, answer, "trained output")
+
+
+# -- the modes of the whole
+
+
+def modes_changed(before: Mapping[str, bool], full: nn.Module) -> list[JSON]:
+    """Names of the parts of a whole module that are in training where they were in evaluation, or the other
+    way round; before: what `modes_of` gave.
+    """
+    return [name or "itself" for name, training in modes_of(full).items() if training != before[name]]
+
+
+def modes_of(full: nn.Module) -> dict[str, bool]:
+    """Of each part of a whole module, whether it is in training."""
+    return {name: part.training for name, part in full.named_modules()}
+
+
+def leaves_modes(evidence: Evidence) -> Iterator[Finding]:
+    """The fact "modes", of `modes_changed`, is empty."""
+    for answer in evidence.answers:
+        changed = ", ".join(answer.facts["modes"])
+        told = "the whole module's own modes as they were, after train() and eval() of the part"
+        yield Finding(not changed, told, f"another mode of {changed}", answer.rank)
 
 
 # -- other judges

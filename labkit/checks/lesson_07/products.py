@@ -115,17 +115,18 @@ def _use_both(rank: Rank) -> None:
 def _use_views(rank: Rank) -> None:
     """Each product alone, its input and its gradient in memory of another order on every second rank.
 
-    Answers: NAME.output, NAME.x, NAME.weight.
+    Answers: NAME.output, NAME.x, NAME.weight, and NAME.gradient, what was handed to backward, afterwards.
     """
     group, view = enter_group(rank), torch.clone if rank.rank % 2 else in_another_order
     products = {"up": rank.student.sequence_column_parallel, "down": rank.student.sequence_row_parallel}
     for name, (given, gradient) in ALONE.items():
         x = view(rank.inputs[given]).requires_grad_()
         weight, bias = (rank.inputs[f"{name}_{what}"].clone().requires_grad_() for what in ("weight", "bias"))
-        out = products[name](x, weight, bias, group)
+        out, handed = products[name](x, weight, bias, group), view(rank.inputs[gradient])
         with rank.attempt("any-layout"):
-            out.backward(view(rank.inputs[gradient]))
-        for what, tensor in {"output": out, "x": x.grad, "weight": weight.grad}.items():
+            out.backward(handed)
+        seen = {"output": out, "x": x.grad, "weight": weight.grad, "gradient": handed}
+        for what, tensor in seen.items():
             rank.answer(f"{name}.{what}", tensor)
 
 
@@ -178,6 +179,16 @@ def _right_alone(evidence: ProductsEvidence) -> Iterator[Finding]:
                 assert tensor.grad is not None
                 part = place.block(tensor.grad, DIVIDED[each])
                 yield same(f"{told}: gradient of {what}", part, answer, f"{name}.{what}")
+
+
+def _gradient_kept(evidence: ProductsEvidence) -> Iterator[Finding]:
+    """What backward is handed keeps its values."""
+    for answer in evidence.answers:
+        for name, (_, gradient) in ALONE.items():
+            given = _hand(evidence.case, evidence.inputs, answer.rank)[gradient]
+            yield same(
+                f"{name}: the gradient that backward is given, as it was", given, answer, f"{name}.gradient"
+            )
 
 
 def _right_output(evidence: ProductsEvidence) -> Iterator[Finding]:
@@ -255,7 +266,7 @@ EXERCISE = Exercise(
             2,
             "Each rank has its tokens of the gradient of x.",
             "reduce-scatter the gradient of the gathered x",
-            {"values": _right_gradients("x")},
+            {"values": _right_gradients("x"), "layout": _gradient_kept},
         ),
         Property(
             "parameter-gradients",

@@ -20,6 +20,7 @@ from labkit.checks.shared.places import enter_group, place_of
 
 STREAMS_ID = "07.random-streams"
 NUMBERS = 16
+BY_CHANCE = 2  # of 64 numbers of two streams, each one of 2^24; three alike in 10^11 pairs of streams
 OUTSIDE = {
     "made": "once the streams were made",
     "left": "after a few draws from them",
@@ -80,7 +81,7 @@ def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
     kept: list[JSON] = []
     for name in ("shared", "own"):
         stream = getattr(streams, name)
-        for error in (ArithmeticError, _Planned):
+        for error in ERRORS:
             with contextlib.suppress(error):
                 with stream():
                     rank.answer(f"{name} before an error", _draw(rank))
@@ -90,6 +91,10 @@ def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
         with stream():
             rank.answer(f"{name} after an error", _draw(rank))
     rank.fact("kept", kept)
+    late = rank.student.RandomStreams(rank.params["stream_seed"], group)
+    for stream in ("shared", "own"):
+        with getattr(late, stream)():
+            rank.answer(f"{stream} made late", _draw(rank))
 
 
 @contextlib.contextmanager
@@ -121,6 +126,9 @@ class _Planned(BaseException):
     """Raised inside a stream on purpose. No Exception, as what interrupts a cell is none."""
 
 
+ERRORS = ArithmeticError, KeyboardInterrupt, SystemExit, _Planned
+
+
 def _draw(rank: Rank) -> Tensor:
     return torch.rand(NUMBERS, device=rank.device)
 
@@ -137,13 +145,14 @@ def _shared_alike(evidence: Evidence) -> Iterator[Finding]:
 
 def _own_apart(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
+        own = _numbers(answer, "own")
         for earlier in evidence.answers[: answer.rank]:
-            for name in ("own 1", "own 2"):
-                apart = not _same(answer, earlier, name)
-                told = f"{name}: not what rank {earlier.rank} draws"
-                yield Finding(apart, told, "the same numbers", answer.rank)
-        apart = not _same_draw(answer, "own 1", "shared 1")
-        yield Finding(apart, "other numbers than the shared stream's", "the same", answer.rank)
+            both = len(own & _numbers(earlier, "own"))
+            told = f"own: other numbers than rank {earlier.rank} draws, sooner or later"
+            yield Finding(both <= BY_CHANCE, told, f"{both} of {len(own)} are the same", answer.rank)
+        both = len(own & _numbers(answer, "shared"))
+        told = "own: other numbers than the shared stream's, sooner or later"
+        yield Finding(both <= BY_CHANCE, told, f"{both} of {len(own)} are the same", answer.rank)
 
 
 def _go_on(evidence: Evidence) -> Iterator[Finding]:
@@ -154,6 +163,9 @@ def _go_on(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(not again, told, "the same numbers again", answer.rank)
             same = _same_draw(answer, f"{stream} 1", f"{stream} of the same seed")
             yield Finding(same, f"{stream}: set by the seed alone", "other numbers", answer.rank)
+            late = _same_draw(answer, f"{stream} 1", f"{stream} made late")
+            told = f"{stream}: begins anew for the same seed, after draws from other streams of it"
+            yield Finding(late, told, "other numbers", answer.rank)
             other = _same_draw(answer, f"{stream} 1", f"{stream} of another seed")
             yield Finding(not other, f"{stream}: other numbers for another seed", "the same", answer.rank)
             moved = _same_draw(answer, f"{stream} before an error", f"{stream} after an error")
@@ -181,6 +193,12 @@ def _by_group(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(alike, told, "another draw than the group's first rank", answer.rank)
         lonely = answer.rank == first.rank or not _same(answer, first, "own 1")
         yield Finding(lonely, "own streams of their own", "the first rank's draw", answer.rank)
+
+
+def _numbers(answer: RankAnswer, stream: str) -> set[float]:
+    """All that a rank was seen to draw from one of its streams."""
+    times = "1", "2", "before an error", "after an error"
+    return {number for time in times for number in answer.tensors[f"{stream} {time}"].tolist()}
 
 
 def _same(answer: RankAnswer, other: RankAnswer, name: str) -> bool:
