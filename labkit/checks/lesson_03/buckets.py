@@ -109,6 +109,8 @@ def _are_filled(evidence: Evidence) -> Iterator[Finding]:
     order = [i for bucket in seen for i in bucket if 0 <= i < len(parameters)]
     filled = [_bytes(parameters, bucket) for bucket in _greedy(parameters, order, most)]
     yield Finding(sizes == filled, f"{len(filled)} buckets, bytes: {filled}", f"{len(seen)}: {sizes}")
+    fewest = len(_greedy(parameters, _wanted(parameters), most))
+    yield Finding(len(seen) == fewest, f"{fewest} buckets", f"{len(seen)}: {sizes}")
 
 
 def _hold_one_dtype(evidence: Evidence) -> Iterator[Finding]:
