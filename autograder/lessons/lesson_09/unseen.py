@@ -161,7 +161,7 @@ def _seconds(seed: int) -> list[Case]:
 
 def _reasons(seed: int) -> list[Case]:
     draw = Random(f"09/feasible/{seed}")
-    two, pairs = machines(2, 8, H100), machines(4, 2, A100_40)
+    two, pairs, sixes = machines(2, 8, H100), machines(4, 2, A100_40), machines(2, 6, H100)
     model = {**SMALL_GPT, "hidden": 2560, "num_heads": 20, "num_kv_heads": 10, "ffn": 10_240}
     plan = {"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": draw.choice([1, 2, 4]), "zero": 0}
     return [
@@ -170,6 +170,8 @@ def _reasons(seed: int) -> list[Case]:
         case_of(
             "unseen: nodes of two", "node", plans(SMALL_GPT, pairs, 48, (2, 4, 1, 1), (1, 8, 1, 3)), seed
         ),
+        case_of("unseen: of six", "runs", plans(SMALL_GPT, sixes, 24, (4, 3, 1, 1), (2, 6, 1, 1)), seed),
+        case_of("unseen: four of six", "node", plans(SMALL_GPT, sixes, 24, (3, 4, 1, 1)), seed),
         case_of("unseen: heads", "heads", plans(model, two, 48, (4, 4, 1, 1), (2, 8, 1, 1)), seed),
         case_of("unseen: layers", "layers", plans(model, machines(5, 5, H100), 48, (1, 1, 25, 1)), seed),
         case_of("unseen: batch", "batch", plans(model, two, 44, (8, 2, 1, 1), (4, 2, 2, 3)), seed),

@@ -47,6 +47,7 @@ from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import Call, is_refused, same
 from labkit.checks.shared.cuts import cut_gpt
+from labkit.checks.shared.dropped import drops_as_asked, note_dropped
 from labkit.checks.shared.places import enter_group
 from labkit.checks.shared.split import (
     Drawn,
@@ -63,8 +64,6 @@ from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_wh
 from labkit.model import Transformer, explicit_attention
 
 GPT_ID = "07.tensor-parallel-gpt"
-CALLS = 8  # in which numbers are dropped, and counted
-WITHIN = 6.0  # standard deviations from the probability: right answers leave that once in 10^7 cases
 
 
 def _drawn(case: Case) -> dict[str, Drawn]:
@@ -143,23 +142,9 @@ def _watch_dropout(rank: Rank, split: Split) -> None:
     for name, tensor in left.items():
         rank.answer(name, tensor)
     rank.fact("modes", modes_changed(before, full))
-    entered = torch.stack([_entering(rank, split, part) for _ in range(CALLS)])
-    part.eval()
-    whole = _entering(rank, split, part) / (1 - rank.params["dropout"])
-    rank.answer("entered", entered)
-    rank.answer("expected", whole.where(entered != 0, 0.0))
-    rank.answer("evaluated", split.use(part, [rank.inputs["ids"], rank.inputs["targets"]]))
-
-
-def _entering(rank: Rank, split: Split, part: nn.Module) -> Tensor:
-    """What enters the first block in a call without gradients."""
-    entered: list[Tensor] = []
-    first = next(part.get_submodule("blocks").children())
-    hook = first.register_forward_pre_hook(lambda block, given: entered.append(given[0].clone()))
-    with torch.no_grad():
-        split.use(part, [rank.inputs["ids"], rank.inputs["targets"]])
-    hook.remove()
-    return entered[0]
+    once = partial(split.use, part, [rank.inputs["ids"], rank.inputs["targets"]])
+    note_dropped(rank, part, rank.params["dropout"], once)
+    rank.answer("evaluated", once())
 
 
 def _note_what_is_left(
@@ -205,14 +190,8 @@ def _blocks_drop_apart(evidence: SplitEvidence) -> Iterator[Finding]:
 
 
 def _drops_without_gradients(evidence: SplitEvidence) -> Iterator[Finding]:
-    dropout = evidence.case.params["dropout"]
     for answer in evidence.answers:
-        zeros = (answer.tensors["entered"] == 0).double()
-        dropped, room = zeros.mean().item(), WITHIN * (dropout * (1 - dropout) / zeros.numel()) ** 0.5
-        told = f"about {dropout:.0%} of the vectors' numbers dropped in training, under no_grad too"
-        yield Finding(abs(dropped - dropout) < room, told, f"{dropped:.0%}", answer.rank)
-        told = f"what is not dropped of the vectors as in evaluation, divided by 1 - {dropout}"
-        yield same(told, answer.tensors["expected"], answer, "entered")
+        yield from drops_as_asked(answer, evidence.case.params["dropout"])
 
 
 def _drops_nothing_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:

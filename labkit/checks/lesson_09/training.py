@@ -7,8 +7,9 @@ ids and targets only where its stage may look at them: elsewhere numbers that th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ from labkit.checks.lesson_09.training_judges import (
     GridEvidence,
     agree_along_tensor,
     drops_embeddings,
+    holds_no_other,
     keeps_its_stage,
     leaves_the_model,
     losses,
@@ -40,13 +42,16 @@ from labkit.checks.lesson_09.training_judges import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import held_since, storages
+from labkit.checks.shared.dropped import note_dropped
 from labkit.checks.shared.split import loaded, numbers_taken, under
 from labkit.model import Transformer
 
 TRAIN_ID = "09.train-3d"
 # Grids that seeds are asked for beside the case's own: with as many stages as replicas one base does for both
 OTHER_SIZES = ({"dp": 2, "pp": 4, "tp": 2}, {"dp": 3, "pp": 2, "tp": 1})
+LARGE_SIZES = ({"dp": 128, "pp": 2, "tp": 1}, {"dp": 2, "pp": 64, "tp": 1})
 SEEDS = (*range(64), 100, 128, 1000, 1024, 10_000)  # that somebody may start a run with
+FEW_SEEDS = tuple(range(4))  # so few numbers in all that those of a 32-bit hash do not meet by chance
 USUAL: Mapping[str, Any] = {
     "order": MEGATRON,
     "layers": 2,
@@ -196,7 +201,7 @@ def _step(rank: Rank, model: Any) -> None:
 def _train_with_dropout(rank: Rank) -> None:
     """As `_train`, each rank's default generator in another state. Facts: streams, as they were made;
     streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many, a
-    list for each grid; drops_in_eval, whether the first stage does.
+    list for each grid; drops_in_eval, whether the first stage does. Answers there: those of `note_dropped`.
     """
     made: list[dict[str, Any]] = []
     torch.manual_seed(100 + rank.rank)
@@ -204,12 +209,18 @@ def _train_with_dropout(rank: Rank) -> None:
     rank.fact("streams", deepcopy(made))  # as they are now
     first = trainer.stage.tokens is not None
     rank.fact("drops_in_eval", first and _gives_two_answers(rank, trainer.stage.eval()))
+    if first:
+        once = partial(trainer.stage, rank.inputs["ids"][0])
+        note_dropped(rank, trainer.stage, rank.params["dropout"], once)
     for name, seed in (("another seed", 0 if rank.case.seed else 1), ("a second trainer", rank.case.seed)):
         others: list[dict[str, Any]] = []
         _trainer(rank, _whole(rank), seed, parts=watched_parts(others))
         rank.fact(f"streams of {name}", others)
-    grids = (rank.params["sizes"], *OTHER_SIZES)
-    rank.fact("seeds", [_seeds(rank.student.stream_seed, sizes) for sizes in grids])
+    of_grids = [
+        _seeds(rank.student.stream_seed, sizes, SEEDS) for sizes in (rank.params["sizes"], *OTHER_SIZES)
+    ]
+    of_grids += [_seeds(rank.student.stream_seed, sizes, FEW_SEEDS) for sizes in LARGE_SIZES]
+    rank.fact("seeds", of_grids)
 
 
 def _gives_two_answers(rank: Rank, stage: Any) -> bool:
@@ -219,11 +230,11 @@ def _gives_two_answers(rank: Rank, stage: Any) -> bool:
     return not one.equal(other)
 
 
-def _seeds(stream_seed: Any, sizes: Mapping[str, int]) -> list[int]:
-    """What it makes of every seed and place, tp 0 alone."""
+def _seeds(stream_seed: Any, sizes: Mapping[str, int], seeds: Iterable[int]) -> list[int]:
+    """What it makes of each of these seeds and every place, tp 0 alone."""
     places = product(range(sizes["dp"]), range(sizes["pp"]))
     at = [{"dp": dp, "pp": pp, "tp": 0} for dp, pp in places]
-    return [int(stream_seed(seed, dict(place), dict(sizes))) for seed in SEEDS for place in at]
+    return [int(stream_seed(seed, dict(place), dict(sizes))) for seed in seeds for place in at]
 
 
 _TRAINED = Run(_train, _inputs, _hand, GridEvidence)
@@ -301,7 +312,10 @@ EXERCISE = Exercise(
             " that it is handed stays as it is, and the parts that it is handed are used.",
             "the whole model was kept as an attribute, or a module of it is trained; or parts of the library"
             " where others are handed over",
-            {"values": keeps_its_stage, "other-grids": every(leaves_the_model, uses_what_it_is_handed)},
+            {
+                "values": keeps_its_stage,
+                "other-grids": every(leaves_the_model, uses_what_it_is_handed, holds_no_other),
+            },
         ),
         Property(
             "traffic",

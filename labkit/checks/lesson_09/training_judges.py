@@ -15,6 +15,7 @@ from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_09.training_job import STEPS, Spot, State, asked_in, plain_model, spot_of
 from labkit.checks.shared.beside import holds_only, nbytes, same
+from labkit.checks.shared.dropped import drops_as_asked
 from labkit.checks.shared.split import loaded, under
 from labkit.checks.shared.sums import summed_bytes
 
@@ -117,6 +118,16 @@ def leaves_the_model(evidence: GridEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         seen = f"{', '.join(answer.facts['changed'])} changed"
         yield Finding(not answer.facts["changed"], "the whole model as it was", seen, answer.rank)
+
+
+def holds_no_other(evidence: GridEvidence) -> Iterator[Finding]:
+    """A stage says that it has the parameters of its part and no other: no head where tokens are the head."""
+    for answer in evidence.answers:
+        names = spot_of(evidence.case, answer.rank).whole(under("full.", evidence.inputs))
+        wanted = {f"trained.{name}" for name in names}
+        others = [name.removeprefix("trained.") for name in answer.tensors if name.startswith("trained.")]
+        surplus = sorted(name for name in others if f"trained.{name}" not in wanted)
+        yield Finding(not surplus, "a stage of its own parameters", f"{', '.join(surplus)} too", answer.rank)
 
 
 def uses_what_it_is_handed(evidence: GridEvidence) -> Iterator[Finding]:
@@ -236,7 +247,9 @@ def seeds_of_many_runs(evidence: GridEvidence) -> Iterator[Finding]:
 
 
 def drops_embeddings(evidence: GridEvidence) -> Iterator[Finding]:
-    """The first stage draws from the shared stream for its embeddings too, in every forward."""
+    """The first stage draws from the shared stream for its embeddings too, in every forward, and drops their
+    sum as dropout does.
+    """
     for answer in evidence.answers:
         spot = spot_of(evidence.case, answer.rank)
         forwards = sum(asked_in(evidence.case, step)[0] for step in range(STEPS))
@@ -244,6 +257,8 @@ def drops_embeddings(evidence: GridEvidence) -> Iterator[Finding]:
         drawn = sum(note["shared"] for note in answer.facts["streams"])
         told = f"{wanted} draws from the shared stream in {forwards} forwards of stage {spot.stage}"
         yield Finding(drawn >= wanted, told, f"{drawn}", answer.rank)
+        if spot.first:
+            yield from drops_as_asked(answer, evidence.case.params["dropout"])
 
 
 def rests_in_eval(evidence: GridEvidence) -> Iterator[Finding]:
