@@ -852,9 +852,10 @@ draw_utilisation({"slow program 2": slow_timeline})
 # ### Exercise: slow program 2
 #
 # The same losses and weights, whatever gradients the model comes with; the host waits for the device at most
-# once, when all is queued. Batches come as ordinary tensors on the host, and can be gone through once.
-# `device` need not be the first. A copy that does not block takes what is in pinned memory when its turn
-# comes, perhaps long after the host has gone on: leave that memory as it is until the copy is done.
+# once, when all is queued. Batches come as ordinary tensors on the host, and can be gone through once; the
+# last may have fewer rows. `device` need not be the first. A copy that does not block takes what is in pinned
+# memory when its turn comes, perhaps long after the host has gone on: leave that memory as it is until the
+# copy is done.
 #
 # <details><summary>Hint 1</summary>What makes the host wait: <code>.item()</code>, <code>float()</code>,
 # <code>print</code>, <code>.cpu()</code>, and copies to the device from memory that is not pinned, whatever

@@ -10,7 +10,7 @@ from labkit.checks.lesson_10.breaking_down import breakdown_cases
 from labkit.checks.lesson_10.even_work import documents_case, drawn_lengths
 from labkit.checks.lesson_10.exposed import exposed_cases
 from labkit.checks.lesson_10.fast import fast_case
-from labkit.checks.lesson_10.host_waits import waits_case
+from labkit.checks.lesson_10.host_waits import SMALL, waits_case
 from labkit.checks.lesson_10.lateness import straggler_cases
 from labkit.checks.lesson_10.overlapping import overlap_case
 from labkit.checks.lesson_10.utilisation import mfu_cases
@@ -34,7 +34,10 @@ def _waits(seed: int) -> list[Case]:
     return [
         waits_case(f"{PREFIX}steps", "steps", seed, draw.randint(5, 12), draw.randint(3, 9), 5),
         waits_case(f"{PREFIX}two steps", "few", seed, 2),
-        waits_case(f"{PREFIX}on cuda:1", "given", seed, draw.randint(2, 4), device=1),
+        waits_case(
+            f"{PREFIX}on cuda:1", "given", seed, draw.randint(2, 4), device=1, last_rows=draw.randint(2, 5)
+        ),
+        waits_case(f"{PREFIX}many steps, a slow link", "under-way", seed, 104, **SMALL),
     ]
 
 

@@ -34,6 +34,19 @@ def train_again(rank: Rank, own: dist.ProcessGroup, step: Callable[[int, dist.Pr
             step(number, own)
 
 
+def hooks_on(*modules: nn.Module) -> int:
+    """How many hooks are on modules, their parts and their parameters: what torch has them in are dicts."""
+    owners = [owner for module in modules for owner in (*module.modules(), *module.parameters())]
+    kept = (getattr(owner, name) for owner in owners for name in dir(owner) if name.endswith("_hooks"))
+    return sum(len(hooks) for hooks in kept if isinstance(hooks, dict))
+
+
+def no_hook_is_left(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Whether the fact `hooks`, how many there were in the end, is none: one that does nothing is one too."""
+    hooks = answer.facts["hooks"]
+    return Finding(hooks == 0, "no hook on the model in the end", f"{hooks} hooks", answer.rank)
+
+
 def leaves_no_hook(evidence: Evidence, answer: RankAnswer) -> Finding:
     """Whether the second of `CALLS` sends no more than the first: a hook that was left sends there too."""
     first, second = (sum(num_bytes for _, num_bytes in calls_of(answer, name)) for name in CALLS)

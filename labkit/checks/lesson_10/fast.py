@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
-from labkit.checks.lesson_10.again import leave_gradients, leaves_no_hook, train_again
+from labkit.checks.lesson_10.again import (
+    hooks_on,
+    leave_gradients,
+    leaves_no_hook,
+    no_hook_is_left,
+    train_again,
+)
 from labkit.checks.lesson_10.elsewhere import watched_elsewhere
 from labkit.checks.lesson_10.exposed import HIDES
 from labkit.checks.lesson_10.losses import are_floats, send_losses
@@ -104,7 +110,7 @@ def _train(rank: Rank) -> None:
 def _train_one_by_one(rank: Rank) -> None:
     """The same in a call for each of the batches, which comes from an iterator, of a model that comes with
     gradients, the first in the whole job; and another model from an iterator that has no batch. Recordings:
-    training, again. Fact: of_none, whether that gave an empty list.
+    training, again. Facts: of_none, whether that gave an empty list; hooks, left on either of them.
     """
     model, own, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
     leave_gradients(model)
@@ -116,9 +122,11 @@ def _train_one_by_one(rank: Rank) -> None:
 
     train_again(rank, own, step)
     _send(rank, model, losses)
+    not_trained = model_of(rank.case)
     with rank.recording("without batches"):
-        of_none = rank.student.train(model_of(rank.case), iter(()), own, rate)
+        of_none = rank.student.train(not_trained, iter(()), own, rate)
     rank.fact("of_none", isinstance(of_none, list) and not of_none)
+    rank.fact("hooks", hooks_on(model, not_trained))
 
 
 def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
@@ -382,7 +390,14 @@ EXERCISE = Exercise(
             " trained in another group before.",
             "the default group was used, the batches were counted before the first step, gradients were added"
             " to those that were there, or hooks or what was made for another group were left with the model",
-            {"subgroup": every(_numbers, on_each(_nothing_of_nothing), on_each(leaves_no_hook))},
+            {
+                "subgroup": every(
+                    _numbers,
+                    on_each(_nothing_of_nothing),
+                    on_each(leaves_no_hook),
+                    on_each(no_hook_is_left),
+                )
+            },
         ),
     ),
     forbids=(

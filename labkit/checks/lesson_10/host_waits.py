@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from labkit.checks.shared.beside import nbytes, same
 
 BYTES_EACH = 2**22
 LINK = 1e9  # bytes a second between host and device
-SLOW_LINK = 400.0  # on which a copy of `SMALL` takes longer than the host needs for several steps
+SLOW_COPIES = 1.2  # seconds that all copies take on a slow link: far longer than the host needs for the steps
 SMALL = {"rows": 4, "width": 2}
 KERNELS = 0.002  # seconds that the layers' kernels take forward
 
@@ -35,10 +35,13 @@ def waits_case(
     width: int = 6,
     learning_rate: float = USUAL_RATE,
     device: int = 0,
+    last_rows: int | None = None,
 ) -> Case:
-    """A small net on one stand-in device of two, `steps` batches from the host."""
+    """A small net on one stand-in device of two, `steps` batches from the host. last_rows: of the last batch,
+    where it has fewer than the others.
+    """
     params = {"steps": steps, "rows": rows, "width": width, "learning_rate": learning_rate, "device": device}
-    return Case(name, 1, params, seed, kind=kind)
+    return Case(name, 1, params | {"last_rows": rows if last_rows is None else last_rows}, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
@@ -61,6 +64,19 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     }
 
 
+def _batches(case: Case, inputs: Inputs) -> list[tuple[Tensor, Tensor]]:
+    """x and y of each step."""
+    batches = list(zip(inputs["x"], inputs["y"], strict=True))
+    if batches:
+        x, y = batches.pop()
+        batches.append((x[: case.params["last_rows"]], y[: case.params["last_rows"]]))
+    return batches
+
+
+def _bytes_of(batches: Sequence[tuple[Tensor, Tensor]]) -> int:
+    return sum(nbytes(part) for batch in batches for part in batch)
+
+
 def net_of(case: Case) -> nn.Sequential:
     """The same weights everywhere."""
     torch.manual_seed(case.seed + 3)
@@ -80,12 +96,12 @@ def _train(rank: Rank) -> None:
     gpus.machine = machine = WatchfulMachine(gpus, BYTES_EACH, LINK)
     with gpus:
         model = nn.Sequential(net, devices.FixedTime(KERNELS)).to(device)
-        batches = list(zip(rank.inputs["x"], rank.inputs["y"], strict=True))
+        batches = _batches(rank.case, rank.inputs)
         if rank.case.kind == "given":
             leave_gradients(model)
         gpus.transfers.clear()
         before = gpus.host_waits
-        machine.host_link = SLOW_LINK if rank.case.kind == "under-way" else LINK
+        machine.host_link = _bytes_of(batches) / SLOW_COPIES if rank.case.kind == "under-way" else LINK
         learning_rate = rank.params["learning_rate"]
         one_by_one = iter(batches) if rank.case.kind == "given" else batches
         losses = rank.student.program_2(model, one_by_one, device, learning_rate)
@@ -108,7 +124,7 @@ class OnTheHost(Evidence):
     def outcome(self) -> tuple[dict[str, Tensor], Tensor]:
         """Weights by name, and the losses [steps]."""
         net, losses = net_of(self.case), []
-        for x, y in zip(self.inputs["x"], self.inputs["y"], strict=True):
+        for x, y in _batches(self.case, self.inputs):
             loss = nn.functional.mse_loss(net(x), y)
             sgd_step(net, loss, self.case.params["learning_rate"])
             losses.append(loss.item())
@@ -138,10 +154,10 @@ def _never_waits(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _copies_do_not_block(evidence: Evidence) -> Iterator[Finding]:
-    facts, inputs = evidence.answers[0].facts, evidence.inputs
+    facts = evidence.answers[0].facts
     told = "every batch copied with non_blocking=True, from pinned memory"
     yield Finding(facts["blocking"] == 0, told, f"{facts['blocking']} copies that block")
-    whole = nbytes(inputs["x"]) + nbytes(inputs["y"])
+    whole = _bytes_of(_batches(evidence.case, evidence.inputs))
     seen = f"{facts['copied_bytes']:,} bytes"
     yield Finding(facts["copied_bytes"] == whole, f"the batches' {whole:,} bytes copied once", seen)
 
@@ -170,7 +186,7 @@ EXERCISE = Exercise(
             3,
             "The host does not wait for the device in the loop.",
             ".item(), float(), print or .cpu() of a tensor on the device, or a copy that blocks",
-            {"steps": _never_waits},
+            {"steps": _never_waits, "under-way": _never_waits},
         ),
         Property(
             "copies",
@@ -192,10 +208,10 @@ EXERCISE = Exercise(
             "as-given",
             "robustness",
             1,
-            "It works on the device it is given, with batches that can be gone through once, on a model that"
-            " comes with gradients.",
-            'copies went to "cuda:0", the batches were counted before the first step, or gradients were added'
-            " to those that were there",
+            "It works on the device it is given, with batches that can be gone through once, the last of them"
+            " smaller than the others, on a model that comes with gradients.",
+            'copies went to "cuda:0", the batches were counted before the first step, memory had the size of'
+            " the first of them, or gradients were added to those that were there",
             {"given": _numbers},
         ),
     ),

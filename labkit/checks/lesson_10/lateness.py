@@ -12,6 +12,7 @@ from labkit.checks.lesson_10.asked import Row, asks, changes_nothing, gives, row
 from labkit.checks.lesson_10.exposed import GIVEN, HIDES, TICK
 from labkit.theory import breakdown  # as in `exposed`
 
+SHORT_TICK = TICK / 2**12  # a rank that is late by a thousand comes within a microsecond
 TWO_DAYS = 172_800_000_000.0  # in microseconds
 Times = list[list[float]]
 
@@ -107,9 +108,9 @@ EXERCISE = Exercise(
 
 
 def straggler_cases(seed: int, prefix: str) -> list[Case]:
-    """Moments in whole microseconds, and once in seconds, so that differences are exact. Clocks are hours
-    apart, by numbers that float32 does not have; or they are close, and moments are floats that it does not
-    have, as of a run that is days old.
+    """Moments in whole microseconds, and twice in seconds, so that differences are exact: some of them are of
+    less than a microsecond. Clocks are hours apart, by numbers that float32 does not have; or they are close,
+    and moments are floats that it does not have, as of a run that is days old.
     """
     draw = Random(f"10/straggler/{prefix}{seed}")
     apart = [0, 3_600_000_001, -250_000]
@@ -128,6 +129,7 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
         _run(draw, 4, 7, apart=[0, 10**9 + 7, -(10**6), 777]),
         _two_days_on(_run(draw, 3, 9, apart=[0, 50, -50], woken=2)),
     ]
+    swapping += [_in_seconds(_run(draw, 3, 6, late=lambda k: k % 3), SHORT_TICK)]
     small: list[Row] = [
         {"starts": [[0, 10]], "ends": [[5, 20]]},
         {"starts": [[], []], "ends": [[], []]},
@@ -157,9 +159,9 @@ def _woken_at_first(draw: Random, ends: Times, calls: int) -> Times:
     return [ends[0], *(first + own[calls:] for first, own in zip(late, ends[1:], strict=True))]
 
 
-def _in_seconds(run: dict[str, Times]) -> dict[str, Times]:
+def _in_seconds(run: dict[str, Times], tick: float = TICK) -> dict[str, Times]:
     """The same in seconds."""
-    return {name: [[moment * TICK for moment in own] for own in times] for name, times in run.items()}
+    return {name: [[moment * tick for moment in own] for own in times] for name, times in run.items()}
 
 
 def _two_days_on(run: dict[str, Times]) -> dict[str, Times]:

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_waited_for
-from labkit.checks.lesson_10.again import WHOLE_JOB_STEPS, leave_gradients, leaves_no_hook, train_again
+from labkit.checks.lesson_10.again import (
+    WHOLE_JOB_STEPS,
+    hooks_on,
+    leave_gradients,
+    leaves_no_hook,
+    no_hook_is_left,
+    train_again,
+)
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
@@ -79,7 +86,8 @@ def _train(rank: Rank) -> None:
 
 def _train_twice(rank: Rank) -> None:
     """A call for each of the steps, with batches that can be gone through once, of a net that comes with
-    gradients, the first in the whole job. Answers: trained.NAME. Recordings: training, again.
+    gradients, the first in the whole job. Answers: trained.NAME. Recordings: training, again. Fact: hooks,
+    left on it.
     """
     own, net = enter_group(rank), net_of(rank.case)
     leave_gradients(net)
@@ -89,6 +97,7 @@ def _train_twice(rank: Rank) -> None:
         rank.student.program_1(net, iter([batches[number]]), group, rate)
 
     train_again(rank, own, step)
+    rank.fact("hooks", hooks_on(net))
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
 
@@ -233,7 +242,7 @@ EXERCISE = Exercise(
             " group before.",
             "the default group was used, the batches were counted before the first step, gradients were added"
             " to those that were there, or hooks or what was made for another group were left with the model",
-            {"subgroup": every(_trained, stays_in_group, on_each(leaves_no_hook))},
+            {"subgroup": every(_trained, stays_in_group, on_each(leaves_no_hook), on_each(no_hook_is_left))},
         ),
     ),
     forbids=("torch.nn.parallel.DistributedDataParallel",),

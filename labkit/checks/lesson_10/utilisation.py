@@ -116,7 +116,7 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             "The clock is read when the device has done what the host queued.",
-            "no synchronize before the last look at the clock",
+            "no synchronize before the last look at the clock, or others between the steps",
             {"device": _true_seconds},
         ),
         Property(
@@ -163,6 +163,7 @@ def mfu_cases(seed: int, prefix: str) -> list[Case]:
     return [
         _timing(f"{prefix}even steps", "device", seed, takes[:1], 0, 5),
         _timing(f"{prefix}uneven steps", "device", seed, takes, 1, 5),
+        _timing(f"{prefix}many steps", "device", seed, takes, 2, 104),
         _timing(f"{prefix}two slow steps first", "warm-up", seed, [*slow, *takes], 2, 4),
         _timing(f"{prefix}one step only", "warm-up", seed, [*slow, *takes], 3, 1),
         _timing(f"{prefix}work queued before", "queued", seed, takes, 0, 3, queued_before=4),
