@@ -307,10 +307,13 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #   is called again. So no memory is used for two results, and a layer keeps no tensor of a call that is over.
 #   For backward a linear layer keeps its input, and the operators keep nothing. Tensors may lie in memory in
 #   any order, have any number of dimensions, and another size the next time, and be zeros on some ranks; $X$
-#   need not ask for a gradient, and does not by being used. `eval()`, `torch.no_grad()` and another layer in
+#   need not ask for a gradient, and does not by being used. It may go other ways too, through the layer again
+#   or past it: gradients add up, and a parameter's do over several backwards. What is handed over to be cut,
+#   a layer or an MLP, is left as it is. `eval()`, `torch.no_grad()` and another layer in
 #   the same process, of another group, change no number, no call and no work.
 # * **Work**: the matrix products of a layer's forward are divided too. A rank does a $t$-th of them.
-# * **Refusals**: a `ValueError` on every rank whose text has both numbers, the size and the number of ranks.
+# * **Refusals**, of the two linear layers: a `ValueError` on every rank whose text has both numbers, the size
+#   and the number of ranks in `group`.
 #
 # Ranks come to a call at different times, and `group` need not be all ranks of the job.
 # </details>

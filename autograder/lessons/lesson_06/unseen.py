@@ -43,6 +43,7 @@ def _column_cases(seed: int) -> list[Case]:
         layer_case("unseen: other blocks", "own-shard", 3, lead, (features, 3 * part), seed),
         layer_case("unseen: 10 outputs", "uneven", 4, [3], (8, 10), seed, uneven=10),
         layer_case("unseen: 2 outputs", "uneven", 3, [3], (9, 2), seed, uneven=2),
+        layer_case("unseen: 9 outputs", "uneven", 4, [3], (8, 9), seed, uneven=9, groups=NEIGHBOURS),
         layer_case("unseen: pair", "subgroup", 3, lead, (features, 2 * part), seed, groups=PAIR_AND_ONE),
         layer_case(
             "unseen: gathered pairs", "gather-subgroup", 4, lead, (features, 4), seed, groups=NEIGHBOURS
@@ -72,6 +73,7 @@ def _row_cases(seed: int) -> list[Case]:
         layer_case("unseen: other blocks", "own-shard", 3, lead, (3 * part, features), seed),
         layer_case("unseen: 10 inputs", "uneven", 4, [3], (10, 8), seed, uneven=10),
         layer_case("unseen: 2 inputs", "uneven", 3, [3], (2, 9), seed, uneven=2),
+        layer_case("unseen: 9 inputs", "uneven", 4, [3], (9, 8), seed, uneven=9, groups=NEIGHBOURS),
         layer_case(
             "unseen: pair", "subgroup", 3, lead, (2 * part, features), seed, bias=False, groups=PAIR_AND_ONE
         ),

@@ -42,6 +42,7 @@ def _grid(seed: int) -> list[Case]:
             seed,
             then=[{"dp": 4, "pp": 1, "tp": 2}, list(_order(draw))],
         ),
+        groups_case("unseen: axes of other hashes", cube, _order(draw), seed, own_names=True),
         groups_case("unseen: 4 x 1", {"dp": 4, "tp": 1}, ("tp", "dp"), seed, "groups-of-one"),
         refused_case("unseen: a grid of 1", "build_groups", [{"dp": 1}, ["dp"]], [1, 2], seed),
         refused_case(

@@ -161,8 +161,11 @@ def _arithmetic_cases(seed: int) -> list[Case]:
         )
         for shared, dense in ((0, 0), (1, 5), (2, 1))
     ]
+    # Of all weights a share of k / E, in floats, is no whole number here
+    many = [shapes(num_experts=n, active_experts=k) for n, k in ((49, 1), (98, 2), (103, 3), (55, 7))]
     return [
         model_case("unseen: plain", "parameters", [with_attention(models[0])], seed),
+        model_case("unseen: few of many experts", "parameters", [with_attention(m) for m in many], seed),
         model_case("unseen: shared and dense", "fields", [with_attention(m, 77) for m in models[1:]], seed),
         model_case("unseen: operations", "flops", [(m, draw.randint(1, 900)) for m in models], seed),
         model_case("unseen: bytes", "bytes", [(m, draw.randint(1, 90), 4, 2) for m in models], seed),

@@ -24,6 +24,7 @@ from labkit.checks.lesson_06.layers import (
     sizes_refused,
     sum_of_gradient,
 )
+from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways
 from labkit.checks.lesson_06.unasked import (
     asks_nothing,
     count_kept,
@@ -95,7 +96,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "f is missing: without it a rank has the gradient through its own columns only",
-            dict.fromkeys(("values", "again"), equals("input_grad")),
+            {"values": every(equals("input_grad"), adds_ways), "again": equals("input_grad")},
         ),
         Property(
             "parameter-gradients",
@@ -103,7 +104,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "the weight or bias was detached, or its gradient scaled by t",
-            dict.fromkeys(("values", "again"), equals("grad")),
+            {"values": every(equals("grad"), adds_to_gradients), "again": equals("grad")},
         ),
         Property(
             "trained-weights",
@@ -141,6 +142,7 @@ EXERCISE = Exercise(
             {
                 "gather": every(
                     equals("output", "input_grad", "grad"),
+                    adds_ways,
                     sends(gather_of_output, sum_of_gradient),
                     infers_by(gather_of_output),
                     asks_nothing,

@@ -152,8 +152,8 @@ def own_share() -> Property:
 
 
 def sizes_refused(case: Case) -> Sequence[int]:
-    """The numbers that a refusal must name."""
-    return case.params["uneven"], case.ranks
+    """The numbers that a refusal must name: the size, and that of the rank's group."""
+    return case.params["uneven"], place_of(case, 0).size
 
 
 def layer_case(

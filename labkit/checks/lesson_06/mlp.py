@@ -22,6 +22,7 @@ from labkit.checks.lesson_06.layers import (
     sum_of_gradient,
     sum_of_output,
 )
+from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways
 from labkit.checks.lesson_06.unasked import asks_nothing, infers_by, use_unasked
 from labkit.checks.shared.split import change_blocks, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
@@ -80,7 +81,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "f is missing in front of the first layer",
-            dict.fromkeys(("values", "again"), equals("input_grad")),
+            {"values": every(equals("input_grad"), adds_ways), "again": equals("input_grad")},
         ),
         Property(
             "parameter-gradients",
@@ -88,7 +89,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "a collective between the layers, or a gradient reduced once more",
-            dict.fromkeys(("values", "again"), equals("grad")),
+            {"values": every(equals("grad"), adds_to_gradients), "again": equals("grad")},
         ),
         Property(
             "trained-weights",

@@ -51,7 +51,8 @@ def _use(rank: Rank, name: str) -> None:
     another one.
 
     Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
-    a call that another one follows; "output alone" of one without gradients. Recordings: forward, backward,
+    a call that another one follows; "output alone" of one without gradients; and those of
+    `_use_among_others`. Recordings: forward, backward,
     later.
     """
     group = enter_group(rank)
@@ -76,6 +77,20 @@ def _use(rank: Rank, name: str) -> None:
         later = first_of_two(lambda tensor: operator.apply(tensor, group), x, grad_output)
         for what, tensor in zip(("output", "gradient"), later, strict=True):
             rank.answer(f"{what} later", tensor)
+    with rank.attempt("callers-tensors"):
+        _use_among_others(rank, lambda tensor: operator.apply(tensor, group), x, grad_output)
+
+
+def _use_among_others(rank: Rank, apply: Callable[[Tensor], Tensor], x: Tensor, grad_output: Tensor) -> None:
+    """A call as in a model: what gave it x has kept x for its backward, and what takes the output keeps that.
+    Answers: "x made", after all, and "gradient made".
+    """
+    made = x.detach().clone().requires_grad_().exp()
+    made.retain_grad()
+    weights = grad_output.detach().clone().requires_grad_()
+    (apply(made) * weights).sum().backward()
+    rank.answer("x made", made)
+    rank.answer("gradient made", made.grad)
 
 
 def _count_kept(rank: Rank, name: str) -> None:
@@ -121,6 +136,7 @@ TOLD = {
     "input_grad": "gradient of x",
     "output later": "output, after another call",
     "gradient later": "gradient of x, after another backward",
+    "gradient made": "gradient of an x that another operation has made",
 }
 
 
@@ -139,7 +155,12 @@ def one_all_reduce(where: str) -> Judge:
 
 def tensors_kept(output: Callable[[str, str], Judge], gradient: Callable[[str, str], Judge]) -> Judge:
     """What was handed over holds what it held, and what a call gave stays, when another one follows."""
-    return every(_given_kept, output("output later", "x"), gradient("gradient later", "grad_output"))
+    return every(
+        _given_kept,
+        output("output later", "x"),
+        gradient("gradient later", "grad_output"),
+        gradient("gradient made", "grad_output"),
+    )
 
 
 def _given_kept(evidence: Evidence) -> Iterator[Finding]:
@@ -147,6 +168,8 @@ def _given_kept(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         for name, given in _given(evidence, answer.rank).items():
             yield same(f"{name} as it was handed over", given, answer, f"{name} after")
+        made = _given(evidence, answer.rank)["x"].exp()
+        yield same("an x that another operation has made, as it was handed over", made, answer, "x made")
 
 
 def operator_case(name: str, kind: str, ranks: int, shape: Sequence[int], seed: int, **params: Any) -> Case:

@@ -22,6 +22,7 @@ from labkit.checks.lesson_06.layers import (
     sizes_refused,
     sum_of_output,
 )
+from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways
 from labkit.checks.lesson_06.unasked import (
     asks_nothing,
     count_kept,
@@ -85,7 +86,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "the gradient was reduced in backward too: it is whole on every rank",
-            dict.fromkeys(("values", "again"), equals("input_grad")),
+            {"values": every(equals("input_grad"), adds_ways), "again": equals("input_grad")},
         ),
         Property(
             "parameter-gradients",
@@ -93,7 +94,7 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "the gradient of the output was summed or divided over the ranks",
-            dict.fromkeys(("values", "again"), equals("grad")),
+            {"values": every(equals("grad"), adds_to_gradients), "again": equals("grad")},
         ),
         Property(
             "trained-weights",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from labkit.checks.exercise import Finding, Judge
+from labkit.checks.lesson_06.twice import use_twice
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import Call, calls_are, held_since, nbytes, storages
 from labkit.checks.shared.held import bytes_kept
@@ -25,10 +26,12 @@ INFERENCE = "inference"  # the recording of a call in evaluation, without gradie
 
 
 def use_unasked(rank: Rank, split: Split) -> None:
-    """`use_part`, and then a call in training and one in evaluation, without gradients, with an x that asks
-    for none. Facts: asks, whether x does afterwards; inferred_products, of the latter. Recording: inference.
+    """`use_part`, `use_twice`, and then a call in training and one in evaluation, without gradients, with an
+    x that asks for none. Facts: asks, whether x does afterwards; inferred_products, of the latter. Recording:
+    inference.
     """
     part = build_and_use(rank, split)
+    use_twice(rank, split, part)
     x = rank.inputs["x"].clone()
     split.use(part, [x])
     rank.fact("asks", x.requires_grad)

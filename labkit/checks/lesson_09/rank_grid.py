@@ -32,7 +32,8 @@ def groups_case(
     name: str, sizes: Sizes, order: Sequence[str], seed: int, kind: str = "groups", **params: Any
 ) -> Case:
     """A job of as many ranks as the grid has. before: members of groups that there are before. then: sizes
-    and order of a grid that is built after it.
+    and order of a grid that is built after it. own_names: each rank has names of its own for the axes, which
+    differ in their hashes, as those of equal names do from process to process, and sort alike.
     """
     params = {"sizes": dict(sizes), "order": list(order), **params}
     return Case(name, math.prod(sizes.values()), params, seed, kind=kind, timeout=40.0)
@@ -137,9 +138,13 @@ def _build(rank: Rank) -> None:
         dist.new_group(members)
     built, unchanged, grids = [], True, grids_of(rank.params)
     for number, (sizes, order) in enumerate(grids):
-        handed, axes = dict(sizes), list(order) if number else tuple(order)
-        built.append(rank.student.build_groups(handed, axes, rank.group))
-        unchanged = unchanged and handed == sizes and list(axes) == order
+        names = {axis: f"{axis}{rank.rank}" if "own_names" in rank.params else axis for axis in order}
+        named, in_order = {names[axis]: size for axis, size in sizes.items()}, list(names.values())
+        handed, axes = dict(named), list(in_order) if number else tuple(in_order)
+        groups = rank.student.build_groups(handed, axes, rank.group)
+        usual = {own: axis for axis, own in names.items()}
+        built.append({usual.get(name, name): group for name, group in groups.items()})
+        unchanged = unchanged and handed == named and list(axes) == in_order
     rank.fact("unchanged", unchanged)
     rank.fact("axes", [sorted(groups) for groups in built])
     along = [{axis: groups[axis] for axis in order} for groups, (_, order) in zip(built, grids, strict=True)]
