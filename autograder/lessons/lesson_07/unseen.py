@@ -67,7 +67,9 @@ def _loss_cases(seed: int) -> list[Case]:
     smooth = draw.choice([0.05, 0.3])
     return [
         loss_case("unseen: three ranks", "values", 3, seed, **shape, vocabulary=3 * rows, times=3.0),
-        loss_case("unseen: float32", "values", 2, seed, **shape, vocabulary=2 * rows, dtype="float32"),
+        loss_case(
+            "unseen: float32", "values", 2, seed, **shape | {"batch": 4}, vocabulary=2 * rows, dtype="float32"
+        ),
         loss_case("unseen: one short", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1, dtype="float32"),
         loss_case("unseen: one more", "uneven", 4, seed, **shape, vocabulary=4 * rows + 1),
         loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
@@ -117,7 +119,7 @@ def _pair_cases(seed: int) -> list[Case]:
     draw = Random(f"07/pair/{seed}")
     shape = [draw.randint(1, 3), draw.randint(1, 4), draw.randint(2, 5)]
     return [
-        pair_case("unseen: three ranks", "values", 3, seed, shape),
+        pair_case("unseen: three ranks", "values", 3, seed, [1, *shape[1:]]),
         pair_case("unseen: four dimensions", "values", 2, seed, [*shape, 2]),
         pair_case("unseen: views", "layout", 3, seed, [2, *shape[1:]]),
         pair_case("unseen: uneven", "uneven", 3, seed, [2, 2 * shape[1] + 1, 3]),  # two ranks could divide it
@@ -131,7 +133,7 @@ def _products_cases(seed: int) -> list[Case]:
     draw = Random(f"07/products/{seed}")
     shape = {"batch": draw.randint(1, 3), "hidden": draw.randint(2, 7), "out": draw.randint(2, 7)}
     return [
-        products_case("unseen: three ranks", "values", 3, seed, **shape, sequence=6),
+        products_case("unseen: three ranks", "values", 3, seed, **shape | {"batch": 1}, sequence=6),
         products_case("unseen: without bias", "bare", 3, seed, **shape, sequence=9, bias=False),
         products_case("unseen: first layer", "first-layer", 3, seed, **shape, sequence=6),
         products_case("unseen: neighbours", "subgroup", 4, seed, **shape, groups=NEIGHBOURS),

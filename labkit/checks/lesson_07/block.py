@@ -39,6 +39,7 @@ from labkit.checks.lesson_07.modules import (
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.lesson_07.products import PRODUCTS_ID
 from labkit.checks.lesson_07.streams import STREAMS_ID
+from labkit.checks.lesson_07.twice import adds_to_gradients, use_twice
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import Call, stays_in_group
@@ -326,7 +327,7 @@ EXERCISE = Exercise(
     ("TensorParallelBlock",),
     {
         "values": BLOCK.run(use_and_infer),
-        "sequence": BLOCK.run(use_part),
+        "sequence": BLOCK.run(use_twice),
         "kept": BLOCK.run(_measure_kept),
         "dropout": replace(BLOCK.run(_watch_dropout), inputs=_inputs_for_dropout),
         "what-drops": replace(BLOCK.run(_use_once), inputs=_inputs_that_add_constants),
@@ -390,7 +391,7 @@ EXERCISE = Exercise(
             4,
             "With tokens divided: outputs, gradients and trained weights are those of the whole block.",
             "the norms' gradients know this rank's tokens only: send their parameters through f",
-            {"sequence": EVERYTHING},
+            {"sequence": every(EVERYTHING, adds_to_gradients)},
         ),
         Property(
             "sequence-communication",

@@ -44,6 +44,7 @@ from labkit.checks.lesson_07.modules import (
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.lesson_07.products import PRODUCTS_ID
 from labkit.checks.lesson_07.streams import STREAMS_ID
+from labkit.checks.lesson_07.twice import adds_to_gradients, use_twice
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import Call, is_refused, same
 from labkit.checks.shared.cuts import cut_gpt
@@ -242,7 +243,7 @@ EXERCISE = Exercise(
         "layout": at_boundaries(GPT.run(use_views)),
         "untied": _begin_alike(_USED),
         "uneven-vocabulary": _USED,
-        "sequence-parallel": _USED,
+        "sequence-parallel": at_boundaries(GPT.run(use_twice)),
         "round-trip": at_boundaries(GPT.run(use_and_return)),
         "dropout": at_boundaries(GPT.run(_watch_dropout)),
         "again": at_boundaries(GPT.run(partial(use_beside_another, other=GPT))),
@@ -318,7 +319,7 @@ EXERCISE = Exercise(
             3,
             "With tokens divided it is still the same model.",
             "positions and final norm see this rank's tokens only: send them through f, and take the slice",
-            {"sequence-parallel": EVERYTHING},
+            {"sequence-parallel": every(EVERYTHING, adds_to_gradients)},
         ),
         Property(
             "round-trip",
