@@ -812,17 +812,17 @@ class FlatUnit:
 # %% [markdown]
 # ### Exercise: fully sharded module
 #
-# `units` are submodules, in the order forward uses them. Every parameter is in one of them. A parameter that
+# `units` are submodules, in the order forward uses them. Every parameter is in at least one of them. One that
 # two units share belongs to the first, and the second needs the first's flat tensor as well. Frozen and
 # trained parameters of a unit have flat tensors of their own, so a unit *needs* a list of `FlatUnit`s.
 #
 # What must hold:
 #
-# * At most two units are whole at a time (with `prefetch=1`; one with `prefetch=0`). Nothing is whole after
-#   forward (also one without gradients, one that raises, or one after that), after backward or after
-#   `full_weights`.
-# * There are gradients of at most two units (in the first backward after a forward that had none they may
-#   stay until its end).
+# * At most `1 + prefetch` units are whole at a time (two with `prefetch=1`): the one at work and those that
+#   come next in the list, also where one is skipped or called again. Nothing is whole after forward (also one
+#   without gradients, one that raises, or one after that), after backward or after `full_weights`.
+# * There are gradients of at most two units, and of those that backward will enter again (in the first
+#   backward after a forward that had none they may stay until its end).
 # * Three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is fetched ahead is waited
 #   for when its own unit's turn comes, not before.
 # * A unit may have no parameters, it may return a tensor that it was given (also by keyword, or in a list),

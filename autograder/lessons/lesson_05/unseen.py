@@ -17,12 +17,14 @@ def _checkpoint_cases(seed: int) -> list[Case]:
     return [
         checkpoint_case("unseen: an MLP", "values", seed, **sizes),
         checkpoint_case("unseen: measured", "measured", seed, **large),
+        checkpoint_case("unseen: a large buffer, measured", "measured-buffer", seed, **large),
         checkpoint_case("unseen: dropout", "dropout", seed, **sizes),
         checkpoint_case("unseen: autocast", "autocast", seed, rows=12, width=16, inner=20),
         checkpoint_case("unseen: data", "data", seed, **sizes),
         checkpoint_case("unseen: the other result", "several", seed, result=1, **sizes),
         checkpoint_case("unseen: nested", "nested", seed, **sizes),
         checkpoint_case("unseen: averages", "buffers", seed, **sizes),
+        checkpoint_case("unseen: averages, three modules deep", "deep-buffers", seed, **sizes),
         checkpoint_case("unseen: an error", "raises", seed, **sizes),
         checkpoint_case("unseen: four ranks", "ranks", seed, ranks=4, **sizes),
     ]

@@ -22,6 +22,7 @@ from labkit.checks.lesson_08.optimizer import held_case
 from labkit.checks.lesson_08.resumed import own_parts_case
 from labkit.checks.lesson_08.tried_saves import checkpoint_case, full_disk_case, killed_case
 from labkit.checks.lesson_08.units import unit_case
+from labkit.checks.lesson_08.watched import calls_case
 from labkit.checks.lesson_08.watched import watched_case as watched_units
 
 PAIR_AND_ONE = [[0, 2], [1]]
@@ -71,6 +72,15 @@ def _optimizer(seed: int) -> list[Case]:
         shard_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
         shard_case("unseen: Adagrad", "stateful", 4, seed, optimizer="adagrad", **_net(draw)),
         shard_case("unseen: momentum", "stateful", 2, seed, optimizer="momentum", **_net(draw)),
+        shard_case(
+            "unseen: gradients forgotten by the net",
+            "stateful",
+            3,
+            seed,
+            optimizer="momentum",
+            net_forgets=True,
+            **_net(draw),
+        ),
         shard_case(
             "unseen: groups, momentum",
             "groups",
@@ -134,6 +144,13 @@ def _gradients(seed: int) -> list[Case]:
     ]
 
 
+def _calls(draw: Random, layers: int) -> list[int]:
+    """Numbers of layers: one in the middle left out, an earlier one called again a few layers behind it."""
+    skipped = draw.randint(4, layers - 7)
+    first, then = range(skipped), range(skipped + 1, layers - 3)
+    return [*first, *then, draw.randint(1, skipped - 2), *range(layers - 3, layers)]
+
+
 def _module(seed: int) -> list[Case]:
     draw = Random(f"08/module/{seed}")
     frozen = ["early", "half", "frozen"]
@@ -145,6 +162,7 @@ def _module(seed: int) -> list[Case]:
         watched_units("unseen: twenty layers", 2, seed, 48, 20, 1),
         watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0),
         watched_units("unseen: three ahead", 2, seed, 64, 14, 3),
+        calls_case("unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14)),
         unit_case("unseen: three at once", "together", 3, seed, micro_batches=3, prefetch=2, **_net(draw)),
         unit_case("unseen: tied", "tied", 3, seed, parts=["tied", "twice"], prefetch=0, **_net(draw)),
         unit_case("unseen: called twice", "twice", 2, seed, parts=["twice", "frozen"], **_net(draw)),

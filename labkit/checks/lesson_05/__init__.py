@@ -35,7 +35,7 @@ TORCHS_OWN = (
 )
 CHECKPOINT_ID = "05.checkpoint"
 MEASURED = {"rows": 96, "width": 48, "inner": 160}
-MEASUREMENTS = ("measured", "measured-data")
+MEASUREMENTS = ("measured", "measured-data", "measured-buffer")
 
 
 def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: object) -> Case:
@@ -241,7 +241,7 @@ EXERCISES = [
                 1,
                 "A module's buffers change once, not twice",
                 "batch normalisation updates its averages in each run: put the buffers back after the second",
-                {"buffers": as_plain("buffer", "grad")},
+                dict.fromkeys(("buffers", "deep-buffers"), as_plain("buffer", "grad")),
             ),
             Property(
                 "state-after-error",

@@ -31,7 +31,9 @@ from labkit.checks.lesson_05.subjects import (
     several_arguments,
     view_of_x,
     with_batch_norm,
+    with_deep_batch_norm,
     with_dropout,
+    with_mask,
     x_as_data,
 )
 from labkit.checks.rank import Rank
@@ -280,6 +282,7 @@ RUNS: Mapping[str, Run] = {
     "values": _run(_once),
     "measured": _run(_measured),
     "measured-data": _run(_measured, Recipe(args=x_as_data)),
+    "measured-buffer": _run(_measured, Recipe(with_mask)),
     "dropout": _run(_once, Recipe(with_dropout)),
     "autocast": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16)),
     "half": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.float16)),
@@ -293,6 +296,7 @@ RUNS: Mapping[str, Run] = {
     "one": _run(_once, Recipe(one_result)),
     "nested": _run(_nested),
     "buffers": _run(_once, Recipe(with_batch_norm)),
+    "deep-buffers": _run(_once, Recipe(with_deep_batch_norm)),
     "raises": _run(_raises),
     "ranks": _run(_over_ranks, evidence=BesidePlainSums),
 }

@@ -83,6 +83,19 @@ class _Seen(nn.Module):
         return x
 
 
+class _BeforeIt(nn.Module):
+    """The sum of each row and those before it, by a mask that is a buffer: 512 rows, 256 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask: Tensor
+        self.register_buffer("mask", torch.ones(512, 512, dtype=torch.bool).tril())
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(x)
+        return self.mask[:rows, :rows].to(x.dtype) @ x
+
+
 def _mlp(width: int, inner: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
@@ -103,6 +116,17 @@ def with_batch_norm(width: int, inner: int) -> nn.Module:
     """With batch normalisation, and a buffer that no state dict has."""
     first, _, last = _mlp(width, inner).children()
     return nn.Sequential(first, nn.BatchNorm1d(inner), _Seen(inner), nn.Tanh(), last)
+
+
+def with_deep_batch_norm(width: int, inner: int) -> nn.Module:
+    """The same, three modules deep."""
+    first, *buffered, tanh, last = with_batch_norm(width, inner).children()
+    return nn.Sequential(first, nn.Sequential(nn.Sequential(*buffered)), tanh, last)
+
+
+def with_mask(width: int, inner: int) -> nn.Module:
+    """The MLP behind a large buffer that stays as it is."""
+    return nn.Sequential(_BeforeIt(), *_mlp(width, inner).children())
 
 
 def one_result(width: int, inner: int) -> nn.Module:

@@ -164,12 +164,30 @@ class Timed(nn.Module):
         return torch.tanh(self.linear(x))
 
 
+class _Called(nn.Sequential):
+    """Layers, called in the order of `calls`: each once, or one of them twice or not at all."""
+
+    def __init__(self, layers: Sequence[nn.Module], calls: Sequence[int]):
+        super().__init__(*layers)
+        self.calls = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in self.calls:
+            x = self[number](x)
+        return x
+
+
 def stack(case: Case, log: list[float]) -> nn.Sequential:
     """Equal layers whose weights are far larger than what passes through them."""
     torch.manual_seed(case.seed)
-    return nn.Sequential(*(Timed(case.params["width"], log) for _ in range(case.params["layers"]))).to(
-        dtype_of(case)
-    )
+    layers = [Timed(case.params["width"], log) for _ in range(case.params["layers"])]
+    return _Called(layers, calls_of(case)).to(dtype_of(case))
+
+
+def calls_of(case: Case) -> Sequence[int]:
+    """The numbers of the layers of a stack, in the order of their calls: `calls`, or each once."""
+    calls: Sequence[int] = case.params.get("calls", range(case.params["layers"]))
+    return calls
 
 
 def net_of(case: Case) -> Net:

@@ -46,7 +46,7 @@ from labkit.record.live import bytes_of_process
 
 def _train(rank: Rank) -> None:
     """Answers "weights STEP.NAME"; recordings "built", "step N"; fact: changed, the parameters whose own
-    gradients a step has changed.
+    gradients a step has changed. net_forgets: the net's zero_grad() is called, not the optimizer's.
     """
     group, net = enter_group(rank), handed_net(rank)
     optimizer_class, options = chosen_optimizer(rank.case)
@@ -71,7 +71,7 @@ def _train(rank: Rank) -> None:
             optimizer.step()
         changed += [name for name, p in net.named_parameters() if not _alike(before[name], p.grad)]
         answer_weights(rank, snapshot(net), step)
-        optimizer.zero_grad()
+        (net if rank.params.get("net_forgets") else optimizer).zero_grad()
     rank.fact("changed", changed)
 
 

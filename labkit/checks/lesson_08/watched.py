@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_08.held import bytes_held, hold_in_process
-from labkit.checks.lesson_08.net import sent, stack, step_plainly
+from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.rank import Rank
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
 
@@ -146,11 +146,12 @@ def most_in_process(case: Case) -> int:
 
 def _most(case: Case) -> dict[str, int]:
     """Of each peak: a unit whole in forward, and those fetched ahead; in backward also gradients of two, and
-    room for what a backend copies.
+    room for what a backend copies. The gradient of a unit that is called again waits for its last one.
     """
     whole, unit = 1 + case.params["prefetch"], _unit_bytes(case)
+    waiting = len(calls_of(case)) - len(set(calls_of(case)))
     forward = _share(case) + whole * unit + _room(case)
-    return {"forward_peak": forward, "backward_peak": forward + _share(case) + 4 * unit}
+    return {"forward_peak": forward, "backward_peak": forward + _share(case) + (4 + waiting) * unit}
 
 
 def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
@@ -166,14 +167,23 @@ def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
 
 def stays_small(evidence: Evidence) -> Iterator[Finding]:
     """The bytes of both peaks, and gradients that leave in turn."""
-    case, unit = evidence.case, _unit_bytes(evidence.case)
     for answer in evidence.answers:
-        for fact, most in _most(case).items():
-            peak = answer.facts[fact]
-            told = f"{fact.replace('_', ' ')}: at most {most:,} bytes (a unit: {unit:,})"
-            yield Finding(_share(case) <= peak <= most, told, f"{peak:,}", answer.rank)
-        yield _leaves_at_once(case, answer)
+        yield from _peaks(evidence.case, answer)
+        yield _leaves_at_once(evidence.case, answer)
         yield from _leave_in_turn(answer)
+
+
+def peaks_stay_small(evidence: Evidence) -> Iterator[Finding]:
+    """The bytes of both peaks."""
+    for answer in evidence.answers:
+        yield from _peaks(evidence.case, answer)
+
+
+def _peaks(case: Case, answer: RankAnswer) -> Iterator[Finding]:
+    for fact, most in _most(case).items():
+        peak = answer.facts[fact]
+        told = f"{fact.replace('_', ' ')}: at most {most:,} bytes (a unit: {_unit_bytes(case):,})"
+        yield Finding(_share(case) <= peak <= most, told, f"{peak:,}", answer.rank)
 
 
 def _leaves_at_once(case: Case, answer: RankAnswer) -> Finding:
@@ -248,3 +258,9 @@ def watched_case(
     """Equal layers in float32; `width` squared is divided by the ranks."""
     sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32"}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
+
+
+def calls_case(name: str, ranks: int, seed: int, width: int, layers: int, calls: list[int]) -> Case:
+    """The same, where some layers are called twice or not at all: `calls` are their numbers, in order."""
+    sizes = {"width": width, "layers": layers, "prefetch": 1, "dtype": "float32", "calls": calls}
+    return Case(name, ranks, sizes, seed, kind="watched-calls", timeout=60.0)
