@@ -52,6 +52,12 @@ def counted(answer: RankAnswer, op: str, count: int, largest: float) -> Finding:
     return Finding(right, wanted, f"{op}: {seen}", answer.rank)
 
 
+def at_most(answer: RankAnswer, num_bytes: int) -> Finding:
+    """Whether the rank sends no more than these bytes in all."""
+    seen = sum(c["num_bytes"] for c in messages(answer, "send"))
+    return Finding(seen <= num_bytes, f"at most {num_bytes:,} bytes sent", f"{seen:,} bytes", answer.rank)
+
+
 def in_own_dtype(answer: RankAnswer, dtype: str) -> Finding:
     """Whether the rank's messages are of this dtype."""
     seen = sorted({c["dtype"] for op in ("send", "recv") for c in messages(answer, op)} - {dtype})

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_00.messages import arrived, counted, in_own_dtype, one_neighbour, only_messages
+from labkit.checks.lesson_00.messages import (
+    arrived,
+    at_most,
+    counted,
+    in_own_dtype,
+    one_neighbour,
+    only_messages,
+)
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import called_before
 from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
@@ -155,6 +162,14 @@ def _parts_of_x(evidence: Evidence) -> Iterator[Finding]:
         yield in_own_dtype(answer, str(x.dtype).removeprefix("torch."))
 
 
+def _in_parts(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """No more is sent than 2(n-1) parts, or twice x where parts differ by more than an element."""
+    x, _ = _handed(evidence.case, evidence.inputs["x"][answer.rank], answer.rank)
+    size = place_of(evidence.case, answer.rank).size
+    largest = max(2 * x.numel(), 2 * (size - 1) * math.ceil(x.numel() / size))
+    return at_most(answer, largest * x.element_size())
+
+
 _RIGHT_SUM = every(on_each(_sum_in_place), _messages_only, stays_in_group)
 _NEIGHBOURS = on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank)))
 _IN_A_RING = every(_RIGHT_SUM, _NEIGHBOURS, _parts_of_x)
@@ -216,8 +231,9 @@ EXERCISE = Exercise(
             "robustness",
             2,
             "It works when n does not divide the size: smaller than n, one number, and none at all",
-            "the remainder of S/n is left out, or the parts' sizes differ between ranks",
-            {"uneven-sizes": _RIGHT_SUM},
+            "the remainder of S/n is left out, the parts' sizes differ between ranks, or small tensors go"
+            " whole",
+            {"uneven-sizes": every(_RIGHT_SUM, on_each(_in_parts))},
         ),
         Property(
             "any-dtype",
