@@ -71,6 +71,7 @@ def _layerwise_cases(seed: int) -> list[Case]:
     lead = [draw.randint(1, 3), draw.randint(2, 4)]
     width = draw.randint(3, 7)
     tied: Specs = [["dense", width, 5], ["dense", 5, 5], ["tied", 0], ["dense", width, 4], ["tied", 3]]
+    twice: Specs = [*tied[:3], ["dense", width, 5], ["tied", 0]]
     return _hidden(
         [
             layerwise_case("four", "values", layers, four, lead, seed),
@@ -79,6 +80,7 @@ def _layerwise_cases(seed: int) -> list[Case]:
             layerwise_case("running mean", "buffers", with_buffers(buffered), four, lead, seed),
             layerwise_case("two ties", "tied", tied, [0, 1, 1, 2, 3], [3], seed),
             layerwise_case("ties at home", "tied", tied, [1, 1, 1, 0, 0], [3], seed),
+            layerwise_case("two borrow it", "tied", twice, [0, 0, 1, 1, 1], [3], seed),
             layerwise_case("earlier", "optimizer-before", random_layers(draw, 5), [0, 1, 1, 2, 2], [3], seed),
             layerwise_case("too many", "refusal", layers[:3], [0, 1, 1, 0], [3], seed, names=["3", "4"]),
         ]

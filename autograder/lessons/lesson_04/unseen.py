@@ -122,6 +122,7 @@ def _run(seed: int) -> list[Case]:
         case("in-flight", one_f_one_b(3, m), 3, [1] * m, "1F1B"),
         case("any-schedule", random_lists(3, 6, 3, again), 6, [b] * 3, "a random order"),
         case("any-schedule", random_lists(2, 5, 4, again), 5, [1] * 4, "a random order"),
+        case("any-schedule", random_lists(1, 4, 9, again), 4, [1] * 9, "a random order on one rank"),
         case("in-flight", one_at_a_time(1, 3, 8), 3, [1] * 8, "all stages on one rank"),
         case("unequal", gpipe(3, 4), 3, as_first),
         case("few", lists_by_choice(4, 3, 2, forwards_first), 3, [2, 2], "a rank without a stage"),

@@ -32,14 +32,17 @@ from labkit.checks.lesson_02.small_layers import (
     INFERENCE,
     SMALL,
     BesideTwoBatches,
+    BesideTwoModels,
     Dense,
     Log,
     Specs,
     add_two_batches,
     build_layers,
+    build_others,
     compare,
     draw_layer_inputs,
     equals,
+    learn_side_by_side,
     named,
 )
 from labkit.checks.rank import Rank
@@ -90,6 +93,12 @@ def use_two_batches(rank: Rank) -> None:
     """Two forward passes, and one backward through both. Answers: grad.N, output."""
     with _model_on_device(rank) as (model, _, _):
         add_two_batches(rank, model, rank.inputs)
+
+
+def use_two_models(rank: Rank) -> None:
+    """Two models, and one backward through both. Answers: grad.N of the first."""
+    with _model_on_device(rank) as (model, _, _):
+        learn_side_by_side(rank, model, _made(rank, build_others(rank.case, rank.inputs)), rank.inputs)
 
 
 def ask_for_impossible_residents(rank: Rank) -> None:
@@ -177,6 +186,7 @@ def _run(on_rank: Callable[[Rank], None]) -> Run:
 RUNS = {
     **dict.fromkeys(("values", "ids", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
     "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
+    "two-models": Run(use_two_models, draw_layer_inputs, evidence=BesideTwoModels),
     "late": _run(partial(use_offloaded_model, late=True)),
     **dict.fromkeys(("watched", "watched-frozen", "watched-buffers"), _run(watch_offloaded_model)),
     "refusal": _run(ask_for_impossible_residents),
@@ -262,6 +272,7 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("constant buffers, the second GPU", "buffers", with_buffers(SMALL), 2, [3], seed, gpu=1),
         offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),
         offload_case("two batches, one backward", "two-batches", with_dropout(SMALL), 2, [3], seed),
+        offload_case("two models, one backward", "two-models", SMALL, 1, [3], seed),
         offload_case("none resident", "extreme", SMALL, 0, [3], seed),
         offload_case("all resident", "extreme", SMALL, 5, [3], seed),
         offload_case("9 of 5 resident", "refusal", SMALL, 9, [3], seed, names=["9", "5"]),
@@ -370,9 +381,10 @@ EXERCISE = Exercise(
             "two-batches",
             "robustness",
             1,
-            "Several forward passes may come before their backward, with dropout too.",
-            "what a forward leaves in the model for its backward is overwritten by the next one",
-            {"two-batches": equals("grad", "output")},
+            "Several forward passes, of two models too, may come before their backward, with dropout too.",
+            "what a forward leaves in the model for its backward is overwritten by the next one, or the"
+            " copies of all models are in one dictionary of the class",
+            {"two-batches": equals("grad", "output"), "two-models": equals("grad")},
         ),
         Property(
             "all-or-none",

@@ -366,6 +366,34 @@ class BesideTwoBatches(BesidePlain):
         return seat.tensors
 
 
+def build_others(case: Case, inputs: Inputs) -> list[nn.Module]:
+    """The case's layers with other numbers, the first two of them frozen."""
+    layers = build_layers(case, inputs)
+    for number, layer in enumerate(layers):
+        for parameter in layer.parameters():
+            parameter.data.mul_(0.5)
+            parameter.requires_grad_(number >= 2)
+    return layers
+
+
+def learn_side_by_side(seat: Seat, model: nn.Module, other: nn.Module, inputs: Inputs) -> None:
+    """One batch for two models, and one backward. Answers: grad.N of the first (N counts in order)."""
+    batch = batches_of(inputs)[0]
+    (error_of(model, batch) + error_of(other, batch)).backward()
+    for number, parameter in enumerate(model.parameters()):
+        seat.answer(f"grad.{number}", parameter.grad)
+
+
+class BesideTwoModels(BesidePlain):
+    """A case's answers, and what the plain model gives beside another one."""
+
+    @cached_property
+    def plain(self) -> State:
+        seat, other = PlainSeat(), nn.Sequential(*build_others(self.case, self.inputs))
+        learn_side_by_side(seat, nn.Sequential(*build_layers(self.case, self.inputs)), other, self.inputs)
+        return seat.tensors
+
+
 def equals(*kinds: str) -> Judge:
     """Each of the plain model's tensors of these kinds ("output", "grad", ...) came back with its values."""
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
@@ -45,6 +46,7 @@ from labkit.checks.shared.beside import STEPS, calls_of, calls_text, nbytes, sta
 from labkit.checks.shared.places import enter_group
 
 OVERLAP_ID = "03.overlapped-data-parallel"
+ASKING = ("get_future", "is_completed", "synchronize", "result")  # of a handle, in place of wait
 
 
 def _cases(seed: int) -> list[Case]:
@@ -109,8 +111,8 @@ def _forwards(case: Case) -> int:
 
 
 def _time_backward(rank: Rank) -> None:
-    """One forward and backward pass. Fact: ready, the second at which each gradient was. Recordings: forward,
-    step 0.
+    """One forward and backward pass. Facts: ready, the second at which each gradient was; asked, of how many
+    handles. Recordings: forward, step 0.
     """
     net = net_of(rank.case, rank.inputs)
     ready: list[float] = []
@@ -119,25 +121,51 @@ def _time_backward(rank: Rank) -> None:
     model = _wrap(rank, net)
     with rank.recording("forward"):
         loss = own_loss(rank, model, 0)
-    with rank.recording("step 0") as begin:  # of two zeros, a pause between them would be overlap
+    with _asked() as asked, rank.recording("step 0") as begin:  # of two zeros, a pause would be overlap
         loss.backward()
     rank.fact("ready", [moment - begin for moment in ready])
+    rank.fact("asked", len(asked))
 
 
-class _Interrupted(Exception):
-    """Raised by the check inside no_sync."""
+@contextlib.contextmanager
+def _asked() -> Iterator[dict[int, dist.Work]]:
+    """The handles, by their ids, of which something in ASKING is called inside: who waits so is in no
+    recording.
+    """
+    found: dict[int, dist.Work] = {}
+    with contextlib.ExitStack() as stack:
+        for name in ASKING:
+            original = vars(dist.Work)[name]
+            stack.callback(setattr, dist.Work, name, original)
+            setattr(dist.Work, name, _noting(getattr(dist.Work, name), found))
+        yield found
+
+
+def _noting(original: Callable[..., Any], found: dict[int, dist.Work]) -> Callable[..., Any]:
+    def method(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+        found[id(work)] = work
+        return original(work, *args, **kwargs)
+
+    return method
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Raised by the check inside no_sync: no subclass of Exception, as when a notebook's cell is stopped."""
 
 
 def _accumulate(rank: Rank) -> None:
     """Backward passes inside no_sync, the first in another no_sync within, and one outside; the first and the
-    last have their forward on the other side. An exception leaves a second one within. Then one inside one
+    last have their forward on the other side. An interrupt leaves a second one within. Then one inside one
     that was made before, and two normal backward passes that add up: one through another model too, one while
-    that is silent.
+    that is silent. Before all that, gradients come inside no_sync, and the wrapper's zero_grad clears them.
 
     Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
     """
     net, another = net_of(rank.case, rank.inputs), net_of(rank.case, rank.inputs)
     model = _wrap(rank, net)
+    with model.no_sync():
+        own_loss(rank, model, 1).backward()
+    model.zero_grad()
     loss = own_loss(rank, model, 0, 0)
     with rank.recording("inside"), model.no_sync():
         with model.no_sync():
@@ -183,9 +211,9 @@ def _one_a_bucket(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         calls, bucket_bytes = calls_of(answer, "step 0"), evidence.case.params["bucket_bytes"]
         sizes = [nbytes(parameter) for parameter in trained(evidence.first_net(answer))]
-        seen, least = calls_text(calls), fewest_buckets(sizes, bucket_bytes)
-        right = [op for op, _ in calls] == ["all_reduce"] * least
-        yield Finding(right, f"{least} all_reduces, one a bucket", seen, answer.rank)
+        seen, filled = calls_text(calls), filled_buckets(sizes, bucket_bytes)
+        right = [op for op, _ in calls] == ["all_reduce"] * len(filled)
+        yield Finding(right, f"{len(filled)} all_reduces, one a bucket", seen, answer.rank)
         yield _moves_once(evidence, answer)
         yield Finding(
             not calls_of(answer, "forward"),
@@ -196,6 +224,9 @@ def _one_a_bucket(evidence: ReplicaEvidence) -> Iterator[Finding]:
         largest = max([bucket_bytes, *sizes])
         right = all(size <= largest for _, size in calls)
         yield Finding(right, f"no bucket above {largest:,} bytes", seen, answer.rank)
+        moved = [size for _, size in calls]
+        told = f"buckets filled from the last parameter to the first, so of {_bytes_text(filled)}"
+        yield Finding(moved == filled, told, f"of {_bytes_text(moved)}", answer.rank)
 
 
 def _moves_once(evidence: ReplicaEvidence, answer: RankAnswer) -> Finding:
@@ -206,16 +237,22 @@ def _moves_once(evidence: ReplicaEvidence, answer: RankAnswer) -> Finding:
     return Finding(moved == whole, told, f"{moved:,} bytes: {calls_text(calls)}", answer.rank)
 
 
-def fewest_buckets(sizes: list[int], bucket_bytes: int) -> int:
-    """How many buckets hold parameters of these bytes in reverse order when each is filled as far as it
-    goes.
+def filled_buckets(sizes: list[int], bucket_bytes: int) -> list[int]:
+    """The bytes of the buckets, in order, that hold parameters of these bytes in reverse order when each is
+    filled as far as it goes.
     """
-    count, used = 0, bucket_bytes + 1
+    found: list[int] = []
     for size in reversed(sizes):
-        if used + size > bucket_bytes:
-            count, used = count + 1, 0
-        used += size
-    return count
+        if found and found[-1] + size <= bucket_bytes:
+            found[-1] += size
+        else:
+            found.append(size)
+    return found
+
+
+def _bytes_text(sizes: list[int]) -> str:
+    """Sizes in their order: 16, then 1,024 bytes."""
+    return f"{', then '.join(f'{size:,}' for size in sizes) or 'no'} bytes"
 
 
 def _starts_early_and_waits_late(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -239,6 +276,17 @@ def _times(answer: RankAnswer) -> Iterator[Finding]:
     waited = [call for call in calls if call["end"] is not None and call["end"] < last]
     told = "nothing is waited for before the last gradient is ready"
     yield Finding(not waited, told, f"{len(waited)} all_reduces were waited for", answer.rank)
+
+
+def _waits_for_all(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    """One whose all_reduce nobody waits for may be used before it has arrived, however rarely."""
+    for answer in evidence.answers:
+        calls = [call for call in answer.collectives["step 0"] if call["op"] == "all_reduce"]
+        ends = [call["end"] for call in calls if call["source"] == "python"]
+        left = ends.count(None) - answer.facts["asked"]
+        yield Finding(
+            left <= 0, "every all_reduce waited for", f"{left} of {len(ends)} were not", answer.rank
+        )
 
 
 def _is_silent_inside(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -275,7 +323,7 @@ EXERCISE = Exercise(
             2,
             "After backward every gradient is the mean over the ranks",
             "a handle was not waited for, or a flat bucket was cut at the wrong offsets",
-            {"values": GRADIENTS},
+            {"values": GRADIENTS, "many": _waits_for_all},
         ),
         Property(
             "trained-weights",

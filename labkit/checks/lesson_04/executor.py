@@ -104,6 +104,7 @@ def _cases_of_any_schedule(seed: int) -> list[Case]:
             [2] * 3,
             schedule="a random order",
             transposed=True,
+            apart=True,
         ),
         run_case(
             "any-schedule",
@@ -301,8 +302,8 @@ RUN = Exercise(
             "robustness",
             3,
             "Any order that a dry run accepts runs to its end, in any group: 1F1B, chunks, a random one.",
-            "a send that waits for its receiver, messages told apart by their order and not by a tag, or"
-            " group= missing in a call",
+            "a send that waits for its receiver, messages told apart by their order and not by a tag, a"
+            " tag from hash(), which is another one in each process, or group= missing in a call",
             {"any-schedule": every(follows_the_list, LOSS_AND_GRADIENTS, waits_for_messages, stays_in_group)},
         ),
         Property(
