@@ -185,8 +185,8 @@ def stack(case: Case, log: list[float]) -> nn.Sequential:
 
 
 def calls_of(case: Case) -> Sequence[int]:
-    """The numbers of the layers of a stack, in the order of their calls: `calls`, or each once."""
-    calls: Sequence[int] = case.params.get("calls", range(case.params["layers"]))
+    """The numbers of the layers of a stack, in the order of their calls: `called`, or each once."""
+    calls: Sequence[int] = case.params.get("called", range(case.params["layers"]))
     return calls
 
 

@@ -262,5 +262,5 @@ def watched_case(
 
 def calls_case(name: str, ranks: int, seed: int, width: int, layers: int, calls: list[int]) -> Case:
     """The same, where some layers are called twice or not at all: `calls` are their numbers, in order."""
-    sizes = {"width": width, "layers": layers, "prefetch": 1, "dtype": "float32", "calls": calls}
+    sizes = {"width": width, "layers": layers, "prefetch": 1, "dtype": "float32", "called": calls}
     return Case(name, ranks, sizes, seed, kind="watched-calls", timeout=60.0)

@@ -1,11 +1,36 @@
-"""Futures in place of handles: what follows each of them cuts its bucket into gradients."""
+"""Buckets that are objects, and futures in place of handles: what follows each hands out its gradients."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.futures import Future
+
+
+class Bucket:
+    """Parameters that go together, and how many of them wait for their gradient in this backward."""
+
+    def __init__(self, members: list[nn.Parameter]):
+        self.members, self.missing = members, len(members)
+
+    def average(self, group: dist.ProcessGroup) -> Future:
+        """Begin, and fill the gradients in when it is there."""
+        self.missing = len(self.members)
+        for p in self.members:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        together = torch.cat([p.grad.reshape(-1) for p in self.members])
+        together.div_(dist.get_world_size(group))
+        future = dist.all_reduce(together, group=group, async_op=True).get_future()
+        return future.then(lambda _: self.hand_out(together))
+
+    def hand_out(self, together: Tensor) -> None:
+        """Gradients from their places in what came back."""
+        begin = 0
+        for p in self.members:
+            p.grad.copy_(together[begin : begin + p.numel()].view_as(p))
+            begin += p.numel()
 
 
 class OverlappedDataParallel(nn.Module):
@@ -13,54 +38,43 @@ class OverlappedDataParallel(nn.Module):
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup, bucket_bytes: int = 25 * 2**20):
         super().__init__()
-        self.module = module
-        self.group = group
         broadcast_module(module, group)
-        everything = list(module.parameters())
-        self.buckets = [[everything[i] for i in ids] for ids in assign_buckets(everything, bucket_bytes)]
-        self.bucket_of = {p: n for n, bucket in enumerate(self.buckets) for p in bucket}
-        self.enabled = True
-        self._start_over()
-        for parameter in self.bucket_of:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self.module, self.group, self.silent, self.begun = module, group, 0, False
+        parameters = [*module.parameters()]
+        ids = assign_buckets(parameters, bucket_bytes)
+        self.all_of_them = [Bucket([parameters[i] for i in own]) for own in ids]
+        self.to_go: list[Bucket] = []
+        self.under_way: list[Future] = []
+        for bucket in self.all_of_them:
+            for p in bucket.members:
+                p.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self.has_one_more(bucket))
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        was_enabled = self.enabled
-        self.enabled = False
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.silent += 1
         try:
             yield
         finally:
-            self.enabled = was_enabled
+            self.silent -= 1
 
-    def _start_over(self) -> None:
-        self.waiting = [len(bucket) for bucket in self.buckets]
-        self.sent: list[torch.futures.Future] = []
-        self.queued = False
-
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        if not self.enabled:
+    def has_one_more(self, bucket: Bucket) -> None:
+        if self.silent:
             return
-        if not self.queued:
-            self.queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
-        self.waiting[self.bucket_of[parameter]] -= 1
-        while len(self.sent) < len(self.buckets) and self.waiting[len(self.sent)] == 0:
-            self._send(self.buckets[len(self.sent)])
+        if not self.begun:
+            self.begun, self.to_go = True, self.all_of_them[:]
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        bucket.missing -= 1
+        while self.to_go and not self.to_go[0].missing:
+            self.send_next()
 
-    def _send(self, bucket: list[nn.Parameter]) -> None:
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flat = torch.cat([part.flatten() for part in parts]) / self.group.size()
-        handle = dist.all_reduce(flat, group=self.group, async_op=True)
-        self.sent.append(handle.get_future().then(lambda _: flat.split([p.numel() for p in bucket])))
+    def send_next(self) -> None:
+        self.under_way.append(self.to_go.pop(0).average(self.group))
 
-    def _end_of_backward(self) -> None:
-        for bucket in self.buckets[len(self.sent) :]:
-            self._send(bucket)
-        for bucket, means in zip(self.buckets, torch.futures.wait_all(self.sent), strict=True):
-            for parameter, mean in zip(bucket, means, strict=True):
-                parameter.grad = mean.view_as(parameter)
-        self._start_over()
+    def finish(self) -> None:
+        while self.to_go:
+            self.send_next()
+        torch.futures.wait_all(self.under_way)
+        self.begun, self.under_way = False, []
