@@ -6,6 +6,7 @@ ids and targets only where its stage may look at them: elsewhere numbers that th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -80,7 +81,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         grid_case("dp 1, pp 1, tp 2", "other-grids", 1, 1, 2, seed, hidden=12, heads=2, learning_rate=0.3),
         grid_case("dp 1, pp 2, tp 2", "other-grids", 1, 2, 2, seed),
-        grid_case("dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, seed, max_norm=1e9),
+        grid_case("dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, seed, max_norm=math.inf),
         grid_case("dp 2, pp 2, tp 1", "other-grids", 2, 2, 1, seed),
         grid_case("five layers on three stages", "three-stages", 1, 3, 1, seed, layers=5, rows=5),
         grid_case("a vocabulary of 13", "uneven", 1, 2, 2, seed, vocabulary=13, rows=5, micro_batches=2),
