@@ -769,8 +769,9 @@ theirs = fastest(their_job)
 draw_times({"your ring": (sizes, ours), "dist.all_reduce": (sizes, theirs)})
 
 # %% [markdown]
-# The differences are roundings: sums were taken in another order. Both times have a flat part and a slope,
-# because both are rings. Theirs has the lower floor: its steps are driven in C++, yours in Python. NCCL
+# The differences are roundings: sums were taken in another order. Both times have a flat part and a slope, as
+# $\alpha$ and $\beta$ say. gloo's is a ring too, with a lower floor: its steps are driven in C++, yours in
+# Python. NCCL
 # switches to trees where latency counts, since the latency of a tree grows with $\log n$ instead of $n$.
 #
 # ## All of them on one page

@@ -83,8 +83,8 @@ Table(
 
 # %% [markdown]
 # $12 L h^2$ is the usual estimate: $4h^2$ for attention and $8h^2$ for the MLP. How far off is it for Llama 3
-# 8B, which has $L = 32$, $h = 4096$? Its name is one answer. Guess the percentage, then go on; you will
-# measure it below.
+# 8B, which has $L = 32$, $h = 4096$? Its name is one answer. Guess the percentage, with a minus where the
+# estimate is too small, then go on; you will measure it below.
 
 # %% predict="twelve-l-h-squared"
 your_guess_percent = ...
@@ -315,9 +315,10 @@ draw_memory(
 #
 # ### Exercise: the state, sharded
 # What one rank keeps at each stage, and the working set beside it. A $d$-th is a $d$-th: nothing is rounded.
+# One rank alone has nothing sharded and nothing to gather: its working set is 0 at every stage.
 #
-# <details><summary>Hint</summary>Start from training_state_bytes. With one rank, nothing is sharded and
-# nothing needs to be gathered.</details>
+# <details><summary>Hint</summary>Start from training_state_bytes, twice: for the model, and for its largest
+# layer.</details>
 
 
 # %% exercise="01.zero-state-bytes" difficulty=2 minutes=10
@@ -491,8 +492,9 @@ labkit.check("01.activation-bytes", activation_bytes)
 # $$\text{model FLOPs} = 72\,B L s h^2\left(1 + \frac{s}{6h} + \frac{V}{12hL}\right)$$
 #
 # Dividing by the tokens and forgetting the middle term leaves $6N$ a token, the famous $6ND$ for $D$ tokens.
-# What it forgets is $12Lhs$ a token. (We count all $s^2$ scores, as those papers do; a causal model needs
-# half of them, and current Megatron-LM counts so.)
+# What it forgets is $12Lhs$ a token; what it counts too much, where the head has a matrix of its own, is the
+# input embedding, which multiplies nothing: 7% of Llama 3 8B. (We count all $s^2$ scores, as those papers do;
+# a causal model needs half of them, and current Megatron-LM counts so.)
 #
 # Recomputation adds operations, not progress: selective one more forward *of the scores*, full one more
 # forward of *all layers* (not of the head).
@@ -532,7 +534,7 @@ axes.set_xscale("log", base=2)
 axes.set(xlabel="sequence length s", ylabel="your count / 6N a token", title="Llama 3 8B: what 6ND forgets")
 Picture(
     figure,
-    "the ratio of counted operations to 6ND grows from 1 at short sequences to above 5 at 131072 tokens",
+    "the ratio of counted operations to 6ND grows from 0.97 at 1024 tokens to above 5 at 131072",
 )
 
 # %% check="01.train-step-flops"
@@ -790,6 +792,8 @@ MemoryCalculator(model="Llama 3 8B", gpu="H100 80 GB", data_parallel=8)
 
 # %% [markdown]
 # ## Find the mistakes
+#
+# ### Exercise: find the mistakes
 #
 # These are lines from real course slides and articles. Each is wrong, and by now you can say by how much.
 #

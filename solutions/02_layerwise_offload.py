@@ -206,9 +206,10 @@ Table(
 # all such cuts, find one whose **largest part is as small as possible**. The same function serves for bytes,
 # for milliseconds, or for anything else that adds up.
 #
-# <details><summary>Hint 1</summary>Filling each device up to the average does not work: costs [3, 1, 1, 1, 6]
-# on 3 devices have average 4. Think backwards: if you knew the largest part allowed, could you tell in one
-# pass whether the layers fit?</details>
+# <details><summary>Hint 1</summary>Filling each device up to the average does not work: costs [1, 3, 2, 3]
+# on 3 devices, average 3, would give [1], [3], [2, 3], whose largest part is 5, where [1, 3], [2], [3] has 4.
+# Think backwards: if you knew the largest part allowed, could you tell in one pass whether the layers
+# fit?</details>
 # <details><summary>Hint 2</summary>The largest part of the best cut is the sum of <i>some</i> contiguous run
 # of layers. Or: let best[k][n] be the answer for the first n layers on k devices; the last device takes
 # layers cut to n, for some cut.</details>
@@ -1012,7 +1013,8 @@ labkit.check("02.remote-stage", RemoteStage)
 # The slides point to another way over nodes: `torch.distributed.rpc`. One process writes the whole training
 # loop; modules live elsewhere and are called through references; a *distributed autograd* context collects
 # the gradients where the parameters are, and a distributed optimizer steps them there. It is less to write,
-# and harder to see what travels. It runs over TCP, and PyTorch maintains it but does not develop it further.
+# and harder to see what travels. Its backend, TensorPipe, picks a transport itself: shared memory within a
+# node, InfiniBand where it can, else TCP. PyTorch maintains it but does not develop it further.
 # Here it is at work, with rank 1 holding the second half:
 
 

@@ -239,9 +239,9 @@ labkit.check("03.broadcast-module", broadcast_module)
 #
 # The dozen lines: run backward, then all-reduce every gradient and divide.
 #
-# Divide! Forget it, and the gradients are $d$ times too large. With Adam, which does not care about the
-# scale, nobody would notice: in 20 steps the weights differ by $3 \cdot 10^{-9}$. With SGD the learning
-# rate is silently $d$ times what you set.
+# Divide! Forget it, and the gradients are $d$ times too large. With Adam, whose step depends on the scale of
+# the gradients through its tiny epsilon alone, nobody would notice. With SGD the learning rate is silently
+# $d$ times what you set.
 
 # %% [markdown]
 # ### Exercise: average_gradients
@@ -349,9 +349,9 @@ prediction("time of 256 pieces / one piece", your_factor, round(took[-1] / took[
 #
 # From the last parameter to the first, put each into
 # the current bucket as long as the bucket stays within `bucket_bytes`; otherwise open a new one. **Bytes**,
-# not elements: a published implementation takes the number for elements, and its buckets are four times as
-# large as it says. A parameter that is larger than a bucket has one of its own. One bucket holds one dtype.
-# Frozen parameters are in none.
+# not elements: where a bucket counts elements, as in picotron, the caller has to divide the megabytes by the
+# bytes of a gradient first, or float32 buckets are four times as large as they say. A parameter that is
+# larger than a bucket has one of its own. One bucket holds one dtype. Frozen parameters are in none.
 
 
 # %% exercise="03.assign-buckets" difficulty=2 minutes=10
@@ -658,9 +658,10 @@ Table(
 )
 
 # %% [markdown]
-# The same bytes in twelve all-reduces and in five. Your bucket is never larger than 1 MiB, and here a layer's
-# weight is half of that and its bias a little more: one layer a bucket, four a step. PyTorch closes a bucket
-# when it has *reached* 1 MiB, so two layers go into each. And it sends the first step's gradients in one
+# The same bytes in twelve all-reduces and in five. Your bucket is never larger than 1 MiB. A layer's weight
+# is exactly half of that, so beside a bias two no longer fit: one weight a bucket, with the biases that come
+# before the next weight, four buckets a step. PyTorch closes a bucket when it has *reached* 1 MiB, so two
+# layers go into each. And it sends the first step's gradients in one
 # piece, because it builds its buckets only after that step, in the order in which gradients really came:
 # 1 + 2 + 2. Everything else you have built.
 #
@@ -774,8 +775,10 @@ labkit.check("03.token-weighted-loss", token_weighted_loss)
 # Each step sends the gradients once around: with a ring, $2 \frac{d-1}{d} S$ bytes per rank, nearly
 # independent of $d$ (lesson 00). If backward takes longer than that, communication hides behind it. But the
 # batch grows with $d$ while the useful batch size does not, so at some point each rank's share, and its
-# backward, become too short to hide anything. Measured on nodes of 8 H100 with a fixed batch for every rank
-# (Ultra-Scale Playbook, data of its scaling figure):
+# backward, become too short to hide anything. And even where every rank keeps its batch, so that backward
+# stays as long as it was, the all-reduce does not: beyond a node it crosses slower links, a ring pays its
+# latency $2(d-1)$ times, and all wait for the slowest. That was measured on nodes of 8 H100 (Ultra-Scale
+# Playbook, data of its scaling figure):
 
 # %%
 gpus = [8, 16, 32, 64, 128, 256]

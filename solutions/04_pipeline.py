@@ -935,7 +935,9 @@ Table(
 
 # %% [markdown]
 # What the simulation leaves out, the measurement shows: each message takes a little, and a rank that
-# wakes up late makes all that depend on it late. Draw the other two by changing the name above.
+# wakes up late makes all that depend on it late. To draw the other two, change both arguments above:
+# `jobs["GPipe"]` beside the simulation of `gpipe`, or `jobs["interleaved"]` beside that of `interleaved` with
+# `Costs(FORWARD_MS / 2, BACKWARD_MS / 2)`, since a chunk is half a stage.
 # Interleaved stages suffer most, because they send twice as many messages for half as much work each; with
 # work of this length the smaller bubble should win all the same. Give them 2 ms and 4 ms and look again.
 #

@@ -193,9 +193,11 @@ for asks in (True, False):
 # called.
 #
 # The arguments can be tensors or anything else, the function can return one tensor or several, and not
-# every result need be used. If somebody overwrites an argument between forward and backward, the second run
-# is another one: plain autograd raises a `RuntimeError` then, and yours will too if its tensors are kept by
-# `ctx.save_for_backward`. (That is good style; no check overwrites an argument.)
+# every result need be used. A checkpoint may lie inside another: the inner function then runs three times,
+# once in forward and twice in backward. If the second run raises, its error comes through, and the random
+# generator is as it was before backward. If somebody overwrites an argument between forward and backward, the
+# second run is another one: plain autograd raises a `RuntimeError` then, and yours will too if its tensors
+# are kept by `ctx.save_for_backward`. (That is good style; no check overwrites an argument.)
 #
 # Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
 # results, 16 KiB are free for states and the like, and as much when backward is over and the gradients are
@@ -541,7 +543,7 @@ draw_growth(growth, sqrt_of="best number of segments")
 # In the formula $sbh(34 + 5as/h)$ the second term is the attention's: the scores, the softmax and its
 # dropout, each of them $a \times s \times s$. They are large, and cheap to compute again. **Selective
 # recomputation** checkpoints only this core of attention and keeps the rest: $34sbh$ bytes remain
-# (Korthikanti et al. 2022, section 4.3). For GPT-3 it frees 70% of the activations and costs 2.7% more
+# (Korthikanti et al. 2022, section 5). For GPT-3 it frees 70% of the activations and costs 2.7% more
 # FLOPs by the paper's count.
 #
 # Here is the core of attention, plain and in your checkpoint, inside a layer. **The sequence gets twice as

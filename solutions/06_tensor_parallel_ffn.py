@@ -298,8 +298,8 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 # <details><summary>What is compared, in all exercises of this lesson</summary>
 #
 # * **Numbers**, on every rank of the group, with what stock PyTorch gives in one process: shape and dtype the
-#   same, and no number off by more than $10^{-9}$ of the largest one in float64, $10^{-4}$ in float32, $2
-#   \cdot 10^{-2}$ in bfloat16.
+#   same, and no number off by more than $10^{-9}$ of the largest one (of 1, if that is more) in float64,
+#   $10^{-4}$ in float32, $2 \cdot 10^{-2}$ in bfloat16.
 # * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of
 #   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
 #   rank may call them or not.

@@ -78,9 +78,9 @@ draw_block(ranks=4)
 # <details><summary>What is compared, in all exercises of this lesson</summary>
 #
 # * **Numbers**, on every rank of the group, with what the whole module, or stock PyTorch, gives in one
-#   process: shape and dtype the same, and no number off by more than $10^{-9}$ of the largest one in float64,
-#   $10^{-4}$ in float32, $4 \cdot 10^{-3}$ in float16, $2 \cdot 10^{-2}$ in bfloat16. Weights are compared
-#   after two steps of plain SGD as well.
+#   process: shape and dtype the same, and no number off by more than $10^{-9}$ of the largest one (of 1, if
+#   that is more) in float64, $10^{-4}$ in float32, $4 \cdot 10^{-3}$ in float16, $2 \cdot 10^{-2}$ in
+#   bfloat16. Weights are compared after two steps of plain SGD as well.
 # * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of
 #   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
 #   rank may call them or not.
