@@ -216,9 +216,11 @@ Table(
 #
 # Cut a whole attention, compute with the rank's heads, and give the whole back. What stands in front and
 # behind is handed to you as `enter` and `leave`, two functions like `column_parallel` and `row_parallel`:
-# later you will put others in their place, and so does the check; with those, other tokens may enter than x
-# has. `attend` is called once in a forward, with the config's dropout in training, under `no_grad` too, and
-# 0.0 after `eval()`. A rank does a $t$-th of the matrix products.
+# later you will put others in their place, and so does the check; with those, `enter` may return more tokens
+# than x has, so take b and s from what it returns. `attend(q, k, v, dropout)` takes the [b, heads, s, d] of
+# this rank's query, key and value heads and returns [b, query heads, s, d]; it is called once in a forward,
+# with the config's dropout in training, under `no_grad` too, and 0.0 after `eval()`. A rank does a $t$-th of
+# the matrix products.
 #
 # <details><summary>Hint 1: from [b, s, heads d] to [b, heads, s, d]</summary>
 # <code>x.unflatten(-1, (-1, d)).transpose(1, 2)</code>: the heads are the outer of the two, the d numbers of
@@ -1102,11 +1104,12 @@ class TensorParallelMLP(nn.Module):
 # Which stream does this dropout draw from? Does this whole parameter see all tokens or only its own?
 #
 # Attention's dropout is inside `attend(q, k, v, dropout)`, which came along from the whole attention: wrap
-# it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token,
-# a norm that is written out keeps three times as much. It may be 12% more than the plan's formula (below,
-# at "What a block keeps"). Where whole parameters' gradients are summed, those calls of at most $4h$
-# numbers each are not counted. In training dropout is at work under `no_grad` too, after `eval()` nothing is
-# dropped. A rank does a $t$-th of the matrix products.
+# it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token, a
+# norm that is written out keeps three times as much. It must be 0.75 to 1.12 times what the plan's formula
+# says (below, at "What a block keeps", there for 16 bits; the check counts in its own dtype). Where whole
+# parameters' gradients are summed, those calls of at most $4h$ numbers each are not counted. In training
+# dropout is at work under `no_grad` too, after `eval()` nothing is dropped. A rank does a $t$-th of the
+# matrix products.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>

@@ -80,10 +80,10 @@ draw_stages(ranks=4)
 # * **Stages 2 and 3** lay *each unit* in a flat tensor of its own, $S_i = \lceil n_i/d \rceil$. Gradients and
 #   optimizer have $\sum S_i$ each; weights $d \sum S_i$ in stage 2, and $\sum S_i$ in stage 3.
 #
-# A fourth part is held for moments only, `working`. In stage 2: the flat gradient of one unit, before it is
-# scattered. In stage 3, in backward at unit $i$: the whole weights of unit $i$ *and* of unit $i-1$, which is
-# being fetched already, and the flat gradient of unit $i$. (Unit 0 has none before it.) Flat means padded,
-# and the largest such moment counts.
+# A fourth part is held for moments only, `working`. In stages 0 and 1 it counts as 0. In stage 2: the flat
+# gradient of one unit, before it is scattered. In stage 3, in backward at unit $i$: the whole weights of unit
+# $i$ *and* of unit $i-1$, which is being fetched already, and the flat gradient of unit $i$. (Unit 0 has none
+# before it.) Flat means padded, and the largest such moment counts.
 #
 # <details><summary>Hint</summary><code>-(-n // d)</code> rounds up.</details>
 
@@ -349,7 +349,7 @@ def flatten(parameters: Sequence[nn.Parameter], world_size: int) -> Tensor:
 #   own. The flat cut does not ask where a group ends: a rank's shard may have a piece of each. So the inner
 #   optimizer gets one tensor *a group*, in as many groups as were given. (One tensor for the whole shard
 #   would decay a bias because it lies behind a matrix.)
-# * **Precision.** A step changes a weight by little, and in bf16 the numbers next to 1 are $2^{-7}$ apart. So
+# * **Precision.** A step changes a weight by little, and in bf16 the number after 1 is $1 + 2^{-7}$. So
 #   the shard has an fp32 *master* copy, which is what is stepped; the weights are the master, rounded. Only
 #   the owner needs one. Gradients are averaged in the master's precision as well.
 #
@@ -1374,18 +1374,19 @@ def passes_of(job: labkit.Job, op: str) -> int:
 
 
 Table(
-    ["", "loss 1", "loss 2", "loss 3", "all-gathers", "reduce-scatters", "all-reduces"],
+    ["", "loss 1", "loss 2", "loss 3", "all-gathers", "reduce-scatters", "all-reduces", "broadcasts"],
     [
         [name, *(f"{loss:.6f}" for loss in job.results[0])]
-        + [passes_of(job, op) for op in ("all_gather", "reduce_scatter", "all_reduce")]
+        + [passes_of(job, op) for op in ("all_gather", "reduce_scatter", "all_reduce", "broadcast")]
         for name, job in jobs.items()
     ],
     caption="Losses of rank 0, and what it took part in",
 )
 
 # %% [markdown]
-# The same losses, to the last digit shown. And the checkpoint, with `torch.distributed.checkpoint` on the
-# same tensor:
+# The same losses, to the last digit shown. But DDP all-reduces whole gradients, $2\Psi$, and its optimizer
+# broadcasts the weights, another $\Psi$, where yours sends $2\Psi$ in all. And the checkpoint, with
+# `torch.distributed.checkpoint` on the same tensor:
 
 
 # %%
@@ -1436,14 +1437,15 @@ draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) 
 # differ in the stage alone: with stage 1 a GPU has 0.72 times the memory (median) and trains at 1.01 times
 # the speed. Where the ranks of a replica are many and micro-batches few, it costs: the 8.86B model on 16
 # nodes, d = 16, TP 8, 2 micro-batches: 66.9 GB and 6,028 tokens a second on each GPU without, 51.9 GB and
-# 5,067 with stage 1. The best of each size (speed as a share of the GPUs' peak, MFU, and memory):
+# 5,067 with stage 1. The fastest run of each size, by tokens a second on each GPU, and its memory. (Not by
+# MFU: the data count the tied head of the 1.34B model twice in pipelines, where it comes out 17% too high.)
 #
 # | nodes | 1.34B model | 8.86B model |
 # |---|---|---|
-# | 1 | stage **1**, d = 4, PP 2, 16 micro-batches: 44%, 42 GB | stage **1**, d = 2, PP 4, 128: 45%, 63 GB |
-# | 4 | stage **1**, d = 16, PP 2, 16: 38%, 16 GB | stage **1**, d = 16, PP 2, 16: 43%, 61 GB |
-# | 16 | stage **0**, d = 64, TP 2, 1: 29%, 39 GB | stage **0**, d = 16, TP 8, 2: 36%, 67 GB |
-# | 64 | stage **1**, d = 128, TP 2, PP 2, 1: 5%, 8 GB | stage **0**, d = 128, TP 4, 1: 19%, 58 GB |
+# | 1 | stage **0**, d = 8, 16 micro-batches: 40,150, 50 GB | stage **1**, d = 2, PP 4, 128: 7,503, 63 GB |
+# | 4 | stage **1**, d = 32, 4: 36,990, 35 GB | stage **1**, d = 16, PP 2, 16: 7,186, 61 GB |
+# | 16 | stage **0**, d = 64, TP 2, 1: 30,186, 39 GB | stage **0**, d = 16, TP 8, 2: 6,028, 67 GB |
+# | 64 | stage **1**, d = 128, TP 2, PP 2, 1: 4,603, 8 GB | stage **0**, d = 128, TP 4, 1: 3,101, 58 GB |
 #
 # Stages 2 and 3 were not among these runs, so what they would have cost is arithmetic: your `step_traffic`
 # over the bandwidth that the same authors measured. One pass sends the weights of 8.86 billion parameters in
@@ -1452,7 +1454,7 @@ draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) 
 
 # %%
 all_gather_gbs = {1: 249.8, 4: 119.0, 16: 55.0, 64: 11.0}  # GB/s of an all-gather, by nodes of 8
-parameters, tokens, flops = 8_860_000_000, 4096, 0.45 * 989e12  # bf16 on an H100, at the best MFU above
+parameters, tokens, flops = 8_860_000_000, 4096, 0.45 * 989e12  # of an H100 in bf16: 7,503 tokens a second
 compute = 6 * parameters * tokens / flops
 rows = []
 for nodes, gbs in all_gather_gbs.items():

@@ -355,7 +355,8 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 # `run_schedule` takes a `PipelinePart` (`labkit.pipeline`): your stage, the micro-batches, a loss, and
 # three things that matter here. `empty_input(stage, i)` says what a message will look like. `tied` names a
 # weight that first and last stage both have, with the group of those two ranks: their gradients are summed
-# at the end. `gradients_ready(stage)` is called after the stage's *last* backward.
+# at the end. `gradients_ready(stage)` is called after the stage's *last* backward. (`PipelinePart??` and
+# `TiedWeight??` in a cell show all their fields.)
 #
 # What is new is between the parts, and each of these has cost somebody a training run:
 #
@@ -418,9 +419,11 @@ def stage_to_full(stage: "Stage", parts: Parts) -> dict[str, Tensor]:
 
 
 # %% [markdown]
-# `is_cut(name)` tells whether tensor parallelism cuts the parameter of that name (as `named_parameters` of
-# a stage gives it); otherwise all tensor-parallel ranks have it whole, with equal gradients. For that to
-# work, keep the names below. Where gradients are clipped, 1e-6 may be added to their norm, as in torch.
+# `is_cut(name)` tells whether tensor parallelism cuts the parameter of that name (as `named_parameters` of a
+# stage gives it); otherwise all tensor-parallel ranks have it whole, with equal gradients. For that to work,
+# keep the names below; `blocks`, which `stage_to_full` reads too, is an `nn.ModuleDict` with the layers'
+# numbers in the whole model as keys, as strings. Where gradients are clipped, 1e-6 may be added to their
+# norm, as in torch.
 #
 # <details><summary>Hint 1: the tied pairs</summary>As many pairs as there are ranks in a stage: for each
 # <code>dp</code> and <code>tp</code> coordinate the first and the last stage. Every rank creates
@@ -905,12 +908,12 @@ some_plans = [
 draw_terms({str(plan): step_seconds(plan, llama, eight_nodes, 256, 4096) for plan in some_plans})
 
 # %% [markdown]
-# Is that true? Narayanan et al. published step times of GPTs on up to 3,072 A100 (Table 1; seconds by their
-# equation 3, full recomputation, a fat tree, so `falloff` 0). Fit one number, `flops`, on the first row,
-# and predict the others:
+# Is that true? Narayanan et al. published the speed of GPTs on up to 3,072 A100 (Table 1), which by their
+# equation 3 is the seconds of a step (full recomputation, a fat tree, so `falloff` 0). Fit one number,
+# `flops`, on the first row, and predict the others:
 
 # %%
-SC21 = [  # billions of parameters, a, h, L, t, p, GPUs, batch, micro-batch, seconds a step
+SC21 = [  # billions of parameters, a, h, L, t, p, GPUs, batch, micro-batch, seconds a step by equation 3
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 16, 3.53),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 16, 3.70),
     (7.5, 32, 4096, 36, 4, 1, 128, 512, 16, 3.70),
@@ -942,7 +945,7 @@ def fitted_flops() -> float:
 reached = fitted_flops()
 print(f"fitted on the first row: {reached / 1e12:.0f} TFLOP/s of 312")
 Table(
-    ["billions", "t", "p", "GPUs", "published, s", "predicted, s", "off by"],
+    ["billions", "t", "p", "GPUs", "from the paper, s", "predicted, s", "off by"],
     [
         [row[0], row[4], row[5], row[6], f"{row[-1]:.2f}", f"{seconds:.2f}", f"{seconds / row[-1] - 1:+.0%}"]
         for row in SC21
@@ -1143,12 +1146,12 @@ Table(
 #
 # ## The rules of thumb, measured
 #
-# Narayanan et al. give two takeaways (section 3): (1) tensor parallelism up to the size of a node, then
-# pipelines over nodes; (2) just enough model parallelism to fit, data parallelism for the rest. The
-# Ultra-Scale Playbook's authors ran nanotron on 1 to 64 nodes of 8 H100: 555 runs of a 1B and an 8B model
-# (1.34 and 8.86 billion parameters) finished (256 sequences of 4096 tokens; figures from their data,
-# Apache-2.0). **Of the fastest run of each of the eight groups of a model and a number of nodes: in how many
-# is $t = 8$?**
+# Narayanan et al. give three takeaways (section 3), two of them on plans: (1) tensor parallelism up to the
+# size of a node, then pipelines over nodes; (2) just enough model parallelism to fit, data parallelism for
+# the rest. The Ultra-Scale Playbook's authors ran nanotron on 1 to 64 nodes of 8 H100: 555 runs of a 1B and
+# an 8B model (1.34 and 8.86 billion parameters) finished (256 sequences of 4096 tokens; figures from their
+# data, Apache-2.0). **Of the fastest run of each of the eight groups of a model and a number of nodes: in how
+# many is $t = 8$?**
 
 # %% predict="fastest-with-t-8"
 your_groups_with_t_8 = ...

@@ -101,7 +101,7 @@ labkit.trace(job, folder / "job.json")
 # waited for others. A cell of `%%ranks` is traced by `%ranks trace cell.json`.
 #
 # One rank has eight times the rows. Its all-reduce is the *shortest*. **Why? And how long is the step of a
-# rank whose work takes half as long?** Write down what share of rank 0's step you think is lost.
+# rank that has an eighth of the work?** Write down what share of rank 0's step you think is lost.
 
 # %% predict="lost"
 your_lost_percent = ...
@@ -163,7 +163,7 @@ labkit.trace(profiles, folder / "profiles.json")
 # arrows between ranks are in the recorder's traces only.
 #
 # What does watching cost? Shapes, memory and Python stacks can be asked for on top. **By what factor is a
-# watched step longer?**
+# step longer that is watched with Python stacks?**
 
 # %% predict="factor"
 your_factor = ...
@@ -209,9 +209,9 @@ Table(["the profiler records", "your guess", "times as long", "ms a step", "a ra
 # ## Exposed communication
 #
 # Communication costs nothing while something is computed at the same time. What counts is the rest, the
-# *exposed* part. Meta's Holistic Trace Analysis reports it as "communication computation overlap", for GPU
-# traces of any number of ranks (`pip install HolisticTraceAnalysis`); on a trace of kernels that both can
-# read, its version 0.5.0 and the reference of the next exercise agree to the last digit it prints.
+# *exposed* part. Meta's Holistic Trace Analysis reports the other one, the share that is hidden, as
+# "communication computation overlap" (`pip install HolisticTraceAnalysis`); on a trace of kernels that both
+# can read, its version 0.5.0 and the reference of the next exercise agree to the last digit it prints.
 #
 # ### Exercise: exposed communication
 #
@@ -282,7 +282,8 @@ labkit.check("10.exposed-communication", exposed_communication)
 # * `find_stragglers`: for each collective the rank that came last, and how long the others waited for it,
 #   all together (in rank-seconds: what you pay for). Of ranks that came at the same moment the lowest.
 #
-# The moments may be those of days in microseconds. The lists stay as they are.
+# Moments may be large, as microseconds since some days ago are, and differ by less than one: keep all their
+# digits. The lists stay as they are.
 
 
 # %% exercise="10.straggler" difficulty=3 minutes=15
@@ -447,9 +448,9 @@ axes.set(xlabel="milliseconds", ylabel="MiB above the beginning")
 Picture(figure, "Memory rises during forward to a peak and falls during backward, layer by layer.")
 
 # %% [markdown]
-# One activation of $1024 \times 192$ numbers in fp32 is 0.75 MiB, and each layer keeps the input of its
-# tanh's and of its linear's backward: count the stairs. On a GPU ask
-# `torch.cuda.memory._record_memory_history()` before a step and
+# One activation of $1024 \times 192$ numbers in fp32 is 0.75 MiB, and each layer keeps one: the output of its
+# tanh, which the backward of tanh needs, and that of the next linear layer too. Count the stairs. On a GPU
+# ask `torch.cuda.memory._record_memory_history()` before a step and
 # `torch.cuda.memory._dump_snapshot("step.pickle")` after it; the file opens in the browser at
 # [docs.pytorch.org/memory_viz](https://docs.pytorch.org/memory_viz), with the Python stack of every block.
 # (No cell here runs that: there may be no GPU under this page.)
@@ -533,7 +534,7 @@ def measured_mfu(
 def rates_of_this_core(group: dist.ProcessGroup) -> dict[str, float]:
     """FLOP/s of a large product, bytes/s of a large sum, and seconds of a step of a small GPT."""
     torch.set_num_threads(1)
-    a, long = torch.randn(768, 768), torch.randn(8_000_000)
+    a, long, other = torch.randn(768, 768), torch.randn(8_000_000), torch.randn(8_000_000)
     config = gpt(3, 256, 8, 1024, 128, dropout=0.0)
     model, ids = Transformer(config), torch.randint(1024, (4, 129))
 
@@ -546,7 +547,7 @@ def rates_of_this_core(group: dist.ProcessGroup) -> dict[str, float]:
 
     return {
         "flops": 2 * 768**3 / best(lambda: a @ a),
-        "bytes": 3 * long.nbytes / best(lambda: long + long),
+        "bytes": 3 * long.nbytes / best(lambda: long + other),
         "step": seconds_per_step(step, lambda: None, time.perf_counter, 2, 4),
     }
 
@@ -590,7 +591,7 @@ Table(
 )
 
 # %% [markdown]
-# The host needs about 37 ms to queue a step, whatever is in it. With one sequence that is all there is: the
+# The host needs 37 to 40 ms to queue a step, whatever is in it. With one sequence that is all there is: the
 # device waits for the host, both clocks agree, and half the machine is lost. With sixteen the host is ahead,
 # and a clock that does not wait for the device claims several times the peak.
 
@@ -609,18 +610,18 @@ b, s, h = 4, 128, 256
 
 def operations(tokens: int) -> dict[str, tuple[Callable[[], object], float, float]]:
     """Name -> what to run, its FLOPs, and the bytes it must read and write (fp32)."""
-    x, w, wide = torch.randn(tokens, h), torch.randn(h, 4 * h), torch.randn(tokens, 4 * h)
-    q = torch.randn(b, 8, s, h // 8)
+    x, y, w, wide = (torch.randn(*size) for size in ((tokens, h), (tokens, h), (h, 4 * h), (tokens, 4 * h)))
+    q, k = (torch.randn(b, 8, s, h // 8) for _ in range(2))
     return {
         "MLP product": (lambda: x @ w, 8 * tokens * h**2, 4 * (5 * tokens * h + 4 * h**2)),
         "attention scores": (
-            lambda: q @ q.transpose(-2, -1),
+            lambda: q @ k.transpose(-2, -1),
             2 * b * s * s * h,
             4 * (2 * b * s * h + 8 * b * s * s),
         ),
         "GeLU": (lambda: F.gelu(wide), 8 * wide.numel(), 8 * wide.numel()),
         "LayerNorm": (lambda: F.layer_norm(x, (h,)), 8 * x.numel(), 8 * x.numel()),
-        "residual": (lambda: x + x, x.numel(), 12 * x.numel()),
+        "residual": (lambda: x + y, x.numel(), 12 * x.numel()),
     }
 
 
@@ -647,7 +648,7 @@ Picture(figure, "The matrix products lie under the flat roof; GeLU, LayerNorm an
 
 # %% [markdown]
 # (Points above the slope are honest: these tensors are small enough for the core's caches, which are faster
-# than the memory. On a GPU they would not be.)
+# than the memory. Those of a large model's layer fit into no cache, a GPU's included.)
 #
 # ## Three slow programs
 #

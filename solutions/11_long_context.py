@@ -684,8 +684,8 @@ Table(
 #
 # Letters: $a$ heads, $k$ of them for keys and values. In forward of a ring a rank sends keys and values of
 # $s/n$ tokens $n - 1$ times. With Ulysses it sends $\frac{n-1}{n}$ of its queries, keys, values and output.
-# Before you write it as a function: Llama 3 8B has $a = 32$ and $k = 8$. **From how many ranks on does
-# Ulysses send less?**
+# Before you write it as a function: Llama 3 8B has $a = 32$ and $k = 8$. **On more than how many ranks
+# does Ulysses send less?**
 
 # %% predict="ulysses-sends-less-from"
 your_ranks = ...
@@ -776,6 +776,8 @@ Table(
 
 # %% [markdown]
 # Four rows come out as printed. The row of InfiniBand does not: 312/12.5 is 25.0, and six times that 149.8.
+# These are whole blocks. Your ring is causal, and in a step it computes two of the four pairs of halves: half
+# the operations for the same bytes, so it needs $2F/B$ tokens.
 #
 # With $a/k$ heads to each of the keys' the same keys serve more queries, and $\frac{F}{B} \cdot \frac{k}{a}$
 # tokens are enough.
@@ -784,7 +786,7 @@ Table(
 #
 # | | ring | Ulysses |
 # |---|---|---|
-# | ranks | as many as there are chunks | no more than key-value heads, which are cut for TP too |
+# | ranks | any number, where $2n$ divides $s$ | no more than key-value heads, which are cut for TP too |
 # | sends | nearly all keys and values, whatever $n$ | an $n$-th of that and of queries and output |
 # | when | behind the blocks, where these are long enough | before and after attention: nothing hides it |
 # | links | to one neighbour | from everybody to everybody: inside a node |

@@ -56,7 +56,7 @@ from labkit.theory.units import binary_text
 #
 # Two of those probabilities can lie close together, and then rounding decides. bfloat16 keeps 8 bits: 0.30
 # and 0.301 are the same number. So the router works in float32 even where nothing else does (Switch
-# Transformer, arXiv 2101.03961, section 2.4): it is a thousandth of the arithmetic.
+# Transformer, arXiv 2101.03961, section 2.4): it is less than a hundredth of the arithmetic.
 
 # %% [markdown]
 # ### Exercise: which experts a token visits
@@ -504,7 +504,8 @@ draw_timeline(job)
 # $$\mathcal L = E \sum_e f_e P_e, \qquad f_e = \frac{\text{visits of } e}{k\,T}, \qquad
 # P_e = \frac1T \sum_t p_{t,e}$$
 #
-# It is 1 where all is even, and larger otherwise (Switch Transformer, equations 4 to 6, there with $k = 1$).
+# It is 1 where the visits or the probabilities are even, and larger where the experts with more visits have
+# the higher probabilities too, as is the rule (Switch Transformer, equations 4 to 6, there with $k = 1$).
 # Visits are counted and have no gradient; it is $P_e$ that is pushed down where $f_e$ is large.
 #
 # The tokens lie on many ranks. Could each rank take the loss of its own tokens, and the mean of these be
@@ -526,7 +527,8 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 #
 # And the gradient? A rank can only push its own tokens' probabilities, by $E f_e / T$ each, with the $f$ and
 # $T$ of everybody. Summed over the ranks that is the gradient of $\mathcal L$. Nothing has to be sent in
-# backward.
+# backward. Mind what comes after: where gradients are *averaged* over $n$ ranks, as you will do it below,
+# this loss is multiplied by $n$ first, or it counts for an $n$-th.
 #
 # The other way needs no loss. DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) gives each expert a bias that
 # takes part in the choice alone, as in your `route`, and after each step nudges it: up by a small rate where
@@ -803,7 +805,7 @@ published = [
 papers = ["12.9 of 46.7", "39 of 141", "21 of 236", "37 of 671"]
 counts = [count_parameters(model, attention_parameters(model)) for model in published]
 Table(
-    ["", "your guess", "active part", "billions active", "billions in all", "its paper says"],
+    ["", "your guess", "active part", "billions active", "billions in all", "its authors say"],
     [
         [
             model.name,
@@ -864,14 +866,15 @@ prediction("divide the two copies' sum by", your_divisor, 4, "computed")
 
 # %% [markdown] reveals="divide-experts-by"
 # Whoever takes the mean over an expert's copies, as a DistributedDataParallel around them would, divides by 2
-# here, and experts learn twice as fast as the rest. With 64 ranks and one copy they would learn 64 times as
-# fast, and nobody would see an error.
+# here, and under SGD experts learn twice as fast as the rest; with 64 ranks and one copy it would be 64
+# times. Adam hides the factor, but the norm that gradients are clipped by does not. Nobody sees an error.
 
 # %% [markdown]
 # ### Exercise: gradients of two kinds
 #
 # Write `reduce_gradients`: after it every gradient, of shared parameters and of experts, is that of the mean
-# of all ranks' losses.
+# of all ranks' losses. Each is all-reduced once, among the ranks that have the parameter: `everyone` for the
+# shared ones, `replicas` for experts.
 
 
 # %% exercise="12.reduce-gradients" difficulty=3 minutes=12
