@@ -110,7 +110,7 @@ def add(lesson: str, course: Path) -> None:
 @main.command()
 @click.argument("lesson")
 @course_option
-@click.option("--jobs", default="auto", help="Submissions at once, or `auto`.")
+@click.option("--jobs", default="auto", help="Submissions at once, in a task with Slurm; or `auto`.")
 @click.option("--seed", type=int, help="Draw the cases from this seed, and keep it for the lesson.")
 @click.option("--student", "students", multiple=True, help="Only this student; can be given several times.")
 @click.option("--force", is_flag=True, help="Grade again what is graded.")
@@ -134,13 +134,14 @@ def grade(
     records/LESSON/grades.csv.
     """
     from autograder.batch.run import grade_course
+    from autograder.batch.slurm import JOBS
     from autograder.gradebook.lateness import unused_extensions
 
     name, known = lesson_name(lesson), _course(course)
     run = grade_course(
         known,
         name,
-        number_of_jobs(jobs),
+        number_of_jobs(jobs, JOBS if executor == "slurm" else None),
         seed,
         unsafe,
         sandbox_here,
@@ -297,11 +298,16 @@ def release(folder: Path) -> None:
 @click.option("--part", type=int, required=True)
 @click.option("--parts", type=int, required=True)
 @click.option("--jobs", default="auto")
-def work(lesson: str, course: Path, part: int, parts: int, jobs: str) -> None:
+@click.option("--student", "students", multiple=True)
+@click.option("--force", is_flag=True)
+def work(
+    lesson: str, course: Path, part: int, parts: int, jobs: str, students: tuple[str, ...], force: bool
+) -> None:
     """One task of a job array: write the records of every PARTS-th submission that has none."""
     from autograder.batch.run import work_on_part
 
-    work_on_part(_course(course), lesson_name(lesson), part, parts, number_of_jobs(jobs), sandbox_here)
+    name, known = lesson_name(lesson), _course(course)
+    work_on_part(known, name, part, parts, number_of_jobs(jobs), sandbox_here, students, force)
 
 
 def _say(text: str, err: bool = False) -> None:

@@ -28,7 +28,7 @@ import nbformat
 from _common import Row, arguments, report
 from nbformat.v4 import new_code_cell
 
-from autograder.batch.run import conditions_for, grade_course
+from autograder.batch.run import conditions_for, grade_course, remember
 from autograder.batch.submissions import auto_jobs
 from autograder.grade.harness import Harness
 from autograder.grade.records import Record, load_all
@@ -178,7 +178,8 @@ def _ours(
         nbformat.write(solved, path)
     course = Course(root)
     if known_reference:
-        conditions_for(course, lesson, SEED, False, lambda unsafe: find_sandbox())
+        remember(course, lesson, SEED, False)
+        conditions_for(course, lesson, lambda unsafe: find_sandbox())
     started = time.perf_counter()
     run = grade_course(course, lesson, auto_jobs(), SEED, False, lambda unsafe: find_sandbox())
     seconds = time.perf_counter() - started

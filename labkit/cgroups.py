@@ -78,7 +78,7 @@ def divisible_group(
     own, or one above it. Each is tried by making a group in it and running a program there.
     """
     named = os.environ.get(CHOICE)
-    candidates = [Path(named)] if named else list(_own_and_above(membership, mounts))
+    candidates = [Path(named)] if named else list(own_groups(membership, mounts))
     if not candidates:
         raise NoGroup("this host has no control groups of version 2")
     refusals = [refusal for path in candidates if (refusal := _refusal(path))]
@@ -98,8 +98,10 @@ def _kill_all(path: Path) -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def _own_and_above(membership: Path, mounts: Path) -> Iterator[Path]:
-    """The folder of this process's group and of all that it is in, from within."""
+def own_groups(
+    membership: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")
+) -> Iterator[Path]:
+    """The folder of this process's group and of all that it is in, from within. None without version 2."""
     own = [line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")]
     for line in mounts.read_text().splitlines():
         fields, _, kind = line.partition(" - ")

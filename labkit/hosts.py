@@ -1,10 +1,13 @@
-"""What this machine has for ranks: cores and GPUs, found without waking CUDA in this process."""
+"""What this machine has for ranks: cores, memory and GPUs, found without waking CUDA in this process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from labkit.cgroups import own_groups
 
 _RANKS_WITHOUT_GPU = 4
 _MOST_ON_A_CORE = 32  # they would only wait for one another, and each takes memory
@@ -56,8 +59,42 @@ def place(ranks: int | None, backend: str | None) -> Placement:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """CPU cores that this process may use: those it may run on, cut to the quota of a container or job."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _groups():
+        quota, _, period = _first_line(group / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            found = min(found, max(1, int(quota) // int(period)))
+    return found
+
+
+def free_memory() -> int:
+    """Bytes that can still be taken: what is available here, cut to the limit of a container or job."""
+    import psutil
+
+    found = int(psutil.virtual_memory().available)
+    files = [(group / "memory.max", group / "memory.current") for group in _groups()]
+    version_1 = Path("/sys/fs/cgroup/memory")
+    files += [(version_1 / "memory.limit_in_bytes", version_1 / "memory.usage_in_bytes")]
+    for limit, used in files:
+        most, now = _first_line(limit), _first_line(used)
+        if most.isdigit() and now.isdigit():
+            found = min(found, max(0, int(most) - int(now)))
+    return found
+
+
+def _groups() -> list[Path]:
+    """The control groups whose limits count for this process."""
+    with contextlib.suppress(OSError, ValueError):
+        return list(own_groups())
+    return []
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().partition("\n")[0]
+    except OSError:
+        return ""
 
 
 def gpu_count(root: Path = Path("/")) -> int:

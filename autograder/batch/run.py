@@ -26,7 +26,7 @@ from autograder.grade.records import FOLDER, load_all
 from autograder.grade.reference import solved_cells
 from autograder.grade.settings import Settings
 from autograder.gradebook.alone import alone
-from autograder.gradebook.course import Course
+from autograder.gradebook.course import Course, Submitted
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import PROBLEMS, CourseError, told
@@ -57,11 +57,12 @@ def grade_course(
     `baseline_for`.
     """
     with _ready(course, lesson, students):
-        conditions = conditions_for(course, lesson, seed, unsafe, find)
+        remember(course, lesson, seed, unsafe)
+        conditions = conditions_for(course, lesson, find)
         if executor == "slurm":
             from autograder.batch.slurm import grade_on_slurm
 
-            grade_on_slurm(course, conditions, jobs, force)
+            grade_on_slurm(course, conditions, jobs, students, force)
             force = False
         todo = [s for s in course.submissions(lesson) if not students or s.student in students]
         bar, note = progress(lesson, len(todo))
@@ -81,7 +82,8 @@ def regrade_course(
     """Grade some students' exercises again; all students, or all exercises, where none is named."""
     run = Run()
     with _ready(course, lesson, students):
-        conditions = conditions_for(course, lesson, None, unsafe, find)
+        remember(course, lesson, None, unsafe)
+        conditions = conditions_for(course, lesson, find)
         for submitted in course.submissions(lesson):
             if students and submitted.student not in students:
                 continue
@@ -112,30 +114,44 @@ def _ready(course: Course, lesson: str, students: Sequence[str]) -> Iterator[Non
         yield
 
 
-def work_on_part(course: Course, lesson: str, part: int, parts: int, jobs: int, find: FindSandbox) -> None:
-    """Write the records of this task's share of a lesson's ungraded submissions. The gradebook is not
-    touched.
+def work_on_part(
+    course: Course,
+    lesson: str,
+    part: int,
+    parts: int,
+    jobs: int,
+    find: FindSandbox,
+    students: Sequence[str] = (),
+    force: bool = False,
+) -> None:
+    """Write the records of this task's share of a lesson's ungraded submissions, or of all with `force`. The
+    gradebook and the settings are not touched: other tasks run beside it.
     """
-    conditions = conditions_for(course, lesson, None, Settings.load(course.root).unsafe, find)
-    share = list(course.submissions(lesson))[part::parts]
-    mine = [submitted for submitted in share if not is_graded(course.root, submitted, conditions)]
-    failed: dict[str, str] = {}
-    for submitted in graded_in_parallel(course.root, mine, conditions, jobs, failed):
+    conditions = conditions_for(course, lesson, find)
+    chosen = [s for s in course.submissions(lesson) if not students or s.student in students]
+    mine = [s for s in chosen[part::parts] if force or not is_graded(course.root, s, conditions)]
+
+    def note(submitted: Submitted, problem: str) -> None:
+        print(f"{submitted.student}: {problem}", flush=True)
+
+    for submitted in graded_in_parallel(course.root, mine, conditions, jobs, note):
         print(submitted.student, flush=True)
-    for student, problem in failed.items():
-        print(f"{student}: {problem}", flush=True)
 
 
-def conditions_for(
-    course: Course, lesson: str, seed: int | None, unsafe: bool, find: FindSandbox
-) -> Conditions:
-    """What is the same for all submissions: sandbox, seed, and what the reference sends."""
-    sandbox = find(unsafe)
+def remember(course: Course, lesson: str, seed: int | None, unsafe: bool) -> None:
+    """Keep how a lesson is graded. seed: the one kept before, or a fresh one, where it is None."""
     settings = Settings.load(course.root)
     if seed is not None:
         settings.seeds[lesson] = seed
     settings.unsafe = unsafe
+    settings.seed(lesson)
     settings.save()
+
+
+def conditions_for(course: Course, lesson: str, find: FindSandbox) -> Conditions:
+    """What is the same for all submissions: sandbox, seed, and what the reference sends."""
+    settings = Settings.load(course.root)
+    sandbox = find(settings.unsafe)
     conditions = Conditions(lesson, settings.seed(lesson), sandbox)
     return Conditions(lesson, conditions.seed, sandbox, baseline_for(course.root, conditions))
 

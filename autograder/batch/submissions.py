@@ -8,13 +8,11 @@ is started again.
 from __future__ import annotations
 
 import hashlib
-import os
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import psutil
 
 from autograder.grade.deciding import checks_digest
 from autograder.grade.grading import Conditions, digest_of, grade_notebook
@@ -25,6 +23,7 @@ from autograder.gradebook.lateness import check_time
 from autograder.gradebook.links import remove_links
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import PROBLEMS, told
+from labkit import hosts
 
 MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more
 
@@ -79,16 +78,25 @@ def grade_lesson(
 
     for submitted in done:
         _finish(course, conditions, submitted, feedback, run.kept, run.failed, told_kept)
-    for submitted in graded_in_parallel(course.root, todo, conditions, jobs, run.failed):
+
+    def told_failed(submitted: Submitted, problem: str) -> None:
+        run.failed[submitted.student] = problem
+        on_event(Event(submitted.student, None, problem))
+
+    for submitted in graded_in_parallel(course.root, todo, conditions, jobs, told_failed):
         _finish(course, conditions, submitted, feedback, run.graded, run.failed, on_event)
     return run
 
 
 def graded_in_parallel(
-    root: Path, todo: Sequence[Submitted], conditions: Conditions, jobs: int, failed: dict[str, str]
+    root: Path,
+    todo: Sequence[Submitted],
+    conditions: Conditions,
+    jobs: int,
+    on_failure: Callable[[Submitted, str], None],
 ) -> Iterable[Submitted]:
-    """Grade each submission and write its record; yields them as they are done. A failure is noted and
-    passed over.
+    """Grade each submission and write its record; yields them as they are done. What cannot be graded is told
+    and passed over.
     """
     waiting = list(reversed(todo))
     running: dict[Future[None], Submitted] = {}
@@ -100,9 +108,17 @@ def graded_in_parallel(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 submitted = running.pop(future)
                 if (error := future.exception()) is not None:
-                    failed[submitted.student] = f"{type(error).__name__}: {error}"
+                    on_failure(submitted, _in_words(error))
                 else:
                     yield submitted
+
+
+def _in_words(error: BaseException) -> str:
+    """A problem that a person can put right as a sentence; a fault of this program with its traceback."""
+    if isinstance(error, PROBLEMS):
+        return told(error)
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    return f"a fault of the grader, please report it: {type(error).__name__}: {error}\n{trace}"
 
 
 def grade_one(root: Path, submitted: Submitted, conditions: Conditions) -> None:
@@ -193,5 +209,4 @@ def auto_jobs() -> int:
     """Submissions at once: as many as there are cores and memory for. The ranks of a job wait for one another
     more than they compute, so that one job does not keep its share of the cores busy.
     """
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, psutil.virtual_memory().available // MEMORY_OF_A_JOB))
+    return max(1, min(hosts.cores(), hosts.free_memory() // MEMORY_OF_A_JOB))

@@ -9,6 +9,8 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.sandbox import Sandbox
 from autograder.sandbox.unconfined import Unconfined
@@ -19,6 +21,13 @@ FILE = "autograder.json"
 
 class BadSettings(ValueError):
     """The course's settings cannot be read; the message names the file."""
+
+
+class _Kept(msgspec.Struct):
+    """What the file has. A text is no bool: "false" would be taken for true, and there were no sandbox."""
+
+    seeds: dict[str, int]
+    unsafe: bool
 
 
 @dataclass
@@ -38,9 +47,9 @@ class Settings:
         if not path.exists():
             return cls(course)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(course, {str(k): int(v) for k, v in data["seeds"].items()}, bool(data["unsafe"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+            return cls(course, kept.seeds, kept.unsafe)
+        except (ValueError, msgspec.MsgspecError) as error:
             raise BadSettings(
                 f"{path} cannot be read ({error}); expected {{'seeds': {{...}}, 'unsafe': false}}; put a "
                 "copy of it back, as another seed grades everybody again"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +28,7 @@ from autograder.sandbox.usage import Traffic, Usage, in_use, sockets_of
 from autograder.sandbox.within.calls import SANDBOX_RULES, filter_of
 from labkit.cgroups import Group
 
+SECONDS = 60.0  # the most that bubblewrap takes for its mounts: one of a network that is gone hangs
 PACKAGE_TO_INSTALL = "bubblewrap (Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 
 
@@ -62,14 +65,10 @@ class Bubblewrap(Sandbox):
                 command = [self.bwrap, "--args", str(options.fileno()), "--", *words]
                 process = spawn(command, (writing.fileno(), calls.fileno(), options.fileno()), {}, group)
             writing.close()
-            info = _read_all(reading.fileno())
-        if not info:
-            process.wait(timeout=30)
-            said = process.stderr.read() if process.stderr else b""
-            if group:
-                group.end()
-            raise CouldNotStart((said or b"bubblewrap said nothing").decode(errors="replace"))
-        return _Started(process, int(json.loads(info)["child-pid"]), group)
+            first = _first_inside(reading.fileno(), SECONDS)
+        if first is None:
+            raise CouldNotStart(_why_not(process, group))
+        return _Started(process, first, group)
 
     def options(
         self, requests: Path, hide: Sequence[str], info_fd: int, calls_fd: int | None = None
@@ -186,12 +185,31 @@ def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         yield one, other
 
 
-def _read_all(descriptor: int) -> str:
-    """All that is written until the other side closes; bubblewrap closes at once."""
-    data = b""
-    while part := os.read(descriptor, 4096):
+def _why_not(process: subprocess.Popen[bytes], group: Group | None) -> str:
+    """What bubblewrap said that reported no program inside; it is over after this."""
+    try:
+        process.wait(1.0)
+        why = "bubblewrap said nothing"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        why = f"bubblewrap started nothing within {SECONDS:g} s: does a file system here not answer?"
+    said = (process.stderr.read() if process.stderr else None) or b""
+    if group:
+        group.end()
+    return said.decode(errors="replace") or why
+
+
+def _first_inside(descriptor: int, seconds: float) -> int | None:
+    """The process that bubblewrap reports; None when it closes without a word, or says nothing so long."""
+    data, deadline = b"", time.monotonic() + seconds
+    poll = select.poll()  # select.select knows no number from 1024 on
+    poll.register(descriptor, select.POLLIN)
+    while poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+        part = os.read(descriptor, 4096)
         data += part
         with contextlib.suppress(ValueError):
-            json.loads(data)
+            return int(json.loads(data)["child-pid"])
+        if not part:
             break
-    return data.decode()
+    return None

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -169,17 +168,14 @@ class Confined:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not self._reply():
-            if not self.alive or time.monotonic() > deadline:
+            late = time.monotonic() > deadline
+            if late or not self.alive:
                 words = self.last_words()
                 self.close()
-                raise CouldNotStart(words or "the sandbox ended before it was ready")
+                why = f"not ready after {START_SECONDS:g} s" if late else "it ended before it was ready"
+                raise CouldNotStart(words or f"the sandbox cannot be used: {why}")
         try:
             self._started.look_in()
         except CouldNotStart:
             self.close()
             raise
-
-
-def ignore_broken_pipes() -> None:
-    """A sandbox that dies while it is written to must not end the grader."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)

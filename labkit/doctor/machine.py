@@ -8,6 +8,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from labkit import hosts
 from labkit.doctor.finding import GIB, MIB, Finding, State
 
 RANK_BYTES = 200 * MIB  # a rank's own: 60 when forked from the warm engine, and a lesson's tensors
@@ -16,8 +17,8 @@ MOST_RANKS = 16  # what lessons ask for at most, with room
 
 def probe_ranks() -> list[Finding]:
     """Cores we may use, memory we may use, and how many ranks at once that holds."""
-    cores = usable_cores()
-    free = usable_memory()
+    cores = hosts.cores()
+    free = hosts.free_memory()
     fit = min(MOST_RANKS, int(free * 0.8 / RANK_BYTES))
     at_once = f"{min(cores, fit)} compute at the same time, more take turns"
     state: State = "ok" if fit >= 8 else "note" if fit >= 4 else "failed"
@@ -26,37 +27,6 @@ def probe_ranks() -> list[Finding]:
         Finding("memory", "ok" if free >= 4 * GIB else "note", f"{free / GIB:.1f} GiB free to use"),
         Finding("ranks", state, f"{fit} fit ({RANK_BYTES // MIB} MiB each, lessons use up to 8); {at_once}"),
     ]
-
-
-def usable_cores() -> int:
-    """Cores this process may run on: the affinity mask, cut to a container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _first_line("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
-
-
-def usable_memory() -> int:
-    """Bytes that can still be taken: what is available on the host, cut to a container's limit."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        most, now = _first_line(f"/sys/fs/cgroup/{limit}"), _first_line(f"/sys/fs/cgroup/{used}")
-        if most.isdigit() and now.isdigit():
-            available = min(available, max(0, int(most) - int(now)))
-    return available
-
-
-def _first_line(path: str) -> str:
-    try:
-        return Path(path).read_text().partition("\n")[0]
-    except OSError:
-        return ""
 
 
 def probe_shared_memory() -> list[Finding]:

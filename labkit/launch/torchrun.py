@@ -71,10 +71,18 @@ def _copy(process: subprocess.Popen[bytes], deadline: float, write: Callable[[st
         if select.select([process.stdout], [], [], 0.1)[0]:
             data = os.read(process.stdout.fileno(), 65536)
             if not data:
-                process.wait()
-                return True
+                return _ended(process, deadline)
             write(data.decode(errors="replace"))
     return False
+
+
+def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Whether it is over in time: a program can close its output long before it ends."""
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from autograder.batch.run import conditions_for
+from autograder.batch.run import conditions_for, remember
 from autograder.grade.harness import Harness
 from autograder.grade.records import FOLDER
 from autograder.grade.reference import all_cases, lesson_source, solved_cells
@@ -93,7 +93,8 @@ def make_course(tmp_path_factory: pytest.TempPathFactory) -> MakeCourse:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not measured.exists():
             init_course(measured)
-        conditions_for(Course(measured), LESSON, SEED, False, lambda unsafe: find_sandbox())
+        remember(Course(measured), LESSON, SEED, False)
+        conditions_for(Course(measured), LESSON, lambda unsafe: find_sandbox())
 
     def make(root: Path) -> Course:
         init_course(root)

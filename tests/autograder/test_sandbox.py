@@ -25,7 +25,7 @@ from autograder.sandbox.bubblewrap import Bubblewrap, _file, _pipe
 from autograder.sandbox.choice import CHOICE, find_sandbox
 from autograder.sandbox.confined import Confined
 from autograder.sandbox.contents import Emptied, Shown, contents
-from autograder.sandbox.sandbox import COURSE, NoSandbox
+from autograder.sandbox.sandbox import COURSE, CouldNotStart, Limits, NoSandbox
 from autograder.sandbox.unconfined import Unconfined
 from autograder.sandbox.within.calls import SANDBOX_RULES, filter_of
 from labkit import doctor
@@ -158,6 +158,18 @@ def test_bubblewrap_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch,
         find_sandbox()
     autograder.sandbox.bubblewrap._try_out.cache_clear()
     assert "- apptainer: it is not here" in str(refusal.value)
+
+
+def test_a_start_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the mount of a file system does whose server is gone."""
+    hangs = tmp_path / "bwrap"
+    hangs.write_text("#!/bin/sh\nexec sleep 1000\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(autograder.sandbox.bubblewrap, "SECONDS", 0.5)
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    with pytest.raises(CouldNotStart, match=r"started nothing within 0\.5 s"):
+        Bubblewrap(bwrap=str(hangs), limits=Limits()).start(tmp_path, ())
+    assert {p.pid for p in psutil.Process().children(recursive=True)} == before
 
 
 def test_a_kind_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,15 @@ def test_a_gradebook_that_another_program_writes(course: Course) -> None:
 
 
 def test_settings_that_cannot_be_read(course: Course) -> None:
-    (course.root / "autograder.json").write_text("{")
-    assert "autograder.json cannot be read" in refused(course, "grade")
+    for text in (
+        "{",
+        "[]",
+        '{"seeds": {}}',
+        '{"seeds": {}, "unsafe": "false"}',
+        '{"seeds": 3, "unsafe": true}',
+    ):
+        (course.root / "autograder.json").write_text(text)
+        assert "autograder.json cannot be read" in refused(course, "grade")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import rank_functions as on_ranks
 
 import labkit
 from labkit import processes
-from labkit.launch import client, here
+from labkit.launch import client, here, torchrun
 from labkit.launch.torchrun import run_script
 
 pytestmark = pytest.mark.timeout(60)
@@ -80,6 +80,15 @@ def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path, monkeypatch: pytes
     assert "ran" in "".join(printed)
     assert "--log" not in printed[0]
     assert not list(tmp_path.glob("torchelastic_*"))
+
+
+def test_a_script_that_closes_its_output_is_ended_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = ["sh", "-c", "exec >&- 2>&-; exec sleep 100"]
+    monkeypatch.setattr(torchrun, "command", lambda script, ranks: closed)
+    with pytest.raises(labkit.JobTimeout, match=r"did not finish within 0\.5 s"):
+        run_script(tmp_path / "script.py", 1, 0.5, print)
 
 
 @pytest.mark.parametrize("when", [0.0, 0.3])
