@@ -10,6 +10,7 @@
 #
 # PYTHON=... and TORCH_INDEX=... choose what is installed: see lab.mk
 
+WHOLE = .venv/.has-all
 include lab.mk
 
 PYTEST =
@@ -26,7 +27,7 @@ RUN_LESSONS =
 QUIET = $(addprefix tests/launch/,test_faults.py test_session.py test_teardown.py)
 BUSY = $(addprefix --ignore=,$(QUIET))
 
-.PHONY: test thorough versions gpu bundle-gpu site wheel env
+.PHONY: test thorough versions gpu bundle-gpu site wheel
 
 # What failed beside others is tried once more with nobody beside it: on a machine with fewer cores than workers some waits are
 # too short. Both tries are told; what fails twice has failed, and a sample drawn at random is drawn alike.
@@ -67,8 +68,6 @@ site: .venv/.has-all
 
 wheel: .venv/.has-all
 	@exec $(RUN) -m autograder.gradebook.wheel "$(WHEEL)"
-
-env: .venv/.has-all
 
 .venv/.has-all: pyproject.toml constraints.txt | .venv/.python
 	@$(call install,.[lab$(,)grade$(,)tensorboard$(,)hub$(,)site$(,)test])

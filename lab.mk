@@ -1,4 +1,4 @@
-# The environment in .venv, and `make lab`. It is all of the Makefile that students have.
+# The environment in .venv (`make env`), and `make lab`. It is all of the Makefile that students have.
 #
 # PYTHON=...       the interpreter to use (3.11 or newer); found when not given
 # TORCH_INDEX=...  a package index asked for torch beside the usual one; empty for none. Found when not given: on Linux
@@ -8,12 +8,15 @@ SHELL = /bin/sh
 PORT = 8888
 ROOT = notebooks
 RUN = .venv/bin/python
+WHOLE ?= .venv/.has-lab
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: lab clean
+.PHONY: lab env clean
 
 lab: .venv/.has-lab
 	@exec $(RUN) -m labkit.cli lab --port "$(PORT)" --root "$(ROOT)"
+
+env: $(WHOLE)
 
 clean:
 	rm -rf .venv

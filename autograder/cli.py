@@ -189,6 +189,8 @@ def report(
     from autograder.gradebook import report as reports
 
     name, known = lesson_name(lesson), _course(course)
+    if (similar or ranking) and (explain is not None or csv_file or figure or similar == ranking):
+        raise click.UsageError("--similar and --ranking are each shown alone, without other options")
     if similar:
         _say(similar_page.similar(known, name))
         return
@@ -322,9 +324,11 @@ def _tell(run: Run) -> None:
     )
     for student, problem in run.failed.items():
         _say(f"  {student}: {problem}", err=True)
+    for student, problem in run.unreadable.items():
+        _say(f"  {student}: 0 points, as what was handed in cannot be read: {problem}", err=True)
     for student in run.ungraded:
         _say(f"  {student}: could not be graded in full; run the command again", err=True)
-    sys.exit(1 if run.failed or run.ungraded else 0)
+    sys.exit(1 if run.failed or run.unreadable or run.ungraded else 0)
 
 
 def _course(folder: Path) -> Course:

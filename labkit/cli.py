@@ -296,8 +296,12 @@ def doctor(as_json: bool, site: str | None, proving: bool, names: tuple[str, ...
     Exits 1 when something the course cannot do without is missing, the site file is not right, or a proof
     fails.
     """
+    if proving and site:
+        raise click.UsageError("--site is looked at without --prove: leave one of them out")
     if proving:
         _prove(names, out, as_json)
+    if names:
+        raise click.UsageError("--part is a part of a proof: give --prove with it")
     from labkit.doctor import examine, to_json, to_table
     from labkit.slurm.site_check import examine_site
 

@@ -24,6 +24,7 @@ from autograder.gradebook.links import remove_links
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import PROBLEMS, told
 from labkit import hosts
+from labkit.checks.source.text import visible
 
 MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more
 
@@ -32,12 +33,15 @@ MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is fo
 class Run:
     """What one call of `grade_lesson` did. failed: student -> why nothing could be written.
 
-    ungraded: students with an exercise that the harness, not they, failed."""
+    ungraded: students with an exercise that the harness, not they, failed. unreadable: student -> why what
+    they handed in is no notebook: it has no points, and the gradebook says so.
+    """
 
     graded: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     ungraded: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ def _graded(submitted: Submitted, conditions: Conditions, only: Sequence[str] = 
     if copy != submitted.notebook:
         copy.unlink(missing_ok=True)
     record = grade_notebook(submitted.notebook, submitted.student, conditions, only)
+    if copy != submitted.notebook:
+        record.notes.append(f"graded: {visible(submitted.notebook.name)}, as there was no {copy.name}")
     if submitted.others:
         record.notes.append(f"not graded: {', '.join(submitted.others)}")
     return record

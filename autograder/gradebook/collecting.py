@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbgrader.exchange.default import ExchangeCollect
-
+from autograder.gradebook.nbgrader_private import NO_TIME, CollectTheFirst
 from labkit.checks.source.text import visible
 
 
@@ -23,7 +22,7 @@ class Refused(Exception):
     """One submission is not collected; the message says why."""
 
 
-class Collect(ExchangeCollect):
+class Collect(CollectTheFirst):
     """nbgrader's `collect`, which copies what links point to, such as an instructor's solved notebook, and
     takes a folder that somebody made in another student's name.
 
@@ -31,12 +30,14 @@ class Collect(ExchangeCollect):
     compared unless `check_owner` is off, for hubs where all students are one user of the system.
     """
 
-    src_records: list[dict[str, Any]]
-
     def init_src(self) -> None:
         """Find what is to be collected; what is refused is logged, and what was collected before it stays."""
         super().init_src()
         self.src_records = [record for record in self.src_records if self._told(self._check, record)]
+
+    def in_order(self, newest_first: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What is another's comes after all of the student's own."""
+        return sorted(newest_first, key=lambda one: self._another(self._path(one), one["username"]))
 
     def do_copy(self, src: str, dest: str, log: Any = None) -> None:
         """Copy one submission, or log an error."""
@@ -54,6 +55,8 @@ class Collect(ExchangeCollect):
 
     def _check(self, record: dict[str, Any]) -> None:
         path, student = self._path(record), record["username"]
+        if record["timestamp"] == NO_TIME:
+            raise Refused("its name has no time of handing in: expected STUDENT+LESSON+TIME+RANDOM")
         if self._another(path, student):
             raise Refused(
                 f"it belongs to the user {_owner(path) or 'without a name'}, not to {student}. Where all "
@@ -70,11 +73,6 @@ class Collect(ExchangeCollect):
     @property
     def _most_bytes(self) -> int:
         return 1000 * int(self.coursedir.max_dir_size)  # nbgrader's unit
-
-    def _sort_by_timestamp(self, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The newest first, but what is another's after all of the student's own."""
-        newest: list[dict[str, Any]] = super()._sort_by_timestamp(records)
-        return sorted(newest, key=lambda one: self._another(self._path(one), one["username"]))
 
     def _another(self, path: str, student: str) -> bool:
         return bool(self.check_owner) and _owner(path) != student

@@ -6,7 +6,6 @@ course/  nbgrader_config.py  autograder.json  gradebook.db
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -34,6 +33,7 @@ from autograder.gradebook.report import Score
 from autograder.gradebook.steps import scores
 from autograder.gradebook.versions import check_can_be_added
 from labkit.build.course import instructor_notebook
+from labkit.build.release import Complaints
 from labkit.checks.source.text import visible
 
 CONFIG_FILE = "nbgrader_config.py"
@@ -100,9 +100,10 @@ class Course:
         written.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(instructor_notebook(source), written)
         with self._about(source.name):
-            self._convert(GenerateAssignment, force=True)
+            self._convert(GenerateAssignment)
 
     def has_lesson(self, lesson: str) -> bool:
+        """Whether the gradebook knows the lesson: whether `add_lesson` has put it there."""
         with Gradebook(self.db_url) as gradebook:
             try:
                 gradebook.find_notebook(lesson, lesson)
@@ -143,12 +144,12 @@ class Course:
         may do this.
         """
         with self._about(lesson):
-            self._convert(_One(student, lesson, self), force=True)
+            self._convert(_One(student, lesson, self))
 
     def feedback(self, lesson: str, student: str) -> Path:
         """Write a student's feedback page; returns its path."""
         with self._about(lesson):
-            self._convert(_OneFeedback(student, lesson, self), force=True)
+            self._convert(_OneFeedback(student, lesson, self))
         return self.root / "feedback" / student / lesson / f"{lesson}.html"
 
     def scores(self, lesson: str) -> list[Score]:
@@ -172,15 +173,15 @@ class Course:
         finally:
             self.directory.assignment_id = ""
 
-    def _convert(self, made: Any, force: bool) -> None:
-        complaints = _Complaints()
+    def _convert(self, made: Any) -> None:
+        complaints = Complaints()
         converter = made(coursedir=self.directory, config=self.config, log=complaints.log)
-        converter.force = force
+        converter.force = True  # over what an earlier time has written
         here = os.getcwd()
         try:
             converter.start()
         except (Exception, SystemExit) as error:
-            raise CourseError(complaints.told(error)) from error
+            raise CourseError(_told(complaints.messages, error)) from error
         finally:
             os.chdir(here)
 
@@ -233,15 +234,11 @@ def without_links(assignment: str, student: str, notebooks: Sequence[str]) -> No
         remove_links(Path(notebook).parent)
 
 
-def put_in_place(submitted: Submitted, lesson: str) -> str:
-    """Give a renamed notebook the name nbgrader looks for. Returns what to tell, empty when nothing had
-    to be done.
-    """
+def put_in_place(submitted: Submitted, lesson: str) -> None:
+    """Give a renamed notebook the name nbgrader looks for, too."""
     wanted = submitted.notebook.parent / f"{lesson}.ipynb"
-    if submitted.notebook == wanted:
-        return ""
-    shutil.copyfile(submitted.notebook, wanted, follow_symlinks=False)
-    return f"graded {visible(submitted.notebook.name)}, as there was no {wanted.name}"
+    if submitted.notebook != wanted:
+        shutil.copyfile(submitted.notebook, wanted, follow_symlinks=False)
 
 
 def _choose(folder: Path, lesson: str, graded: Record | None) -> list[Path]:
@@ -265,7 +262,11 @@ def _find_our_programs() -> None:
 
 def _read_config(root: Path) -> Config:
     if (root / CONFIG_FILE).is_file():
-        config = PyFileConfigLoader(CONFIG_FILE, path=str(root)).load_config()
+        try:
+            config = PyFileConfigLoader(CONFIG_FILE, path=str(root)).load_config()
+        except (Exception, SystemExit) as error:  # it is Python
+            why = f"{type(error).__name__}: {error}"
+            raise CourseError(f"{root / CONFIG_FILE} cannot be used: {why}; correct it") from None
     else:
         config = Config()
         configure(config)
@@ -273,23 +274,11 @@ def _read_config(root: Path) -> Config:
     return config
 
 
-class _Complaints(logging.Handler):
-    """Keeps what nbgrader logs as errors, which its exception only points to."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.messages: list[str] = []
-        self.log = logging.Logger("autograder.nbgrader")
-        self.log.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-    def told(self, error: BaseException) -> str:
-        """What went wrong: of a traceback, the error at its end; without sentences that only point there."""
-        told = [*self.messages, f"{type(error).__name__}: {error}"]
-        lines = [_end_of_traceback(message) for message in told if "the above traceback" not in message]
-        return "\n".join(list(dict.fromkeys(lines))[-3:])
+def _told(complaints: Sequence[str], error: BaseException) -> str:
+    """What went wrong: of a traceback, the error at its end; without sentences that only point there."""
+    told = [*complaints, f"{type(error).__name__}: {error}"]
+    lines = [_end_of_traceback(message) for message in told if "the above traceback" not in message]
+    return "\n".join(list(dict.fromkeys(lines))[-3:])
 
 
 def _end_of_traceback(message: str) -> str:

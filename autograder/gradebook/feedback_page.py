@@ -11,6 +11,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 from nbgrader.preprocessors import GetGrades
+from nbgrader.utils import is_grade, is_task
 
 from autograder.gradebook.pages import LATE, SubmissionPage
 from labkit.checks import registry
@@ -94,13 +95,19 @@ class FeedbackPage(SubmissionPage):
 class GetGradesAndChanges(GetGrades):
     """nbgrader's step that reads scores for the page; this one tells too which a person gave."""
 
-    def _get_score(self, cell: NotebookNode, resources: Any) -> None:
-        super()._get_score(cell, resources)
-        grade = self.gradebook.find_grade(
-            cell.metadata["nbgrader"]["grade_id"], self.notebook_id, self.assignment_id, self.student_id
-        )
-        cell.metadata.nbgrader["auto"] = grade.auto_score
-        cell.metadata.nbgrader["waiting"] = grade.auto_score is None and grade.manual_score is None
+    def preprocess_cell(
+        self, cell: NotebookNode, resources: Any, cell_index: int
+    ) -> tuple[NotebookNode, Any]:
+        """Write into a graded cell what nbgrader does, what grading gave, and whether it waits for points."""
+        cell, resources = super().preprocess_cell(cell, resources, cell_index)
+        if is_grade(cell) or is_task(cell):
+            marks = cell.metadata.nbgrader
+            grade = self.gradebook.find_grade(
+                marks["grade_id"], self.notebook_id, self.assignment_id, self.student_id
+            )
+            marks["auto"] = grade.auto_score
+            marks["waiting"] = grade.auto_score is None and grade.manual_score is None
+        return cell, resources
 
 
 def by_exercise(cells: Iterable[NotebookNode]) -> list[ExerciseFeedback]:

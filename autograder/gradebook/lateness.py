@@ -5,24 +5,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
-from dateutil import parser
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.preprocessors import AssignLatePenalties
 from nbgrader.utils import parse_utc
 
+from autograder.grade.records import FOLDER
 from autograder.grade.submitted import read_bytes
 from autograder.gradebook.pages import LATE
 from autograder.gradebook.problems import CourseError
-from autograder.gradebook.tables import rows_of, text_of
+from autograder.gradebook.tables import table_of, text_of
+from labkit.checks import registry
 from labkit.checks.source.notebook import BadNotebook
 from labkit.checks.source.text import visible
+from labkit.whole_file import write_whole
 
 EXTENSIONS = "extensions.csv"
 TIME = "timestamp.txt"  # of handing in, beside the notebook: nbgrader's
@@ -35,10 +40,7 @@ class LatePenalties(AssignLatePenalties):
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         about, course = resources["nbgrader"], Path.cwd()
-        if (course / EXTENSIONS).is_file():
-            until = read_extensions(course).get((about["student"], about["assignment"][:2]))
-            with Gradebook(about["db_url"]) as gradebook:
-                extend(gradebook, about["assignment"], about["student"], until)
+        _apply_extension(course, about["db_url"], about["assignment"], about["student"])
         nb, resources = super().preprocess(nb, resources)
         with Gradebook(about["db_url"]) as gradebook:
             told = what_it_cost(gradebook, about["assignment"], about["student"])
@@ -56,10 +58,45 @@ def what_it_cost(gradebook: Gradebook, lesson: str, student: str) -> str:
     return f"**Handed in {late} after the due date:** {penalty:g} points are taken off."
 
 
+def _apply_extension(course: Path, db_url: str, lesson: str, student: str) -> None:
+    """Bring the gradebook up to the file. An extension that does not come from there stays as it is."""
+    until = read_extensions(course).get((student, lesson[:2]))
+    extended = _Extended(course / FOLDER / lesson / ".extended")
+    if until is None and student not in extended.students():
+        return
+    with Gradebook(db_url) as gradebook:
+        extend(gradebook, lesson, student, until)
+    extended.note(student, until is not None)
+
+
+@dataclass(frozen=True)
+class _Extended:
+    """Whose extension in the gradebook comes from the file: one that is taken out of it ends."""
+
+    path: Path
+
+    def students(self) -> set[str]:
+        return set(self.path.read_text(encoding="utf-8").splitlines()) if self.path.is_file() else set()
+
+    def note(self, student: str, there: bool) -> None:
+        before = self.students()
+        after = before | {student} if there else before - {student}
+        if after != before:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, "".join(f"{one}\n" for one in sorted(after)).encode())
+
+
 def extend(gradebook: Gradebook, lesson: str, student: str, until: datetime | None) -> None:
-    """Let a student hand in until then; until the due date of all with None."""
+    """Let a student hand in until then; until the due date of all with None. CourseError where that is less
+    time than all have.
+    """
     submission = gradebook.find_submission(lesson, student)
     due = submission.assignment.duedate
+    if until is not None and due is not None and until < due:
+        raise CourseError(
+            f"{EXTENSIONS} gives {visible(student)!r} until {until} UTC for {lesson}, which is due for all "
+            f"at {due} UTC: correct the line, or take it out"
+        )
     submission.extension = until - due if until is not None and due is not None else None
     gradebook.db.commit()
 
@@ -73,10 +110,10 @@ def read_extensions(course: Path) -> Mapping[tuple[str, str], datetime]:
     if not path.is_file():
         return {}
     found = {}
-    for number, row in enumerate(rows_of(text_of(path)), 2):
+    for number, row in enumerate(table_of(text_of(path), str(path)).rows, 2):
         try:
             student, lesson, until = ((row[column] or "").strip() for column in COLUMNS)
-            found[student, lesson[:2]] = _utc(until)
+            found[student, _digits(lesson)] = _utc(until)
         except (KeyError, ValueError, OverflowError) as problem:
             raise CourseError(
                 f"{path}, line {number}: expected {','.join(COLUMNS)}, as in "
@@ -117,11 +154,32 @@ def check_time(submission: Path) -> None:
         ) from None
 
 
+def _digits(lesson: str) -> str:
+    """The two digits of a lesson given by its number or name. Programs for tables write 1 for 01."""
+    found = lesson.zfill(2) if lesson.isdigit() else lesson[:2]
+    if found not in registry.lessons():
+        raise ValueError(f"there is no lesson {lesson!r}")
+    return found
+
+
 def _utc(text: str) -> datetime:
-    """A time with a zone's name or its offset; UTC without either."""
-    named = text.rpartition(" ")[2][:1].isalpha()  # nbgrader takes an offset, +0100, for seconds
-    utc: datetime = parse_utc(text if named else parser.parse(text))
-    return utc
+    """A day and a time, with a zone's name or its offset; UTC without either. Nothing is guessed: 08.12. is
+    another day for others, and a zone that is not known would be dropped.
+    """
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?) ?(.*)", text)
+    if found is None:
+        raise ValueError("no day and time of it")
+    at = datetime.fromisoformat(found[1]).replace(tzinfo=_zone(found[2]))
+    return at.astimezone(UTC).replace(tzinfo=None)
+
+
+def _zone(name: str) -> tzinfo:
+    if re.fullmatch(r"[+-]\d\d:?\d\d", name):
+        return datetime.strptime(name, "%z").tzinfo or UTC
+    try:
+        return UTC if name in ("", "Z") else ZoneInfo(name)
+    except (OSError, KeyError, ValueError):
+        raise ValueError(f"no zone {name!r}: expected one as Europe/Berlin, or an offset as +0100") from None
 
 
 def due_date(db_url: str, lesson: str) -> datetime | None:

@@ -97,7 +97,8 @@ def as_csv(listing: Listing) -> str:
 
 _HEAD = (
     *("student", "name", "points", "max_points", "score_before_penalty", "late_penalty", "score"),
-    *("not_attempted", "ungraded", "held_back", "flags", "sandbox", "seed", "notebook", "graded_at"),
+    *("not_attempted", "ungraded", "held_back", "problem", "flags", "sandbox", "seed", "notebook"),
+    "graded_at",
 )
 
 
@@ -113,13 +114,15 @@ def _about(listing: Listing, record: Record) -> Iterator[object]:
     yield " ".join(record.not_attempted)
     yield " ".join(record.ungraded)
     yield " ".join(record.held)
+    yield plain(record.problem)
     yield len(record.flags)
     yield from (record.sandbox, record.seed, plain(record.notebook), record.graded_at)
 
 
 def _line(listing: Listing, record: Record) -> str:
     verdicts = ", ".join(f"{name.split('.')[1]}: {g.report.verdict}" for name, g in record.graded.items())
-    marks = " FLAGGED" if record.flags else ""
+    marks = " UNREADABLE" if record.problem else ""
+    marks += " FLAGGED" if record.flags else ""
     marks += " HELD BACK" if record.held else ""
     marks += " UNSAFE" if record.sandbox == "none" else ""
     marks += " NOT IN ROSTER" if listing.roster.people and not listing.roster.name(record.student) else ""

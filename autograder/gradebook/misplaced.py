@@ -36,7 +36,7 @@ def _reasons(folder: Path, lesson: str) -> Iterator[str]:
             yield f"no notebook: expected a file *.ipynb in {lesson}/, found {_names(work)}"
         return
     for path in sorted(folder.iterdir()):
-        if _is_about(path.stem, lesson):
+        if _is_about(path.stem, lesson) or (path / f"{lesson}.ipynb").exists():
             found = visible(path.name)
             yield f"expected a folder {lesson}/ with the notebook in it, found {found}; move it there"
 
@@ -44,10 +44,15 @@ def _reasons(folder: Path, lesson: str) -> Iterator[str]:
 def _is_about(name: str, lesson: str) -> bool:
     """Whether a name that is not the lesson's means the lesson."""
     meant = name.strip().casefold().replace("-", "_").replace(" ", "_")
-    return meant in (lesson, lesson[:2])
+    return lesson in meant or (meant.isdigit() and int(meant) == int(lesson[:2]))
 
 
 def _names(folder: Path) -> str:
-    names = sorted(visible(path.name) for path in folder.iterdir())
+    names = sorted(f"{visible(path.name)}{_kind(path)}" for path in folder.iterdir())
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}" if names else "nothing"
+
+
+def _kind(path: Path) -> str:
+    """What a notebook's name stands for, where that is no file."""
+    return "" if path.is_file() else "/, a folder" if path.is_dir() else ", which is no file"

@@ -5,12 +5,58 @@ Written against nbgrader 0.9; `tests/autograder/test_formgrader.py` tells when a
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from nbconvert.exporters import Exporter, HTMLExporter
+from nbgrader.exchange.default import ExchangeCollect
 
 FORMGRADER = "nbgrader.server_extensions.formgrader"
+
+
+NO_TIME = datetime.min  # of handing in: what a folder's name does not tell
+
+
+class CollectTheFirst(ExchangeCollect):
+    """nbgrader's `collect`, which takes of a student's submissions to a lesson the first in an order that can
+    be changed. One whose name has no time comes after all others, with NO_TIME.
+    """
+
+    src_records: list[dict[str, Any]]
+
+    def init_src(self) -> None:
+        """Find what is to be collected, one for each student.
+
+        nbgrader looks for neighbours of the same name in a list without an order, and so may find more.
+        """
+        super().init_src()
+        of_students: dict[str, list[dict[str, Any]]] = {}
+        for record in self.src_records:
+            of_students.setdefault(record["username"], []).append(record)
+        self.src_records = [self._first(records) for records in of_students.values()]
+
+    def _first(self, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        due = self.duedate if self.before_duedate else None
+        in_time = [record for record in records if due is None or record["timestamp"] <= due]
+        return self._sort_by_timestamp(in_time or records)[0]
+
+    def in_order(self, newest_first: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What a student has handed in, nbgrader's records of it, with what is to be taken in front."""
+        return list(newest_first)
+
+    def _path_to_record(self, path: str) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = super()._path_to_record(path)
+        except (ValueError, OverflowError):
+            name = os.path.basename(path)
+            record = {"username": name.rsplit("+", 3)[0], "filename": name, "timestamp": NO_TIME}
+        return record
+
+    def _sort_by_timestamp(self, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return self.in_order(super()._sort_by_timestamp(records))
 
 
 def show_submissions_with(page: type[HTMLExporter]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.report import Score, plain
 from autograder.gradebook.roster import Roster, ids_of
-from autograder.gradebook.tables import rows_of
+from autograder.gradebook.tables import table_of
 
 _CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Integration ID", "Root Account", "Section")
 
@@ -65,11 +65,7 @@ def fill_moodle(worksheet: str, scores: Sequence[Score]) -> Filled:
     for row, score in found:
         row["Grade"] = score.text
         most = row.get("Maximum Grade") or row.get("Maximum grade") or ""
-        if re.fullmatch(r"[\d.]+", most) and float(most) != score.max_score:
-            problems.append(
-                f"the assignment's maximum is {most}, the lesson has {score.max_score:g} points: Moodle "
-                "leaves a higher grade out, so set the assignment's maximum to that"
-            )
+        problems += _other_maximum("Moodle", most, [score], "leaves a higher grade out")
     return _filled(head, rows, found, scores, problems)
 
 
@@ -80,15 +76,27 @@ def fill_canvas(gradebook: str, scores: Sequence[Score], lesson: str, column: st
     """
     head, rows = _read(gradebook, ("Student", "ID", "Section"))
     chosen = column or _column_of(head, lesson)
-    if chosen not in head:
-        raise CourseError(
-            f"expected a column {chosen!r}; there are {[name for name in head if name not in _CANVAS]}"
-        )
+    assignments = [name for name in head if name not in _CANVAS]
+    if chosen not in assignments:
+        raise CourseError(f"expected an assignment's column {chosen!r}; there are {assignments}")
     found = _matched(rows, scores)
     for row, score in found:
         row[chosen] = score.text
+    most = next((row[chosen] for row in rows if (row["Student"] or "").strip() == "Points Possible"), "")
     kept = [name for name in head if name in _CANVAS] + [chosen]
-    return _filled(kept, rows, found, scores, [])
+    return _filled(kept, rows, found, scores, _other_maximum("Canvas", most, scores, "counts it by its own"))
+
+
+def _other_maximum(platform: str, most: str | None, scores: Sequence[Score], what: str) -> list[str]:
+    """A sentence where the platform's maximum is another than the lesson's. what: the platform does then."""
+    possible = max((score.max_score for score in scores), default=0.0)
+    most = (most or "").strip()
+    if not scores or not re.fullmatch(r"[\d.]+", most) or float(most) == possible:
+        return []
+    return [
+        f"the assignment's maximum is {most}, the lesson has {possible:g} points: {platform} {what}, so set "
+        "the assignment's maximum to that"
+    ]
 
 
 def _column_of(head: Sequence[str], lesson: str) -> str:
@@ -123,8 +131,8 @@ def _filled(
 
 
 def _read(text: str, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    reader = rows_of(text.removeprefix("\ufeff"))
-    rows, head = list(reader), list(reader.fieldnames or [])
+    table = table_of(text.removeprefix("\ufeff"), "the platform's file")
+    head, rows = table.columns, table.rows
     missing = [name for name in needed if name not in head]
     if missing:
         raise CourseError(f"expected the columns {', '.join(needed)}; found {', '.join(head)[:300]}")

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from autograder.gradebook.problems import CourseError
-from autograder.gradebook.tables import rows_of, text_of
+from autograder.gradebook.tables import table_of, text_of
 
 ROSTER = "roster.csv"
 IDS = (
@@ -74,13 +74,27 @@ def read_roster(course: Path) -> Roster:
     path = course / ROSTER
     if not path.is_file():
         return Roster()
-    rows = list(rows_of(text_of(path)))
-    people = tuple(person for row in rows if (person := _person(row)) is not None)
+    rows = table_of(text_of(path), str(path)).rows
+    people = tuple(dict.fromkeys(person for row in rows if (person := _person(row)) is not None))
     if rows and not people:
         raise CourseError(
             f"{path}: expected the columns id and name (or Moodle's, or Canvas's); found {[*rows[0]]}"
         )
+    _check_ids(people, path)
     return Roster(people)
+
+
+def _check_ids(people: Iterable[Person], path: Path) -> None:
+    """CourseError where two have one id: grades would go to either."""
+    owners: dict[str, Person] = {}
+    for person in people:
+        for student in person.ids:
+            other = owners.setdefault(student, person)
+            if other != person:
+                raise CourseError(
+                    f"{path}: the id {student!r} belongs to {other.name} and to {person.name}; give each "
+                    "an id of their own"
+                )
 
 
 def participant(identifier: str) -> str:

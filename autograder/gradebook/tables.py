@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 from autograder.gradebook.problems import CourseError
@@ -22,6 +23,29 @@ def text_of(path: Path) -> str:
         ) from None
 
 
-def rows_of(text: str) -> csv.DictReader[str]:
-    """The rows of a table. A text in quotes keeps its line ends."""
-    return csv.DictReader(io.StringIO(text, newline=""))
+@dataclass(frozen=True)
+class Table:
+    """A table's columns, and its rows by them. A cell that a line lacks is None."""
+
+    columns: list[str]
+    rows: list[dict[str, str]]
+
+
+def table_of(text: str, called: str) -> Table:
+    """What a CSV file has. A text in quotes keeps its line ends. CourseError, with `called` and the line,
+    where a quote is not closed: all lines behind it would be one cell.
+    """
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    begins = 1
+    rows = []
+    try:
+        columns = list(reader.fieldnames or [])
+        begins = reader.line_num + 1
+        for row in reader:
+            rows.append(row)
+            begins = reader.line_num + 1
+    except csv.Error as problem:
+        raise CourseError(
+            f'{called}, line {begins}: not a line of a table ({problem}); is a " missing, or one too many?'
+        ) from None
+    return Table(columns, rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 from dateutil import parser
 
 from autograder.gradebook.roster import participant
-from autograder.gradebook.tables import rows_of
+from autograder.gradebook.tables import table_of
 
 NUMBER, ADDRESS, HANDED_IN = "Identifier", "Email address", "Last modified (submission)"
 
@@ -30,7 +30,7 @@ def read_worksheets(folder: Path) -> dict[str, Participant]:
     """The participants of all worksheets in a folder, by number."""
     found = {}
     for path in sorted(folder.glob("*.csv")):
-        for row in rows_of(path.read_bytes().decode("utf-8-sig", "replace")):
+        for row in table_of(path.read_bytes().decode("utf-8-sig", "replace"), str(path)).rows:
             if number := participant(row.get(NUMBER) or ""):
                 found[number] = Participant((row.get(ADDRESS) or "").strip(), _time(row.get(HANDED_IN) or ""))
     return found

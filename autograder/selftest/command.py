@@ -36,6 +36,12 @@ def selftest(
     """
     known_exercises(exercises)
     at_once = number_of_jobs(jobs)
+    if systematic and seeds != 1:
+        raise click.UsageError("--seeds is for references: leave it out, or --systematic")
+    if seed is not None and sample is None:
+        raise click.UsageError("--seed draws a sample of edits: give --sample with it")
+    if sample is not None and not systematic:
+        raise click.UsageError("--sample is of single edits: give --systematic with it")
     if not systematic:
         sys.exit(0 if _trials(lessons, exercises, at_once, seeds) else 1)
     wanted = _wanted(lessons, exercises)
@@ -68,9 +74,10 @@ def _trials(lessons: Sequence[str], exercises: Sequence[str], jobs: int, seeds: 
                 if not row.ok:
                     click.echo(f"\n{row}", err=True)
         except KeyboardInterrupt:
-            kill_table(done, click.echo)
+            click.echo("\n".join(kill_table(done)))
             raise
-    return kill_table(done, click.echo)
+    click.echo("\n".join(kill_table(done)))
+    return all(row.ok for row in done)
 
 
 def _wanted(lessons: Sequence[str], exercises: Sequence[str]) -> list[str]:

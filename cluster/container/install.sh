@@ -17,4 +17,5 @@ python3 -m venv .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check --no-cache-dir "$@"; }
 pip install --quiet -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 pip install --quiet -c constraints.txt -e ".[${EXTRAS:-lab,grade,tensorboard,hub}]"
+rm .venv/bin/autograder # a command of the grader's, which is not here
 chmod -R a+rX /opt/labkit # whoever runs the image reads it; nobody writes

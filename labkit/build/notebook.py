@@ -31,7 +31,7 @@ _LONGEST_ID = 64  # of a cell, by the notebook format
 def source_notebook(lesson: Lesson, exercises: Sequence[Exercise]) -> NotebookNode:
     """The instructor's notebook of a lesson that `rules.check_lesson` accepted; the same bytes every time."""
     known = {exercise.id: exercise for exercise in exercises}
-    cells = [made for cell in _framed(lesson, known) for made in _cells(cell, lesson, exercises)]
+    cells = [made for cell in _framed(lesson, known) for made in _cells(cell, exercises)]
     for cell, identity in zip(cells, _cell_ids(cells), strict=True):
         cell.id = identity
     about = {"lesson": lesson.number, "title": lesson.title, "minutes": lesson.minutes}
@@ -84,7 +84,7 @@ def _above_hints(text: str, forbidden: str) -> str:
     return f"{text[:hints]}{folded}\n{text[hints:]}" if hints >= 0 else f"{text.rstrip()}\n\n{folded}"
 
 
-def _cells(cell: Cell, lesson: Lesson, exercises: Sequence[Exercise]) -> Iterator[NotebookNode]:
+def _cells(cell: Cell, exercises: Sequence[Exercise]) -> Iterator[NotebookNode]:
     """The notebook's cells for one cell of the lesson: one, and after the scoreboard the graded ones."""
     if cell.kind == "markdown":
         text = _REVEALED_TEXT.format(cell.source) if "reveals" in cell.options else cell.source

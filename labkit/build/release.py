@@ -57,22 +57,23 @@ def _generate(course: Path, name: str) -> None:
     config.CourseDirectory.assignment_id = name
     config.GenerateAssignment.no_database = True
     config.GenerateAssignment.preprocessors = [s for s in release_preprocessors() if s is not SaveCells]
-    complaints = _Complaints()
-    log = logging.Logger("labkit.build")
-    log.addHandler(complaints)
-    converter = GenerateAssignment(coursedir=CourseDirectory(config=config), config=config, log=log)
+    complaints = Complaints()
+    directory = CourseDirectory(config=config)
+    converter = GenerateAssignment(coursedir=directory, config=config, log=complaints.log)
     try:
         converter.start()
     except NbGraderException as error:
         raise BuildError(f"{name}: " + "\n".join([*complaints.messages, str(error)])) from error
 
 
-class _Complaints(logging.Handler):
-    """Keeps what nbgrader logs as errors, which its exception only points to."""
+class Complaints(logging.Handler):
+    """Keeps what nbgrader logs as errors, which its exception only points to. log: what it is to log to."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.messages: list[str] = []
+        self.log = logging.Logger("labkit.nbgrader")
+        self.log.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())

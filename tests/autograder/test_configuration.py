@@ -51,6 +51,15 @@ def test_a_plugin_that_is_not_there_stops_before_anybody_is_graded(tmp_path: Pat
         grade_course(course, LESSON, 1, None, False, no_sandbox)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("lines", ["import nosuch", "c.X = (", "1 / 0", "exit()"])
+def test_a_configuration_that_cannot_be_read_is_told(tmp_path: Path, lines: str) -> None:
+    init_course(tmp_path)
+    with (tmp_path / CONFIG_FILE).open("a") as config:
+        config.write(f"{lines}\n")
+    with pytest.raises(CourseError, match=rf"{CONFIG_FILE} cannot be used: \w+Error|SystemExit"):
+        Course(tmp_path)
+
+
 def test_the_doctor_says_when_others_can_read_a_course(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside pytest's folders, which nobody else can enter anyhow."""
     with tempfile.TemporaryDirectory(dir="/tmp") as made:

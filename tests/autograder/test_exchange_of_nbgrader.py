@@ -123,6 +123,19 @@ def test_a_newer_submission_takes_the_place_of_an_older(
     assert collected(course) == {"ada": "second"}
 
 
+def test_a_folder_whose_name_has_no_time_does_not_keep_others_from_being_collected(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everybody may make one."""
+    for number, student in enumerate(("ada", "bob", "ada", "bob", "ada")):
+        inbound(student, f"2026-11-0{number + 1} 10:00:00 UTC", text=str(number))
+    for name in (f"evil+{LESSON}+x+y", f"a+b+{LESSON}+not a time+x", f"ada+{LESSON}+99999999999999+x"):
+        (tmp_path / "exchange" / COURSE / "inbound" / name).mkdir()
+    collect(course, tmp_path, check_owner=False)
+    assert collected(course) == {"ada": "4", "bob": "3"}, "the newest of each, in whatever order they lie"
+    assert f"evil+{LESSON}+x+y was not collected: its name has no time" in caplog.text
+
+
 def test_what_is_refused_leaves_what_was_collected_before(
     course: Course, inbound: Inbound, tmp_path: Path
 ) -> None:

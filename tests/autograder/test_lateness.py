@@ -90,7 +90,8 @@ def test_a_line_in_a_file_gives_one_student_more_time(course: Course) -> None:
 
 def test_a_line_about_nobody_who_handed_in_is_told(course: Course) -> None:
     file = course.root / "extensions.csv"
-    file.write_text("student,lesson,until\nada,00,2026-12-01\naad,00,2026-12-01\naad,01,2026-12-01\n")
+    lines = ["student,lesson,until", *(f"{who},2026-12-01 12:00" for who in ("ada,00", "aad,00", "aad,01"))]
+    file.write_text("\n".join(lines))
     (told,) = unused_extensions(course.root, LESSON, ["ada", "bob"])
     assert told.startswith("extensions.csv gives 'aad' more time for 00_collectives")
     assert told.endswith("did you mean ada?")
@@ -99,10 +100,45 @@ def test_a_line_about_nobody_who_handed_in_is_told(course: Course) -> None:
 
 
 def test_a_line_that_cannot_be_read_stops_before_anybody_is_graded(course: Course) -> None:
-    (course.root / "extensions.csv").write_text("student,lesson,until\nada,00,next week\n")
-    with pytest.raises(CourseError, match="line 2: expected student,lesson,until"):
-        course.try_configuration()
+    for line in (
+        *("ada,00,next week", "ada,00,23:59", "ada,00,12", "ada,00,2026-12-01", "ada,00,08.12.2026 23:59"),
+        *("ada,00,2026-12-02 11:59 PM", "ada,00,2026-12-02 11:59 CEST", "ada,00,2026-12-02 11:59 Berlin"),
+        *("ada,00,2026-12-02 11:59 ../Berlin", "ada,00,2026-13-02 11:59", "ada,99,2026-12-02 11:59"),
+        *("ada,x,2026-12-02 11:59", "ada", 'ada,00,"2026-12-02 11:59'),
+    ):
+        (course.root / "extensions.csv").write_text(f"student,lesson,until\n{line}\n")
+        with pytest.raises(CourseError, match=r"line 2: (expected student,lesson,until|not a line of)"):
+            course.try_configuration()
     (course.root / "extensions.csv").unlink()
+
+
+def test_an_extension_that_is_none_is_told(course: Course) -> None:
+    """It would make the student later still."""
+    file = course.root / "extensions.csv"
+    file.write_text("student,lesson,until\nada,00,2026-11-19 12:00\n")
+    with pytest.raises(CourseError, match="which is due for all at 2026-11-20 12:00:00 UTC"):
+        again(course, "ada")
+    file.unlink()
+
+
+def test_without_the_file_its_extensions_end_and_no_others(course: Course) -> None:
+    file = course.root / "extensions.csv"
+    file.write_text("student,lesson,until\nada,0,2026-11-21 13:00 +0100\n")
+    by_hand = timedelta(days=1)
+    with Gradebook(course.db_url) as gradebook:
+        gradebook.find_submission(LESSON, "bob").extension = by_hand
+        gradebook.db.commit()
+    again(course, "ada")
+    assert {score.student: score.late_penalty for score in course.scores(LESSON)}["ada"] == 2.0
+    file.unlink()
+    again(course, "ada")
+    again(course, "bob")
+    assert {score.student: score.late_penalty for score in course.scores(LESSON)}["ada"] == 4.0
+    with Gradebook(course.db_url) as gradebook:
+        submission = gradebook.find_submission(LESSON, "bob")
+        assert submission.extension == by_hand
+        submission.extension = None
+        gradebook.db.commit()
 
 
 @pytest.mark.parametrize(
@@ -113,6 +149,8 @@ def test_a_line_that_cannot_be_read_stops_before_anybody_is_graded(course: Cours
         ("2026-12-01T23:59+01:00", datetime(2026, 12, 1, 22, 59)),
         ("2026-12-01 23:59 Europe/Berlin", datetime(2026, 12, 1, 22, 59)),
         ("2026-12-01 23:59 UTC", datetime(2026, 12, 1, 23, 59)),
+        ("2026-12-01 23:59:30Z", datetime(2026, 12, 1, 23, 59, 30)),
+        ("2026-07-01 23:59 America/New_York", datetime(2026, 7, 2, 3, 59)),
     ],
 )
 def test_zones(tmp_path: Path, until: str, utc: datetime) -> None:

@@ -35,7 +35,7 @@ WORKSHEET = (
 )
 CANVAS = (
     "Student,ID,SIS User ID,SIS Login ID,Section,Lesson 01 (7),00 Collectives (8),Current Score\n"
-    '"    Points Possible",,,,,10,34,(read only)\n'
+    f'"    Points Possible",,,,,10,{MOST},(read only)\n'
     '"Curie, Marie",4711,m17,marie,One,9,,93\n'
     '"Lovelace, Ada",12,a1,ada,One,8,,81\n'
 )
@@ -114,6 +114,27 @@ def test_a_roster_without_ids_is_told(tmp_path: Path) -> None:
         read_roster(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["ada,Ada", 'bob,"Bob', "cyd,Cyd"], "roster.csv, line 3: not a line of a table"),
+        (["ada,Ada", 'bob,"B"ob', "cyd,Cyd"], "roster.csv, line 3: not a line of a table"),
+        (["ada,Ada", *(f'"{n},x' for n in range(30_000))], "roster.csv, line 3: not a line of a table"),
+        (["ada,Ada", "bob,Bob", "ada,Other"], "the id 'ada' belongs to Ada and to Other"),
+    ],
+)
+def test_a_roster_that_cannot_be_meant_is_told(tmp_path: Path, lines: list[str], says: str) -> None:
+    (tmp_path / "roster.csv").write_text("\n".join(["id,name", *lines]))
+    with pytest.raises(CourseError, match=says):
+        read_roster(tmp_path)
+
+
+def test_one_student_in_two_lines_is_one(tmp_path: Path) -> None:
+    """As platforms list those of two sections."""
+    (tmp_path / "roster.csv").write_text("id,name\nada,Ada\nada,Ada\n")
+    assert len(read_roster(tmp_path).people) == 1
+
+
 @pytest.mark.parametrize("file", [WORKSHEET, CANVAS])
 def test_a_platforms_file_is_a_roster(tmp_path: Path, file: str) -> None:
     (tmp_path / "roster.csv").write_text(file, encoding="utf-8")
@@ -139,10 +160,25 @@ def test_canvass_gradebook_is_filled_in(course: Course, tmp_path: Path) -> None:
     done = autograder(course, "export", "00", "--to", "canvas", "--into", str(tmp_path / "Grades.csv"))
     head, possible, marie, ada = csv.reader(io.StringIO(done.stdout))
     assert head == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "00 Collectives (8)"]
-    assert possible[-1] == "34"
+    assert possible[-1] == f"{MOST}"
     scores = {score.student: score.text for score in course.scores(LESSON)}
     assert (marie[-1], ada[-1]) == (scores["4711"], scores["ada"])
     assert "not in Grades.csv: guest" in done.stderr
+    assert "maximum" not in done.stderr
+
+
+def test_another_maximum_of_canvass_is_told(course: Course, tmp_path: Path) -> None:
+    (tmp_path / "Grades.csv").write_text(CANVAS.replace(f",{MOST},", ",100,", 1), encoding="utf-8")
+    done = autograder(course, "export", "00", "--to", "canvas", "--into", str(tmp_path / "Grades.csv"))
+    assert f"the assignment's maximum is 100, the lesson has {MOST} points: Canvas counts" in done.stderr
+
+
+def test_canvass_own_columns_are_not_written_into(course: Course, tmp_path: Path) -> None:
+    (tmp_path / "Grades.csv").write_text(CANVAS, encoding="utf-8")
+    words = ["export", "00", "--to", "canvas", "--into", str(tmp_path / "Grades.csv"), "--column", "ID"]
+    done = CliRunner().invoke(main, [*words, "--course", str(course.root)])
+    assert done.exit_code == 1
+    assert "expected an assignment's column 'ID'; there are ['Lesson 01 (7)', '00 Coll" in done.stderr
 
 
 def test_a_file_that_is_not_the_platforms_is_refused(course: Course, tmp_path: Path) -> None:

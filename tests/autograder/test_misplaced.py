@@ -27,6 +27,11 @@ FILES = {
     f"flat/{LESSON}.ipynb": f"expected a folder {LESSON}/ with the notebook in it, found {LESSON}.ipynb",
     "case/00-Collectives/00_collectives.ipynb": f"expected a folder {LESSON}/",
     "number/00/00_collectives.ipynb": f"expected a folder {LESSON}/",
+    "one/0/00_collectives.ipynb": f"expected a folder {LESSON}/",
+    f"again/{LESSON} (1)/{LESSON}.ipynb": f"expected a folder {LESSON}/",
+    f"mine/my {LESSON}.ipynb": f"expected a folder {LESSON}/",
+    f"other/homework/{LESSON}.ipynb": f"expected a folder {LESSON}/ with the notebook in it, found homework",
+    f"folder/{LESSON}/{LESSON}.ipynb/x": f"found {LESSON}.ipynb/, a folder",
     f"{LESSON}.ipynb": f"move it to submitted/STUDENT/{LESSON}/",
 }
 
@@ -80,6 +85,8 @@ def test_files_whose_names_are_no_text_are_graded(tmp_path: Path) -> None:
     assert run.failed == {}
     records = load_all(tmp_path, LESSON)
     assert [made.notebook for made in records] == ["\\udcdcbung.ipynb", f"{LESSON}.ipynb"]
+    renamed = f"graded: \\udcdcbung.ipynb, as there was no {LESSON}.ipynb"
+    assert records[0].notes == [renamed]
     assert records[1].notes == ["not graded: alt\\udce9.ipynb"]
     as_csv(listing_of(course, LESSON)).encode()
     assert grade_lesson(course, CONDITIONS, 1).kept == ["ada", "bob"]

@@ -123,6 +123,24 @@ def test_a_name_that_is_not_there(course: Course, command: str, words: list[str]
     assert says in refused(course, command, *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["report", "00", "--similar", "--ranking"], "each shown alone"),
+        (["report", "00", "--ranking", "--csv"], "each shown alone"),
+        (["report", "00", "--similar", "--explain", "ada"], "each shown alone"),
+        (["selftest", "--sample", "3"], "give --systematic with it"),
+        (["selftest", "--systematic", "--seed", "3"], "give --sample with it"),
+        (["selftest", "--systematic", "--seeds", "3"], "leave it out"),
+    ],
+)
+def test_options_that_do_not_go_together(course: Course, words: list[str], says: str) -> None:
+    of_course = ["--course", str(course.root)] if words[0] == "report" else []
+    done = CliRunner().invoke(main, [*words, *of_course])
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
 def test_a_lesson_that_nobody_added_is_not_exported(course: Course) -> None:
     words = ["export", "01", "--course", str(course.root), "--to", "moodle"]
     done = CliRunner().invoke(main, words)
@@ -160,6 +178,24 @@ def test_a_student_who_cannot_be_graded_is_told_and_the_others_are(course: Cours
     assert "cyd: no notebook" in done.stderr
     assert "Traceback" not in done.stderr
     assert "cyd" not in autograder(course, "grade", "--student", "ada").stderr
+
+
+def test_what_cannot_be_read_is_told_each_time(course: Course) -> None:
+    """It has no points: a failed upload is not to be found out by the student."""
+    hand_in(course.root, "zed", notebook(), lesson=LESSON).write_text("PK, a zip")
+    for _ in range(2):
+        done = autograder(course, "grade", "--student", "zed")
+        assert done.exit_code == 1
+        assert (
+            f"zed: 0 points, as what was handed in cannot be read: {LESSON}.ipynb is not a notebook"
+            in done.stderr
+        )
+    assert "UNREADABLE" in autograder(course, "report").stdout
+    table = csv.DictReader((course.root / FOLDER / LESSON / "grades.csv").read_text().splitlines())
+    assert {row["student"]: "is not a notebook" in row["problem"] for row in table} == {
+        "ada": False,
+        "zed": True,
+    }
 
 
 def as_earlier(course: Course, name: str, points: float) -> str:

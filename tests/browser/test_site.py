@@ -2,7 +2,7 @@
 picture is drawn, the calculator answers without a kernel, nothing is asked of another host, and no solution
 is shown.
 
-The site is built with the outputs of one lesson. LABKIT_SITE=build/site looks at one that `make site` built.
+The site is built with the outputs of one lesson; LABKIT_BUILT_SITE=build/site looks at one of `make site`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if built := os.environ.get("LABKIT_SITE"):
+    if built := os.environ.get("LABKIT_BUILT_SITE"):
         return Path(built).resolve()
     folder = tmp_path_factory.mktemp("site")
     return build_site(folder / "site", folder / "work", [WITH_CALCULATOR])

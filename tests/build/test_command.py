@@ -114,6 +114,16 @@ def test_doctor_as_json_and_as_a_table() -> None:
     assert all(topic in table.stdout for topic in topics)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--part", "ranks"], "give --prove with it"), (["--prove", "--site", "leonardo"], "without --prove")],
+)
+def test_doctor_with_options_that_do_not_go_together(words: list[str], says: str) -> None:
+    done = labkit("doctor", *words)
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
 def test_doctor_knows_which_torch_is_tested() -> None:
     from labkit.doctor import TESTED_TORCH
 

@@ -20,6 +20,7 @@ import pytest
 from jupyter_client import BlockingKernelClient
 
 from labkit import processes
+from labkit.jupyter import lab as module
 from labkit.jupyter.lab import (
     CannotStart,
     announcement,
@@ -96,6 +97,21 @@ def test_no_address() -> None:
 
 def test_the_token_is_not_on_the_command_line() -> None:
     assert "token" not in " ".join(command("127.0.0.1", 8888, Path(), False))
+
+
+def test_a_server_that_does_not_answer_is_told_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once a minute, here every 0.3 s, until it ends."""
+    monkeypatch.setattr(module, "_SAY_EVERY", 0.3)
+    url = f"http://127.0.0.1:{free_port('127.0.0.1', 18700)}/api/status"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.2)"]) as server:
+        assert not module._wait_until_up(server, url, "secret")
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) >= 2
+    assert all(f"process {server.pid}) has not answered" in line and url in line for line in told)
+    assert "refused" in told[0]
+    assert "secret" not in "".join(told)
 
 
 @pytest.fixture

@@ -72,6 +72,13 @@ def test_an_installed_clone_is_not_installed_again_until_it_moves(clone: Path) -
     assert "pip install" in make(moved, "--dry-run", "lab").stdout
 
 
+def test_env_has_everything(clone: Path) -> None:
+    """Here: in a students' bundle, which has lab.mk alone, it has what they need."""
+    told = make(clone, "--dry-run", "env").stdout
+    assert "grade,tensorboard,hub,site,test] into .venv" in told
+    assert told.count("Installing") == 1
+
+
 def test_a_lost_interpreter_is_replaced(clone: Path) -> None:
     (clone / ".venv" / "bin").mkdir(parents=True)
     (clone / ".venv" / "bin" / "python").symlink_to("/nowhere/python3")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ WANTED = tomllib.loads((HOUSE / "tests" / "versions.toml").read_text())
 RECORD = json.loads((HOUSE / "tests" / "versions.json").read_text())
 GUIDE = (HOUSE / "CONTRIBUTING.md").read_text()
 NAMES = list(WANTED["ends"]["lowest"])
+MADE_UP = {"no_such_module", "beside_the_notebook"}  # modules that tests have ranks look for
 
 
 def supported(name: str) -> SpecifierSet:
@@ -34,6 +39,33 @@ def test_the_range_ends_where_it_was_tried(name: str) -> None:
     major, minor, _ = map(int, newest.split("."))
     assert f"{major}.{minor + 1}.0" not in supported(name)
     assert f">={lowest.removesuffix('.0')}" in str(supported(name))
+
+
+def imported(folder: str) -> Iterator[str]:
+    """The packages of others that the Python files below a folder import, wherever in them."""
+    files = list((HOUSE / folder).rglob("*.py"))
+    ours = {"labkit", "autograder", *(path.stem for path in files)}
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            yield from {name.split(".")[0] for name in names} - ours - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("folder", ["labkit", "autograder", "cluster", "tests", "benchmarks"])
+def test_what_is_imported_is_declared(folder: str) -> None:
+    """And not only there because something else needs it."""
+    lines = [
+        *PROJECT["dependencies"],
+        *(line for extra in PROJECT["optional-dependencies"].values() for line in extra),
+    ]
+    declared = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in lines}
+    installed = packages_distributions()
+    found = {
+        name: {one.lower().replace("_", "-") for one in installed.get(name, [name])}
+        for name in imported(folder)
+    }
+    assert {name for name, distributions in found.items() if not distributions & declared} <= MADE_UP
 
 
 @pytest.mark.parametrize("end", ["lowest", "newest"])

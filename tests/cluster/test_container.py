@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,29 @@ def ignored(path: str, lines: list[str]) -> bool:
         if any(fnmatch.fnmatch(one, pattern) for one in above):
             verdict = not line.startswith("!")
     return verdict
+
+
+def test_an_image_has_no_command_that_cannot_run(tmp_path: Path) -> None:
+    """pyproject.toml names the grader's too. What is copied is installed as install.sh does it, but for the
+    packages that it needs; then its own line takes the command away.
+    """
+    house = tmp_path / "labkit"
+    house.mkdir()
+    for source, target in copied_by_docker().items():
+        place = house / Path(target).relative_to("/opt/labkit")
+        if (REPOSITORY / source).is_dir():
+            shutil.copytree(REPOSITORY / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPOSITORY / source, place)
+    programs = house / ".venv" / "bin"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(house / ".venv")], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "-e", str(house)], check=True, timeout=150)
+    ours = {"labkit", "autograder"}
+    assert ours <= {path.name for path in programs.iterdir()}
+    (removal,) = re.findall(r"^rm \.venv/.*$", (house / "install.sh").read_text(), re.MULTILINE)
+    subprocess.run(["sh", "-euc", removal], cwd=house, check=True)
+    assert ours & {path.name for path in programs.iterdir()} == {"labkit"}
 
 
 @pytest.mark.sandbox
