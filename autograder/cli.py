@@ -189,6 +189,8 @@ def report(
     from autograder.gradebook import report as reports
 
     name, known = lesson_name(lesson), _course(course)
+    if not any(known.submissions(name)):
+        _check_lesson(known, name)
     if (similar or ranking) and (explain is not None or csv_file or figure or similar == ranking):
         raise click.UsageError("--similar and --ranking are each shown alone, without other options")
     if similar:
@@ -253,13 +255,11 @@ def export(
 ) -> None:
     """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
     from autograder.gradebook import platforms
-    from autograder.gradebook.problems import CourseError
     from autograder.gradebook.roster import read_roster
     from autograder.gradebook.tables import text_of
 
     name, known = lesson_name(lesson), _course(course)
-    if not known.has_lesson(name):
-        raise CourseError(f"{name} is not in the gradebook: `autograder grade {name[:2]}` adds and grades it")
+    _check_lesson(known, name)
     scores, roster = known.scores(name), read_roster(known.root)
     if into is not None:
         given = text_of(into)
@@ -339,6 +339,14 @@ def _course(folder: Path) -> Course:
             f"{folder.resolve()} is not a course: no {CONFIG_FILE}; `autograder init {folder}`"
         )
     return Course(folder)
+
+
+def _check_lesson(course: Course, lesson: str) -> None:
+    """An error unless the gradebook has the lesson."""
+    if not course.has_lesson(lesson):
+        raise click.ClickException(
+            f"{lesson} is not in the gradebook: `autograder grade {lesson[:2]}` adds and grades it"
+        )
 
 
 def _record_of(called: str, course: Course, lesson: str) -> Record:

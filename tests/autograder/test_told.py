@@ -141,9 +141,9 @@ def test_options_that_do_not_go_together(course: Course, words: list[str], says:
     assert says in done.stderr
 
 
-def test_a_lesson_that_nobody_added_is_not_exported(course: Course) -> None:
-    words = ["export", "01", "--course", str(course.root), "--to", "moodle"]
-    done = CliRunner().invoke(main, words)
+@pytest.mark.parametrize("words", [["export", "01", "--to", "moodle"], ["report", "01"]])
+def test_a_lesson_that_nobody_added_is_not_told_of(course: Course, words: list[str]) -> None:
+    done = CliRunner().invoke(main, [*words, "--course", str(course.root)])
     assert done.exit_code == 1
     assert "01_memory_math is not in the gradebook: `autograder grade 01`" in done.stderr
 
