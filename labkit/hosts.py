@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.cgroups import own_groups
 
-_RANKS_WITHOUT_GPU = 4
+RANKS_WITHOUT_GPU = 4  # on one machine, where nobody says how many
 _MOST_ON_A_CORE = 32  # they would only wait for one another, and each takes memory
 
 
@@ -37,18 +37,12 @@ def place(ranks: int | None, backend: str | None) -> Placement:
     ValueError for a backend that cannot work here.
     """
     gpus = gpu_count()
-    ranks = ranks or gpus or _RANKS_WITHOUT_GPU
+    ranks = ranks or gpus or RANKS_WITHOUT_GPU
     if ranks > _MOST_ON_A_CORE * cores():
         most = f"{_MOST_ON_A_CORE * cores()} on the {cores()} cores here ({_MOST_ON_A_CORE} a core)"
         raise ValueError(f"ranks={ranks}: expected at most {most}; take fewer, or more nodes")
-    if backend not in (None, "gloo", "nccl"):
-        raise ValueError(f"backend must be 'gloo' or 'nccl', found {backend!r}")
-    if backend == "nccl" and gpus < ranks:
-        raise ValueError(
-            f"backend='nccl' needs one GPU a rank: {ranks} ranks, {gpus} GPUs here; use backend='gloo'"
-        )
+    chosen = backend_for(backend, ranks, gpus)
     threads = max(1, int(os.environ.get("OMP_NUM_THREADS", 1)))
-    chosen = backend or ("nccl" if 0 < ranks <= gpus else "gloo")
     notes: tuple[str, ...] = ()
     if backend is None and 0 < gpus < ranks:
         plural = "s" if gpus > 1 else ""
@@ -56,6 +50,20 @@ def place(ranks: int | None, backend: str | None) -> Placement:
     return Placement(
         ranks, chosen, tuple(rank % gpus for rank in range(ranks)) if gpus else (), threads, notes
     )
+
+
+def backend_for(wanted: str | None, ranks: int, gpus: int) -> str:
+    """What so many ranks on a machine of so many GPUs talk over: NCCL with a GPU for each, else gloo.
+
+    ValueError for a wanted backend that cannot work there.
+    """
+    if wanted not in (None, "gloo", "nccl"):
+        raise ValueError(f"backend must be 'gloo' or 'nccl', found {wanted!r}")
+    if wanted == "nccl" and gpus < ranks:
+        raise ValueError(
+            f"backend='nccl' needs one GPU a rank: {ranks} ranks on a machine of {gpus}; use backend='gloo'"
+        )
+    return wanted or ("nccl" if ranks <= gpus else "gloo")
 
 
 def cores() -> int:

@@ -281,8 +281,3 @@ class Transformer(nn.Module):
         """Mean cross-entropy over all b x s tokens, from float32 logits (or float64 ones)."""
         logits = float32_or_more(self(ids))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    @property
-    def num_parameters(self) -> int:
-        """Each parameter once; tied embeddings are one."""
-        return sum(p.numel() for p in self.parameters())

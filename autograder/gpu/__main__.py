@@ -18,7 +18,7 @@ from labkit.prove.command import run
 def main(names: tuple[str, ...], out: Path, listed: bool) -> None:
     """Run what needs a GPU, part by part, and write OUT/report.md and OUT/report.json.
 
-    On one GPU it takes at most ten minutes. Without one, every part says so. Exits 1 when something failed, 2
+    On one GPU it takes some ten minutes. Without one, every part says so. Exits 1 when something failed, 2
     when a part is not known, 130 when interrupted; what had been found is in the report.
     """
     if listed:

@@ -10,14 +10,13 @@ from typing import Any
 
 from autograder.grade.deciding import checks_digest
 from autograder.grade.evidence import Baseline
-from autograder.grade.harness import Graded, grade_cells
+from autograder.grade.harness import Graded, grade_cells, without_points
 from autograder.grade.reading import ReadCell, read_within_limits
 from autograder.grade.records import Record
 from autograder.grade.submitted import chosen_name, parse_notebook, places_of, read_bytes
 from autograder.sandbox.sandbox import Sandbox
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
-from labkit.checks.report import PropertyResult, Report
 from labkit.checks.source.notebook import BadNotebook
 from labkit.checks.source.text import visible
 
@@ -53,7 +52,7 @@ def grade_notebook(
         _, cells, record.places = read_submission(data, record.notebook, conditions.exercises)
     except BadNotebook as problem:
         record.problem = str(problem)
-        record.graded = {e.id: Graded(unreadable(e, str(problem))) for e in exercises}
+        record.graded = {e.id: Graded(without_points(e, "error", str(problem))) for e in exercises}
         return record
     record.chosen_name = chosen_name(cells)
     record.notes += [cell.parsed.problem for cell in cells if cell.parsed and cell.parsed.problem]
@@ -81,12 +80,6 @@ def digest_of(path: Path) -> str:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except BadNotebook:
         return ""
-
-
-def unreadable(exercise: Exercise, why: str) -> Report:
-    """The report of an exercise in a file that is not a notebook."""
-    rows = [PropertyResult(p.name, p.kind, 0, p.points, False, p.says, seen=why) for p in exercise.properties]
-    return Report(exercise.id, exercise.title, rows, "error", [why])
 
 
 def _empty_record(path: Path, student: str, conditions: Conditions) -> Record:

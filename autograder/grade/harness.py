@@ -114,7 +114,7 @@ class Harness:
                     again.notes.append(_KEPT.format(", ".join(submission.replaced)))
                     report, jobs = again, own_jobs
         except CouldNotBeGraded as problem:
-            return Graded(could_not_be_graded(exercise, str(problem)), flags)
+            return Graded(without_points(exercise, "could_not_be_graded", str(problem)), flags)
         report.notes += [] if report.passed else submission.notes
         seconds = sum(outcome.seconds for outcome in self.outcomes)
         if not self.sandbox.apart and any(row.kind == "mechanism" and row.passed for row in report.rows):
@@ -247,10 +247,12 @@ def _stem(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def could_not_be_graded(exercise: Exercise, why: str) -> Report:
-    """A report without points that is not a zero: the exercise is to be graded again."""
+def without_points(exercise: Exercise, verdict: str, why: str) -> Report:
+    """The report of an exercise that could not be looked at. With the verdict "could_not_be_graded" it is no
+    zero: the exercise is to be graded again.
+    """
     rows = [PropertyResult(p.name, p.kind, 0, p.points, False, p.says, seen=why) for p in exercise.properties]
-    return Report(exercise.id, exercise.title, rows, "could_not_be_graded", [why])
+    return Report(exercise.id, exercise.title, rows, verdict, [why])
 
 
 def _overstepped(outcome: Outcome, request: RunRequest) -> JobFailure:

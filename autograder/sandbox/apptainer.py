@@ -42,17 +42,12 @@ from typing import ClassVar
 from autograder.sandbox.contents import Emptied, Link, Piece, Shown, contents, program
 from autograder.sandbox.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
 from autograder.sandbox.usage import Traffic, Usage, descendants, in_use, sockets_of
-from autograder.sandbox.within.calls import UNCOUNTED_MEMORY
+from autograder.sandbox.within.calls import KEYS, MOUNTING, OTHER_NAMESPACES, UNCOUNTED_MEMORY
 from labkit.cgroups import Group
 
 FLOOD = 10  # times the limit of processes, above what the user runs already: where the kernel stops a flood
 CLONE_NEWUSER = 0x10000000
-# What lessons do without: ways to a file system of one's own, the user's keys, and memory that nobody counts.
-REFUSED_CALLS = (
-    *("mount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount", "fspick", "open_tree"),
-    *("move_mount", "mount_setattr", "unshare", "setns", "add_key", "request_key", "keyctl"),
-    *UNCOUNTED_MEMORY,
-)
+REFUSED_CALLS = (*MOUNTING, *OTHER_NAMESPACES, *KEYS, *UNCOUNTED_MEMORY)  # lessons do without
 
 
 def find(limits: Limits) -> Apptainer:

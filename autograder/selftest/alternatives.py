@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from autograder.selftest.variants import with_source
 from autograder.selftest.wrong_answers import LESSONS
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
-from labkit.checks.practice import check_cells
-from labkit.checks.report import Report
 from labkit.checks.source.submission import Cell
 
 
@@ -41,11 +38,6 @@ class Alternative:
         """The exercises it must earn all points of: its own, and those of the lesson that build on it."""
         of_lesson = registry.exercises(self.exercise.lesson)
         return [self.exercise, *(e for e in of_lesson if self.exercise.id in e.builds_on)]
-
-    def practised(self) -> Iterator[Report]:
-        """The visible cases, as a student runs them: with this answer in every exercise that uses it."""
-        for exercise in self.graded:
-            yield check_cells(exercise, list(self.cells))
 
 
 def alternatives(lesson: str) -> list[Alternative]:

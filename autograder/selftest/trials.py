@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -121,17 +122,15 @@ def _run_lesson(wanted: Sequence[Trial], sandbox: Sandbox, jobs: int) -> Iterato
     free: queue.SimpleQueue[Harness] = queue.SimpleQueue()
     sent = _SentByReferences()
     hide = hidden_files([trial.exercise for trial in wanted])
-    harnesses = [Harness(sandbox, hide) for _ in range(jobs)]
-    for harness in harnesses:
-        free.put(harness)
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            for future in as_completed([pool.submit(_grade, trial, free, sent) for trial in wanted]):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-            for harness in harnesses:
-                harness.__exit__()
+    with ExitStack() as harnesses:
+        for _ in range(jobs):
+            free.put(harnesses.enter_context(Harness(sandbox, hide)))
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for future in as_completed([pool.submit(_grade, trial, free, sent) for trial in wanted]):
+                    yield future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
 def run_in_practice(wanted: Sequence[Trial], jobs: int) -> Iterator[Row]:
@@ -148,17 +147,15 @@ def run_in_practice(wanted: Sequence[Trial], jobs: int) -> Iterator[Row]:
             pool.shutdown(cancel_futures=True)
 
 
-def kill_table(rows: Sequence[Row], show: Callable[[str], None]) -> bool:
-    """Show every row, those that went wrong last. Whether all are as they must be."""
+def kill_table(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for every row, those that went wrong last, and one that counts them."""
     for row in sorted(rows, key=lambda row: (not row.ok, row.trial.exercise.id, row.trial.name)):
-        show(str(row))
-    wrong = [row for row in rows if not row.ok]
+        yield str(row)
     of_mistakes = [row for row in rows if row.trial.says]
-    show(
+    yield (
         f"{sum(row.ok for row in of_mistakes)} of {len(of_mistakes)} wrong answers lost what they break; "
-        f"{len(rows) - len(wrong)} of {len(rows)} trials as they must be"
+        f"{sum(row.ok for row in rows)} of {len(rows)} trials as they must be"
     )
-    return not wrong
 
 
 class _SentByReferences:

@@ -18,6 +18,7 @@ from batchspawner.batchspawner import format_template
 from tornado.web import HTTPError
 from traitlets.config import Config
 
+from labkit.jupyter.lab import idle_options
 from labkit.settings import SettingsError, read_settings, settings_like
 from labkit.slurm.choices import Choice, chosen, form, from_form, offered
 from labkit.slurm.site import find_site
@@ -95,7 +96,7 @@ def configure(c: Config, hub: dict, course: dict, slurm: dict, choices: dict, se
         "LABKIT_COURSE": course["id"],
         "LABKIT_EXCHANGE": course["exchange"],
     }
-    c.Spawner.pre_spawn_hook = prepare_server(hub["instructors"], round(server["idle_minutes"] * 60))
+    c.Spawner.pre_spawn_hook = prepare_server(hub["instructors"], server["idle_minutes"])
 
 
 def configure_hub(c: Config, hub: dict) -> None:
@@ -190,16 +191,12 @@ def prepare_work(course: dict) -> str:
     return "\n".join(lines)
 
 
-def prepare_server(instructors: list[str], idle_seconds: int):
+def prepare_server(instructors: list[str], idle_minutes: int):
     """A hook that sets what a server is started with, which is not the same for students and instructors."""
     arguments = [
         "--KernelManager.transport=ipc",  # a TCP port of a shared node can be reached by all who are on it
         # A closed browser keeps no allocation: idle kernels and terminals end, then the server and the job.
-        f"--MappingKernelManager.cull_idle_timeout={idle_seconds}",
-        f"--MappingKernelManager.cull_interval={min(idle_seconds, 60)}",
-        f"--TerminalManager.cull_inactive_timeout={idle_seconds}",
-        f"--TerminalManager.cull_interval={min(idle_seconds, 60)}",
-        f"--ServerApp.shutdown_no_activity_timeout={idle_seconds}",
+        *idle_options(idle_minutes),
         "--Application.log_level=WARN",
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",

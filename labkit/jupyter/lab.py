@@ -24,6 +24,7 @@ from types import FrameType
 from labkit.processes import die_with_parent
 
 _PORTS_TRIED, _PORTS_EACH = 50, 10
+_SAY_EVERY = 60.0  # seconds without an answer after which whoever waits is told, and told again
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a job's end, a closed terminal
 _NBGRADER_SERVER = [
     f"nbgrader.server_extensions.{part}"
@@ -262,14 +263,22 @@ def _environment(token: str, private: Path) -> dict[str, str]:
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], url: str, token: str) -> bool:
-    """Whether the server answers before it ends. On a busy shared file system this can take a minute."""
+    """Whether the server answers before it ends. On a busy shared file system this can take a minute; where
+    it takes longer, stderr says how long it has been and what came instead of an answer.
+    """
     request = urllib.request.Request(url, headers={"Authorization": f"token {token}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    began = time.monotonic()
+    say_at = began + _SAY_EVERY
     while server.poll() is None:
         try:
             with direct.open(request, timeout=5):
                 return True
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, OSError) as error:
+            if (now := time.monotonic()) > say_at:
+                told = f"JupyterLab (process {server.pid}) has not answered for {now - began:.0f} s at {url}"
+                print(f"{told}: {error}. Still waiting; Ctrl-C ends it.", file=sys.stderr, flush=True)
+                say_at = now + _SAY_EVERY
             time.sleep(0.1)
     return False
 

@@ -182,10 +182,9 @@ def engine() -> EngineProcess:
     """The engine of this process, started if there is none that runs. It takes a second or two to import
     torch, during which jobs may already be handed over."""
     with _starting:
-        if _engine_of_this_process:
-            held = _engine_of_this_process[0]
-            if held.alive():
-                return held
+        if running := running_engine():
+            return running
+        for held in _engine_of_this_process:
             if held.owner == os.getpid():
                 held.bury()
         _engine_of_this_process[:] = [EngineProcess()]
@@ -193,10 +192,8 @@ def engine() -> EngineProcess:
 
 
 def running_engine() -> EngineProcess | None:
-    """The engine if one runs."""
-    return (
-        _engine_of_this_process[0] if _engine_of_this_process and _engine_of_this_process[0].alive() else None
-    )
+    """The engine of this process if there is one that runs; none is started."""
+    return next((held for held in _engine_of_this_process if held.alive()), None)
 
 
 def shut_down() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.show.html import render
-from labkit.show.live import LOOK, Live, checked_start
+from labkit.show.live import Live, checked_start, menu, slider
 from labkit.show.memory import MemoryBars
 from labkit.theory import memory, parameters
 from labkit.theory.choices import plan_of
@@ -83,26 +83,20 @@ class MemoryCalculator(Live):
 
 
 def _controls(start: Mapping[str, Any]) -> dict[str, Any]:
-    def choice(name: str, text: str, options: list[Any]) -> widgets.Dropdown:
-        return widgets.Dropdown(options=options, value=start[name], description=text, **LOOK)
-
-    def steps(name: str, text: str, options: list[int]) -> widgets.SelectionSlider:
-        return widgets.SelectionSlider(options=options, value=start[name], description=text, **LOOK)
-
     return {
-        "model": choice("model", "model", list(PRESETS)),
-        "gpu": choice("gpu", "GPU", list(GPUS)),
-        "recipe": choice("recipe", "precision", list(RECIPES)),
-        "recompute": choice("recompute", "recompute", ["none", "selective", "full"]),
-        "attention": choice("attention", "attention", ["fused", "explicit"]),
-        "sequence": steps("sequence", "sequence s", SEQUENCES),
-        "micro_batch": steps("micro_batch", "micro-batch b", POWERS[:8]),
-        "tensor_parallel": steps("tensor_parallel", "tensor t", POWERS[:5]),
+        "model": menu(start, "model", "model", list(PRESETS)),
+        "gpu": menu(start, "gpu", "GPU", list(GPUS)),
+        "recipe": menu(start, "recipe", "precision", list(RECIPES)),
+        "recompute": menu(start, "recompute", "recompute", ["none", "selective", "full"]),
+        "attention": menu(start, "attention", "attention", ["fused", "explicit"]),
+        "sequence": slider(start, "sequence", "sequence s", SEQUENCES),
+        "micro_batch": slider(start, "micro_batch", "micro-batch b", POWERS[:8]),
+        "tensor_parallel": slider(start, "tensor_parallel", "tensor t", POWERS[:5]),
         "sequence_parallel": widgets.Checkbox(
             value=start["sequence_parallel"], description="sequence parallel too", indent=False
         ),
-        "pipeline_parallel": steps("pipeline_parallel", "pipeline p", POWERS[:7]),
-        "num_micro_batches": steps("num_micro_batches", "micro-batches", POWERS[:9]),
-        "data_parallel": steps("data_parallel", "data d", POWERS),
-        "zero_stage": steps("zero_stage", "ZeRO stage", [0, 1, 2, 3]),
+        "pipeline_parallel": slider(start, "pipeline_parallel", "pipeline p", POWERS[:7]),
+        "num_micro_batches": slider(start, "num_micro_batches", "micro-batches", POWERS[:9]),
+        "data_parallel": slider(start, "data_parallel", "data d", POWERS),
+        "zero_stage": slider(start, "zero_stage", "ZeRO stage", [0, 1, 2, 3]),
     }

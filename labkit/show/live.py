@@ -19,6 +19,16 @@ def checked_start(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
     return {**start, **given}
 
 
+def menu(start: Mapping[str, Any], name: str, text: str, options: list[Any]) -> widgets.Dropdown:
+    """A menu that begins with the setting `name` of `start`. text: beside it."""
+    return widgets.Dropdown(options=options, value=start[name], description=text, **LOOK)
+
+
+def slider(start: Mapping[str, Any], name: str, text: str, options: list[int]) -> widgets.SelectionSlider:
+    """A slider over the options that begins with the setting `name` of `start`. text: beside it."""
+    return widgets.SelectionSlider(options=options, value=start[name], description=text, **LOOK)
+
+
 class Live:
     """Controls by name, and `answer(settings)` as HTML.
 

@@ -15,7 +15,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.show.html import render
-from labkit.show.live import LOOK, Live, checked_start
+from labkit.show.live import LOOK, Live, checked_start, menu, slider
 from labkit.show.memory import MemoryBars
 from labkit.show.table import Table
 from labkit.theory.hardware import GPUS
@@ -140,14 +140,8 @@ class Planner(Live):
 
 
 def _controls(start: Mapping[str, Any]) -> dict[str, widgets.ValueWidget]:
-    def choice(name: str, text: str, options: list[Any]) -> widgets.Dropdown:
-        return widgets.Dropdown(options=options, value=start[name], description=text, **LOOK)
-
-    def steps(name: str, text: str, options: list[int]) -> widgets.SelectionSlider:
-        return widgets.SelectionSlider(options=options, value=start[name], description=text, **LOOK)
-
     return {
-        "model": choice("model", "model", list(PRESETS)),
+        "model": menu(start, "model", "model", list(PRESETS)),
         "ep": widgets.Dropdown(
             # 0 and not None: a menu whose value is None shows nothing
             options=[("any number of ranks", 0), *_degrees()],
@@ -155,14 +149,14 @@ def _controls(start: Mapping[str, Any]) -> dict[str, widgets.ValueWidget]:
             description="experts over",
             **LOOK,
         ),
-        "recipe": choice("recipe", "precision", list(RECIPES)),
-        "sequence": steps("sequence", "sequence s", [2**i for i in range(9, 18)]),
-        "batch": steps("batch", "sequences a step", [2**i for i in range(3, 13)]),
-        "gpu": choice("gpu", "GPU", list(GPUS)),
-        "nodes": steps("nodes", "nodes", [2**i for i in range(8)]),
-        "gpus_per_node": steps("gpus_per_node", "GPUs a node", [1, 2, 4, 8]),
-        "network": steps("network", "GB/s of network", [1, 3, 6, 12, 25, 50, 100]),
-        "software": choice("software", "framework", list(SOFTWARE)),
+        "recipe": menu(start, "recipe", "precision", list(RECIPES)),
+        "sequence": slider(start, "sequence", "sequence s", [2**i for i in range(9, 18)]),
+        "batch": slider(start, "batch", "sequences a step", [2**i for i in range(3, 13)]),
+        "gpu": menu(start, "gpu", "GPU", list(GPUS)),
+        "nodes": slider(start, "nodes", "nodes", [2**i for i in range(8)]),
+        "gpus_per_node": slider(start, "gpus_per_node", "GPUs a node", [1, 2, 4, 8]),
+        "network": slider(start, "network", "GB/s of network", [1, 3, 6, 12, 25, 50, 100]),
+        "software": menu(start, "software", "framework", list(SOFTWARE)),
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from labkit.slurm.shared import shared_root
 from labkit.whole_file import write_whole
 
 
@@ -47,10 +48,8 @@ class Connection(msgspec.Struct, frozen=True):
 
 def folder() -> Path:
     """LABKIT_SHARED/lab, or ~/.labkit/lab, which only this user can enter."""
-    root = Path(os.environ.get("LABKIT_SHARED") or Path.home() / ".labkit")
-    path = root / "lab"
-    for one in (root, path):
-        one.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = shared_root() / "lab"
+    path.mkdir(mode=0o700, exist_ok=True)
     path.chmod(0o700)
     return path
 

@@ -47,11 +47,6 @@ def all_reduce_seconds(
     return halves + (world_size - 1) / world_size * num_bytes * gamma
 
 
-def all_to_all_seconds(num_bytes: float, world_size: int, alpha: float, beta: float) -> float:
-    """Each rank sends S/n bytes to each of the others, one after the other, over one link."""
-    return reduce_scatter_seconds(num_bytes, world_size, alpha, beta)
-
-
 def tree_broadcast_seconds(num_bytes: float, world_size: int, alpha: float, beta: float) -> float:
     """A binomial tree: ceil(log2 n) rounds of S bytes (Thakur, Rabenseifner and Gropp 2005)."""
     _check(num_bytes, world_size)

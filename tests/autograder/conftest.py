@@ -17,11 +17,12 @@ from nbformat import NotebookNode
 from autograder.batch.run import conditions_for, remember
 from autograder.grade.harness import Harness
 from autograder.grade.records import FOLDER
-from autograder.grade.reference import all_cases, lesson_source, solved_cells
+from autograder.grade.reference import REPOSITORY, all_cases, lesson_source, solved_cells
 from autograder.grade.settings import Settings
 from autograder.gradebook.course import Course, init_course
 from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.sandbox import Limits
+from labkit import doctor
 from labkit.build.course import instructor_notebook, student_notebook
 from labkit.checks import registry
 from labkit.checks.case import Case
@@ -135,6 +136,27 @@ def harness() -> Iterator[Harness]:
     """One harness for tests that grade single exercises; its sandbox is replaced when a test ends it."""
     with Harness(find_sandbox(Limits(memory=MEMORY)), grace=3.0) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """The system's Chromium, as Playwright drives it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        options = {"executable_path": str(doctor.find_browser()), "args": ["--no-sandbox"]}
+        browser = playwright.chromium.launch(**options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository's sources in a place of their own."""
+    root = tmp_path_factory.mktemp("repository")
+    for name in ("labkit", "autograder", "solutions"):
+        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
 
 
 def text_of(path: Path) -> str:

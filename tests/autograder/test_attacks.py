@@ -29,7 +29,6 @@ from labkit.checks.source.submission import Cell
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 TODAY = part_of(ATTACKS, 3, today())
-ENDLESS = {"endless", "hang-on-unseen", "deaf", "daemon"}  # their time is a deadline's
 
 
 @pytest.fixture(scope="module")

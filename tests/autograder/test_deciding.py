@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autograder.grade.deciding import deciding_files, digest_of_files
-from autograder.grade.reference import REPOSITORY, graded_lessons
+from autograder.grade.reference import graded_lessons
 
 Edited = Callable[[str], set[str]]
-
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's sources in a place of their own."""
-    root = tmp_path_factory.mktemp("repository")
-    for name in ("labkit", "autograder", "solutions"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return root
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from nbgrader.api import Gradebook
 from recorded import DEADLOCK, LESSON, MOST, RING, SECONDS, new_course, not_attempted, record, stopped, wrong
 
 from autograder.gradebook.course import Course
-from labkit import doctor
 from labkit.checks import registry
 from labkit.checks.source.notebook import grade_id
 from labkit.show.style import ENOUGH, contrast
@@ -126,17 +124,6 @@ def test_what_stopped_an_exercise_is_told_once(soup: BeautifulSoup) -> None:
     assert text.count("Stopped") == 1
     assert text.count("Not reached.") == len(registry.exercise(SECONDS).properties)
     assert "Usual cause" not in text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        options = {"executable_path": str(doctor.find_browser()), "args": ["--no-sandbox"]}
-        browser = playwright.chromium.launch(**options)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.browser

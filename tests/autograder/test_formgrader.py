@@ -22,7 +22,6 @@ from autograder.batch.run import grade_course
 from autograder.grade.records import load
 from autograder.gradebook.course import Course
 from autograder.sandbox.choice import find_sandbox
-from labkit import doctor
 from labkit.checks import registry
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.browser, pytest.mark.timeout(300)]
@@ -78,17 +77,6 @@ def server(course: Path) -> Iterator[str]:
         process.terminate()
         process.wait(20)
         log.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        options = {"executable_path": str(doctor.find_browser()), "args": ["--no-sandbox"]}
-        browser = playwright.chromium.launch(**options)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from autograder.gradebook.listing import Listing, as_csv
 from autograder.gradebook.pages import LONGEST_TEXT, SubmissionPage
 from autograder.gradebook.report import plain
 from autograder.gradebook.sanitise import LARGEST_IMAGE, clean_html, images_of
-from labkit import doctor
 from labkit.checks.source.text import visible
 
 TEMPLATES = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
@@ -60,17 +58,6 @@ def autograded(*found: dict[str, Any]) -> NotebookNode:
 
 def without_policy(page: str) -> str:
     return re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        options = {"executable_path": str(doctor.find_browser()), "args": ["--no-sandbox"]}
-        browser = playwright.chromium.launch(**options)
-        yield browser
-        browser.close()
 
 
 def runs(browser: Any, page: str, folder: Path) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from autograder.grade.reference import REPOSITORY
 
 OURS = (
     "shard-indices",
@@ -31,15 +28,6 @@ def digests(root: Path) -> dict[str, str]:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
     found: dict[str, str] = json.loads(done.stdout)
     return found
-
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's sources in a place of their own."""
-    root = tmp_path_factory.mktemp("repository")
-    for name in ("labkit", "autograder", "solutions"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return root
 
 
 @pytest.fixture(scope="module")

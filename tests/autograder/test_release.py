@@ -80,4 +80,6 @@ def test_make_in_a_bundle_says_what_there_is(tmp_path: Path) -> None:
     make = ["make", "-n", "-C", str(tmp_path / "bundle")]
     done = subprocess.run([*make, "lab"], capture_output=True, text=True, timeout=60)
     assert "labkit.cli lab" in done.stdout, done.stderr
+    done = subprocess.run([*make, "env"], capture_output=True, text=True, timeout=60)
+    assert "Installing .[lab] into .venv" in done.stdout, "what cluster/README.md tells students to do"
     assert subprocess.run([*make, "test"], capture_output=True, timeout=60).returncode == 2

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from autograder.cli import main
 from autograder.grade import reference
+from autograder.grade.harness import Harness
 from autograder.grade.reference import graded_lessons, lesson_source, reference_cells, solutions_folder
 from autograder.sandbox.choice import find_sandbox
 from autograder.selftest import trials as selftest
@@ -34,19 +35,45 @@ def test_one_exercise_in_the_sandbox() -> None:
     assert len([t for t in wanted if t.says]) >= 5
     honest, wrong = [t for t in wanted if not t.says], [t for t in wanted if t.says]
     rows = list(run_trials([*honest, *wrong[:6]], find_sandbox(), 2))
-    shown: list[str] = []
-    assert kill_table(rows, shown.append), "\n".join(shown)
+    assert all(row.ok for row in rows), "\n".join(kill_table(rows))
     _a_survivor_is_seen(rows)
 
 
 def _a_survivor_is_seen(rows: list[Row]) -> None:
-    """The table fails when a wrong answer keeps its points: one that a reference stands in for."""
+    """The table says FAIL of a wrong answer that keeps its points: one that a reference stands in for."""
     mistake = next(row for row in rows if row.trial.says)
     passed = next(r for r in rows if r.trial.must_fail is None and r.trial.exercise == mistake.trial.exercise)
     survivor = dataclasses.replace(mistake, graded=passed.graded)
-    shown: list[str] = []
-    assert not kill_table([survivor], shown.append)
-    assert shown[0].startswith("FAIL")
+    assert not survivor.ok
+    *before, last, counted = kill_table([survivor, *rows])
+    assert last.startswith("FAIL")
+    assert all(line.startswith("ok") for line in before)
+    assert counted.endswith(f"{len(rows)} of {len(rows) + 1} trials as they must be")
+
+
+@pytest.mark.sandbox
+def test_a_harness_that_does_not_end_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = list[Harness](), list[Harness]()
+
+    class Told(Harness):
+        """Tells that it has ended; the last of three, which is the first to, with an error."""
+
+        def __enter__(self) -> Harness:
+            begun.append(self)
+            return super().__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+            ended.append(self)
+            if len(ended) == 1:
+                raise OSError("its folder is in use")
+
+    monkeypatch.setattr(selftest, "Harness", Told)
+    empty = next(trial for trial in trials(LESSON, [1]) if trial.name == "empty notebook")
+    with pytest.raises(OSError, match="in use"):
+        list(run_trials([empty], find_sandbox(), 3))
+    assert len(begun) == 3
+    assert ended == begun[::-1]
 
 
 @pytest.mark.sandbox

@@ -48,7 +48,12 @@ def test_a_site_says_only_what_differs(tmp_path: Path, monkeypatch: pytest.Monke
         spawner = SimpleNamespace(user=SimpleNamespace(name=user), environment={}, args=[])
         c.Spawner.pre_spawn_hook(spawner)
         assert spawner.environment["JUPYTER_CONFIG_PATH"].split(":") == [str(HUB / name) for name in folders]
-        assert "--MappingKernelManager.cull_idle_timeout=1800" in spawner.args
+        idle = dict(argument.split("=") for argument in spawner.args if "timeout" in argument)
+        assert idle == {
+            "--MappingKernelManager.cull_idle_timeout": "1800",
+            "--TerminalManager.cull_inactive_timeout": "1800",
+            "--ServerApp.shutdown_no_activity_timeout": "1800",
+        }
 
 
 @pytest.mark.parametrize(

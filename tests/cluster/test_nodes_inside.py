@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from cluster_helpers import allocation, interrupt_soon, nothing_is_left, wait_for_output
+from cluster_helpers import interrupt_soon, wait_for_output
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
 from slurm_cluster import LocalSlurm
@@ -29,17 +28,6 @@ from labkit.launch.nodes.files import remove_stale
 from labkit.magics import RanksMagics
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def inside(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSlurm]:
-    """This process as if it ran in an allocation of both nodes, four cores each."""
-    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
-    with allocation(slurm) as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        yield slurm
-    nothing_is_left(slurm, tmp_path)
 
 
 def test_a_function_on_two_nodes_gives_the_same_job(inside: LocalSlurm) -> None:

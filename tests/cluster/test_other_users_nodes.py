@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from cluster_helpers import allocation, nothing_is_left, wait_for_output
+from cluster_helpers import wait_for_output
 from nodes_functions import meets_when_told
 from slurm_cluster import LocalSlurm
 from stranger import Stranger
@@ -21,16 +20,6 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user too"),
 ]
-
-
-@pytest.fixture
-def inside(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSlurm]:
-    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
-    with allocation(slurm) as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        yield slurm
-    nothing_is_left(slurm, tmp_path)
 
 
 def ours(shared: Path) -> list[int]:

@@ -56,11 +56,6 @@ def test_the_smallest_maximum_is_the_best_of_all_cuts() -> None:
         assert smallest_maximum(costs, devices) == best
 
 
-def test_every_property_explains_itself() -> None:
-    silent = [(e.id, p.name) for e in EXERCISES for p in e.properties if not (p.says and p.usual_cause)]
-    assert silent == []
-
-
 @ids
 def test_every_exercise_shows_several_kinds_of_evidence(exercise: Exercise) -> None:
     kinds = {p.kind for p in exercise.properties}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from lesson_grading import graded, lost, report_of, solved_but
 
 from autograder.selftest.wrong_answers import wrong_answers
@@ -10,7 +9,6 @@ from labkit.checks import registry
 
 EXERCISES = registry.exercises("04")
 RUN = registry.exercise("04.run-schedule")
-ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 
 
 def test_a_broken_in_turn_costs_the_interleaved_schedule_only_its_own_parts() -> None:
@@ -48,11 +46,6 @@ def test_a_blocked_schedule_is_told_by_rank_and_action() -> None:
 def test_an_order_of_its_own_is_told_by_action() -> None:
     message = report_of("04", "own-schedule").row("follows-the-list").message
     assert "number 1 is backward of micro-batch 0" in message, message
-
-
-def test_every_property_explains_itself() -> None:
-    silent = [(e.id, p.name) for e in EXERCISES for p in e.properties if not (p.says and p.usual_cause)]
-    assert silent == []
 
 
 def test_every_exercise_that_runs_ranks_shows_three_kinds_of_evidence() -> None:

@@ -73,11 +73,6 @@ def test_a_mistake_costs_only_what_it_breaks(mistake: str, only: str) -> None:
     assert lost(graded_with(mistake)) == {only}
 
 
-def test_every_property_explains_itself() -> None:
-    silent = [(e.id, p.name) for e in EXERCISES for p in e.properties if not (p.says and p.usual_cause)]
-    assert silent == []
-
-
 def test_every_property_is_broken_by_some_wrong_answer() -> None:
     """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
     broken = {(m.exercise, name) for m in wrong_answers("07") for name in m.breaks}

@@ -16,16 +16,22 @@ from dataclasses import dataclass, field
 
 UNCOUNTED_MEMORY = ("memfd_create", "memfd_secret", "shmget", "mq_open", "io_uring_setup", "userfaultfd")
 
+MOUNTING = (  # and other ways to a file system of one's own
+    *("mount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount", "fspick", "open_tree"),
+    *("move_mount", "mount_setattr"),
+)
+OTHER_NAMESPACES = ("unshare", "setns")
+KEYS = ("add_key", "request_key", "keyctl")  # the user's, whichever of the user's processes put them there
+
 # To be somewhere else, to look into a process, and everything that two ranks could both touch: locks and
 # watches on files, which of a file's pages are cached, how full a file system is.
 LEAVING = (
-    *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "fsopen", "fsconfig", "fsmount"),
-    *("fspick", "open_tree", "move_mount", "mount_setattr", "name_to_handle_at", "open_by_handle_at"),
+    *(*OTHER_NAMESPACES, *MOUNTING, "name_to_handle_at", "open_by_handle_at"),
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_open", "pidfd_getfd"),
     *("bpf", "perf_event_open", "io_uring_enter", "io_uring_register"),
 )
 TELLING = (
-    *("add_key", "request_key", "keyctl", "flock", "inotify_init", "inotify_init1", "inotify_add_watch"),
+    *(*KEYS, "flock", "inotify_init", "inotify_init1", "inotify_add_watch"),
     *("fanotify_init", "fanotify_mark", "statfs", "fstatfs", "mincore", "cachestat", "socketpair"),
     *("shmat", "shmctl", "msgget", "semget", "pidfd_send_signal"),
 )

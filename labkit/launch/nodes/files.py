@@ -12,7 +12,6 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from labkit.launch.handover.reserved import read_reserved, reserve, write_reserv
 from labkit.launch.nodes.beats import beat_path
 from labkit.processes import start_time
 from labkit.record.state import State
+from labkit.slurm.shared import shared_root
 
 ORDERS = "orders"  # lines of JSON from the notebook: {"do": "stop" | "deadline" | "interrupt", ...}
 EXIT = "exit"  # the exit status of srun in a job of its own
@@ -79,13 +79,6 @@ def read_reports(directory: Path, nodes: int) -> dict[int, Report]:
 def control_path(directory: Path, number: int) -> Path:
     """The control page of one node's agent."""
     return directory / f"node{number}.control"
-
-
-def shared_root(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where directories of jobs are: LABKIT_SHARED, else ~/.labkit. All nodes must see it."""
-    root = Path(environment.get("LABKIT_SHARED") or Path.home() / ".labkit")
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return root
 
 
 def new_directory(request: Request) -> Path:

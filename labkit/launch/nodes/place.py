@@ -19,7 +19,6 @@ from labkit.launch.nodes.steps import BatchStep, SrunStep, Step
 from labkit.slurm import commands as slurm
 from labkit.slurm.site import Site, current_site
 
-_RANKS_WITHOUT_GPU = 4  # on each node
 _MARGIN = 3  # minutes beyond the job's timeout for Python to start and the nodes to meet
 
 
@@ -36,7 +35,7 @@ class Nodes:
         site, inside = current_site(), slurm.allocation()
         _check(wanted.ranks, self.nodes, inside)
         gpus = hosts.gpu_count() if inside else site.gpus
-        total = wanted.ranks or self.nodes * (gpus or _RANKS_WITHOUT_GPU)
+        total = wanted.ranks or self.nodes * (gpus or hosts.RANKS_WITHOUT_GPU)
         if total % self.nodes:
             raise ValueError(
                 f"ranks is the total over the nodes: {total} ranks do not divide among {self.nodes} nodes"
@@ -45,7 +44,7 @@ class Nodes:
         cpus = inside.cpus if inside else site.cores(min(each, gpus)) or each
         request = Request(
             ranks=total,
-            backend=_backend(wanted.backend if wanted.gpus else "gloo", each, gpus),
+            backend=hosts.backend_for(wanted.backend if wanted.gpus else "gloo", each, gpus),
             timeout=wanted.timeout,
             record=wanted.record,
             env={**_interfaces(site), **wanted.env},
@@ -80,14 +79,6 @@ class Nodes:
 
     def listen(self, directory: Path) -> wire.Listener:
         return wire.listen(directory)
-
-
-def _backend(wanted: str | None, each: int, gpus: int) -> str:
-    if wanted not in (None, "gloo", "nccl"):
-        raise ValueError(f"backend must be 'gloo' or 'nccl', found {wanted!r}")
-    if wanted == "nccl" and gpus < each:
-        raise ValueError(f"backend='nccl' needs one GPU a rank: {each} ranks a node, {gpus} GPUs; use 'gloo'")
-    return wanted or ("nccl" if each <= gpus else "gloo")
 
 
 def _check(ranks: int | None, nodes: int, inside: slurm.Allocation | None) -> None:

@@ -50,15 +50,15 @@ class NodesRun:
         return names
 
     def ended(self, timeout: float) -> Diagnosis | None:
-        code = self._step.ended(self.directory, timeout)
-        found = self._verdict(code) if code is not None else self._forced_end(time.monotonic())
+        code = self._step.ended(timeout)
+        found = self._verdict() if code is not None else self._forced_end(time.monotonic())
         self._over = found is not None
         return found
 
     def stop(self, reason: str) -> None:
         self._stopping = reason
         if self._step.pending():
-            self._step.kill(self.directory)
+            self._step.kill()
         give_order(self.directory, do="stop", reason=reason)
         now = time.monotonic()
         self._kill_at, self._hopeless_at = now + _ORDERLY, now + _HARD
@@ -113,7 +113,7 @@ class NodesRun:
         if self._kill_at == _NEVER and self.request.timeout and self._all_started():
             self._kill_at = now + self.request.timeout + _PATIENCE
         if now > self._kill_at:
-            self._step.kill(self.directory)
+            self._step.kill()
             self._kill_at = now + _ORDERLY
         if now > self._hopeless_at:
             words = f"Slurm did not end the job within {_HARD:g} s; squeue --me shows whether it runs on"
@@ -135,14 +135,14 @@ class NodesRun:
                 self._over_since = min(self._over_since, now - _PARTING)
         if now > self._over_since + _PARTING and not self._gave_up:
             self._gave_up = True
-            self._step.kill(self.directory)
+            self._step.kill()
         if now <= self._over_since + _PARTING + _GIVE_UP:
             return None
-        found = self._verdict(-1)
+        found = self._verdict()
         self._step.bury()
         return found
 
-    def _verdict(self, code: int) -> Diagnosis:
+    def _verdict(self) -> Diagnosis:
         self._next_look = 0.0
         reports = self._known()
         state = None if self._stopping or self._gave_up else self._step.state_now()

@@ -1,6 +1,6 @@
 """The notebook's handle on a job's processes: a step of the job that it is in, or a job that is submitted.
 
-Both have the methods of `client.EngineProcess` that a `Job` uses.
+Each is a `Step`: what `run.NodesRun` asks of the processes. A `Job` knows that run alone, as a `place.Run`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _OF_THE_JOB = (
 class Step(Protocol):
     """What a job on several nodes needs of the processes that run it."""
 
-    def ended(self, job: Path, timeout: float) -> int | None:
+    def ended(self, timeout: float) -> int | None:
         """The exit status, waiting `timeout` seconds at most; None while it runs."""
 
-    def kill(self, job: Path) -> None:
+    def kill(self) -> None:
         """End the processes on all nodes at once."""
 
     def last_words(self) -> str:
@@ -86,13 +86,13 @@ class SrunStep:
                 start_new_session=True,  # the kernel's SIGINT is not for it
             )
 
-    def ended(self, job: Path, timeout: float) -> int | None:
+    def ended(self, timeout: float) -> int | None:
         """The exit status of srun, waiting `timeout` seconds at most; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         return self._process.returncode
 
-    def kill(self, job: Path) -> None:
+    def kill(self) -> None:
         """End the step the hard way."""
         self._process.send_signal(signal.SIGTERM)  # srun ends its step on all nodes
         reports = read_reports(self._directory, self._nodes)
@@ -142,7 +142,7 @@ class BatchStep:
         self._watch = slurm.JobWatch(self.job, queue)
         self._hopeless: slurm.JobState | None = None
 
-    def ended(self, job: Path, timeout: float) -> int | None:
+    def ended(self, timeout: float) -> int | None:
         """The exit status of srun; -1 when Slurm ended the job before it could say; None while it runs."""
         until = time.monotonic() + timeout
         while True:
@@ -151,14 +151,14 @@ class BatchStep:
             state = self.state()
             if state.hopeless:
                 self._hopeless = state
-                self.kill(job)
+                self.kill()
             if state.ended or state.hopeless:
                 return -1
             if time.monotonic() >= until:
                 return None
             time.sleep(0.05)
 
-    def kill(self, job: Path) -> None:
+    def kill(self) -> None:
         """Have Slurm end the job, if it answers."""
         with contextlib.suppress(slurm.SlurmError):
             slurm.cancel(self.job)
@@ -167,7 +167,7 @@ class BatchStep:
         return last_words(self._directory)
 
     def bury(self) -> None:
-        self.kill(self._directory)
+        self.kill()
 
     def state(self) -> slurm.JobState:
         return self._watch.state()
