@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 
@@ -29,6 +30,16 @@ def _route_cases(seed: int) -> list[Case]:
         route_case("unseen: float16", "low", [14, h, 5], 2, seed, dtype="float16"),
         route_case("unseen: all in float16", "low", [9, h, 5], 2, seed, dtype="float16", router="float16"),
         route_case("unseen: tokens in float64", "mixed", [7, h, e], 3, seed, router="float32"),
+        route_case(
+            "unseen: a router of rows nearly alike",
+            "near",
+            [20, h, e],
+            3,
+            seed,
+            dtype="float32",
+            router="float64",
+            near=1e-8,
+        ),
         route_case("unseen: a bias", "biased", [13, h, e], draw.randint(1, 3), seed, dtype="float32"),
         route_case("unseen: a bias in float16", "biased", [50, h, e], 2, seed, bias="float16"),
         route_case(
@@ -39,6 +50,7 @@ def _route_cases(seed: int) -> list[Case]:
         route_case("unseen: no tokens", "extremes", [0, h, e], 3, seed, dtype="float32"),
         route_case("unseen: scores of hundreds", "extremes", [9, h, e], 3, seed, shift=850.0),
         route_case("unseen: too many", "refused", [2, h, e], e + 2, seed),
+        route_case("unseen: too many for no tokens", "refused", [0, h, e], e + 1, seed),
         route_case("unseen: below 0", "refused", [2, h, e], -1, seed),
     ]
 
@@ -50,6 +62,7 @@ def _permute_cases(seed: int) -> list[Case]:
         permute_case("unseen: three", "order", [n, h, e], 3, seed, dtype="float32"),
         permute_case("unseen: four", "order", [n, h, e], 4, seed),
         permute_case("unseen: one token", "order", [1, h, e], 3, seed, dtype="float32"),
+        permute_case("unseen: one expert", "order", [n, h, 1], 1, seed),
         permute_case("unseen: one busy expert", "idle", [n, h, e], 1, seed, used=[e - 3]),
         permute_case(
             "unseen: the first and the last two idle", "idle", [n, h, e + 3], 2, seed, used=[1, 2, e]
@@ -61,6 +74,7 @@ def _permute_cases(seed: int) -> list[Case]:
         permute_case("unseen: back to one token", "back", [1, 1, e], 2, seed),
         permute_case("unseen: wide", "wide", [n, h, e], 2, seed, gates="float32"),
         permute_case("unseen: low", "low", [2 * n, h, e], 3, seed, dtype="bfloat16"),
+        permute_case("unseen: low, one", "low", [2 * n, h, e], 1, seed, dtype="bfloat16"),
     ]
 
 
@@ -69,12 +83,14 @@ def _exchange_cases(seed: int) -> list[Case]:
     local, h, most = draw.randint(1, 3), draw.randint(2, 6), draw.randint(2, 5)
     return [
         exchange_case("unseen: counts", "counts", 3, local + 1, h, most, seed),
+        exchange_case("unseen: large counts", "counts", 2, 9, h, most, seed, beside=2**24),
         exchange_case("unseen: counts in int32", "counts", 3, local, h, most, seed, whole="int32"),
         exchange_case("unseen: five ranks, float16", "values", 5, local, h, most, seed, dtype="float16"),
         exchange_case("unseen: two ranks, float32", "values", 2, local, h, most, seed, dtype="float32"),
         exchange_case("unseen: there and back", "twice", 2, local, h, most, seed),
         exchange_case("unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3], still=[1]),
         exchange_case("unseen: strided", "strided", 3, 2, h, most, seed, dtype="float32"),
+        exchange_case("unseen: columns of a wider matrix", "strided", 3, 2, h, most, seed, columns=True),
         exchange_case("unseen: a pair and one", "subgroup", 3, local, h, most, seed, groups=PAIR_AND_ONE),
         exchange_case("unseen: alone", "alone", 1, local, h, most, seed),
     ]
@@ -119,6 +135,8 @@ def _balance_cases(seed: int) -> list[Case]:
         ),
         balance_case("unseen: only one has tokens", "idle", [0, tokens[0], 0], 6, 2, seed),
         balance_case("unseen: even", "even", tokens[:3], 2, 2, seed),
+        # the mean of sevenths, rounded, is no seventh
+        balance_case("unseen: even, seven experts", "even", tokens[:2], 7, 7, seed),
         balance_case("unseen: a pair and one", "subgroup", tokens[:3], 4, 2, seed, groups=PAIR_AND_ONE),
     ]
 
@@ -130,11 +148,15 @@ def _capacity_cases(seed: int) -> list[Case]:
     ragged = [(draw.randint(1, 60), draw.randint(1, 3), draw.randint(3, 11), 1.25) for _ in range(6)]
     ragged.append((5, 1, draw.choice((2, 3, 6)), 1.25))  # 6.25, of which the whole part divides
     ragged.append((10_001, 1, 10_000, 1.0))  # a little more than one
+    for factor in (0.375, 1.125):  # no whole number of hundredths; never a whole number of rows
+        ragged.append((2 * draw.randint(1_000, 2_000) + 1, 1, draw.randint(3, 9), factor))
     return [
         size_case("unseen: sizes", "sizes", settings, seed),
         size_case("unseen: ragged", "ragged", ragged, seed),
         drop_case("unseen: two", "drops", n, e, 2, draw.randint(2, 5), seed),
         drop_case("unseen: three, float32", "drops", n, e, 3, draw.randint(3, 6), seed, dtype="float32"),
+        drop_case("unseen: four, float16", "drops", n, e + 2, 4, -(-3 * n // (e + 2)), seed, dtype="float16"),
+        drop_case("unseen: gates below 0", "drops", n, e, 2, draw.randint(2, 5), seed, signed=True),
         drop_case("unseen: bfloat16", "drops", 1_000 + n, 3, 1, 259 + 4 * e, seed, dtype="bfloat16"),
         drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
         drop_case("unseen: two busy experts", "drops", n, e, 2, -(-2 * n // e), seed, used=[0, e - 1]),
@@ -187,7 +209,15 @@ def _reduce_cases(seed: int) -> list[Case]:
         ),
         reduce_case("unseen: without shared ones", "missing", 2, 2, seed, without="shared"),
         reduce_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
-        reduce_case("unseen: neighbours with the same experts", "subgroup", 2, 2, seed, apart=True),
+        reduce_case(
+            "unseen: neighbours with the same experts",
+            "subgroup",
+            2,
+            2,
+            seed,
+            apart=True,
+            after_alone=True,
+        ),
         trained_case("unseen: two steps", 3, 1, tokens[:3], [5, 3, 4], seed),
     ]
 
@@ -200,12 +230,21 @@ def _clip_cases(seed: int) -> list[Case]:
         clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most),
         clip_case("unseen: float32", "values", 2, 2, seed, max_norm=most, dtype="float32"),
         clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
+        clip_case("unseen: no bound", "small", 1, 2, seed, max_norm=math.inf),
         clip_case("unseen: nothing, a bound of 0", "small", 2, 2, seed, scale=0.0, max_norm=0.0),
         clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
         clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared", missing=nothing_here),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
-        clip_case("unseen: neighbours with the same experts", "subgroup", 2, 2, seed, apart=True),
+        clip_case(
+            "unseen: neighbours with the same experts",
+            "subgroup",
+            2,
+            2,
+            seed,
+            apart=True,
+            after_alone=True,
+        ),
     ]
 
 

@@ -31,7 +31,7 @@ def drop_case(
     name: str, kind: str, tokens: int, experts: int, k: int, capacity: int, seed: int, **params: Any
 ) -> Case:
     """tokens of k experts each, of which each takes `capacity` rows. used: the experts that are visited, all
-    without it. turned: gates and experts are stored column after column.
+    without it. turned: gates and experts are stored column after column. signed: some gates are below 0.
     """
     settings = {"tokens": tokens, "experts": experts, "k": k, "capacity": capacity, **params}
     return Case(name, 1, settings, seed, kind=kind)
@@ -86,6 +86,8 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     n, num_experts, k = (case.params[name] for name in ("tokens", "experts", "k"))
     used = case.params.get("used", list(range(num_experts)))
     gates = drawn(case, generator, n, k).softmax(-1) + 0.1
+    if case.params.get("signed"):
+        gates[::2] *= -1
     gates[1::4, 0] = 0  # such a visit takes a row as well
     return {
         "gates": gates,

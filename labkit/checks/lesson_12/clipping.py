@@ -11,7 +11,7 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import own_names
-from labkit.checks.lesson_12.grid import enter_grid, grid_case, seats_of, stays_in_job
+from labkit.checks.lesson_12.grid import enter_alone, enter_grid, grid_case, seats_of, stays_in_job
 from labkit.checks.lesson_12.reducing import Shapes, parameters_of, shapes_of
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each
@@ -24,7 +24,8 @@ SHAPES: Shapes = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
     """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None.
     frozen: the ranks on which it does not ask for a gradient. without: the kind of which the model has no
-    parameters. bare: the places along a copy's ranks that have no experts.
+    parameters. bare: the places along a copy's ranks that have no experts. tuples, after_alone: as for
+    `reduce_case`.
     """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
 
@@ -46,7 +47,7 @@ def _cases(seed: int) -> list[Case]:
         clip_case("a rank without experts", "missing", 1, 2, seed, bare=[1]),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
         clip_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
-        clip_case("alone", "subgroup", 1, 1, seed),
+        clip_case("alone, with tuples", "subgroup", 1, 1, seed, tuples=True),
     ]
 
 
@@ -86,12 +87,14 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 def _clip(rank: Rank) -> None:
     """Answers norm and KIND.NUMBER, the gradients afterwards. Recording all."""
-    sides = enter_grid(rank)
-    kinds = _shapes(rank.case, rank.rank).items()
-    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in kinds}
+    sides, shapes, most = enter_grid(rank), _shapes(rank.case, rank.rank), rank.params["max_norm"]
+    if rank.params.get("after_alone"):
+        alone, others = enter_alone(rank), parameters_of(rank, shapes)
+        rank.student.clip_grad_norm(others["shared"], others["experts"], most, alone, alone)
+    owned = parameters_of(rank, shapes)
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(
-            owned["shared"], owned["experts"], rank.params["max_norm"], sides.everyone, sides.replicas
+            owned["shared"], owned["experts"], most, sides.everyone, sides.replicas
         )
     rank.answer("norm", torch.as_tensor(norm).double().reshape(()))
     for kind, parameters in owned.items():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_12.handed import turned
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
@@ -17,6 +18,7 @@ from labkit.checks.shared.split import drawn
 
 EXCHANGE_ID = "12.all-to-all"
 CROSSED = [[0, 3], [1, 2]]
+TIMES = 10  # so often the second of two calls counts in a sum
 COUNT_BYTES = (8, 4)  # of a number of rows: int64, or whoever asks for less
 
 
@@ -25,7 +27,8 @@ def exchange_case(
 ) -> Case:
     """local: experts of a rank. most: rows of a rank for an expert. silent, deaf: the ranks that send
     nothing, and that get nothing. still: those whose rows get gradients of zero. late: the ranks that come
-    last to what is recorded. whole: the dtype of counts, default int64.
+    last to what is recorded. whole: the dtype of counts, default int64. beside: so many are added to each
+    count. columns: views are columns of a wider matrix, and not a matrix stored column after column.
     """
     return Case(name, ranks, {"local": local, "hidden": hidden, "most": most, **params}, seed, kind=kind)
 
@@ -81,13 +84,16 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     return inputs
 
 
+def _count_inputs(case: Case, generator: torch.Generator) -> Inputs:
+    """For each rank counts.RANK, of rows that nobody sends."""
+    counts = drawn_counts(case, generator, case.ranks) + case.params.get("beside", 0)
+    whole = getattr(torch, case.params.get("whole", "int64"))
+    return {f"counts.{rank}": own.flatten().to(whole) for rank, own in enumerate(counts)}
+
+
 def own_names(case: Case, inputs: Inputs, rank: int) -> Inputs:
     """A rank is handed what ends in its number."""
     return {name.rpartition(".")[0]: tensor for name, tensor in inputs.items() if name.endswith(f".{rank}")}
-
-
-def _counts_alone(case: Case, inputs: Inputs, rank: int) -> Inputs:
-    return {"counts": inputs[f"counts.{rank}"]}
 
 
 def _exchange_counts(rank: Rank) -> None:
@@ -119,9 +125,9 @@ def _send(rank: Rank, group: Any) -> None:
     node = out.grad_fn
     held = [*getattr(node, "saved_tensors", ()), *getattr(node, "__dict__", {}).values()]
     rank.fact("kept", sum(t.numel() for t in held if isinstance(t, Tensor) and t.is_floating_point()))
-    if "groups" in rank.params:  # between the two, a call of everybody
+    if "groups" in rank.params:  # between the two, a call of everybody, in another dtype
         nobody = [0] * rank.case.ranks
-        rank.student.AllToAll.apply(leaf[:0], nobody, nobody, rank.group)
+        rank.student.AllToAll.apply(leaf[:0].half(), nobody, nobody, rank.group)
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * rank.inputs["grad"]).sum().backward()
     rank.answer("grad", leaf.grad)
@@ -130,16 +136,23 @@ def _send(rank: Rank, group: Any) -> None:
 def _strided(rank: Rank) -> None:
     """Rows and gradients as views of other tensors. Answers out, grad."""
     group = enter_group(rank)
-    leaf = rank.inputs["rows"].clone().t().contiguous().t().requires_grad_()
+    rows, grad = rank.inputs["rows"], rank.inputs["grad"]
+    columns = "columns" in rank.params
+    leaf = (rows.repeat(1, 2)[:, : rows.shape[1]] if columns else turned(rows)).requires_grad_()
     sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
     out = rank.student.AllToAll.apply(leaf, sent, received, group)
     rank.answer("out", out)
-    (out.t() * rank.inputs["grad"].t().contiguous()).sum().backward()
+    if columns:
+        (torch.cat([out, out.detach()], dim=1) * grad.repeat(1, 2)).sum().backward()
+    else:
+        (out.t() * grad.t().contiguous()).sum().backward()
     rank.answer("grad", leaf.grad)
 
 
 def _there_and_back(rank: Rank) -> None:
-    """As a layer does: rows there, what became of them back, and backward through both. Answers out, grad."""
+    """As a layer does: rows there, what became of them back, and backward through both. Answers out, grad and
+    what `_twice_alike` does.
+    """
     group = enter_group(rank)
     leaf = rank.inputs["rows"].clone().requires_grad_()
     sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
@@ -148,6 +161,24 @@ def _there_and_back(rank: Rank) -> None:
     rank.answer("out", home)
     home.square().sum().backward()
     rank.answer("grad", leaf.grad)
+    _twice_alike(rank, group, sent, received)
+
+
+def _twice_alike(rank: Rank, group: Any, sent: list[int], received: list[int]) -> None:
+    """Two calls with the same splits. Answers first and "first again", without a graph: what the earlier one
+    gave, read when both are over; shared: the gradient of rows that went through two.
+    """
+    leaf = rank.inputs["rows"].clone().requires_grad_()
+    one, other = (rank.student.AllToAll.apply(leaf, sent, received, group) for _ in range(2))
+    rank.student.AllToAll.apply(2 * leaf, sent, received, group)
+    rank.answer("first", one)
+    ((one + TIMES * other) * rank.inputs["grad"]).sum().backward()
+    rank.answer("shared", leaf.grad)
+    with torch.no_grad():
+        again, _ = (
+            rank.student.AllToAll.apply(times * leaf.detach(), sent, received, group) for times in (1, 2)
+        )
+    rank.answer("first again", again)
 
 
 def _both(rank: Rank) -> None:
@@ -203,6 +234,17 @@ def _home(evidence: Evidence) -> Iterator[Finding]:
         yield same("this rank's rows, there and back", rows * factors, answer, "out")
         gradient = 2 * rows * factors.square()
         yield same("gradients of this rank's rows, through both calls", gradient, answer, "grad")
+        gradient = (1 + TIMES) * factors
+        told = f"gradients of rows that two calls sent, of which the second counts {TIMES} times"
+        yield same(told, gradient, answer, "shared")
+
+
+def _first_rows(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        expected = _exchanged(evidence, answer, "rows", "sent")
+        told = "what a call gave, read after another one with the same splits"
+        yield same(told, expected, answer, "first")
+        yield same(f"{told}, both without a graph", expected, answer, "first again")
 
 
 def _one_of_counts(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -240,7 +282,7 @@ def _to_each(phase: str, splits: str) -> Judge:
     return find
 
 
-COUNTS = Run(_exchange_counts, _inputs, _counts_alone)
+COUNTS = Run(_exchange_counts, _count_inputs, own_names)
 ROWS = Run(_exchange, _inputs, own_names)
 BOTH = Run(_both, _inputs, own_names)
 NUMBERS = every(on_each(_table), on_each(_rows), on_each(_gradients))
@@ -281,7 +323,7 @@ EXERCISE = Exercise(
             2,
             "Each rank has the rows that are for it, in the order of the ranks.",
             "",
-            {"values": on_each(_rows)},
+            {"values": on_each(_rows), "twice": _first_rows},
         ),
         Property(
             "gradients",

@@ -76,6 +76,11 @@ def enter_grid(rank: Rank) -> Sides:
     return Sides(*(made[(side, *map(str, getattr(own, side)))] for side in sides))
 
 
+def enter_alone(rank: Rank) -> dist.ProcessGroup:
+    """A group of this rank and no other. Every rank makes all of them, as torch asks."""
+    return [dist.new_group([member]) for member in range(rank.world_size)][rank.rank]
+
+
 def stays_in_job(evidence: Evidence, answer: RankAnswer) -> Finding:
     """Whether nothing was sent to ranks that train another model."""
     everyone = set(seats_of(evidence.case, answer.rank).everyone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import EXCHANGE_ID, own_names
-from labkit.checks.lesson_12.grid import enter_grid, grid_case, seats_of, stays_in_job
+from labkit.checks.lesson_12.grid import enter_alone, enter_grid, grid_case, seats_of, stays_in_job
 from labkit.checks.lesson_12.handed import turned
 from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
@@ -33,7 +33,8 @@ def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **par
     """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. zero: those on which it is
     zero. frozen: those on which it does not ask for one. without: the kind of which the model has no
     parameters. turned: matrices are stored column after column, their gradients too. late: the ranks that
-    come last.
+    come last. tuples: parameters are handed over as tuples. after_alone: another model comes first, one that
+    every rank has for itself.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -56,7 +57,7 @@ def _cases(seed: int) -> list[Case]:
         reduce_case("frozen here and there", "missing", 2, 2, seed, missing=without, frozen=frozen),
         reduce_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         reduce_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
-        reduce_case("alone", "subgroup", 1, 1, seed),
+        reduce_case("alone, with tuples", "subgroup", 1, 1, seed, tuples=True),
         trained_case("two steps", 2, 2, [5, 4, 6, 3], [4, 3, 2], seed),
     ]
 
@@ -86,24 +87,32 @@ def _stored(rank: Rank, tensor: Tensor) -> Tensor:
     return turned(tensor) if rank.params.get("turned") and tensor.dim() == 2 else tensor.clone()
 
 
-def parameters_of(rank: Rank, kind: str, shapes: tuple[tuple[int, ...], ...]) -> list[nn.Parameter]:
-    """Parameters with the gradients that were handed over; some are frozen, whether they have one or not."""
-    dtype = getattr(torch, rank.params.get("dtype", "float64"))
-    found = [
-        nn.Parameter(_stored(rank, torch.zeros(shape, dtype=dtype, device=rank.device))) for shape in shapes
-    ]
-    for number, parameter in enumerate(found):
-        gradient = rank.inputs.get(f"{kind}.{number}")
-        parameter.grad = None if gradient is None else _stored(rank, gradient)
-        parameter.requires_grad_(rank.rank not in rank.params.get("frozen", {}).get(f"{kind}.{number}", []))
-    return found
+def parameters_of(rank: Rank, of_kinds: Shapes) -> dict[str, Sequence[nn.Parameter]]:
+    """Kind -> parameters with the gradients that were handed over; some are frozen, whether they have one or
+    not.
+    """
+    owned: dict[str, Sequence[nn.Parameter]] = {}
+    for kind, shapes in of_kinds.items():
+        found = [_parameter(rank, f"{kind}.{number}", shape) for number, shape in enumerate(shapes)]
+        owned[kind] = tuple(found) if rank.params.get("tuples") else found
+    return owned
+
+
+def _parameter(rank: Rank, name: str, shape: tuple[int, ...]) -> nn.Parameter:
+    zeros = torch.zeros(shape, dtype=dtype_of(rank.case), device=rank.device)
+    parameter, gradient = nn.Parameter(_stored(rank, zeros)), rank.inputs.get(name)
+    parameter.grad = None if gradient is None else _stored(rank, gradient)
+    parameter.requires_grad_(rank.rank not in rank.params.get("frozen", {}).get(name, []))
+    return parameter
 
 
 def _reduce(rank: Rank) -> None:
     """Answers KIND.NUMBER, the gradients afterwards. Recording all."""
-    sides = enter_grid(rank)
-    kinds = shapes_of(rank.case, SHAPES).items()
-    owned = {kind: parameters_of(rank, kind, shapes) for kind, shapes in kinds}
+    sides, shapes = enter_grid(rank), shapes_of(rank.case, SHAPES)
+    if rank.params.get("after_alone"):
+        alone, others = enter_alone(rank), parameters_of(rank, shapes)
+        rank.student.reduce_gradients(others["shared"], others["experts"], alone, alone)
+    owned = parameters_of(rank, shapes)
     with rank.recording("all"):
         rank.student.reduce_gradients(owned["shared"], owned["experts"], sides.everyone, sides.replicas)
     for kind, parameters in owned.items():

@@ -39,14 +39,18 @@ def decided_tokens(
     k: int,
     bias: Tensor | None = None,
     idle: tuple[int, ...] = (),
+    margin: float = MARGIN,
 ) -> Tensor:
-    """[count, h]: tokens whose k experts, and their order, no rounding can change, and none of them idle."""
+    """[count, h]: tokens whose k experts, and their order, no rounding can change, and none of them idle.
+
+    margin: between scores that decide; with less than `MARGIN` only float64 keeps them apart.
+    """
     num_experts, hidden = router.shape
     tokens = drawn(case, generator, CANDIDATES * (count + 1), hidden)
     found = routed(tokens.double(), router.double(), k, bias)
     scores = found.probabilities if bias is None else found.probabilities + bias
     highest = scores.sort(-1, descending=True).values[:, : min(k + 1, num_experts)]
-    apart = (highest[:, :-1] - highest[:, 1:] > MARGIN).all(-1)
+    apart = (highest[:, :-1] - highest[:, 1:] > margin).all(-1)
     allowed = ~torch.isin(found.experts, torch.tensor(idle, dtype=torch.long)).any(-1)
     kept = tokens[apart & allowed][:count]
     if len(kept) < count:

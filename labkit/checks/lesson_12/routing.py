@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_12.handed import as_handed, tell_changed
-from labkit.checks.lesson_12.reference import Routed, decided_tokens, routed
+from labkit.checks.lesson_12.reference import MARGIN, Routed, decided_tokens, routed
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
@@ -20,12 +20,14 @@ from labkit.checks.shared.split import drawn, dtype_of
 ROUTE_ID = "12.route"
 LEAVES = ("tokens", "router")
 DECISIVE = 30.0  # so many times a drawn bias lies further apart than any two probabilities
+BEYOND_ROUNDING = 1e-3  # of what the router's rows differ by: far more than float64 loses of it
 
 
 def route_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
     """shape: [n, h, E]. dtype: of the tokens. router: the router's dtype, by default float32 or better; bias:
     the bias's, by default what is computed in. shift: by how much a token's scores are above or below 0.
     below: the bias decides alone, and the scores of the experts that it chooses are so far below the others.
+    near: the router's rows differ by numbers of about this size, which are all that decides.
     """
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
 
@@ -56,6 +58,9 @@ def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inp
     wide = torch.promote_types(dtype_of(case), torch.float32)
     kept = getattr(torch, case.params["router"]) if "router" in case.params else wide
     router = (drawn(case, generator, num_experts, hidden).to(wide) / hidden**0.5).to(kept)
+    near = case.params.get("near")
+    if near:
+        router = router[:1] + near * router
     wide = torch.promote_types(wide, kept)
     inputs, shift, below = {"router": router}, case.params.get("shift"), case.params.get("below")
     if shift:
@@ -67,7 +72,8 @@ def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inp
     if below:
         router[:, 0] = 0
         router[inputs["bias"].topk(case.params["k"]).indices, 0] = -below
-    tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"))
+    margin = BEYOND_ROUNDING * near if near else MARGIN
+    tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"), margin=margin)
     if shift:
         tokens[:, 0] = shift * (-1.0) ** torch.arange(n)
     if below:
@@ -97,31 +103,63 @@ def _plain_inputs(case: Case, generator: torch.Generator) -> Inputs:
     }
 
 
-def _route(rank: Rank) -> None:
-    """Answers gates, experts, probabilities; gates.NAME and probabilities.NAME, the gradients of each. Fact
-    changed.
+def _choose(rank: Rank) -> tuple[Routed, dict[str, Tensor]]:
+    """Answers gates, experts, probabilities, and each as "NAME again", without a graph. Fact changed. Returns
+    what the first call gave, and its leaves.
     """
-    leaves = [rank.inputs[name].clone().requires_grad_() for name in LEAVES]
-    more = {name: rank.inputs[name].clone() for name in ("bias",) if name in rank.inputs}
-    found = Routed(*rank.student.route(*leaves, rank.params["k"], *more.values()))
-    tell_changed(rank, {**dict(zip(LEAVES, leaves, strict=True)), **more})
-    for name, tensor in found._asdict().items():
-        rank.answer(name, tensor)
+    leaves = {name: rank.inputs[name].clone().requires_grad_() for name in LEAVES}
+    bias = {name: rank.inputs[name].clone() for name in ("bias",) if name in rank.inputs}
+    found = _called(rank, leaves | bias)
+    with torch.no_grad():
+        again = _called(rank, {name: leaf.detach() for name, leaf in leaves.items()} | bias)
+    tell_changed(rank, leaves | bias)
+    for name in Routed._fields:
+        rank.answer(name, getattr(found, name))
+        rank.answer(f"{name} again", getattr(again, name))
+    return found, leaves
+
+
+def _choose_only(rank: Rank) -> None:
+    _choose(rank)
+
+
+def _called(rank: Rank, handed: Mapping[str, Tensor]) -> Routed:
+    tokens, router, *bias = handed.values()
+    return Routed(*rank.student.route(tokens, router, rank.params["k"], *bias))
+
+
+def _route(rank: Rank) -> None:
+    """What `_choose` does; answers gates.LEAF and probabilities.LEAF, the gradients of each."""
+    found, leaves = _choose(rank)
+    _tell_gradients(rank, found, leaves)
+
+
+def _route_in_turn(rank: Rank) -> None:
+    """What `_route` does; answers "NAME.LEAF alone", the same gradients where no other leaf asks for one."""
+    _route(rank)
+    for name in LEAVES:
+        leaves = {leaf: rank.inputs[leaf].clone().requires_grad_(leaf == name) for leaf in LEAVES}
+        with rank.attempt("gradients"):
+            _tell_gradients(rank, _called(rank, leaves), {name: leaves[name]}, " alone")
+
+
+def _tell_gradients(rank: Rank, found: Routed, leaves: Mapping[str, Tensor], where: str = "") -> None:
     for name in ("gates", "probabilities"):
         with rank.attempt("gradients"):
             for leaf, gradient in _gradients(found, name, rank.inputs, leaves).items():
-                rank.answer(f"{name}.{leaf}", gradient)
+                rank.answer(f"{name}.{leaf}{where}", gradient)
 
 
-def _gradients(found: Routed, name: str, inputs: Inputs, leaves: list[Tensor]) -> dict[str, Tensor | None]:
+def _gradients(
+    found: Routed, name: str, inputs: Inputs, leaves: Mapping[str, Tensor]
+) -> dict[str, Tensor | None]:
     """Of a weighted sum of the gates, each in the place of its expert, or of the probabilities."""
     weights = inputs[f"weight.{name}"]
     if name == "gates":
         weights = weights.gather(1, found.experts)
     loss = (getattr(found, name) * weights).sum()
-    return dict(
-        zip(LEAVES, torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True), strict=True)
-    )
+    found_for = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
+    return dict(zip(leaves, found_for, strict=True))
 
 
 def _refuse(rank: Rank) -> None:
@@ -134,31 +172,33 @@ class Chosen(Evidence):
     """Answers, to be held against the same routing in plain torch."""
 
     @cached_property
-    def leaves(self) -> list[Tensor]:
-        return [self.inputs[name].clone().requires_grad_() for name in LEAVES]
+    def leaves(self) -> dict[str, Tensor]:
+        return {name: self.inputs[name].clone().requires_grad_() for name in LEAVES}
 
     @cached_property
     def expected(self) -> Routed:
         """Gates, experts and probabilities."""
-        tokens, router = self.leaves
-        return routed(tokens, router, self.case.params["k"], self.inputs.get("bias"))
+        return routed(**self.leaves, k=self.case.params["k"], bias=self.inputs.get("bias"))
 
 
 def _is(name: str, told: str) -> Judge:
     def judge(evidence: Chosen) -> Iterator[Finding]:
         for answer in evidence.answers:
-            yield same(told, getattr(evidence.expected, name).detach(), answer, name)
+            expected = getattr(evidence.expected, name).detach()
+            yield same(told, expected, answer, name)
+            yield same(f"{told}, without a graph", expected, answer, f"{name} again")
 
     return judge
 
 
-def _gradients_are(name: str) -> Judge:
+def _gradients_are(name: str, where: str = "", told: str = "") -> Judge:
     def judge(evidence: Chosen) -> Iterator[Finding]:
         expected = _gradients(evidence.expected, name, evidence.inputs, evidence.leaves)
         for answer in evidence.answers:
             for leaf, gradient in expected.items():
                 assert gradient is not None
-                yield same(f"gradient of {leaf} through the {name}", gradient, answer, f"{name}.{leaf}")
+                of = f"gradient of {leaf} through the {name}{told}"
+                yield same(of, gradient, answer, f"{name}.{leaf}{where}")
 
     return judge
 
@@ -167,18 +207,18 @@ CHOSEN = _is("experts", "the k experts of each token, the preferred one first")
 GATES = _is("gates", "gates: the chosen ones' probabilities, divided by their sum")
 PROBABILITIES = _is("probabilities", "probabilities of all experts")
 GRADIENTS = every(_gradients_are("gates"), _gradients_are("probabilities"))
+ONE_ALONE = " alone", ", where nothing else asks for one"
+IN_TURN = every(GRADIENTS, _gradients_are("gates", *ONE_ALONE), _gradients_are("probabilities", *ONE_ALONE))
 EVERYTHING = every(CHOSEN, GATES, PROBABILITIES, GRADIENTS, on_each(as_handed))
-RUN = Run(_route, _inputs, evidence=Chosen)
 EXERCISE = Exercise(
     ROUTE_ID,
     "Which experts a token visits",
     ("route",),
     {
-        "values": RUN,
-        "low": RUN,
-        "mixed": RUN,
+        **dict.fromkeys(("values", "low", "mixed"), Run(_route_in_turn, _inputs, evidence=Chosen)),
+        "near": Run(_choose_only, _inputs, evidence=Chosen),
         "biased": Run(_route, partial(_inputs, biased=True), evidence=Chosen),
-        "extremes": RUN,
+        "extremes": Run(_route, _inputs, evidence=Chosen),
         "refused": Run(_refuse, _plain_inputs),
     },
     _cases,
@@ -205,7 +245,7 @@ EXERCISE = Exercise(
             2,
             "The gradients of gates and probabilities reach the tokens and the router.",
             "gates taken out of the graph: then no router ever learns",
-            dict.fromkeys(("values", "low", "mixed"), GRADIENTS),
+            dict.fromkeys(("values", "low", "mixed"), IN_TURN),
         ),
         Property(
             "float32",
@@ -213,7 +253,7 @@ EXERCISE = Exercise(
             3,
             "All is computed in 32 bits, or in 64 where tokens or router have them, and results stay there.",
             "the product with the router is made in bfloat16, and rounded before the softmax",
-            dict.fromkeys(("low", "mixed"), every(CHOSEN, GATES, PROBABILITIES)),
+            dict.fromkeys(("low", "mixed", "near"), every(CHOSEN, GATES, PROBABILITIES)),
         ),
         Property(
             "bias",
