@@ -37,7 +37,11 @@ def _column_cases(seed: int) -> list[Case]:
         layer_case("unseen: three ranks", "values", 3, lead, (features, 3 * part), seed),
         layer_case("unseen: float32", "values", 4, [3, *lead], (features, 4 * part), seed, dtype="float32"),
         layer_case("unseen: no bias", "values", 2, [5], (features, 2 * part), seed, bias=False),
+        layer_case("unseen: bfloat16", "values", 2, lead, (features, 2 * part), seed, dtype="bfloat16"),
         layer_case("unseen: gathered", "gather", 3, [2, *lead], (features, 3 * part), seed),
+        layer_case(
+            "unseen: gathered bfloat16", "gather", 2, lead, (features, 2 * part), seed, dtype="bfloat16"
+        ),
         layer_case("unseen: gathered vector", "gather", 2, [], (features, 2 * part), seed),
         layer_case("unseen: gathered, other blocks", "gather-own-shard", 4, lead, (features, 4 * part), seed),
         layer_case("unseen: other blocks", "own-shard", 3, lead, (features, 3 * part), seed),
@@ -68,6 +72,8 @@ def _row_cases(seed: int) -> list[Case]:
             bias=False,
             dtype="float32",
         ),
+        layer_case("unseen: bfloat16", "values", 2, lead, (2 * part, features), seed, dtype="bfloat16"),
+        layer_case("unseen: zeros on one rank", "values", 3, lead, (3 * part, features), seed, zeros_on=1),
         layer_case("unseen: bias on three ranks", "bias", 3, lead, (3 * part, features), seed),
         layer_case("unseen: bias alone", "bias", 1, lead, (part, features), seed),
         layer_case("unseen: other blocks", "own-shard", 3, lead, (3 * part, features), seed),
@@ -89,6 +95,8 @@ def _mlp_cases(seed: int) -> list[Case]:
     return [
         layer_case("unseen: three ranks", "values", 3, lead, (features, 3 * part), seed),
         layer_case("unseen: float32", "values", 4, [3, *lead], (features, 4 * part), seed, dtype="float32"),
+        # two rows: over more of them a GeLU written out adds up more roundings than the text allows
+        layer_case("unseen: bfloat16", "values", 2, [2], (features, 2 * part), seed, dtype="bfloat16"),
         layer_case("unseen: other blocks", "own-shard", 4, lead, (features, 4 * part), seed),
         layer_case("unseen: own parts", "own-parts", 3, lead, (features, 3 * part), seed),
         layer_case(

@@ -29,6 +29,7 @@ def _grid(seed: int) -> list[Case]:
     sizes = {axis: draw.randint(2, 5) for axis in ("cp", *AXES)}
     one = {"dp": 1, "pp": draw.randint(2, 4), "tp": 1, "ep": 2}
     cube = {"dp": 2, "pp": 2, "tp": 2}
+    five = {"cp": 3, "ep": 2, "dp": 2, "pp": 2, "tp": 2}
     return [
         places_case(
             "unseen: four axes", [(sizes, _order(draw, tuple(sizes))) for _ in range(3)], seed, "places"
@@ -70,6 +71,7 @@ def _grid(seed: int) -> list[Case]:
             [],
             seed,
         ),
+        places_case("unseen: five axes", [(five, _order(draw, tuple(five)))], seed, "places"),
     ]
 
 

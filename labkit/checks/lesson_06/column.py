@@ -24,12 +24,12 @@ from labkit.checks.lesson_06.layers import (
     sizes_refused,
     sum_of_gradient,
 )
-from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways
+from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways, same_when_frozen
 from labkit.checks.lesson_06.unasked import (
-    asks_nothing,
     count_kept,
     infers_by,
     keeps_its_input,
+    leaves_x,
     use_unasked,
 )
 from labkit.checks.shared.beside import is_refused
@@ -88,7 +88,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "the wrong dimension was cut (weight is [out, in]: output features are"
             " dim 0), or the bias was not cut with it",
-            {"values": every(equals("output"), asks_nothing), "again": gives_in_evaluation},
+            {"values": every(equals("output"), leaves_x), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -96,7 +96,10 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "f is missing: without it a rank has the gradient through its own columns only",
-            {"values": every(equals("input_grad"), adds_ways), "again": equals("input_grad")},
+            {
+                "values": every(equals("input_grad"), adds_ways, same_when_frozen),
+                "again": equals("input_grad"),
+            },
         ),
         Property(
             "parameter-gradients",
@@ -143,9 +146,10 @@ EXERCISE = Exercise(
                 "gather": every(
                     equals("output", "input_grad", "grad"),
                     adds_ways,
+                    same_when_frozen,
                     sends(gather_of_output, sum_of_gradient),
                     infers_by(gather_of_output),
-                    asks_nothing,
+                    leaves_x,
                 ),
                 "gather-own-shard": own_block_decides,
                 "gather-again": every(gives_in_evaluation, equals("input_grad", "grad")),

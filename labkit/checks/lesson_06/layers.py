@@ -45,13 +45,20 @@ def _plain_mlp(case: Case) -> nn.Module:
 
 @dataclass(frozen=True)
 class Layer(Split):
-    """With biases of zeros where the case has `zero_bias`: many begin so, and must learn all the same."""
+    """With biases of zeros where the case has `zero_bias`: many begin so, and must learn all the same. And
+    where it has `zeros_on`, with zeros as that rank's part of x, in training too.
+    """
 
     def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
         """As ever, but for these."""
         found = super().inputs(case, generator)
         if case.params.get("zero_bias"):
             found |= {n: torch.zeros_like(t) for n, t in found.items() if n.endswith("bias")}
+        if "zeros_on" in case.params:
+            place = place_of(case, case.params["zeros_on"])
+            for name, about in self.each_step(case).items():
+                if name.startswith("x"):
+                    place.block(found[name][place.index], about.cut).zero_()
         return found
 
 

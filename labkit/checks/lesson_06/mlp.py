@@ -22,8 +22,8 @@ from labkit.checks.lesson_06.layers import (
     sum_of_gradient,
     sum_of_output,
 )
-from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways
-from labkit.checks.lesson_06.unasked import asks_nothing, infers_by, use_unasked
+from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways, same_when_frozen
+from labkit.checks.lesson_06.unasked import infers_by, leaves_x, use_unasked
 from labkit.checks.shared.split import change_blocks, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
@@ -73,7 +73,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "GeLU was applied to partial sums: split `up` by columns, so that each rank has whole"
             " pre-activations",
-            {"values": every(equals("output"), asks_nothing), "again": gives_in_evaluation},
+            {"values": every(equals("output"), leaves_x), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -81,7 +81,10 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "f is missing in front of the first layer",
-            {"values": every(equals("input_grad"), adds_ways), "again": equals("input_grad")},
+            {
+                "values": every(equals("input_grad"), adds_ways, same_when_frozen),
+                "again": equals("input_grad"),
+            },
         ),
         Property(
             "parameter-gradients",

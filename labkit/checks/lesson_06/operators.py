@@ -11,6 +11,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge, Run, every, own_entry
+from labkit.checks.lesson_06.unasked import asks_nothing
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same
@@ -51,9 +52,9 @@ def _use(rank: Rank, name: str) -> None:
     another one.
 
     Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
-    a call that another one follows; "output alone" of one without gradients; and those of
-    `_use_among_others`. Recordings: forward, backward,
-    later.
+    a call that another one follows; "output alone" of one without gradients, and "output alone later" of the
+    same when another one is over; and those of `_use_among_others`. Fact: asks, whether x asks for a gradient
+    after these. Recordings: forward, backward, later.
     """
     group = enter_group(rank)
     x, grad_output = _arguments(rank.case, rank.inputs, rank.rank)
@@ -61,7 +62,11 @@ def _use(rank: Rank, name: str) -> None:
     if rank.case.kind == "subgroup":
         operator.apply(torch.ones_like(x), rank.group)
     with torch.no_grad():
-        rank.answer("output alone", operator.apply(x, group))
+        alone = operator.apply(x, group)
+        rank.answer("output alone", alone)
+        operator.apply(1.0 - x, group)
+    rank.answer("output alone later", alone)
+    rank.fact("asks", x.requires_grad)
     x.requires_grad_()
     with rank.recording("forward"):
         out = operator.apply(x, group)
@@ -134,6 +139,7 @@ TOLD = {
     "output": "output",
     "output alone": "output, without gradients",
     "input_grad": "gradient of x",
+    "output alone later": "output, without gradients, after another call",
     "output later": "output, after another call",
     "gradient later": "gradient of x, after another backward",
     "gradient made": "gradient of an x that another operation has made",
@@ -157,6 +163,8 @@ def tensors_kept(output: Callable[[str, str], Judge], gradient: Callable[[str, s
     """What was handed over holds what it held, and what a call gave stays, when another one follows."""
     return every(
         _given_kept,
+        asks_nothing,
+        output("output alone later", "x"),
         output("output later", "x"),
         gradient("gradient later", "grad_output"),
         gradient("gradient made", "grad_output"),

@@ -22,12 +22,12 @@ from labkit.checks.lesson_06.layers import (
     sizes_refused,
     sum_of_output,
 )
-from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways
+from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways, same_when_frozen
 from labkit.checks.lesson_06.unasked import (
-    asks_nothing,
     count_kept,
     infers_by,
     keeps_its_input,
+    leaves_x,
     use_unasked,
 )
 from labkit.checks.shared.beside import is_refused
@@ -78,7 +78,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "g is missing, so that every rank has only its partial sum; or the wrong dimension was cut (input"
             " features are dim 1 of the weight)",
-            {"values": every(equals("output"), asks_nothing), "again": gives_in_evaluation},
+            {"values": every(equals("output"), leaves_x), "again": gives_in_evaluation},
         ),
         Property(
             "input-gradients",
@@ -86,7 +86,10 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["input_grad"],
             "the gradient was reduced in backward too: it is whole on every rank",
-            {"values": every(equals("input_grad"), adds_ways), "again": equals("input_grad")},
+            {
+                "values": every(equals("input_grad"), adds_ways, same_when_frozen),
+                "again": equals("input_grad"),
+            },
         ),
         Property(
             "parameter-gradients",

@@ -1,4 +1,6 @@
-"""A layer whose x goes several ways, as it does where blocks have a way past them: gradients add up."""
+"""A layer whose x goes several ways, as it does where blocks have a way past them: gradients add up. And one
+whose parameters are not trained.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from labkit.checks.shared.split import Split, SplitEvidence
 
 X = "x of one way"
 WAYS = "x of three ways"  # twice through the layer, and once past it
+FROZEN = "x of one way, frozen"  # where no parameter asks for a gradient
 
 
 def use_twice(rank: Rank, split: Split, part: nn.Module) -> None:
@@ -34,6 +37,16 @@ def use_twice(rank: Rank, split: Split, part: nn.Module) -> None:
         rank.answer(f"thrice {name}", parameter.grad)
 
 
+def use_frozen(rank: Rank, split: Split, part: nn.Module) -> None:
+    """Answers the gradient of x once more, where no parameter asks for one."""
+    x = rank.inputs["x"].clone().requires_grad_()
+    part.requires_grad_(False)
+    with rank.attempt("input-gradients"):
+        split.use(part, [x]).square().sum().backward()
+    part.requires_grad_()
+    rank.answer(FROZEN, x.grad)
+
+
 def adds_ways(evidence: SplitEvidence) -> Iterator[Finding]:
     """The gradient of an x that goes twice through the layer and once past it."""
     for answer in evidence.answers:
@@ -51,3 +64,11 @@ def adds_to_gradients(evidence: SplitEvidence) -> Iterator[Finding]:
         for name in [n.removeprefix("once ") for n in answer.tensors if n.startswith("once ")]:
             told = f"the gradient of {name}, to which another backward adds twice as much"
             yield same(told, 3 * answer.tensors[f"once {name}"], answer, f"thrice {name}")
+
+
+def same_when_frozen(evidence: SplitEvidence) -> Iterator[Finding]:
+    """The gradient of x does not depend on whether parameters are trained."""
+    for answer in evidence.answers:
+        if X in answer.tensors:  # or `adds_ways` says so
+            told = "the gradient of x where no parameter is trained, as where all are"
+            yield same(told, answer.tensors[X], answer, FROZEN)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from labkit.checks.exercise import Finding, Judge
-from labkit.checks.lesson_06.twice import use_twice
+from labkit.checks.exercise import Evidence, Finding, Judge
+from labkit.checks.lesson_06.twice import use_frozen, use_twice
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, calls_are, held_since, nbytes, storages
+from labkit.checks.shared.beside import Call, calls_are, held_since, nbytes, same, storages
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import Split, SplitEvidence, build_and_use, loaded, under
@@ -20,23 +20,26 @@ from labkit.checks.shared.worked import Worked
 
 PATIENCE = 2.0  # seconds for a backend's threads to let go of a collective's tensors on a busy machine
 INFERENCE = "inference"  # the recording of a call in evaluation, without gradients
+UNASKED = "x unasked"  # as it is after calls that ask it for no gradient
 
 
 # -- on a rank
 
 
 def use_unasked(rank: Rank, split: Split) -> None:
-    """`use_part`, `use_twice`, and then a call in training and one in evaluation, without gradients, with an
-    x that asks for none. Facts: asks, whether x does afterwards; inferred_products, of the latter. Recording:
-    inference.
+    """`use_part`, `use_twice`, `use_frozen`, and then a call in training and one in evaluation, without
+    gradients, with an x that asks for none. Answer: "x unasked", what it holds afterwards. Facts: asks,
+    whether it does then; inferred_products, of the latter. Recording: inference.
     """
     part = build_and_use(rank, split)
     use_twice(rank, split, part)
+    use_frozen(rank, split, part)
     x = rank.inputs["x"].clone()
     split.use(part, [x])
     rank.fact("asks", x.requires_grad)
     with torch.no_grad(), rank.recording(INFERENCE), Worked() as worked:
         split.use(part.eval(), [x])
+    rank.answer(UNASKED, x)
     rank.fact("inferred_products", worked.products)
 
 
@@ -74,11 +77,21 @@ def _left_since(before: Mapping[int, int]) -> int:
 # -- judges
 
 
-def asks_nothing(evidence: SplitEvidence) -> Iterator[Finding]:
-    """An x that asks for no gradient does not by being used in training."""
+def asks_nothing(evidence: Evidence) -> Iterator[Finding]:
+    """An x that asks for no gradient does not by being used."""
     for answer in evidence.answers:
         told = "an x that asks for no gradient as it was"
         yield Finding(answer.facts["asks"] is False, told, "x.requires_grad is set", answer.rank)
+
+
+def leaves_x(evidence: SplitEvidence) -> Iterator[Finding]:
+    """`asks_nothing`, and such an x holds what it held."""
+    yield from asks_nothing(evidence)
+    cut = evidence.split.drawn(evidence.case)["x"].cut
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        given = place.block(evidence.inputs["x"][place.index], cut)
+        yield same("an x that asks for no gradient, as it was handed over", given, answer, UNASKED)
 
 
 def infers_by(expected: Callable[[SplitEvidence], Sequence[Call]]) -> Judge:

@@ -51,7 +51,7 @@ TRAIN_ID = "09.train-3d"
 # Grids that seeds are asked for beside the case's own: with as many stages as replicas one base does for both
 OTHER_SIZES = ({"dp": 2, "pp": 4, "tp": 2}, {"dp": 3, "pp": 2, "tp": 1})
 LARGE_SIZES = ({"dp": 128, "pp": 2, "tp": 1}, {"dp": 2, "pp": 64, "tp": 1})
-SEEDS = (*range(64), 100, 128, 1000, 1024, 10_000)  # that somebody may start a run with
+SEEDS = (*range(64), 100, 128, 1000, 1024, 4096, 8192, 10_000, 16_384, 65_536)  # that somebody may start from
 FEW_SEEDS = tuple(range(4))  # so few numbers in all that those of a 32-bit hash do not meet by chance
 USUAL: Mapping[str, Any] = {
     "order": MEGATRON,
