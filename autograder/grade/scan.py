@@ -62,21 +62,24 @@ class Clue(msgspec.Struct, frozen=True):
     why: str = ""
     chain: str = ""
     # given: by an import, under its full name; made: by a name that is only known when it runs; handed: as a
-    # value, which may get another name
-    use: Literal["", "given", "read", "set", "patched", "made", "base", "handed"] = ""
+    # value, which may get another name; modules: an attribute of that name, which sys has too, is read (no
+    # chain where that could be the one of sys whatever the names before it are)
+    use: Literal["", "given", "read", "set", "patched", "made", "base", "handed", "modules"] = ""
 
 
 class Clues(msgspec.Struct):
-    """A statement's clues; the full names of what it imports, by the names it gives them; and what it assigns
-    to names as it is.
+    """A statement's clues; the full names of what it imports, by the names it gives them; what it assigns
+    to names as it is; and the names that it binds anywhere in other ways than by an import.
     """
 
     found: list[Clue]
     imported: dict[str, list[str]]
     renamed: dict[str, list[str]]
+    bound: list[str]
 
 
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
+LAYERS = "torch.nn.modules"  # torch's own package of them, as in `nn.modules.batchnorm._BatchNorm`
 Names = Mapping[str, Sequence[str]]  # what each name may stand for
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
@@ -84,7 +87,7 @@ CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 def clues_of(source: str) -> dict[int, Clues]:
     """The clues in each statement of a cell that can be read."""
     return {
-        index: Clues(list(_clues(statement)), _aliases(statement), _renamed(statement))
+        index: Clues(list(_clues(statement)), _aliases(statement), _renamed(statement), _bound(statement))
         for index, statement in enumerate(parse(source).body)
     }
 
@@ -101,20 +104,30 @@ def scan(
     clues = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
     imported = _merged(each.imported for each in clues.values())
     renamed = _merged(each.renamed for each in clues.values())
+    bound = {name for each in clues.values() for name in each.bound}
+    never_else = {} if "*" in imported else {n: full for n, full in imported.items() if n not in bound}
     flags = []
     for statement, found in clues.items():
         lines = python_lines(submission.sources[statement.cell])
         for clue in found.found:
-            for why in _reasons(clue, imported, renamed, forbids):
+            for why in _reasons(clue, imported, never_else, renamed, forbids):
                 text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
                 flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why)))
     return list(dict.fromkeys(flags))
 
 
-def _reasons(clue: Clue, imported: Names, renamed: Names, forbids: Sequence[str]) -> Iterator[str]:
-    """Why a clue is a flag, with what these names stand for."""
+def _reasons(
+    clue: Clue, imported: Names, never_else: Names, renamed: Names, forbids: Sequence[str]
+) -> Iterator[str]:
+    """Why a clue is a flag, with what these names stand for. never_else: those that nothing but imports
+    binds, in any statement.
+    """
     if clue.why:
         yield clue.why
+        return
+    if clue.use == "modules":
+        if set(_full(clue.chain, never_else)) != {LAYERS}:
+            yield "reaches for modules"
         return
     if clue.chain in HAS_ALL_NAMES:
         modules = PARTLY.intersection(full for names in imported.values() for full in names)
@@ -156,12 +169,15 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     yield from (Clue(line, chain=name, use="handed") for name, line in handed_on(statement).items())
     nodes = [*ast.walk(statement)]
     methods = {node.func for node in nodes if isinstance(node, ast.Call)}
-    read_from = {node.value for node in nodes if isinstance(node, ast.Attribute)}
+    read_from = {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)}
     dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
-        if not (node in methods and _is_named_modules(node)):
+        if not _reads_modules(node):
             yield from (Clue(line, why) for why in dict.fromkeys(_suspicions(node)))
+        elif node not in methods:  # called it is a model's own method, as sys.modules cannot be called
+            as_sys_has = node not in read_from or read_from[node] in dir(dict)  # or as a value, to go on with
+            yield Clue(line, chain="" if as_sys_has else _chain(node), use="modules")
         match node:
             case ast.ImportFrom(module=str(module), names=names):
                 yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
@@ -185,9 +201,9 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
                 yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := _chain(base)))
 
 
-def _is_named_modules(node: ast.AST) -> bool:
-    """`model.modules` where it is called: a module's own method, as sys.modules cannot be called."""
-    return isinstance(node, ast.Attribute) and node.attr == "modules"
+def _reads_modules(node: ast.AST) -> bool:
+    """`model.modules`, `nn.modules` or `sys.modules`, which is not put in its place."""
+    return isinstance(node, ast.Attribute) and node.attr == "modules" and isinstance(node.ctx, ast.Load)
 
 
 def _suspicions(node: ast.AST) -> Iterator[str]:
@@ -288,6 +304,23 @@ def _renamed(statement: ast.stmt) -> dict[str, list[str]]:
             case ast.NamedExpr(target=ast.Name(id=name), value=value) if chain := _chain(value):
                 found.setdefault(name, []).append(chain)
     return found
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    """Names that are bound anywhere in it, in whatever way, but for imports that say a full name."""
+    found = []
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                found.append(name)
+            case ast.ImportFrom(level=int(level), names=names) if level:
+                found += [alias.asname or alias.name for alias in names]
+            case ast.keyword() | ast.alias():
+                pass
+            case _:  # a function, a class, an argument, an error that is caught, a part of a pattern
+                named = (getattr(node, field, None) for field in ("name", "arg", "rest"))
+                found += [name for name in named if isinstance(name, str)]
+    return list(dict.fromkeys(found))
 
 
 def _chain(node: ast.AST) -> str:

@@ -12,7 +12,7 @@ from labkit.checks.lesson_02.layerwise import layerwise_case
 from labkit.checks.lesson_02.offloading import offload_case, wide_layers, with_buffers, with_dropout
 from labkit.checks.lesson_02.partitions import model_costs, partition_case, partition_refusals
 from labkit.checks.lesson_02.remote_stages import stage_case
-from labkit.checks.lesson_02.small_layers import Specs
+from labkit.checks.lesson_02.small_layers import Specs, with_orders
 from labkit.checks.lesson_02.step_timing import timing_case
 
 
@@ -56,6 +56,7 @@ def _timing_cases(seed: int) -> list[Case]:
             timing_case("unequal", "device-time", [25], seed, second_ms=draw.randint(140, 180), aside=True),
             timing_case("slow start", "first-step", [30, 40], seed, first_ms=draw.randint(200, 300)),
             timing_case("timed twice", "first-step", [draw.randint(30, 40)], seed, first_ms=100, twice=True),
+            timing_case("one step", "first-step", [draw.randint(60, 80)], seed, first_ms=250, steps=1),
             timing_case(
                 "queue", "earlier-work", [50, 20], seed, earlier_ms=draw.randint(250, 300), aside=True
             ),
@@ -72,11 +73,15 @@ def _layerwise_cases(seed: int) -> list[Case]:
     width = draw.randint(3, 7)
     tied: Specs = [["dense", width, 5], ["dense", 5, 5], ["tied", 0], ["dense", width, 4], ["tied", 3]]
     twice: Specs = [*tied[:3], ["dense", width, 5], ["tied", 0]]
+    plain: Specs = [*layers[:2], ["tanh"], *layers[2:4], ["tanh"]]
     return _hidden(
         [
             layerwise_case("four", "values", layers, four, lead, seed),
             layerwise_case("back again", "values", layers, [1, 1, 0, 2, 2, 1, 1], [4], seed, dtype="float16"),
             layerwise_case("float32", "values", layers, four, [5], seed, dtype="float32"),
+            layerwise_case("layers without weights", "values", plain, [0, 0, 1, 0, 0, 2], [4], seed),
+            layerwise_case("in a tuple", "places", layers[:3], [0, 1, -1], [3], seed, in_tuple=True),
+            layerwise_case("whole numbers", "buffers", with_orders(layers[:4]), [0, 1, 1, 0], lead, seed),
             layerwise_case("running mean", "buffers", with_buffers(buffered), four, lead, seed),
             layerwise_case("two ties", "tied", tied, [0, 1, 1, 2, 3], [3], seed),
             layerwise_case("ties at home", "tied", tied, [1, 1, 1, 0, 0], [3], seed),
@@ -101,6 +106,8 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("buffers on their way", "watched-buffers", with_buffers(wide), 0, [2], seed),
             offload_case("late", "late", layers, draw.randint(0, 4), lead, seed),
             offload_case("buffers", "buffers", with_buffers(layers), draw.randint(0, 5), lead, seed),
+            offload_case("whole numbers", "buffers", with_orders(layers), draw.randint(0, 5), lead, seed),
+            offload_case("in a tuple", "extreme", layers, draw.randint(1, 6), lead, seed, in_tuple=True),
             offload_case("dropout", "dropout", with_dropout(layers), draw.randint(0, 6), lead, seed),
             offload_case("none", "extreme", layers, 0, lead, seed),
             offload_case("all", "extreme", layers, 7, lead, seed),
@@ -123,11 +130,13 @@ def _stage_cases(seed: int) -> list[Case]:
             stage_case("three", "values", 3, layers, three, lead, seed),
             stage_case("two", "values", 2, layers, two, [5], seed, dtype="float32"),
             stage_case("shapes", "shapes", 2, layers, two, lead, seed),
+            stage_case("shapes, four dimensions", "shapes", 2, layers, two, [2, 3, 2], seed),
             stage_case("shapes, three", "shapes", 3, layers, three, [2], seed),
             stage_case("inference", "no-grad", 3, layers, three, lead, seed),
             stage_case("crossed", "subgroup", 4, layers, two, lead, seed, groups=crossed),
             stage_case("alone", "values", 1, layers, [0, 6], lead, seed),
             stage_case("half the bytes", "values", 2, layers, two, [4], seed, dtype="bfloat16"),
+            stage_case("half the bytes, float16", "values", 2, layers, two, [4], seed, dtype="float16"),
             stage_case("transposed", "shapes", 3, columns, [0, 1, 2, 3], [3], seed),
         ]
     )

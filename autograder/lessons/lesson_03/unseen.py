@@ -21,6 +21,7 @@ def _indices_cases(seed: int) -> list[Case]:
     draw = Random(f"03/indices/{seed}")
     return [
         indices_case("unseen: many", draw.randint(90, 140), draw.randint(5, 9), seed),
+        indices_case("unseen: thousands", draw.randint(4500, 5000), draw.randint(3, 6), seed),
         indices_case("unseen: one short", 8 * 6 - 1, 8, seed),
         indices_case("unseen: fewer than ranks", 2, draw.randint(5, 9), seed),
         indices_case("unseen: nothing", 0, 3, seed),
@@ -98,6 +99,8 @@ def _overlap_cases(seed: int) -> list[Case]:
         net_case("unseen: two forwards, then two backwards", "values", 2, seed, ahead=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),
         net_case("unseen: accumulating", "no-sync", 3, seed, aside_in=draw.randint(1, 2), **sizes),
+        net_case("unseen: a layer used only in what was cleared", "no-sync", 2, seed, aside_in=0, **sizes),
+        net_case("unseen: accumulating alone", "no-sync", 1, seed, **sizes),
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
         net_case("unseen: unused everywhere", "unused", 2, seed, aside=[], earlier=True, **sizes),
         net_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE, **sizes),
@@ -113,6 +116,15 @@ def _tokens_cases(seed: int) -> list[Case]:
         tokens_case("unseen: three ranks", "values", counts[:3], seed, again=True),
         tokens_case("unseen: hundreds", "values", [draw.randint(257, 2000) for _ in range(2)], seed),
         tokens_case("unseen: four ranks", "values", counts, seed, each=draw.randint(7000, 9000)),
+        tokens_case(
+            "unseen: more than a million",
+            "millions",
+            [3, 3],
+            seed,
+            each=2**18,
+            dtype="float16",
+            loss_sum=40_000,
+        ),
         tokens_case("unseen: empty", "empty", [counts[0], 0, counts[1]], seed),
         tokens_case("unseen: pair", "subgroup", counts[:3], seed, groups=PAIR_AND_ONE, again=True),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,6 +13,8 @@ from labkit.checks.lesson_04.formulas import Setting, formula_case
 from labkit.checks.lesson_04.lists import forwards_first, lists_by_choice, one_at_a_time, random_lists
 from labkit.checks.lesson_04.schedules import schedule_case, turns_case
 from labkit.checks.lesson_04.splitting import split_case
+
+MANY = 70  # micro-batches: more than any bound on what is on its way
 
 
 def _unseen(case: Case) -> Case:
@@ -52,7 +54,7 @@ def _interleaved(seed: int) -> list[Case]:
     p = draw.randint(3, 6)
     remainder = [p, p * 2 + draw.randint(1, p - 1), 2]
     return [
-        schedule_case("unseen sizes", seed, sizes),
+        schedule_case("unseen sizes", seed, [*sizes, [2, 80, 2]]),
         schedule_case("unseen: a remainder", seed, [remainder], "refused"),
         schedule_case("unseen: your own in_turn", seed, sizes[:1], "own-parts"),
     ]
@@ -85,6 +87,7 @@ def _peak(seed: int) -> list[Case]:
         ("1f1b", p, draw.randint(1, p - 1), 1),
         ("interleaved", p, 4 * p, v),
         ("interleaved", p, p, v),
+        ("interleaved", p, 4 * p, v + 4),
         ("gpipe", p, 1, 1),
     ]
     return [formula_case("unseen sizes", seed, settings)]
@@ -101,12 +104,35 @@ def _widths(draw: Random, num_stages: int) -> list[list[int]]:
     return widths
 
 
+def _row(kind: str, stage: int, micro_batches: Iterable[int]) -> list[list[Any]]:
+    """One kind of action on a stage, micro-batch after micro-batch."""
+    return [[kind, stage, i] for i in micro_batches]
+
+
+def _wanted_last_first(m: int) -> list[list[Any]]:
+    """Two ranks that send all of their messages before the first of them is wanted."""
+    up, down = range(m), range(m - 1, -1, -1)
+    return [
+        [*_row("forward", 0, up), *_row("backward", 0, down)],
+        [*_row("forward", 1, down), *_row("backward", 1, up)],
+    ]
+
+
+def _ends_differently(m: int) -> list[list[Any]]:
+    """One rank with two stages, the last backward of each of which is another micro-batch's."""
+    up, down = range(m), range(m - 1, -1, -1)
+    forwards = [*_row("forward", 0, up), *_row("forward", 1, up)]
+    return [[*forwards, *_row("backward", 1, up), *_row("backward", 0, down)]]
+
+
 def _run(seed: int) -> list[Case]:
     draw = Random(f"04/run/{seed}")
 
-    def case(kind: str, lists: list[list[Any]], stages: int, sizes: list[int], told: str = "") -> Case:
+    def case(
+        kind: str, lists: list[list[Any]], stages: int, sizes: list[int], told: str = "", **more: Any
+    ) -> Case:
         widths = _widths(draw, stages)
-        params: dict[str, Any] = {"schedule": told or kind}
+        params: dict[str, Any] = {"schedule": told or kind, **more}
         if kind.startswith("tied"):
             widths[-1][-1] = widths[0][0]
             params["vocabulary"] = draw.randint(5, 12)
@@ -115,6 +141,8 @@ def _run(seed: int) -> list[Case]:
     m, b, again = draw.choice((5, 6, 7)), draw.randint(1, 3), draw.randint(0, 10**6)
     uneven = [draw.randint(1, 3), draw.randint(4, 6), draw.randint(1, 3), draw.randint(4, 6)]
     as_first = [*uneven[:3], uneven[0]]  # as many rows in the last micro-batch as in the first
+    widths = [[4, 6], [6], [6, 3]]
+    no_weights = run_case("few", seed, gpipe(3, 2), widths, [2] * 2, schedule="a stage without weights")
     cases = [
         case("gpipe", gpipe(3, m), 3, [b] * m),
         case("naive", one_at_a_time(2, 2, 5), 2, [b] * 5),
@@ -130,6 +158,11 @@ def _run(seed: int) -> list[Case]:
         case("tied-train", gpipe(3, 4), 3, [2] * 4),
         case("ready", random_lists(1, 3, 3, again), 3, [2] * 3, "a random order"),
         case("one-rank", gpipe(1, 4), 1, uneven, "one stage"),
+        case("any-schedule", _wanted_last_first(MANY), 2, [1] * MANY, "the last message wanted first"),
+        case("unequal", gpipe(2, 3), 2, [2, 3, 1], "sequences of 3, 1 and 4 tokens", lengths=[3, 1, 4]),
+        case("tied", one_at_a_time(2, 3, 3), 3, [2] * 3, "both halves on one rank"),
+        case("ready", _ends_differently(3), 2, [2] * 3, "other orders on other stages"),
+        _unseen(no_weights),
     ]
     return [*cases, *map(_unseen, (bad_lists_case(seed), foreign_stage_case(seed, _widths(draw, 3))))]
 

@@ -25,7 +25,7 @@ def _overlap(seed: int) -> list[Case]:
         overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths),
         overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]], steps=3),
         overlap_case(f"{PREFIX}one rank", "alone", 1, seed, widths, steps=3),
-        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [draw.randint(16, 24)] * 6),
+        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [draw.randint(16, 24)] * 6, steps=8),
     ]
 
 
@@ -33,6 +33,7 @@ def _waits(seed: int) -> list[Case]:
     draw = Random(f"10/waits/{seed}")
     return [
         waits_case(f"{PREFIX}steps", "steps", seed, draw.randint(5, 12), draw.randint(3, 9), 5),
+        waits_case(f"{PREFIX}steps in float32", "steps", seed, draw.randint(3, 6), dtype="float32"),
         waits_case(f"{PREFIX}two steps", "few", seed, 2),
         waits_case(
             f"{PREFIX}on cuda:1", "given", seed, draw.randint(2, 4), device=1, last_rows=draw.randint(2, 5)
@@ -41,12 +42,20 @@ def _waits(seed: int) -> list[Case]:
     ]
 
 
+def _long_ones_at_the_end(draw: Random, long: int = 80) -> list[int]:
+    """More documents than anybody shares out at once, and two of the four long ones come last of all."""
+    short = [draw.randint(2, 6) for _ in range(126)]
+    return [*short[:40], long, *short[40:90], long, *short[90:], long, long]
+
+
 def _documents(seed: int) -> list[Case]:
     draw = Random(f"10/unseen-documents/{seed}")
     return [
         documents_case(f"{PREFIX}three ranks", "balanced", 3, seed, drawn_lengths(draw, 3, 26)),
         documents_case(f"{PREFIX}four ranks", "balanced", 4, seed, drawn_lengths(draw, 2, 41, False)),
         documents_case(f"{PREFIX}some come twice", "balanced", 2, seed, [[17, 6, 25, 17, 11, 6]], twice=True),
+        documents_case(f"{PREFIX}seven alike", "balanced", 4, seed, [[20] * 7]),
+        documents_case(f"{PREFIX}many documents", "balanced", 4, seed, [_long_ones_at_the_end(draw)]),
         documents_case(f"{PREFIX}two documents", "few", 3, seed, [[12, 3], [5, 5]]),
         documents_case(
             f"{PREFIX}a pair and one", "subgroup", 3, seed, drawn_lengths(draw, 2, 9), groups=[[0, 2], [1]]
@@ -58,7 +67,10 @@ def _fast(seed: int) -> list[Case]:
     draw = Random(f"10/fast/{seed}")
     batches = [[draw.randint(2, 4), 8], [draw.randint(2, 4), 16], [1, 4]]
     about = {"batches": batches, "layers": draw.randint(1, 2)}
-    return [fast_case(f"{PREFIX}four ranks", "values", 4, seed, **about)]
+    return [
+        fast_case(f"{PREFIX}four ranks", "values", 4, seed, **about),
+        fast_case(f"{PREFIX}four steps", "measured", 4, seed, batches=[[2, 16]] * 4),
+    ]
 
 
 CASES: dict[str, Callable[[int], list[Case]]] = {

@@ -70,6 +70,7 @@ def _cut_cases(seed: int) -> list[Case]:
     settings = [(2 * ranks * size, ranks), (4 * size, 2), (2 * size, 1), (16 * size, 8)]
     return [
         cut_case("unseen: positions", "cut", settings, seed),
+        cut_case("unseen: chunks of one token", "cut", [(2 * ranks, ranks)], seed),
         cut_case("unseen: blocks", "blocks", settings, seed),
         cut_case("unseen: refused", "refused", [(2 * ranks * size + ranks, ranks)], seed),
         cut_case("unseen: refused alone", "refused", [(2 * size + 1, 1)], seed),
@@ -156,6 +157,7 @@ def _bytes_cases(seed: int) -> list[Case]:
         asked("ulysses", (700, 8, 8, 4), 8),
         asked("ring", (700, 8, 8, 4), 8),
         asked("Ring Attention", few, 2),
+        asked("star", few, 1),
     ]
     return [
         *cases,
@@ -171,8 +173,21 @@ def _gpt_cases(seed: int) -> list[Case]:
     more = {"vocabulary": vocabulary, "rows": rows, "tied": draw.random() < 0.5}
     shallow = {"layers": 1, "dtype": "float32", "apart": True}
     return [
-        gpt_case("unseen: cp 4", "values", 1, 4, 1, seed, sequence=8 * size, longest=8 * size + 3, **more),
-        gpt_case("unseen: dp 3, apart", "values", 3, 2, 1, seed, sequence=12, **shallow, **more),
+        gpt_case(
+            "unseen: cp 4",
+            "values",
+            1,
+            4,
+            1,
+            seed,
+            sequence=8 * size,
+            longest=8 * size + 3,
+            zeroed=True,
+            **more,
+        ),
+        gpt_case(
+            "unseen: dp 3, apart", "values", 3, 2, 1, seed, sequence=12, evaluated=True, **shallow, **more
+        ),
         gpt_case("unseen: cp 3, tp 2", "tensor", 1, 3, 2, seed, sequence=6 * size, longest=18, **more),
         gpt_case("unseen: dp 2, cp 2, tp 2", "tensor", 2, 2, 2, seed, sequence=4 * size, layers=1, **more),
         gpt_case("unseen: without targets", "without", 1, 3, 1, seed, sequence=6 * size, longest=18, **more),

@@ -30,6 +30,7 @@ from labkit.checks.lesson_02.small_layers import (
     error_of,
     follow_graph,
     named,
+    to_hand_over,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import LEARNING_RATE, is_refused, nbytes
@@ -76,10 +77,10 @@ def _stand_ins(rank: Rank) -> Iterator[devices.StandIns]:
         yield gpus
 
 
-def _made(rank: Rank, layers: Sequence[nn.Module]) -> nn.Module:
+def _made(rank: Rank, layers: list[nn.Module]) -> nn.Module:
     names = rank.params["devices"]
     told = names if rank.params.get("by_name") else [torch.device(name) for name in names]
-    return rank.student.LayerwiseModel(layers, told)
+    return rank.student.LayerwiseModel(to_hand_over(rank.case, layers), told)
 
 
 def use_layerwise_model(rank: Rank) -> None:
@@ -246,7 +247,9 @@ def _name(place: int) -> str:
 def layerwise_case(
     name: str, kind: str, layers: Specs, places: list[int], lead: list[int], seed: int, **params: Any
 ) -> Case:
-    """`layers` on devices cuda:places[i], the host for -1; x is [*lead, inputs of the first layer]."""
+    """`layers` on devices cuda:places[i], the host for -1; x is [*lead, inputs of the first layer]. in_tuple:
+    the layers are handed over in a tuple.
+    """
     given = {"layers": layers, "devices": [_name(place) for place in places], "lead": lead, **params}
     return Case(name, 1, given, seed, kind=kind)
 

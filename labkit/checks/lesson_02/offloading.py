@@ -44,6 +44,7 @@ from labkit.checks.lesson_02.small_layers import (
     equals,
     learn_side_by_side,
     named,
+    to_hand_over,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused
@@ -69,8 +70,9 @@ def _model_on_device(
         yield model, layers, gpu
 
 
-def _made(rank: Rank, layers: Sequence[nn.Module]) -> nn.Module:
-    return rank.student.OffloadedModel(layers, torch.device(_device(rank.case)), rank.params["resident"])
+def _made(rank: Rank, layers: list[nn.Module]) -> nn.Module:
+    handed = to_hand_over(rank.case, layers)
+    return rank.student.OffloadedModel(handed, torch.device(_device(rank.case)), rank.params["resident"])
 
 
 def _device(case: Case) -> str:
@@ -212,7 +214,9 @@ def parameters_stay(evidence: Watched) -> Iterator[Finding]:
 def offload_case(
     name: str, kind: str, layers: Specs, resident: int, lead: list[int], seed: int, **params: Any
 ) -> Case:
-    """`layers` on one device, of which the first `resident` stay there."""
+    """`layers` on one device, of which the first `resident` stay there. in_tuple: they are handed over in a
+    tuple.
+    """
     return Case(name, 1, {"layers": layers, "resident": resident, "lead": lead, **params}, seed, kind=kind)
 
 

@@ -92,6 +92,18 @@ class Scaled(Dense):
         return super().forward(x) * self.scale
 
 
+class Ordered(Dense):
+    """Dense, whose outputs come in another order: a constant buffer of whole numbers has it."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(inputs, outputs, dtype)
+        self.order: Tensor
+        self.register_buffer("order", torch.arange(outputs).flip(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).index_select(-1, self.order)
+
+
 class Dropping(Dense):
     """Dense, with dropout that it calls as a function: no module in it tells that it draws."""
 
@@ -136,6 +148,7 @@ DENSE: dict[str, type[Dense]] = {
     "hooked": Hooked,
     "columns": Columns,
     "scaled": Scaled,
+    "ordered": Ordered,
     "dropping": Dropping,
 }
 
@@ -143,7 +156,7 @@ DENSE: dict[str, type[Dense]] = {
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
-    Each is [a key of DENSE, inputs, outputs], ["counting", width], ["dropout", how likely],
+    Each is [a key of DENSE, inputs, outputs], ["counting", width], ["dropout", how likely], ["tanh"],
     ["tied", whose weight it has], ["mirrored", whose weight it has, under two names, and a key of DENSE for
     what stands beside it], ["again", which layer it is] or ["lookup", rows, width], whose input are whole
     numbers. The case's `frozen` names parameters ("2.weight") that are not trained, its `resting` the layers
@@ -160,6 +173,16 @@ def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = 
     return layers[first:last]
 
 
+def to_hand_over(case: Case, layers: list[nn.Module]) -> Sequence[nn.Module]:
+    """Layers as a case hands them to a model: in a list, or in a tuple where it says `in_tuple`."""
+    return tuple(layers) if case.params.get("in_tuple") else layers
+
+
+def with_orders(layers: Specs) -> Specs:
+    """The same layers, with a buffer of whole numbers in each that is dense."""
+    return [["ordered", *sizes] if kind == "dense" else [kind, *sizes] for kind, *sizes in layers]
+
+
 def layer_of(parameter: str) -> int:
     """The number of the layer that a parameter of the plain model ("2.weight") belongs to."""
     return int(parameter.partition(".")[0])
@@ -174,6 +197,8 @@ def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn
             layers.append(Counting(sizes[0], dtype))
         elif kind == "dropout":
             layers.append(nn.Dropout(sizes[0]))
+        elif kind == "tanh":
+            layers.append(nn.Tanh())
         elif kind == "lookup":
             layers.append(nn.Embedding(sizes[0], sizes[1], dtype=dtype))
         elif kind == "again":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import product
 
@@ -90,22 +91,39 @@ def _mean_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(torch.tanh(output), target)
 
 
+class _Saved:
+    """A tensor that a graph has saved for its backward, which lets it go."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
 class _Watch:
     """Sees each forward and backward of a net, of how many rows, and how many earlier graphs are there when
-    another forward begins.
+    another forward begins, and how many tensors that these have saved.
     """
 
     def __init__(self, net: nn.Module) -> None:
         self.passes: list[list[str | int]] = []
-        self.held = 0
+        self.held = self.saved = 0
+        self._kept: weakref.WeakSet[_Saved] = weakref.WeakSet()
         self._graphs: list[weakref.ref[Callable[[Tensor], None]]] = []
         net.register_forward_pre_hook(lambda *_: self._count())
         net.register_forward_hook(lambda _module, _arguments, output: self._note(output))
 
     def _count(self) -> None:
-        if self._alive() > 1:
+        if self._alive() > 1 or self._kept:
             gc.collect()
-        self.held = max(self.held, self._alive())
+        self.held, self.saved = max(self.held, self._alive()), max(self.saved, len(self._kept))
+
+    def saving(self) -> AbstractContextManager[object]:
+        """Inside, what graphs save is seen."""
+        return torch.autograd.graph.saved_tensors_hooks(self._keep, lambda saved: saved.tensor)
+
+    def _keep(self, tensor: Tensor) -> _Saved:
+        saved = _Saved(tensor.detach())
+        self._kept.add(saved)
+        return saved
 
     def _alive(self) -> int:
         return sum(graph() is not None for graph in self._graphs)
@@ -127,9 +145,10 @@ def _accumulate(rank: Rank) -> None:
 
     Answers: loss STEP, grad STEP.NAME. Facts: graph STEP, whether the loss that was returned holds one;
     passes STEP, each forward and backward in order, and of how many rows; held, the most graphs of earlier
-    micro-batches when another begins; changed STEP, whether what was handed over is; modes STEP, whether all
-    modules are in the mode in which they were. Recordings: plain, of a backward of one micro-batch; step
-    STEP. The case's `resting` names layers that are in evaluation mode.
+    micro-batches when another begins; saved, the most tensors that these have saved; changed STEP, whether
+    what was handed over is; modes STEP, whether all modules are in the mode in which they were. Recordings:
+    plain, of a backward of one micro-batch; step STEP. The case's `resting` names layers that are in
+    evaluation mode.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
@@ -146,13 +165,14 @@ def _accumulate(rank: Rank) -> None:
     for step in range(STEPS):
         handed, copies = (_to_hand_over(rank.case, given[step]) * _times(rank.case, step) for _ in range(2))
         modes = _modes(model)
-        with rank.recording(f"step {step}"):
+        with rank.recording(f"step {step}"), watch.saving():
             loss = rank.student.accumulate_gradients(model, handed, _mean_loss)
         rank.fact(f"modes {step}", _modes(model) == modes)
         rank.fact(f"graph {step}", isinstance(loss, Tensor) and loss.requires_grad)
         rank.fact(f"passes {step}", [*watch.passes])
         watch.passes.clear()
         rank.fact("held", watch.held)
+        rank.fact("saved", watch.saved)
         rank.fact(f"changed {step}", not _are_as_they_were(handed, copies))
         rank.answer(f"loss {step}", torch.as_tensor(loss).float())
         send_gradients_and_step(rank, net, step)
@@ -190,11 +210,15 @@ def _returns_the_mean(evidence: ReplicaEvidence) -> Iterator[Finding]:
 
 
 def _lets_go(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    """A graph may be there when the next forward begins, as in a loop whose variable still has its loss."""
+    """A graph may be there when the next forward begins, as in a loop whose variable still has its loss: its
+    backward has let go what it had saved.
+    """
     for answer in evidence.answers:
-        held = answer.facts["held"]
+        held, saved = answer.facts["held"], answer.facts["saved"]
         told = "the graph of one micro-batch at a time"
         yield Finding(held <= 1, told, f"{held} earlier ones when another began", answer.rank)
+        told = "nothing that one micro-batch saved for its backward there when the next begins"
+        yield Finding(saved == 0, told, f"{saved} tensors of earlier ones", answer.rank)
 
 
 def _leaves_what_it_is_handed(evidence: ReplicaEvidence) -> Iterator[Finding]:

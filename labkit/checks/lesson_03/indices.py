@@ -23,6 +23,8 @@ DRAWN_BEFORE = 3  # numbers that it has given by then
 ASKED = {"a": (0, 3), "b": (1, 3), "c": (0, 4), "again": (0, 3)}  # epoch, seed
 ENOUGH = 8  # samples: fewer may keep their order by chance
 MANY = 16  # samples: of so many, two orders are not the same turned round by chance
+THOUSANDS = 1000  # samples: of so many, each part of the order has some of each part of the samples
+PARTS = 5
 EPOCHS = 12
 
 
@@ -44,7 +46,7 @@ def _cases(seed: int) -> list[Case]:
 def _ask_for_shares(rank: Rank) -> None:
     """Facts: the shares of all ranks and the kinds of their elements, for each of ASKED; alone, all that a
     rank without others reads; epochs, the same of many epochs; elsewhere, the shares that another process
-    finds. Answer: random.
+    finds; after use, those that are found when the lists of before were emptied. Answer: random.
     """
     n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
     seed_generators(GLOBAL_SEED)
@@ -59,6 +61,15 @@ def _ask_for_shares(rank: Rank) -> None:
     rank.fact("epochs", [[int(i) for i in ask(n, 0, 1, epoch, ASKED["a"][1])] for epoch in range(EPOCHS)])
     with _texts_hash_otherwise(rank.student):
         rank.fact("elsewhere", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
+    for r in range(world):
+        _use_up(ask(n, r, world, *ASKED["a"]))
+    rank.fact("after use", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
+
+
+def _use_up(share: Sequence[int]) -> None:
+    """Empty a list, as its reader may do with what it was given."""
+    if isinstance(share, list):
+        share.clear()
 
 
 @contextmanager
@@ -165,6 +176,16 @@ def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:
         alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(enumerate(orders), 2) if _turned(x, y)]
         told = f"an order of its own in each of {EPOCHS} epochs, not one that begins elsewhere"
         yield Finding(not alike, told, f"the same: epochs {', '.join(alike[:3])}")
+    if n >= THOUSANDS:
+        yield _parts_are_mixed(facts["alone"])
+
+
+def _parts_are_mixed(order: Sequence[int]) -> Finding:
+    """Each part of the order has samples of each part of the data."""
+    size = max(1, -(-len(order) // PARTS))
+    seen = [len({i // size for i in order[first : first + size]}) for first in range(0, len(order), size)]
+    told = f"each fifth of the order with samples from all {PARTS} fifths of the data"
+    return Finding(seen == [PARTS] * PARTS, told, f"from {', '.join(map(str, seen))} of them")
 
 
 def _turned(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -189,6 +210,9 @@ def _same_everywhere(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(again, "the same for the same epoch and seed", "another order")
     elsewhere = answer.facts["a"] == answer.facts["elsewhere"]
     yield Finding(elsewhere, "the same in another process, where texts have another hash()", "another order")
+    used = answer.facts["a"] == answer.facts["after use"]
+    told = "the same again after the lists of the first time were emptied by whoever had asked for them"
+    yield Finding(used, told, "other samples")
     calls = [call for name in ASKED for call in calls_of(answer, name)]
     yield Finding(not calls, "no communication: every rank can work it out", calls_text(calls))
 

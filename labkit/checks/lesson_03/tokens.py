@@ -79,7 +79,7 @@ def _weigh(rank: Rank) -> None:
     case says `again`, another batch was weighed before, over all ranks.
 
     Answers: loss, grad (zeros where there is none). Facts: changed, whether the sum handed over was, or its
-    gradient; reached, whether there is a gradient.
+    gradient, or whether it keeps that now; reached, whether there is a gradient.
     """
     group, w = enter_group(rank), rank.inputs["w"].clone().requires_grad_()
     x = rank.inputs["x"]
@@ -92,7 +92,7 @@ def _weigh(rank: Rank) -> None:
         loss: Any = rank.student.token_weighted_loss(total, tokens, group)
         after = _with_gradient(total, w)
         loss.backward()
-    rank.fact("changed", not all(map(torch.equal, before, after)))
+    rank.fact("changed", total.retains_grad or not all(map(torch.equal, before, after)))
     rank.fact("reached", w.grad is not None)
     rank.answer("loss", loss)
     rank.answer("grad", torch.zeros_like(w) if w.grad is None else w.grad)
@@ -178,7 +178,9 @@ EXERCISE = Exercise(
     "03.token-weighted-loss",
     "Unequal numbers of tokens",
     ("token_weighted_loss",),
-    dict.fromkeys(("values", "empty", "subgroup"), Run(_weigh, _draw_rows, _hand_rows, TokenEvidence)),
+    dict.fromkeys(
+        ("values", "millions", "empty", "subgroup"), Run(_weigh, _draw_rows, _hand_rows, TokenEvidence)
+    ),
     _cases,
     (
         Property(
@@ -194,7 +196,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "Averaged over the ranks, the loss is the mean over all tokens",
-            on={"values": every(_averages("loss"), _leaves_the_sum_alone)},
+            on={"values": every(_averages("loss"), _leaves_the_sum_alone), "millions": _averages("loss")},
         ),
         Property(
             "communication",

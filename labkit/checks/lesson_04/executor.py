@@ -38,6 +38,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import stays_in_group
 
 Lists = list[list[Any]]
+MOST_TOLD = 12  # micro-batches whose sizes are told one by one: of more, all are alike
 PATIENCE = 40.0  # seconds: a deadlock is told much sooner, and a busy host must not cost points
 
 
@@ -45,9 +46,12 @@ def run_case(
     kind: str, seed: int, lists: Lists, widths: list[list[int]], sizes: list[int], **params: Any
 ) -> Case:
     """lists: the schedule, one list a rank of a pipeline. widths: of each stage's layers. sizes: of the
-    micro-batches. groups: several pipelines at once, each of so many ranks.
+    micro-batches. groups: several pipelines at once, each of so many ranks. lengths: of the sequences in each
+    micro-batch, where samples are sequences.
     """
-    told = f"{params.pop('schedule', kind)}, {len(widths)} stages, micro-batches of {sizes}"
+    many = f"{len(sizes)} micro-batches of {sizes[0]}"
+    batches = f"micro-batches of {sizes}" if len(sizes) <= MOST_TOLD else many
+    told = f"{params.pop('schedule', kind)}, {len(widths)} stages, {batches}"
     plain = [[list(action) for action in actions] for actions in lists]
     everything = {"lists": plain, "widths": widths, "sizes": sizes, **params}
     ranks = sum(map(len, params.get("groups", lists[:0]))) or len(lists)
@@ -310,17 +314,19 @@ RUN = Exercise(
             "unequal-micro-batches",
             "robustness",
             2,
-            "Micro-batches of different sizes count by their samples.",
-            "the mean of the micro-batches' means is not the mean over the samples",
+            "Micro-batches of different sizes count by their samples, whatever shape these have.",
+            "the mean of the micro-batches' means is not the mean over the samples, elements or tokens are"
+            " counted, or all messages have the shape of the first",
             {"unequal": LOSS_AND_GRADIENTS},
         ),
         Property(
             "few-micro-batches",
             "robustness",
             1,
-            "Fewer micro-batches than stages work, fewer stages than ranks, and a frozen stage.",
-            "a warm-up of p micro-batches is taken for granted, a stage on every rank, that each stage's"
-            " output has a graph, or that a frozen stage has no gradient to hand back",
+            "Fewer micro-batches than stages work, fewer stages than ranks, and a stage that is frozen or has"
+            " no weights.",
+            "a warm-up of p micro-batches is taken for granted, a stage on every rank, weights in each stage,"
+            " that each stage's output has a graph, or that a frozen stage has no gradient to hand back",
             {"few": LOSS_AND_GRADIENTS},
         ),
         Property(

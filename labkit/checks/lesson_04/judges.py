@@ -14,6 +14,7 @@ from labkit.checks.lesson_04.model import (
     input_width,
     last_stage,
     rank_with,
+    rows_of,
     stages_of,
 )
 from labkit.checks.shared.beside import STEPS, all_awaited, refused, same
@@ -159,7 +160,7 @@ def _messages_of(case: Case, rank: int) -> Iterator[tuple[str, int, int]]:
         for op, other in (("recv", stage - step), ("send", stage + step)):
             if 0 <= other <= last_stage(case) and rank_with(other, case, index) != rank:
                 width = input_width(case, max(other, stage))
-                yield op, BYTES * width * case.params["sizes"][i], rank_with(other, case, index)
+                yield op, BYTES * width * rows_of(case, 0)[i], rank_with(other, case, index)
 
 
 def _in_log_form(actions: Sequence[Action]) -> list[list[JSON]]:

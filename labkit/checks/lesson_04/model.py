@@ -1,9 +1,10 @@
 """The model that lesson 04's executor is tried with: uneven stages, biases, two losses.
 
 A case's params: "widths", one list of layer widths a stage; "sizes", the samples of each micro-batch;
-"vocabulary", where the first and the last stage share an embedding; "groups" where several pipelines run at
-once, all alike; "transposed" where stages give tensors whose memory is in another order; "frozen", names of
-parameters as `named_parameters` has them; "dtype" where it is not float64.
+"lengths" where samples are sequences, of those of each micro-batch; "vocabulary", where the first and the
+last stage share an embedding; "groups" where several pipelines run at once, all alike; "transposed" where
+stages give tensors whose memory is in another order; "frozen", names of parameters as `named_parameters` has
+them; "dtype" where it is not float64.
 
 Its inputs: every layer's weight and bias under "STAGE.LAYER.weight", the "embedding", and "x0", "y0", "x1",
 "y1", one whole batch for each step.
@@ -11,6 +12,7 @@ Its inputs: every layer's weight and bias under "STAGE.LAYER.weight", the "embed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,8 +38,8 @@ def dtype_of(case: Case) -> torch.dtype:
 
 
 class Stage(nn.Module):
-    """Linear layers with tanh between them; the first stage may look tokens up, the last may score them. Half
-    of it in evaluation mode.
+    """Linear layers with tanh between them, or tanh alone; the first stage may look tokens up, the last may
+    score them. Half of it in evaluation mode.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], is_last: bool, transposed: bool) -> None:
@@ -54,6 +56,7 @@ class Stage(nn.Module):
             x = layer(x)
             if not (self.is_last and index == len(self.layers) - 1):
                 x = torch.tanh(x)
+        x = x if self.layers else torch.tanh(x)
         x = x if self.head is None else F.linear(x, self.head)
         x = x if self.training else x / 2
         return x.t().contiguous().t() if self.transposed else x
@@ -104,10 +107,10 @@ def _linears(stage: int, widths: Sequence[int], inputs: Inputs) -> Iterator[nn.L
 
 
 def loss_fn(case: Case, output: Tensor, target: Tensor) -> Tensor:
-    """The mean over the samples."""
+    """The mean over the samples. A sample's own is the sum over all that it has, tokens too."""
     if "vocabulary" in case.params:
         return F.cross_entropy(output, target)
-    return (output - target).square().sum(-1).mean()
+    return (output - target).square().flatten(1).sum(-1).mean()
 
 
 def sizes_of(case: Case, step: int) -> list[int]:
@@ -116,14 +119,28 @@ def sizes_of(case: Case, step: int) -> list[int]:
     return [size + step for size in (reversed(sizes) if step else sizes)]
 
 
+def leading_shape(case: Case, step: int, i: int) -> list[int]:
+    """The shape of a step's micro-batch at any stage, without its features: samples, and perhaps tokens."""
+    return [sizes_of(case, step)[i], *case.params.get("lengths", [])[i : i + 1]]
+
+
+def rows_of(case: Case, step: int) -> list[int]:
+    """Of each micro-batch of a step: its samples, or all of their tokens."""
+    return [math.prod(leading_shape(case, step, i)) for i in range(len(case.params["sizes"]))]
+
+
 def micro_batches(case: Case, inputs: Inputs, step: int) -> list[tuple[Tensor, Tensor]]:
     """The batch of a step in its sizes; NaN (or token 0) in place of what is not among the inputs."""
-    x, y = (half.split(sizes_of(case, step)) for half in whole_batch(case, inputs, step))
-    return [(a.clone(), b.clone()) for a, b in zip(x, y, strict=True)]
+    x, y = (half.split(rows_of(case, step)) for half in whole_batch(case, inputs, step))
+    shapes = [leading_shape(case, step, i) for i in range(len(x))]
+    return [
+        (a.unflatten(0, shape).clone(), b.unflatten(0, shape).clone())
+        for a, b, shape in zip(x, y, shapes, strict=True)
+    ]
 
 
 def whole_batch(case: Case, inputs: Inputs, step: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a step; NaN (or token 0) in place of what is not among the inputs."""
+    """Inputs and targets of a step, row by row; NaN (or token 0) in place of what is not among the inputs."""
     widths = case.params["widths"]
     x, y = (
         inputs[name] if name in inputs else _blank(case, width, step)
@@ -137,10 +154,10 @@ def _in_dtype(case: Case, tensor: Tensor) -> Tensor:
 
 
 def _blank(case: Case, width: int, step: int) -> Tensor:
-    samples = sum(sizes_of(case, step))
+    rows = sum(rows_of(case, step))
     if "vocabulary" in case.params:
-        return torch.zeros(samples, dtype=torch.long)
-    return torch.full((samples, width), float("nan"), dtype=DTYPE)
+        return torch.zeros(rows, dtype=torch.long)
+    return torch.full((rows, width), float("nan"), dtype=DTYPE)
 
 
 def draw_model(case: Case, generator: torch.Generator) -> Inputs:
@@ -156,14 +173,14 @@ def draw_model(case: Case, generator: torch.Generator) -> Inputs:
             drawn[f"{stage}.{index}.weight"] = normal(next_wide, wide) / wide**0.5
             drawn[f"{stage}.{index}.bias"] = normal(next_wide) / 2
     for step in range(STEPS):
-        samples = sum(sizes_of(case, step))
+        rows = sum(rows_of(case, step))
         if "vocabulary" in case.params:
             for name in (f"x{step}", f"y{step}"):
-                drawn[name] = torch.randint(case.params["vocabulary"], (samples,), generator=generator)
+                drawn[name] = torch.randint(case.params["vocabulary"], (rows,), generator=generator)
         else:
             drawn[f"x{step}"], drawn[f"y{step}"] = (
-                normal(samples, widths[0][0]),
-                normal(samples, widths[-1][-1]),
+                normal(rows, widths[0][0]),
+                normal(rows, widths[-1][-1]),
             )
     if "vocabulary" in case.params:
         drawn["embedding"] = normal(case.params["vocabulary"], widths[0][0]) / 2
@@ -183,7 +200,9 @@ def hand_own_stages(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 class WholeModel(nn.Module):
-    """All stages in one process: inputs and targets [samples, ...] -> the mean loss."""
+    """All stages in one process: inputs and targets [rows, ...], and how many samples these rows are -> the
+    mean loss.
+    """
 
     def __init__(self, case: Case, inputs: Inputs) -> None:
         super().__init__()
@@ -191,10 +210,10 @@ class WholeModel(nn.Module):
         self.numbered = build_stages(case, inputs, range(len(case.params["widths"])))
         self.stages = nn.ModuleList(self.numbered.values())
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+    def forward(self, x: Tensor, target: Tensor, samples: Tensor) -> Tensor:
         for stage in self.stages:
             x = stage(x)
-        return loss_fn(self.case, x, target)
+        return loss_fn(self.case, x, target) * (len(target) / int(samples))
 
 
 @dataclass(frozen=True)
@@ -207,7 +226,10 @@ class PipelineEvidence(Evidence):
         ("trained.NAME"), with NAME as in `named_parameters`.
         """
         whole, seat = WholeModel(self.case, self.inputs), PlainSeat()
-        batches = [whole_batch(self.case, self.inputs, step) for step in range(STEPS)]
+        batches = [
+            (*whole_batch(self.case, self.inputs, step), torch.tensor(sum(sizes_of(self.case, step))))
+            for step in range(STEPS)
+        ]
         observe(seat, whole, batches[0], named=lambda _: named_parameters(whole.numbered))
         train(seat, whole, batches, named=lambda _: named_parameters(whole.numbered))
         return seat.tensors

@@ -18,10 +18,10 @@ from labkit.checks.lesson_04.model import (
     dtype_of,
     input_width,
     last_stage,
+    leading_shape,
     loss_fn,
     micro_batches,
     named_parameters,
-    sizes_of,
     stages_of,
 )
 from labkit.checks.rank import Rank
@@ -250,14 +250,13 @@ def make_part(
     rank: Rank, stages: dict[int, Stage], step: int, watch: Watch, ready: Callable[[int], None] = nobody
 ) -> PipelinePart:
     """What the student's executor is handed."""
-    sizes = sizes_of(rank.case, step)
     return PipelinePart(
         stages={number: WatchedStage(stage, number, watch) for number, stage in stages.items()},
         num_stages=last_stage(rank.case) + 1,
         micro_batches=micro_batches(rank.case, rank.inputs, step),
         loss_fn=partial(loss_fn, rank.case),
         empty_input=lambda stage, i: torch.empty(
-            sizes[i], input_width(rank.case, stage), dtype=dtype_of(rank.case)
+            *leading_shape(rank.case, step, i), input_width(rank.case, stage), dtype=dtype_of(rank.case)
         ),
         tied=_tied(rank, stages),
         gradients_ready=ready,

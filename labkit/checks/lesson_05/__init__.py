@@ -39,7 +39,9 @@ MEASUREMENTS = ("measured", "measured-data", "measured-buffer")
 
 
 def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: object) -> Case:
-    """One function to be checkpointed: a kind of `recomputing.RUNS`."""
+    """One function to be checkpointed: a kind of `recomputing.RUNS`. zeros: the gradient that backward starts
+    from is 0.
+    """
     sizes = {"rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, ranks, sizes, seed, kind=kind)
 
@@ -79,7 +81,9 @@ def _checkpoint_cases(seed: int) -> list[Case]:
 
 
 def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **params: object) -> Case:
-    """A chain of layers in so many segments. frozen: the numbers of layers whose parameters are."""
+    """A chain of layers in so many segments. frozen: the numbers of layers whose parameters are. bare: those
+    of layers that have none.
+    """
     sizes = {"layers": layers, "segments": segments, "rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
@@ -177,7 +181,9 @@ EXERCISES = [
                 "The second run draws the same random numbers, and the stream goes on as if there had been"
                 " none",
                 "the generator's state is not taken before the first run, or not put back after the second",
-                {"dropout": as_plain("output", "input_grad", "grad", "next_random")},
+                dict.fromkeys(
+                    ("dropout", "own-dropout"), as_plain("output", "input_grad", "grad", "next_random")
+                ),
             ),
             Property(
                 "autocast",

@@ -36,12 +36,26 @@ class _Layer(nn.Module):
         return out if self.training else out / 2
 
 
+class _Bare(nn.Module):
+    """tanh(x), with neither parameters nor buffers."""
+
+    def __init__(self, index: int, log: list[int]):
+        super().__init__()
+        self.index, self.log = index, log
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(self.index)
+        return torch.tanh(x)
+
+
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
     """The first has a hook, as libraries add them; every third one is in evaluation mode; those that the case
     says are frozen.
     """
-    sizes = case.params["width"], case.params["inner"]
-    layers = nn.ModuleList(_Layer(i, *sizes, log) for i in range(case.params["layers"])).double()
+    sizes, bare = (case.params["width"], case.params["inner"]), case.params.get("bare", ())
+    layers = nn.ModuleList(
+        _Bare(i, log) if i in bare else _Layer(i, *sizes, log) for i in range(case.params["layers"])
+    ).double()
     layers.load_state_dict({n.removeprefix("full."): t for n, t in inputs.items() if n.startswith("full.")})
     layers[0].register_forward_hook(lambda layer, args, out: out * 1.5)
     for layer in layers[1::3]:
@@ -52,7 +66,7 @@ def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Parameters "full.NAME" of all layers, x and grad_output [rows, width]."""
+    """Parameters "full.NAME" of all layers that have some, x and grad_output [rows, width]."""
 
     def draw(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64)
@@ -63,6 +77,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     found = {
         f"full.{index}.{name}": draw(*shape) / shape[-1] ** 0.5
         for index in range(case.params["layers"])
+        if index not in case.params.get("bare", ())
         for name, shape in zip(names, shapes, strict=True)
     }
     return found | {name: draw(rows, width) for name in ("x", "grad_output")}

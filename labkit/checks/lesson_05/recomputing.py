@@ -33,6 +33,7 @@ from labkit.checks.lesson_05.subjects import (
     with_batch_norm,
     with_deep_batch_norm,
     with_dropout,
+    with_its_own_dropout,
     with_mask,
     x_as_data,
 )
@@ -284,6 +285,7 @@ RUNS: Mapping[str, Run] = {
     "measured-data": _run(_measured, Recipe(args=x_as_data)),
     "measured-buffer": _run(_measured, Recipe(with_mask)),
     "dropout": _run(_once, Recipe(with_dropout)),
+    "own-dropout": _run(_once, Recipe(with_its_own_dropout)),
     "autocast": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16)),
     "half": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.float16)),
     "single": _run(_once, Recipe(dtype=torch.float32)),

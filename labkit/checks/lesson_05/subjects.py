@@ -61,6 +61,13 @@ class _Noise(nn.Dropout):
         return nn.functional.dropout(x, self.p, training=True)
 
 
+class _Dropping(nn.Sequential):
+    """Dropout of what its layers give, for which no module of it stands."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.4, self.training)
+
+
 class _InFull(nn.Linear):
     """A layer that autocast is kept out of."""
 
@@ -104,6 +111,11 @@ def with_dropout(width: int, inner: int) -> nn.Module:
     """The MLP with dropout in two places, in one of them in evaluation too."""
     first, gelu, last = _mlp(width, inner).children()
     return nn.Sequential(first, nn.Dropout(0.4), gelu, last, _Noise(0.2))
+
+
+def with_its_own_dropout(width: int, inner: int) -> nn.Module:
+    """The MLP with dropout at its end, by a function."""
+    return _Dropping(*_mlp(width, inner).children())
 
 
 def in_part_in_full(width: int, inner: int) -> nn.Module:
@@ -193,7 +205,10 @@ class Recipe:
         args, result = self.args(handed), case.params.get("result", 0)
         in_a_row = case.params.get("in_a_row", 1)
         function = module.__call__ if case.params.get("no_module") else module
-        return Subject(function, args, module, handed["grad_output"], result, self.autocast, in_a_row)
+        grad_output = handed["grad_output"]
+        if case.params.get("zeros"):
+            grad_output = torch.zeros_like(grad_output)
+        return Subject(function, args, module, grad_output, result, self.autocast, in_a_row)
 
     def _empty(self, case: Case) -> nn.Module:
         return self.module(case.params["width"], case.params["inner"])

@@ -112,6 +112,7 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         _row(0, 100, [[0, 40], [50, 80]], [[30, 90, 60]]),
         _row(0, 60, [[0, 50]], [[10, 55, 20]]),
         _row(0, 50, [[0, 10]], [[10, 40, 30], [15, 35, 15]]),
+        _row(0, 50, [[0, 10]], [[10, 40, 15], [10, 40, 35]]),
     ]
     several = [_drawn(draw, 0, 300) for _ in range(5)]
     outside = [

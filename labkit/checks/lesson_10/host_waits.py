@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from labkit.checks.shared.beside import nbytes, same
 BYTES_EACH = 2**22
 LINK = 1e9  # bytes a second between host and device
 SLOW_COPIES = 1.2  # seconds that all copies take on a slow link: far longer than the host needs for the steps
-SMALL = {"rows": 4, "width": 2}
+SMALL: dict[str, Any] = {"rows": 4, "width": 2}
 KERNELS = 0.002  # seconds that the layers' kernels take forward
 
 
@@ -36,12 +37,14 @@ def waits_case(
     learning_rate: float = USUAL_RATE,
     device: int = 0,
     last_rows: int | None = None,
+    dtype: str = "float64",
 ) -> Case:
     """A small net on one stand-in device of two, `steps` batches from the host. last_rows: of the last batch,
-    where it has fewer than the others.
+    where it has fewer than the others. dtype: of weights and batches.
     """
     params = {"steps": steps, "rows": rows, "width": width, "learning_rate": learning_rate, "device": device}
-    return Case(name, 1, params | {"last_rows": rows if last_rows is None else last_rows}, seed, kind=kind)
+    more = {"last_rows": rows if last_rows is None else last_rows, "dtype": dtype}
+    return Case(name, 1, params | more, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
@@ -59,9 +62,14 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """x: [steps, rows, width]; y: [steps, rows, 1]."""
     steps, rows, width = (case.params[name] for name in ("steps", "rows", "width"))
     return {
-        "x": torch.randn(steps, rows, width, generator=generator, dtype=torch.float64),
-        "y": torch.randn(steps, rows, 1, generator=generator, dtype=torch.float64),
+        "x": torch.randn(steps, rows, width, generator=generator, dtype=dtype_of(case)),
+        "y": torch.randn(steps, rows, 1, generator=generator, dtype=dtype_of(case)),
     }
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """Of weights and batches."""
+    return {"float64": torch.float64, "float32": torch.float32}[case.params["dtype"]]
 
 
 def _batches(case: Case, inputs: Inputs) -> list[tuple[Tensor, Tensor]]:
@@ -82,7 +90,7 @@ def net_of(case: Case) -> nn.Sequential:
     torch.manual_seed(case.seed + 3)
     width = case.params["width"]
     layers = [nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, 1)]
-    return nn.Sequential(*layers).double()
+    return nn.Sequential(*layers).to(dtype_of(case))
 
 
 def _train(rank: Rank) -> None:
@@ -113,7 +121,7 @@ def _train(rank: Rank) -> None:
         gpus.synchronize()
         for name, parameter in net.named_parameters():
             rank.answer(f"trained.{name}", parameter.cpu())
-    send_losses(rank, losses, torch.float64)
+    send_losses(rank, losses, dtype_of(rank.case))
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class OnTheHost(Evidence):
             sgd_step(net, loss, self.case.params["learning_rate"])
             losses.append(loss.item())
         weights = {name: parameter.detach() for name, parameter in net.named_parameters()}
-        return weights, torch.tensor(losses, dtype=torch.float64)
+        return weights, torch.tensor(losses, dtype=dtype_of(self.case))
 
 
 def _numbers(evidence: OnTheHost) -> Iterator[Finding]:

@@ -35,13 +35,16 @@ USUAL: Mapping[str, Any] = {
     "tied": True,
     "by_hand": False,
     "apart": False,
+    "evaluated": False,
+    "zeroed": False,
 }
 
 
 def gpt_case(name: str, kind: str, dp: int, cp: int, tp: int, seed: int, **params: Any) -> Case:
     """A job of dp x cp x tp ranks, neighbours along tp. rows: of each replica. longest: of the model's
     sequences. dtype: of the model, float64 where none is said. by_hand: the head is tied, and the config
-    does not say so. apart: neighbours are along dp before cp.
+    does not say so. apart: neighbours are along dp before cp. evaluated: the whole model is handed over in
+    evaluation mode. zeroed: between steps gradients become zeros, not None.
     """
     settings = {**USUAL, "sizes": {"dp": dp, "cp": cp, "tp": tp}, **params}
     own = kind == "own-parts"

@@ -52,15 +52,21 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """logits [ranks, b, c, V] and targets [ranks, b, c], of which each rank ignores another number."""
+    """logits [ranks, b, c, V] and targets [ranks, b, c], of which each rank ignores another number; later
+    [ranks, b, c], the same targets, of which the last rank of each group has one less.
+    """
     b, c, vocabulary = case.params["shape"]
     targets = torch.randint(vocabulary, (case.ranks, b * c), generator=generator)
     for rank in range(case.ranks):
         number = b * c if rank in case.params["without"] else (3 * rank + 1) % (b * c)
         targets[rank, torch.randperm(b * c, generator=generator)[:number]] = case.params["ignore"]
+    later = targets.clone()
+    for *_, last in groups_of(case):
+        later[last, (targets[last] != case.params["ignore"]).nonzero()[:1]] = case.params["ignore"]
     return {
         "logits": drawn(case, generator, case.ranks, b, c, vocabulary, scale=case.params["scale"]),
         "targets": targets.view(case.ranks, b, c),
+        "later": later.view(case.ranks, b, c),
     }
 
 
@@ -71,10 +77,15 @@ class WholeLoss(Evidence):
     @cached_property
     def references(self) -> list[tuple[Tensor, Tensor, int]]:
         """For each group: the loss, the gradient of its logits [members, b, c, V], the number of targets."""
-        return [self._reference(members) for members in groups_of(self.case)]
+        return [self._reference(members, "targets") for members in groups_of(self.case)]
 
-    def _reference(self, members: list[int]) -> tuple[Tensor, Tensor, int]:
-        targets, ignore = self.inputs["targets"][members], self.case.params["ignore"]
+    @cached_property
+    def later(self) -> list[tuple[Tensor, Tensor, int]]:
+        """The same of the later targets."""
+        return [self._reference(members, "later") for members in groups_of(self.case)]
+
+    def _reference(self, members: list[int], which: str) -> tuple[Tensor, Tensor, int]:
+        targets, ignore = self.inputs[which][members], self.case.params["ignore"]
         logits = self.inputs["logits"][members].clone().requires_grad_()
         exact = logits if logits.dtype == torch.float64 else logits.float()
         count = int((targets != ignore).sum())
@@ -85,8 +96,8 @@ class WholeLoss(Evidence):
 
 
 def _lose(rank: Rank) -> None:
-    """Answers loss, evaluated, without a graph, and grad, of a second backward of the same graph; recordings
-    forward and backward, that one. Fact changed.
+    """Answers loss, evaluated, of the later targets and without a graph, and grad, of a second backward of
+    the same graph; recordings forward and backward, that one. Fact changed.
     """
     group, ignore = enter_group(rank), rank.params["ignore"]
     given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
@@ -101,22 +112,24 @@ def _lose(rank: Rank) -> None:
             (WEIGHT * loss).backward()
     rank.answer("grad", logits.grad)
     with torch.no_grad():
-        rank.answer("evaluated", rank.student.sharded_loss(logits.detach(), targets, group, **more))
-    tell_changed(rank, {"logits": logits.detach(), "targets": targets})
+        rank.answer("evaluated", rank.student.sharded_loss(logits.detach(), given["later"], group, **more))
+    tell_changed(rank, given | {"logits": logits.detach()})
 
 
 def _copies(inputs: Inputs) -> Inputs:
     return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
-def _is_the_mean(evidence: WholeLoss, answer: RankAnswer, name: str = "loss") -> Finding:
+def _is_the_mean(evidence: WholeLoss, answer: RankAnswer) -> Finding:
     loss, _, count = evidence.references[place_of(evidence.case, answer.rank).index]
     told = f"the mean over the {count} targets of all ranks" if count else "0 where nobody has a target"
-    return same(told, loss, answer, name)
+    return same(told, loss, answer, "loss")
 
 
 def _mean_without_graph(evidence: WholeLoss, answer: RankAnswer) -> Finding:
-    return _is_the_mean(evidence, answer, "evaluated")
+    loss, _, count = evidence.later[place_of(evidence.case, answer.rank).index]
+    told = f"in a later call without a graph, the mean over its {count} targets" if count else "0 without any"
+    return same(told, loss, answer, "evaluated")
 
 
 def _nothing_rounded(evidence: WholeLoss, answer: RankAnswer) -> Finding:

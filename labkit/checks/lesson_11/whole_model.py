@@ -63,6 +63,7 @@ def _train(rank: Rank) -> None:
     one sequence, of another length; and after it again, on the shortest sequence: answer shortest.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
+    full.train(not rank.params["evaluated"])
     given, (context, tensor, batch) = _held(full), _groups(rank)
     gc.collect()  # a model of an earlier case may hold itself: its memory would count as there before
     before_it = storages()
@@ -72,7 +73,7 @@ def _train(rank: Rank) -> None:
     other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
     _evaluate(rank, model, max(SHORTEST, rank.inputs["ids"].shape[-1] - 2))
     for step in range(STEPS):
-        model.zero_grad()
+        model.zero_grad(set_to_none=not rank.params["zeroed"])
         with rank.recording("forward"):
             loss = model.loss(rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone())
         with rank.recording("backward"):
