@@ -22,7 +22,7 @@ _PIECE = re.compile(r"__[A-Za-z]+(_[A-Za-z]+)*_?|_?([A-Za-z]+_)*[A-Za-z]+__")  #
 _DEEPEST = 20  # expressions inside one another
 _ALSO_WORDS = {"entries", "modules", "_C"}  # of ATTRIBUTES: in a sentence these are words like any others
 _LABKITS = {"record", "checks", "launch"}  # what of labkit leads to the check's own objects
-_ASKED_OF = {*LOOKS_UP, "hasattr", "isinstance", "issubclass", "cast"}  # keep nothing of what they are given
+ASKED_OF = {*LOOKS_UP, "hasattr", "isinstance", "issubclass", "cast"}  # keep nothing of what they are given
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -230,7 +230,7 @@ def _read_next(node: ast.AST, own: frozenset[str]) -> tuple[list[ast.AST], froze
     match node:
         case ast.Attribute(value=ast.Name()) | ast.Expr(value=ast.Name()):
             return [], own
-        case ast.Call(func=func, args=[ast.Name(), *rest]) if _is_one_of(func, _ASKED_OF):
+        case ast.Call(func=func, args=[ast.Name(), *rest]) if _is_one_of(func, ASKED_OF):
             return [*rest, *node.keywords], own
         case ast.Call(func=ast.Name(), args=args, keywords=keywords):
             return [*args, *keywords], own

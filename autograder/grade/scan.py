@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from autograder.grade.detours import detours, handed_on, is_module, looks_up_a_class
+from autograder.grade.detours import ASKED_OF, detours, handed_on, is_module, looks_up_a_class
 from autograder.grade.watched_names import (
     ATTRIBUTES,
     BY_ANY_NAME,
@@ -102,8 +102,8 @@ def scan(
     cells = dict(known or {})
     cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
     clues = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
-    imported = _merged(each.imported for each in clues.values())
     renamed = _merged(each.renamed for each in clues.values())
+    imported = _with_modules(_merged(each.imported for each in clues.values()), renamed)
     bound = {name for each in clues.values() for name in each.bound}
     never_else = {} if "*" in imported else {n: full for n, full in imported.items() if n not in bound}
     flags = []
@@ -114,6 +114,18 @@ def scan(
                 text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
                 flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why)))
     return list(dict.fromkeys(flags))
+
+
+def _with_modules(imported: Names, renamed: Names) -> Names:
+    """With the names that modules were assigned to: `m = torch.nn.functional` is as an import of it."""
+    while True:
+        fulls = {
+            name: [f for chain in chains for f in _full(chain, imported)] for name, chains in renamed.items()
+        }
+        more = _merged([imported, {n: [f for f in found if is_module(f)] for n, found in fulls.items()}])
+        if more == imported:
+            return imported
+        imported = more
 
 
 def _reasons(
@@ -168,6 +180,7 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     yield from (Clue(line, why) for line, why in dict.fromkeys(detours(statement)))
     yield from (Clue(line, chain=name, use="handed") for name, line in handed_on(statement).items())
     nodes = [*ast.walk(statement)]
+    yield from (Clue(node.lineno, chain=_chain(node), use="handed") for node in _handed_chains(nodes))
     methods = {node.func for node in nodes if isinstance(node, ast.Call)}
     read_from = {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)}
     dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
@@ -199,6 +212,23 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
                         yield Clue(line, chain=chain, use="made")
             case ast.ClassDef(bases=bases):
                 yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := _chain(base)))
+
+
+def _handed_chains(nodes: Sequence[ast.AST]) -> Iterator[ast.Attribute]:
+    """Dotted names that are used as values, each of which may be a module: `[torch.nn][0]`. One that a name
+    of a function's or of the cell's is given to is passed over, as that stands for it from then on.
+    """
+    passed: set[ast.AST] = {node.value for node in nodes if isinstance(node, ast.Attribute)}
+    passed |= {node.func for node in nodes if isinstance(node, ast.Call)}
+    of_classes = {each for node in nodes if isinstance(node, ast.ClassDef) for each in node.body}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name()], value=value) if node not in of_classes:
+                passed.add(value)
+            case ast.Call(func=ast.Name(id=name), args=asked) if name in ASKED_OF:
+                passed |= {*asked}
+    chains = (node for node in nodes if isinstance(node, ast.Attribute) and _chain(node))
+    yield from (node for node in chains if isinstance(node.ctx, ast.Load) and node not in passed)
 
 
 def _reads_modules(node: ast.AST) -> bool:

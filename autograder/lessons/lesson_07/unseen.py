@@ -14,12 +14,13 @@ from labkit.checks.lesson_07.initial import initial_case
 from labkit.checks.lesson_07.kept_bytes import bytes_cases
 from labkit.checks.lesson_07.loss import loss_case
 from labkit.checks.lesson_07.pair import pair_case
-from labkit.checks.lesson_07.products import products_case
+from labkit.checks.lesson_07.products import LARGE, WEIGHTS, products_case
 from labkit.checks.lesson_07.streams import streams_case
 from labkit.checks.lesson_07.whole_model import gpt_case
 
 PAIR_AND_ONE = [[0, 2], [1]]
 NEIGHBOURS = [[2, 3], [0, 1]]
+EVERY_OTHER = [[0, 2], [1, 3]]
 
 
 def _attention_cases(seed: int) -> list[Case]:
@@ -70,11 +71,22 @@ def _loss_cases(seed: int) -> list[Case]:
         loss_case(
             "unseen: float32", "values", 2, seed, **shape | {"batch": 4}, vocabulary=2 * rows, dtype="float32"
         ),
+        loss_case("unseen: a token a sequence", "values", 2, seed, batch=4, sequence=1, vocabulary=2 * rows),
         loss_case("unseen: one short", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1, dtype="float32"),
         loss_case("unseen: one more", "uneven", 4, seed, **shape, vocabulary=4 * rows + 1),
         loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
         loss_case(
             "unseen: smoothed", "smoothed", 3, seed, **shape, vocabulary=3 * rows - 1, label_smoothing=smooth
+        ),
+        loss_case(
+            "unseen: large, smoothed",
+            "smoothed",
+            3,
+            seed,
+            **shape,
+            vocabulary=3 * rows,
+            scale=900.0,
+            label_smoothing=0.1,
         ),
         loss_case("unseen: large", "large", 4, seed, **shape, vocabulary=4 * rows, scale=2000.0),
         loss_case("unseen: first rank", "owner", 3, seed, **shape, vocabulary=3 * rows, owner=0),
@@ -123,7 +135,7 @@ def _pair_cases(seed: int) -> list[Case]:
         pair_case("unseen: four dimensions", "values", 2, seed, [*shape, 2]),
         pair_case("unseen: views", "layout", 3, seed, [2, *shape[1:]]),
         pair_case("unseen: uneven", "uneven", 3, seed, [2, 2 * shape[1] + 1, 3]),  # two ranks could divide it
-        pair_case("unseen: pairs", "subgroup", 4, seed, shape, groups=[[0, 2], [1, 3]]),
+        pair_case("unseen: pairs", "subgroup", 4, seed, shape, groups=EVERY_OTHER),
         pair_case("unseen: neighbours", "subgroup", 4, seed, shape, groups=NEIGHBOURS),
         pair_case("unseen: alone", "values", 1, seed, shape),
     ]
@@ -136,6 +148,9 @@ def _products_cases(seed: int) -> list[Case]:
         products_case("unseen: three ranks", "values", 3, seed, **shape | {"batch": 1}, sequence=6),
         products_case("unseen: without bias", "bare", 3, seed, **shape, sequence=9, bias=False),
         products_case("unseen: first layer", "first-layer", 3, seed, **shape, sequence=6),
+        products_case("unseen: biases alone are trained", "first-layer", 2, seed, **shape, frozen=WEIGHTS),
+        products_case("unseen: kept, without bias", "kept", 2, seed, **LARGE, bias=False),
+        products_case("unseen: kept of a first layer", "kept", 2, seed, **LARGE, first_layer=True),
         products_case("unseen: neighbours", "subgroup", 4, seed, **shape, groups=NEIGHBOURS),
         products_case("unseen: alone", "values", 1, seed, **shape),
     ]
@@ -151,6 +166,9 @@ def _block_cases(seed: int) -> list[Case]:
         ),
         block_case("unseen: kept", "kept", 4, seed, batch=3, hidden=96, sequence=64),
         block_case("unseen: kept, divided", "kept", 2, seed, hidden=144, sequence=64, sequence_parallel=True),
+        block_case(
+            "unseen: kept, in 16 bits", "kept", 2, seed, batch=8, hidden=192, sequence=64, dtype="bfloat16"
+        ),
         block_case("unseen: dropout", "dropout", 4, seed, heads=8, hidden=24, dropout=0.5, sequence=16),
         block_case("unseen: own parts", "own-parts", 3, seed, **shape, sequence=7),
         block_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE),
@@ -186,6 +204,14 @@ def _gpt_cases(seed: int) -> list[Case]:
         gpt_case(
             "unseen: back", "round-trip", 3, seed, **shape, vocabulary=3 * rows - 2, sequence_parallel=True
         ),
+        gpt_case(
+            "unseen: divided, shorter than the longest",
+            "sequence-parallel",
+            4,
+            seed,
+            max_sequence=11,
+            sequence_parallel=True,
+        ),
         gpt_case("unseen: dropout", "dropout", 3, seed, **shape, dropout=0.2),
         gpt_case("unseen: alone", "values", 1, seed, **shape),
     ]
@@ -208,6 +234,7 @@ def _clip_cases(seed: int) -> list[Case]:
         clip_case("unseen: small", "small", 4, seed, scale=0.02),
         clip_case("unseen: missing", "missing", 4, seed, max_norm=most),
         clip_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS),
+        clip_case("unseen: every other rank", "subgroup", 4, seed, groups=EVERY_OTHER),
         clip_case("unseen: alone", "values", 1, seed, max_norm=most),
     ]
 

@@ -27,6 +27,7 @@ from labkit.checks.lesson_08.watched import watched_case as watched_units
 
 PAIR_AND_ONE = [[0, 2], [1]]
 NEIGHBOURS = [[2, 3], [0, 1]]
+EVERY_OTHER = [[0, 2], [1, 3]]
 
 
 def _sizes(draw: Random) -> tuple[list[int], list[int]]:
@@ -161,7 +162,7 @@ def _module(seed: int) -> list[Case]:
         unit_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
         watched_units("unseen: twenty layers", 2, seed, 48, 20, 1),
         watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0),
-        watched_units("unseen: three ahead", 2, seed, 64, 14, 3),
+        watched_units("unseen: three ahead, interrupted", 2, seed, 64, 14, 3, interrupted=True),
         calls_case("unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14)),
         unit_case("unseen: three at once", "together", 3, seed, micro_batches=3, prefetch=2, **_net(draw)),
         unit_case("unseen: tied", "tied", 3, seed, parts=["tied", "twice"], prefetch=0, **_net(draw)),
@@ -190,6 +191,7 @@ def _norm(seed: int) -> list[Case]:
         norm_case("unseen: no shards", "empty", 3, seed, totals=[], replicated=[2, 3], unused=[1]),
         norm_case("unseen: nearly nothing", "empty", 4, seed, totals=[1, 3], missing=[[1, 0], [1, 1]]),
         norm_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, totals=[7, 5]),
+        norm_case("unseen: every other rank", "subgroup", 4, seed, groups=EVERY_OTHER, replicated=[4]),
     ]
 
 
@@ -201,6 +203,7 @@ def _checkpoint(seed: int) -> list[Case]:
         "d": [draw.randint(4, 20), "float64"],
     }
     others = {"e": [17, "float16"], "f": [8, "int32"], "g": [19, "bool"]}
+    others |= {"j": [7, "uint16"], "k": [11, "complex64"]}
     ones = {"h": [1, "float32"], "i": [1, "float32"]}  # padding only on most ranks
     large = {"a": [30_001, "float64"], "b": [9_002, "bfloat16"]}
     return [
@@ -209,6 +212,7 @@ def _checkpoint(seed: int) -> list[Case]:
         checkpoint_case("unseen: 3 to 2", "other-ranks", 3, seed, tensors=tensors, load_on=[2]),
         checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large),
         checkpoint_case("unseen: many steps", "several", 2, seed, steps=[10**6, 2, 999_999, 10]),
+        checkpoint_case("unseen: again and again", "several", 2, seed, steps=[5] * 12),
         checkpoint_case(
             "unseen: again on fewer",
             "several",

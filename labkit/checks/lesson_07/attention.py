@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import Case
@@ -99,17 +100,18 @@ def _use_other_products(rank: Rank, split: Split) -> None:
     """
     from labkit.tensor_parallel import column_parallel, row_parallel
 
+    def enter(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+        return column_parallel(torch.cat([2 * x, 2 * x], dim=1), weight, bias, group)
+
+    def leave(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+        return 3 * row_parallel(x[:, : x.shape[1] // 2], weight, bias, group)
+
     part_of, full, x = (
         rank.student.TensorParallelAttention.from_attention,
         split.handed(rank),
         rank.inputs["x"],
     )
-    others = part_of(
-        full,
-        rank.group,
-        enter=lambda x, *rest: column_parallel(torch.cat([2 * x, 2 * x], dim=1), *rest),
-        leave=lambda inner, *rest: 3 * row_parallel(inner[:, : x.shape[1]], *rest),
-    )
+    others = part_of(full, rank.group, enter=enter, leave=leave)
     rank.answer("others", others(x.clone()))
     rank.answer("usual", 3 * part_of(full, rank.group)(2 * x))
 

@@ -231,7 +231,7 @@ def _keeps_what_the_plan_says(evidence: SplitEvidence) -> Iterator[Finding]:
         case.params["batch"],
         tensor_parallel=case.ranks,
         sequence_parallel=sequence_parallel(case),
-        counting=eager_counting(8),
+        counting=eager_counting(dtype_of(case).itemsize),
     )
     for answer in evidence.answers:
         kept = answer.facts["kept"]

@@ -33,10 +33,12 @@ DIVIDED = {  # along which dimension ranks have their part of what is drawn
     **{"x": 1, "grad_output": 1, "inner": -1, "grad_inner": -1},
     **CUT,
 }
+WEIGHTS = ["up_weight", "down_weight"]
 ALONE = {"up": ("x", "grad_inner"), "down": ("inner", "grad_output")}  # a product's input and gradient
 Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 SECOND = 2.0  # times the first gradient of the output, in the second pass
 KEPT_SLACK = 24 * 1024  # nodes of autograd, and what else a careful solution keeps beside its tensors
+LARGE = {"batch": 4, "sequence": 64, "hidden": 128, "inner": 64, "out": 32}  # of which KEPT_SLACK is little
 products_case = case_maker(batch=2, sequence=8, hidden=5, inner=12, out=3)
 
 
@@ -47,7 +49,7 @@ def _cases(seed: int) -> list[Case]:
         products_case("float32", "values", 2, seed, dtype="float32"),
         products_case("views", "layout", 2, seed),
         products_case("four ranks", "values", 4, seed, batch=3),
-        products_case("what is kept", "kept", 2, seed, batch=4, sequence=64, hidden=128, inner=64, out=32),
+        products_case("what is kept", "kept", 2, seed, **LARGE),
         products_case("x that asks for no gradient", "first-layer", 2, seed),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
@@ -78,6 +80,15 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
     return {name: place.block(inputs[name][place.index], dim) for name, dim in DIVIDED.items()}
 
 
+def _state(rank: Rank) -> dict[str, Tensor]:
+    """Copies of x, weights and biases, which ask for gradients: x not in a first layer, and none of those
+    that the case names as frozen.
+    """
+    asks = dict.fromkeys(("x", *CUT), True) | dict.fromkeys(rank.params.get("frozen", []), False)
+    asks["x"] = rank.case.kind != "first-layer" and not rank.params.get("first_layer", False)
+    return {name: rank.inputs[name].clone().requires_grad_(asked) for name, asked in asks.items()}
+
+
 def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: bool) -> Tensor:
     """tanh between two products, so that each has a gradient of its own."""
     inner = torch.tanh(up(state["x"], state["up_weight"], state["up_bias"] if bias else None))
@@ -90,8 +101,7 @@ def _use_both(rank: Rank) -> None:
     and gradients that add up. Answers: output, grad.NAME; sum.NAME, after both.
     """
     group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
-    state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
-    state["x"].requires_grad_(rank.case.kind != "first-layer")
+    state = _state(rank)
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
 
     def forward() -> Tensor:
@@ -132,12 +142,11 @@ def _use_views(rank: Rank) -> None:
 
 def _keep_for_backward(rank: Rank) -> None:
     """Fact: kept, the bytes that a forward leaves behind, beside its result."""
-    group = enter_group(rank)
-    state = {name: rank.inputs[name].clone().requires_grad_() for name in ("x", *CUT)}
+    group, bias, state = enter_group(rank), rank.params.get("bias", True), _state(rank)
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
 
     def forward() -> Tensor:
-        return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), True)
+        return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
 
     kept = bytes_kept(lambda: forward)
     rank.fact("kept", nbytes(state["x"]) + kept - nbytes(forward()))  # the caller has x anyway
@@ -156,7 +165,8 @@ class ProductsEvidence(Evidence):
         return [self._reference(index) for index in range(len(groups_of(self.case)))]
 
     def _reference(self, index: int) -> Inputs:
-        whole = {name: self.inputs[name][index].clone().requires_grad_() for name in ("x", *CUT)}
+        frozen = self.case.params.get("frozen", [])
+        whole = {n: self.inputs[n][index].clone().requires_grad_(n not in frozen) for n in ("x", *CUT)}
         out = _two_products(whole, F.linear, F.linear, self.case.params.get("bias", True))
         out.backward(self.inputs["grad_output"][index])
         gradients = {f"grad.{name}": t.grad for name, t in whole.items() if t.grad is not None}

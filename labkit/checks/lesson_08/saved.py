@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,11 +71,17 @@ def saved_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _in_dtype(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whole numbers are as large as their dtype holds; the negative ones are True."""
+    """Whole numbers are as large as their dtype holds, complex ones have two parts; the negative ones are
+    True.
+    """
     if dtype == torch.bool:
         return numbers < 0
-    scale = 1.0 if dtype.is_floating_point else 0.1 * torch.iinfo(dtype).max
-    return (scale * numbers).to(dtype)
+    if dtype.is_complex:
+        return torch.complex(numbers, 1 - numbers).to(dtype)
+    if dtype.is_floating_point:
+        return numbers.to(dtype)
+    whole = 0.1 * torch.iinfo(dtype).max * numbers
+    return (whole if dtype.is_signed else whole.abs()).to(dtype)
 
 
 def hand_shards(case: Case, inputs: Inputs, rank: int) -> Inputs:
@@ -88,10 +95,16 @@ def hand_shards(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def overlaps(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of those that lie where another one does, if only in part."""
-    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if tensor.numel())
+    """The names of those that lie where another one does, if only in part, or are of one storage, which is
+    there as long as one of them.
+    """
+    filled = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    spans = sorted((*_span(tensor), name) for name, tensor in filled.items())
     both = [(before, after) for before, after in pairwise(spans) if after[0] < before[1]]
-    return sorted({name for pair in both for *_, name in pair})
+    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in filled.items()}
+    times = Counter(storages.values())
+    together = {name for name, storage in storages.items() if times[storage] > 1}
+    return sorted(together | {name for pair in both for *_, name in pair})
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

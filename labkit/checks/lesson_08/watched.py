@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ def watch(rank: Rank) -> None:
         sharded(x)
     _rest(rank, "after_evaluation", before)
     sharded.train()
-    _fail_on_the_way(sharded, net, x)
+    _fail_on_the_way(rank, sharded, net, x)
     _rest(rank, "after_an_error", before)
     with torch.no_grad():
         sharded(x)
@@ -90,14 +91,15 @@ def _rest(rank: Rank, when: str, before: int) -> None:
     rank.fact(when, bytes_held(before + enough) - before)
 
 
-def _fail_on_the_way(sharded: nn.Module, net: nn.Sequential, x: Tensor) -> None:
-    """A forward that an error ends in the middle, in every rank's."""
+def _fail_on_the_way(rank: Rank, sharded: nn.Module, net: nn.Sequential, x: Tensor) -> None:
+    """A forward that an error ends in the middle, in every rank's; in some cases as a key stops a cell."""
+    error = KeyboardInterrupt if rank.params.get("interrupted") else ArithmeticError
 
     def refuse(*_: object) -> None:
-        raise ArithmeticError("an error in the middle of forward")
+        raise error("an error in the middle of forward")
 
     hook = next(net[len(net) // 2].children()).register_forward_pre_hook(refuse)
-    with contextlib.suppress(ArithmeticError):
+    with contextlib.suppress(error):
         sharded(x)
     hook.remove()
 
@@ -253,10 +255,19 @@ def fetches_ahead(evidence: Evidence) -> Iterator[Finding]:
 
 
 def watched_case(
-    name: str, ranks: int, seed: int, width: int, layers: int, prefetch: int, kind: str = "watched"
+    name: str,
+    ranks: int,
+    seed: int,
+    width: int,
+    layers: int,
+    prefetch: int,
+    kind: str = "watched",
+    **params: Any,
 ) -> Case:
-    """Equal layers in float32; `width` squared is divided by the ranks."""
-    sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32"}
+    """Equal layers in float32; `width` squared is divided by the ranks. interrupted: the forward that fails
+    is stopped with a KeyboardInterrupt.
+    """
+    sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32", **params}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
 
 

@@ -1,4 +1,4 @@
-"""Parameters by name and by head; heads are told apart before they are turned."""
+"""Parameters and arguments by name, and by head; heads are told apart before they are turned."""
 
 
 class TensorParallelAttention(nn.Module):
@@ -60,7 +60,7 @@ class TensorParallelAttention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        packed = self.enter(x, self.qkv_weight, self.qkv_bias, self.group)
+        packed = self.enter(x, weight=self.qkv_weight, bias=self.qkv_bias, group=self.group)
         b, s, _ = packed.shape
         packed = packed.view(b, s, sum(self.own_heads()), self.config.head_size)
         a, k, _ = self.own_heads()
@@ -70,9 +70,8 @@ class TensorParallelAttention(nn.Module):
         )
         p = self.config.dropout * self.training
         mixed = self.attend(q, k_, v, p)
-        return self.leave(
-            mixed.permute(0, 2, 1, 3).flatten(2), self.output_weight, self.output_bias, self.group
-        )
+        mixed = mixed.permute(0, 2, 1, 3).flatten(2)
+        return self.leave(mixed, weight=self.output_weight, bias=self.output_bias, group=self.group)
 
     def own_heads(self) -> list[int]:
         size, config = dist.get_world_size(self.group), self.config
