@@ -189,8 +189,8 @@ def report(
     from autograder.gradebook import report as reports
 
     name, known = lesson_name(lesson), _course(course)
-    if not any(known.submissions(name)):
-        _check_lesson(known, name)
+    if not any(known.submissions(name)) and not known.has_lesson(name):
+        _say(_not_added(name), err=True)
     if (similar or ranking) and (explain is not None or csv_file or figure or similar == ranking):
         raise click.UsageError("--similar and --ranking are each shown alone, without other options")
     if similar:
@@ -259,7 +259,8 @@ def export(
     from autograder.gradebook.tables import text_of
 
     name, known = lesson_name(lesson), _course(course)
-    _check_lesson(known, name)
+    if not known.has_lesson(name):
+        raise click.ClickException(_not_added(name))
     scores, roster = known.scores(name), read_roster(known.root)
     if into is not None:
         given = text_of(into)
@@ -341,12 +342,8 @@ def _course(folder: Path) -> Course:
     return Course(folder)
 
 
-def _check_lesson(course: Course, lesson: str) -> None:
-    """An error unless the gradebook has the lesson."""
-    if not course.has_lesson(lesson):
-        raise click.ClickException(
-            f"{lesson} is not in the gradebook: `autograder grade {lesson[:2]}` adds and grades it"
-        )
+def _not_added(lesson: str) -> str:
+    return f"{lesson} is not in the gradebook: `autograder grade {lesson[:2]}` adds and grades it"
 
 
 def _record_of(called: str, course: Course, lesson: str) -> Record:

@@ -61,7 +61,7 @@ def backend_for(wanted: str | None, ranks: int, gpus: int) -> str:
         raise ValueError(f"backend must be 'gloo' or 'nccl', found {wanted!r}")
     if wanted == "nccl" and gpus < ranks:
         raise ValueError(
-            f"backend='nccl' needs one GPU a rank: {ranks} ranks on a machine of {gpus}; use backend='gloo'"
+            f"backend='nccl' needs one GPU a rank: {ranks} ranks, {gpus} GPUs there; use backend='gloo'"
         )
     return wanted or ("nccl" if ranks <= gpus else "gloo")
 

@@ -28,7 +28,8 @@ PRIVATE = (  # modules that use what a library keeps to itself
     *("labkit.magics", "labkit.launch.names"),  # IPython's
 )
 NOT_PRIVATE = (  # in spite of the underscore
-    *("_exit", "_getframe", "_asdict", "_replace", "_reconstructor"),  # Python's: documented, or in pickles
+    *("_exit", "_getframe", "_asdict", "_fields", "_replace"),  # Python's, and documented
+    "_reconstructor",  # in pickles
     "_repr_html_",  # what Jupyter asks of an object
     *("_schema", "_cdata"),  # of an operator and a storage, read where torch hands these over
 )

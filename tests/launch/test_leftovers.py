@@ -17,6 +17,7 @@ import rank_functions as on_ranks
 import labkit
 from labkit import processes
 from labkit.launch import client, here, torchrun
+from labkit.launch.failure.errors import JobTimeout
 from labkit.launch.torchrun import run_script
 
 pytestmark = pytest.mark.timeout(60)
@@ -87,7 +88,7 @@ def test_a_script_that_closes_its_output_is_ended_in_time(
 ) -> None:
     closed = ["sh", "-c", "exec >&- 2>&-; exec sleep 100"]
     monkeypatch.setattr(torchrun, "command", lambda script, ranks: closed)
-    with pytest.raises(labkit.JobTimeout, match=r"did not finish within 0\.5 s"):
+    with pytest.raises(JobTimeout, match=r"did not finish within 0\.5 s"):
         run_script(tmp_path / "script.py", 1, 0.5, print)
 
 
