@@ -15,7 +15,7 @@
 # **You need** what a transformer layer is made of, and Python. **You will have built** a calculator: twelve
 # functions of a few lines each that give parameters, memory, operations and batch sizes, the first to the
 # last parameter, and you will have checked them against published tables and against a training step that
-# really ran. About 140 minutes.
+# really ran. About 140 minutes: two sittings, the second from *Operations* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
@@ -605,7 +605,7 @@ labkit.check("01.model-flops-utilization", model_flops_utilization)
 # in 16 bits, the same in fp32, and what the loss keeps of it for the backward, in fp32 too. That makes
 # $(2 + 4 + 4)sbV = 10sbV$ bytes. With $V = 128{,}256$ and $s = 8192$ it is 10.5 GB for one sequence, more
 # than any layer. (Smaller terms are left out here: the inputs of the last norm and the head. A recomputed
-# layer comes back for a moment too, but when the logits have gone, and it is smaller where $V > 3.4h$.)
+# layer comes back for a moment too, but when the logits have gone, and where $V > 3.4h$ it is smaller.)
 #
 # Ten is the forward's count, and the one to use here. PyTorch's backward of the loss holds three fp32 copies
 # for a moment, what the loss kept and two gradients: $12sbV$.

@@ -14,8 +14,9 @@
 # they cost, and then takes the first one across processes and nodes.
 #
 # **You need** `nn.Module`, autograd, and `send`/`recv` (lesson 00). **You will have built** a fair cut of a
-# model, a model over four devices, a stopwatch that does not lie about GPUs, a model whose weights stream in
-# with prefetch, and a stage that talks to the next one by messages. About 140 minutes.
+# model, a model over four devices, a stopwatch that does not lie about GPUs, a model whose weights stream
+# in with prefetch, and a stage that talks to the next one by messages. About 140 minutes: two sittings, the
+# second from *One GPU and a large host* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

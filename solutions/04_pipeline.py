@@ -16,8 +16,9 @@
 #
 # **You need** `send` and `recv` (lesson 00), gradient accumulation (lesson 03), and autograd's `backward`
 # with a gradient handed in. **You will have built** three schedules as plain lists, an executor that runs
-# any of them on real ranks with the gradients of the unsplit model, and a way to say beforehand how long
-# a batch takes and how much every stage has to hold. About 140 minutes.
+# any of them on real ranks with the gradients of the unsplit model, and a way to say beforehand how long a
+# batch takes and how much every stage has to hold. About 140 minutes: two sittings, the second from *From a
+# list to real ranks* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

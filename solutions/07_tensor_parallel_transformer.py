@@ -13,8 +13,9 @@
 # ranks tell each other, and what stays whole on every one of them?**
 #
 # **You need** lesson 06: the operators $f$ and $g$, and the cuts by columns and by rows. **You will have
-# built** a GPT that is loaded from an ordinary one, trains on any number of ranks that divides its heads with
-# the same losses and the same weights, and goes back to an ordinary one. About 180 minutes.
+# built** a GPT that is loaded from an ordinary one, trains on any number of ranks that divides its heads
+# with the same losses and the same weights, and goes back to an ordinary one. About 180 minutes: two
+# sittings, the second from *Sequence parallelism: cut the grey boxes too* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

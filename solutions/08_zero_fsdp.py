@@ -12,9 +12,10 @@
 # parameters that is 120 GB, 64 times over on 64 GPUs, all copies equal. **What if each rank kept only its
 # share, and asked the others when it needs more? What does that save, and what does it cost on the wire?**
 #
-# **You need** reduce-scatter and all-gather (lesson 00), the bytes of a training state (lesson 01), gradient
-# hooks (lesson 03). **You will have built** the three stages of ZeRO (the third is what PyTorch calls FSDP),
-# a norm over shards, and a checkpoint that four ranks write and three can read. About 160 minutes.
+# **You need** reduce-scatter and all-gather (lesson 00), the bytes of a training state (lesson 01),
+# gradient hooks (lesson 03). **You will have built** the three stages of ZeRO (the third is what PyTorch
+# calls FSDP), a norm over shards, and a checkpoint that four ranks write and three can read. About 160
+# minutes: two sittings, the second from *Stage 3: weights that come and go* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

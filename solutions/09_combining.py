@@ -16,7 +16,8 @@
 # **You need** process groups (lesson 00), the bytes of a training state (01), and what lessons 03, 04, 07
 # and 08 are about. You do not need your own solutions of them: their final forms are in `labkit.parallel`.
 # **You will have built** a GPT that trains on any grid of data-, pipeline- and tensor-parallel ranks with
-# the losses and weights of one process, and a planner. About 150 minutes.
+# the losses and weights of one process, and a planner. About 150 minutes: two sittings, the second from
+# *What a step costs* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

@@ -12,9 +12,10 @@
 # what: communication that nothing hides, waiting for somebody, or nothing at all?** Until now you drew what
 # you expected to see. In this lesson you do not know what is wrong, and find it.
 #
-# **You need** buckets and overlap (lesson 03), the stand-in devices (lesson 02), MFU (lesson 01). **You will
-# have built** the four numbers that sum up a trace, a repair for each of three slow programs, and a training
-# program that is as fast as you can make it. About 140 minutes.
+# **You need** buckets and overlap (lesson 03), the stand-in devices (lesson 02), MFU (lesson 01). **You
+# will have built** the four numbers that sum up a trace, a repair for each of three slow programs, and a
+# training program that is as fast as you can make it. About 140 minutes: two sittings, the second from
+# *Three slow programs* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
@@ -979,10 +980,11 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # ### Exercise: slow program 3
 #
 # Same weights, and no rank with more than 15% more tokens than the mean, or than the longest document where
-# that has more. There may be fewer documents than ranks. A document goes through the model whole and by
-# itself: in most models what comes of a token depends on all tokens before it. All ranks come to the same
-# shares without talking: every rank knows all documents, and no rank tells another what to do. The list of
-# documents stays as it is.
+# that has more. (The lengths you are graded on can be divided like that; five equal documents on three ranks
+# cannot.) There may be fewer documents than ranks. A document goes through the model whole and by itself: in
+# most models what comes of a token depends on all tokens before it. All ranks come to the same shares without
+# talking: every rank knows all documents, and no rank tells another what to do. The list of documents stays
+# as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best).</details>

@@ -17,8 +17,9 @@
 # **You need** send and receive (lesson 00), a `torch.autograd.Function` (lesson 05), and attention itself.
 # **You will have built** attention that never holds all scores, forward and backward, a fair way of cutting
 # a sequence, and from them Ring Attention: keys and values travel round a ring of ranks, and each rank adds
-# up what its queries see of them. Then the other way, Ulysses, which gives heads away for tokens, a loss over
-# a divided sequence, and a whole GPT that trains on one. About 180 minutes.
+# up what its queries see of them. Then the other way, Ulysses, which gives heads away for tokens, a loss
+# over a divided sequence, and a whole GPT that trains on one. About 180 minutes: two sittings, the second
+# from *The ring, with its backward* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first

@@ -16,7 +16,8 @@
 # **You need** all-to-all and groups (lesson 00), a `torch.autograd.Function` (lesson 05), and what data
 # parallelism does with gradients (lesson 03). **You will have built** a layer of experts over any number of
 # ranks that gives what one process gives, number for number, and what keeps it trainable: balance, a
-# capacity, gradients and their norm over two kinds of parameters. About 150 minutes.
+# capacity, gradients and their norm over two kinds of parameters. About 150 minutes: two sittings, the
+# second from *Balance* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
