@@ -62,9 +62,12 @@ def children() -> list[int]:
     return found
 
 
-def marked(directory: str) -> list[int]:
-    """Processes that carry the mark of the engine with this directory, this process excepted."""
-    mark = f"{ENGINE_MARK}={directory}".encode()
+def marked(directory: str, variable: str = ENGINE_MARK) -> list[int]:
+    """Processes that carry the mark of the engine with this directory, this process excepted.
+
+    variable: that has the mark, where it is not an engine's.
+    """
+    mark = f"{variable}={directory}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from labkit import processes
 from labkit.launch import client
-from labkit.launch.failure.errors import Diagnosis, JobTimeout, RankError
+from labkit.launch.failure.errors import Diagnosis, JobCancelled, JobTimeout, RankError
 from labkit.launch.handover.environment import inherited
 
 _GRACE = 1.0
+_MARK = "LABKIT_TORCHRUN"  # in the environment of every process of one command: its directory of logs
 
 
 def command(script: Path, ranks: int) -> list[str]:
@@ -42,7 +43,7 @@ def _run(line: list[str], logs: str, timeout: float, write: Callable[[str], obje
     hidden = inherited(os.environ)
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {processes.ENGINE_MARK: str(client.engine().directory), "PYTHONUNBUFFERED": "1"}
-    environment |= {"PET_LOG_DIR": logs}  # what --log-dir would say
+    environment |= {_MARK: logs, "PET_LOG_DIR": logs}  # the latter is what --log-dir would say
     environment.setdefault("OMP_NUM_THREADS", "1")
     write(f"$ {shlex.join(line)}\n")
     process = subprocess.Popen(
@@ -53,11 +54,12 @@ def _run(line: list[str], logs: str, timeout: float, write: Callable[[str], obje
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    before = set(processes.marked(environment[processes.ENGINE_MARK]))
     try:
         in_time = _copy(process, time.monotonic() + timeout, write)
+    except KeyboardInterrupt:
+        raise JobCancelled(Diagnosis("interrupted", "torchrun was interrupted and ended")) from None
     finally:
-        _end(process, before)
+        _end(process, logs)
     if not in_time:
         raise JobTimeout(Diagnosis("timeout", f"torchrun did not finish within {timeout:g} s and was ended"))
     if process.returncode:
@@ -73,6 +75,8 @@ def _copy(process: subprocess.Popen[bytes], deadline: float, write: Callable[[st
             if not data:
                 return _ended(process, deadline)
             write(data.decode(errors="replace"))
+        elif process.poll() is not None:
+            return True  # what it leaves running has its output, and may keep it open for ever
     return False
 
 
@@ -85,7 +89,7 @@ def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
     return True
 
 
-def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:
+def _end(process: subprocess.Popen[bytes], logs: str) -> None:
     """End torchrun and its workers, which it starts in sessions of their own."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -95,7 +99,6 @@ def _end(process: subprocess.Popen[bytes], before: set[int]) -> None:
         process.kill()
     process.wait()
     if process.returncode:
-        mark = str(client.engine().directory)
-        processes.end([pid for pid in processes.marked(mark) if pid not in before], 0.0)
+        processes.end(processes.marked(logs, _MARK), 0.0)
     assert process.stdout is not None
     process.stdout.close()

@@ -95,6 +95,13 @@ def test_torchrun_shows_its_command(kernel: Kernel) -> None:
     assert "rank 0" in text
 
 
+def test_interrupting_torchrun(kernel: Kernel) -> None:
+    cell = "%%torchrun --nproc-per-node 1\nimport time\nprint('ready', flush=True)\ntime.sleep(1000)"
+    text = kernel.text(cell, interrupt_when="ready")
+    assert "torchrun was interrupted" in text
+    assert "KeyboardInterrupt" not in text
+
+
 def test_wrong_use_of_the_magic(kernel: Kernel) -> None:
     assert "expected how many ranks" in kernel.text("%%ranks four\n1")
     assert "expected status, stop, restart" in kernel.text("%ranks begin")

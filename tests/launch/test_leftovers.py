@@ -17,7 +17,7 @@ import rank_functions as on_ranks
 import labkit
 from labkit import processes
 from labkit.launch import client, here, torchrun
-from labkit.launch.failure.errors import JobTimeout
+from labkit.launch.failure.errors import JobTimeout, RankError
 from labkit.launch.torchrun import run_script
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,6 +81,30 @@ def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path, monkeypatch: pytes
     assert "ran" in "".join(printed)
     assert "--log" not in printed[0]
     assert not list(tmp_path.glob("torchelastic_*"))
+
+
+def test_a_torchrun_that_fails_ends_nothing_but_its_own(tmp_path: Path) -> None:
+    """What other jobs of this notebook start meanwhile carries the same engine's mark."""
+
+    def starts_others() -> int:
+        import subprocess
+
+        return sum(subprocess.run(["sleep", "0.2"]).returncode for _ in range(40))
+
+    script = tmp_path / "script.py"
+    script.write_text("import subprocess, sys\nsubprocess.Popen(['sleep', '600'])\nsys.exit(3)\n")
+    job = labkit.launch(starts_others, ranks=2, wait=False)
+    with pytest.raises(RankError, match="torchrun ended with exit code 1"):
+        run_script(script, 1, 60, print)
+    assert not [pid for pid in processes.marked(str(client.engine().directory)) if _sleeps(pid, "600")]
+    assert job.wait().results == [0, 0]
+
+
+def _sleeps(pid: int, seconds: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:2] == [b"sleep", seconds.encode()]
+    except OSError:
+        return False
 
 
 def test_a_script_that_closes_its_output_is_ended_in_time(
