@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -151,6 +152,21 @@ def test_a_stale_directory_is_removed_and_a_live_one_is_not() -> None:
     directory.remove_stale()
     assert alive.exists()
     directory.remove(alive)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a_directory_from_elsewhere_is_let_be(part: int) -> None:
+    """On a TMPDIR that hosts or containers share, where its owner's process id means somebody else."""
+    there = directory.create()
+    owner = json.loads((there / "owner.json").read_text())
+    owner["where"][part] += "'s neighbour"  # the host, its boot, the namespace of process ids
+    (there / "owner.json").write_text(json.dumps(owner | {"started": -5}))
+    directory.remove_stale()
+    assert there.exists()
+    forgotten = time.time() - 31 * 86400
+    os.utime(there, (forgotten, forgotten))
+    directory.remove_stale()
+    assert not there.exists()
 
 
 def test_an_idle_engine_costs_nothing() -> None:

@@ -6,10 +6,18 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 from labkit.processes import start_time, sweep
+
+_YOUNG = 60  # seconds: another process may be between creating its directory and signing it
+_FORGOTTEN = 30 * 86400  # seconds: no job lasts longer
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PIDS = "/proc/self/ns/pid"
 
 
 def _prefix() -> str:
@@ -20,7 +28,7 @@ def create() -> Path:
     """A new directory (mode 0700) that belongs to this process; directories of dead owners are removed."""
     remove_stale()
     path = Path(tempfile.mkdtemp(prefix=_prefix()))
-    owner = {"pid": os.getpid(), "started": start_time(os.getpid())}
+    owner = {"pid": os.getpid(), "started": start_time(os.getpid()), "where": _where()}
     (path / "owner.json").write_text(json.dumps(owner))
     return path
 
@@ -43,14 +51,23 @@ def remove_stale() -> None:
 def _owned(path: Path) -> bool:
     try:
         owner = json.loads((path / "owner.json").read_text())
-        return start_time(owner["pid"]) == owner["started"] is not None
+        return _lives(owner) if owner["where"] == _where() else _age(path) < _FORGOTTEN
     except (FileNotFoundError, ValueError):
-        return _young(path)  # another process may be between creating it and signing it
+        return _age(path) < _YOUNG
     except (OSError, KeyError):
         return False
 
 
-def _young(path: Path) -> bool:
-    import time
+def _lives(owner: dict[str, Any]) -> bool:
+    return start_time(owner["pid"]) == owner["started"] is not None
 
-    return time.time() - path.stat().st_mtime < 60
+
+def _where() -> list[str]:
+    """Where a process id means what it means here: the directory may be on a disk that several hosts, or
+    several containers of one, have as their TMPDIR.
+    """
+    return [socket.gethostname(), _BOOT.read_text().strip(), os.readlink(_PIDS)]
+
+
+def _age(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
