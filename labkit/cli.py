@@ -157,6 +157,10 @@ def lab(
     Without --slurm it runs here. The lessons are those of the repository; where labkit is installed without
     one, those in the folder `lessons` of this directory, which is written when it is not there.
     """
+    from labkit.hosts import wrong_system
+
+    if problem := wrong_system():
+        _unusable(problem)
     from labkit.jupyter.lab import CannotStart, run
     from labkit.lessons import folder_to_open
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import platform
+import re
+import sys
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from labkit.cgroups import own_groups
 
+CUDA_TORCH = "make clean env TORCH_INDEX=   (installs torch with CUDA)"
 RANKS_WITHOUT_GPU = 4  # on one machine, where nobody says how many
 _MOST_ON_A_CORE = 32  # they would only wait for one another, and each takes memory
 
@@ -27,6 +33,17 @@ class Placement:
     notes: tuple[str, ...] = ()
 
 
+def wrong_system() -> str:
+    """Why ranks cannot be started on this system, and what to do; "" on Linux, where they can.
+
+    What a job started is found and ended by Linux's own means: /proc, signals at a parent's end, its sockets.
+    """
+    if sys.platform.startswith("linux"):
+        return ""
+    remedy = "use WSL 2 on Windows, or a Linux container or machine"
+    return f"labkit starts ranks on Linux, and this is {platform.system() or sys.platform}: {remedy}"
+
+
 def place(ranks: int | None, backend: str | None) -> Placement:
     """Choose ranks, backend and devices for what was asked and what there is.
 
@@ -36,20 +53,45 @@ def place(ranks: int | None, backend: str | None) -> Placement:
     of a second took more than a minute.
     ValueError for a backend that cannot work here.
     """
-    gpus = gpu_count()
+    gpus, notes = _usable_gpus()
+    if notes and backend == "nccl":
+        raise ValueError(f"backend='nccl': {notes[0]}")
     ranks = ranks or gpus or RANKS_WITHOUT_GPU
     if ranks > _MOST_ON_A_CORE * cores():
         most = f"{_MOST_ON_A_CORE * cores()} on the {cores()} cores here ({_MOST_ON_A_CORE} a core)"
         raise ValueError(f"ranks={ranks}: expected at most {most}; take fewer, or more nodes")
     chosen = backend_for(backend, ranks, gpus)
-    threads = max(1, int(os.environ.get("OMP_NUM_THREADS", 1)))
-    notes: tuple[str, ...] = ()
     if backend is None and 0 < gpus < ranks:
         plural = "s" if gpus > 1 else ""
-        notes = (f"{ranks} ranks share {gpus} GPU{plural}, so they communicate over gloo, not NCCL: slower",)
-    return Placement(
-        ranks, chosen, tuple(rank % gpus for rank in range(ranks)) if gpus else (), threads, notes
-    )
+        notes += (f"{ranks} ranks share {gpus} GPU{plural}, so they communicate over gloo, not NCCL: slower",)
+    devices = tuple(rank % gpus for rank in range(ranks)) if gpus else ()
+    return Placement(ranks, chosen, devices, _threads(), notes)
+
+
+def _usable_gpus() -> tuple[int, tuple[str, ...]]:
+    """How many GPUs ranks can take, and why not those that there are."""
+    gpus = gpu_count()
+    if gpus == 0 or torch_has_cuda():
+        return gpus, ()
+    plural = "s" if gpus > 1 else ""
+    return 0, (f"{gpus} GPU{plural} here, and a torch without CUDA: ranks run on the CPU; {CUDA_TORCH}",)
+
+
+def torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built with CUDA, as its own file says; without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    told = re.search(r"^cuda\b.*=\s*(.+)$", _text(Path(spec.origin).with_name("version.py")), re.MULTILINE)
+    return told is not None and told[1].strip() != "None"
+
+
+def _threads() -> int:
+    """What OMP_NUM_THREADS says, of several numbers (one for each level of nesting) the first; else 1."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip() or "1"
+    if not said.isdecimal():
+        raise ValueError(f"OMP_NUM_THREADS must be a number of threads, found {said!r}: set or unset it")
+    return max(1, int(said))
 
 
 def backend_for(wanted: str | None, ranks: int, gpus: int) -> str:
@@ -99,8 +141,12 @@ def _groups() -> list[Path]:
 
 
 def _first_line(path: Path) -> str:
+    return _text(path).partition("\n")[0]
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text().partition("\n")[0]
+        return path.read_text()
     except OSError:
         return ""
 
@@ -113,6 +159,11 @@ def gpu_count(root: Path = Path("/")) -> int:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
+        return len(list(takewhile(_names_gpu, visible.split(","))))
     devices = [path for path in root.glob("dev/nvidia*") if path.name.removeprefix("nvidia").isdigit()]
     return len(devices) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
+
+
+def _names_gpu(part: str) -> bool:
+    """Whether CUDA takes it for a GPU: the first that it does not ends the list ("-1", "NoDevFiles")."""
+    return part.strip().isdecimal() or part.strip().startswith(("GPU-", "MIG-"))

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from labkit.doctor.finding import GIB, Finding, output_of
+from labkit.hosts import CUDA_TORCH, wrong_system
 
 TESTED_TORCH = "2.13"  # what constraints.txt pins
 OLDEST_TORCH = (2, 8)  # 2.6 has no reduce_scatter on gloo
@@ -18,8 +19,11 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def probe_python() -> list[Finding]:
-    """Which Python runs."""
-    return [Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")]
+    """Which Python runs, and on what."""
+    python = Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")
+    problem = wrong_system()
+    named = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    return [python, Finding("system", "failed" if problem else "ok", problem or named)]
 
 
 _ASK_TORCH = """
@@ -76,8 +80,7 @@ def _devices(gpus: list[tuple[str, int]]) -> Finding:
         named = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in gpus)
         return Finding("devices", "ok", f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}, one rank each: {named}")
     if shutil.which("nvidia-smi") and output_of("nvidia-smi", "-L")[0] == 0:
-        fix = "make clean env TORCH_INDEX=   (installs torch with CUDA)"
-        return Finding("devices", "note", "there is an NVIDIA driver, but this torch sees no GPU", fix)
+        return Finding("devices", "note", "there is an NVIDIA driver, but this torch sees no GPU", CUDA_TORCH)
     return Finding("devices", "ok", "no GPU: ranks run on the CPU, which every lesson can")
 
 

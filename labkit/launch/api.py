@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +46,7 @@ def launch(
 
     Raises a LaunchError that says which rank failed, where and why.
     """
+    _check_options(fn, kwargs)
     wanted = Wanted(ranks, backend, timeout, env or {}, record, seed=seed, queue=queue)
     job = start(fn, args, kwargs, wanted=wanted, nodes=nodes)
     return job.wait(watcher()) if wait else job
@@ -60,10 +63,28 @@ def start(
     """As `launch`, without waiting and without showing anything."""
     if not callable(fn):
         raise TypeError(f"launch expects a function to run on the ranks, found {type(fn).__name__}: {fn!r}")
+    if inspect.iscoroutinefunction(fn):
+        told = "a rank does not wait for what it returns; call asyncio.run(...) in a function"
+        raise TypeError(f"launch expects a plain function, found an async one, {fn.__name__}: {told}")
     chosen = place_for(nodes)
     request, notes = chosen.plan(wanted)
     run = chosen.start(request, pickle_call(fn, args, kwargs or {}), place.nothing)
     return Job(run, notes)
+
+
+def _check_options(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """TypeError for what is an option of `launch` but for its spelling, and nothing that `fn` takes."""
+    try:
+        takes = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a function of C, or nothing that can be called
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        return
+    for name in kwargs.keys() - takes.keys():
+        meant = difflib.get_close_matches(name, launch.__kwdefaults__ or (), n=1)
+        if meant:
+            function = getattr(fn, "__name__", repr(fn))
+            raise TypeError(f"{function}() takes no argument {name!r}; did you mean {meant[0]}=, of launch?")
 
 
 def place_for(nodes: int) -> place.Place:

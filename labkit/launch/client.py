@@ -15,7 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from labkit import processes
+from labkit import hosts, processes
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError
 from labkit.launch.handover import directory
 
 _MESSAGE_BYTES = 65536
@@ -30,6 +31,9 @@ class EngineProcess:
     """One engine and the private directory that its jobs live in."""
 
     def __init__(self) -> None:
+        """InfrastructureError where there can be none."""
+        if problem := hosts.wrong_system():
+            raise InfrastructureError(Diagnosis("infrastructure", problem))
         self.directory = directory.create()
         self.owner = os.getpid()
         self._ended: dict[str, int] = {}

@@ -21,6 +21,7 @@ import labkit
 from labkit import hosts
 from labkit.launch import client
 from labkit.launch.api import start
+from labkit.launch.failure.errors import InfrastructureError
 from labkit.launch.handover.request import Wanted
 
 pytestmark = pytest.mark.timeout(60)
@@ -227,6 +228,29 @@ def test_wrong_arguments_are_told_before_anything_starts(
 def test_what_is_no_function_is_told() -> None:
     with pytest.raises(TypeError, match="expects a function"):
         labkit.launch(3)  # type: ignore[arg-type]
+
+
+def test_another_system_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    with pytest.raises(InfrastructureError, match=r"on Linux, and this is Darwin: .* container"):
+        client.EngineProcess()
+
+
+async def later() -> int:
+    return 3
+
+
+def test_an_async_function_is_told() -> None:
+    with pytest.raises(TypeError, match=r"found an async one, later: .* asyncio\.run"):
+        labkit.launch(later)
+
+
+def test_a_misspelt_option_is_told() -> None:
+    """The ranks would only say that the function does not take it."""
+    with pytest.raises(TypeError, match=r"hello\(\) takes no argument 'rank'; did you mean ranks="):
+        labkit.launch(on_ranks.hello, rank=2)
+    assert labkit.launch(lambda **given: given["rank"], rank=2, ranks=1).results == [2]
 
 
 def draws() -> tuple[float, float, float]:

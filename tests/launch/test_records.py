@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit import hosts
 from labkit.record import Collective
 from labkit.record.current import current_recorder
 from labkit.record.over_nccl import RecorderOverNccl
@@ -80,6 +81,7 @@ def has_woken_cuda() -> bool:
 def test_ranks_over_gloo_leave_cuda_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are GPUs: here a rank that tried to take one would fail."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
     assert labkit.launch(has_woken_cuda, ranks=2, backend="gloo").results == [False, False]
 
 

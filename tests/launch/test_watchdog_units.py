@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 
-from labkit import processes
+from labkit import hosts, processes
 from labkit.hosts import gpu_count, place
 from labkit.launch import names, render
 from labkit.launch.engine import gpu_lock
@@ -248,6 +248,13 @@ def test_a_kill_for_want_of_memory() -> None:
     assert diagnose("failed", facts, TIMEOUT).verdict == "out_of_memory"
 
 
+def test_who_printed_too_much_is_named() -> None:
+    quiet = RankFacts(0, state("running"), None, None, printed=70)
+    loud = RankFacts(1, state("running"), None, None, printed=300 << 20)
+    diagnosis = diagnose("flood", [quiet, loud], TIMEOUT)
+    assert (diagnosis.rank, diagnosis.summary) == (1, "rank 1 printed more than 256 MiB")
+
+
 def test_facts_survive_their_file(tmp_path: Path) -> None:
     facts = RankFacts(1, waiting(call("send", peer=0), sends={0: 1}), None, Exit(0, 9), "stack")
     write_facts(tmp_path, [facts])
@@ -383,8 +390,44 @@ def test_a_job_that_counts_as_the_machine_does() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("0,1", 2), ("GPU-5968838c,MIG-1", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,all,1", 1)],
+)
+def test_gpus_are_counted_as_cuda_does(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_count() == gpus
+
+
+def test_a_torch_without_cuda_takes_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: False)
+    found = place(None, None)
+    assert (found.backend, found.devices) == ("gloo", ())
+    assert "2 GPUs here, and a torch without CUDA" in found.notes[0]
+    with pytest.raises(ValueError, match="torch without CUDA"):
+        place(2, "nccl")
+
+
+def test_whether_torch_has_cuda_is_read_from_its_file() -> None:
+    assert hosts.torch_has_cuda() == (torch.version.cuda is not None)
+
+
+@pytest.mark.parametrize(("said", "threads"), [("", 1), ("3", 3), ("4,2", 4), ("0", 1)])
+def test_threads_of_a_rank(monkeypatch: pytest.MonkeyPatch, said: str, threads: int) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert place(2, "gloo").threads == threads
+
+
+def test_threads_that_are_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS must be a number of threads, found 'many'"):
+        place(2, "gloo")
+
+
 def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
     assert gpu_count() == 2
     assert place(None, None).ranks == 2
     assert place(2, None).backend == "nccl"
@@ -410,6 +453,7 @@ def test_a_parameter_comes_back_as_one(tmp_path: Path) -> None:
 
 def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
     both, neither = (Here().plan(Wanted(2, gpus=gpus))[0] for gpus in (True, False))
     assert (both.backend, both.devices) == ("nccl", [0, 1])
     assert (neither.backend, neither.devices) == ("gloo", [])

@@ -114,7 +114,8 @@ class Ranks:
         state = self._state(rank)
         if ended is None and end is None and state.phase == PHASES[FAILED]:
             ended = Exit(1, 0)  # it said so in its page, could write no more, and is about to leave
-        return RankFacts(rank, state, end, ended, stack[-20000:], time.monotonic() - state.since)
+        printed = _size(log_path(self.directory, rank))
+        return RankFacts(rank, state, end, ended, stack[-20000:], time.monotonic() - state.since, printed)
 
     def _state(self, rank: int) -> State:
         self.phase(rank)

@@ -33,7 +33,7 @@ class RankFacts:
 
     end: what the rank itself wrote when its function ended ("state", and for a failure "type", "message",
     "frames", "kind", "time", "waiting", "joining"); None when it wrote nothing. ended: None for a rank that
-    the watchdog had to end. quiet: seconds since it last entered or left a call.
+    the watchdog had to end. quiet: seconds since it last entered or left a call. printed: bytes.
     """
 
     rank: int
@@ -42,6 +42,7 @@ class RankFacts:
     ended: Exit | None
     stack: str = ""
     quiet: float = 0.0
+    printed: int = 0
 
     @property
     def failed(self) -> bool:
@@ -94,9 +95,14 @@ def _diagnose(reason: str, facts: Sequence[RankFacts], timeout: float, wrong: st
     if reason == "disagreement":
         return Diagnosis("error", wrong, None, reports, words.MISMATCH_HINT)
     if reason == "flood":
-        loud = f"a rank printed more than {MAX_LOG_BYTES >> 20} MiB"
-        return Diagnosis("error", loud, None, reports, "print less, or write to a file")
+        return _flood(facts, reports)
     return Diagnosis(reason, f"the job was {reason}", None, reports)
+
+
+def _flood(facts: Sequence[RankFacts], reports: tuple[RankReport, ...]) -> Diagnosis:
+    loudest = max(facts, key=lambda fact: fact.printed).rank
+    summary = f"rank {loudest} printed more than {MAX_LOG_BYTES >> 20} MiB"
+    return Diagnosis("error", summary, loudest, reports, "print less, or write to a file")
 
 
 # -- one rank

@@ -31,7 +31,9 @@ def check_timeout(seconds: object, name: str = "timeout") -> None:
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not 0 < seconds <= LONGEST_TIMEOUT:  # type: ignore[operator]
         days = LONGEST_TIMEOUT // 86400
-        raise ValueError(f"{name} must be a number of seconds from 0 to {days} days, found {seconds!r}")
+        raise ValueError(
+            f"{name} must be a number of seconds, more than 0 and at most {days} days, found {seconds!r}"
+        )
 
 
 @dataclass(frozen=True)

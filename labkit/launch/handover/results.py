@@ -76,7 +76,8 @@ def write(value: Any, path: Path, limit: int) -> None:
         where, part = find_unpicklable(value)
         raise CannotSendBack(
             f"the function returned something that cannot be sent back: {where} is a "
-            f"{type(part).__module__}.{type(part).__qualname__} ({error})"
+            f"{type(part).__module__}.{type(part).__qualname__} ({error}); return tensors, numbers, texts, "
+            "and lists or dicts of them"
         ) from None
 
 
