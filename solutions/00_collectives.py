@@ -300,7 +300,8 @@ your_guess_kib = ...
 # Only point-to-point calls: `send`, `recv`, `isend`, `irecv`, `batch_isend_irecv`. The tensor can have any
 # shape and dtype, need not be contiguous (it may be a transposed view on one rank and not on the next), need
 # not have a size that $n$ divides (or any elements at all), and $n$ can be any number from 1. Messages are
-# in the tensor's own dtype.
+# in the tensor's own dtype. A message may have up to $n$ elements more than an $n$-th of the tensor; of an
+# empty tensor nothing need be sent.
 #
 # Mind the first step: if every rank calls `send` and only then `recv`, who receives?
 #

@@ -300,7 +300,7 @@ with labkit.devices.use(2, bytes_each=64 * MIB) as gpus:
 # ### Exercise: a model over several devices
 #
 # Write `LayerwiseModel`: `__init__` puts each layer on its device, and `forward` takes the input from layer
-# to layer.
+# to layer. (None of the layers changes its input in place.)
 #
 # <details><summary>Hint 1</summary>Keep the layers in an nn.ModuleList: a plain list hides their parameters
 # from .parameters().</details>

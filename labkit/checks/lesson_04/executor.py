@@ -13,9 +13,11 @@ from labkit.checks.lesson_04.judges import (
     follows_the_list,
     keeps_few,
     leaves_micro_batches,
+    loss_is_a_scalar_tensor,
     refuses_bad_lists,
     returns_the_loss,
     sends_each_once,
+    sums_when_all_are_ready,
     tells_when_ready,
     waits_for_messages,
 )
@@ -177,6 +179,7 @@ def _cases_when_ready(seed: int) -> list[Case]:
             [2] * 3,
             schedule="two stages a rank",
         ),
+        run_case("ready-tied", seed, gpipe(3, 2), TOKENS, [2] * 2, vocabulary=9),
     ]
 
 
@@ -239,7 +242,7 @@ RUNS = {
     **dict.fromkeys(("naive", "tied"), _run(use_executor)),
     **dict.fromkeys(("in-flight", "any-schedule", "unequal", "few", "one-rank"), _run(use_one_step)),
     **dict.fromkeys(("train", "tied-train"), _run(take_steps)),
-    "ready": _run(use_ready_hook),
+    **dict.fromkeys(("ready", "ready-tied"), _run(use_ready_hook)),
     "bad": _run(meet_bad_lists),
 }
 LOSS_AND_GRADIENTS = every(returns_the_loss, equals("grad"))
@@ -258,7 +261,7 @@ RUN = Exercise(
             1,
             "The last stage's rank returns the mean loss of the whole batch.",
             "the micro-batches' losses are added up without their share of the batch",
-            {"gpipe": returns_the_loss},
+            {"gpipe": every(returns_the_loss, loss_is_a_scalar_tensor)},
         ),
         Property(
             "gradients",
@@ -342,9 +345,13 @@ RUN = Exercise(
             "gradients-ready",
             "robustness",
             1,
-            "gradients_ready is called once a stage, right after its last backward.",
+            "gradients_ready is called once a stage, right after its last backward, and before a tied weight"
+            " is summed.",
             "called after the first backward (what comes later is not averaged), or only at the very end",
-            {"ready": every(tells_when_ready, equals("grad"))},
+            {
+                "ready": every(tells_when_ready, equals("grad")),
+                "ready-tied": every(tells_when_ready, sums_when_all_are_ready),
+            },
         ),
         Property(
             "one-rank",

@@ -44,6 +44,14 @@ def returns_the_loss(evidence: PipelineEvidence) -> Iterator[Finding]:
         yield Finding(not returned, "None where the last stage is not", "a loss", answer.rank)
 
 
+def loss_is_a_scalar_tensor(evidence: PipelineEvidence) -> Iterator[Finding]:
+    """What the last stage's rank returned has `.item()`, and no dimensions."""
+    for index in range(len(groups_of(evidence.case))):
+        answer = evidence.answers[rank_with(last_stage(evidence.case), evidence.case, index)]
+        returned = answer.facts["returned"]
+        yield Finding(returned == "shape []", "a scalar tensor: shape []", returned, answer.rank)
+
+
 def equals(kind: str, *parameters: str) -> Judge:
     """Each gradient ("grad") or trained weight ("trained") is the whole model's, and there are no others.
 
@@ -131,6 +139,14 @@ def tells_when_ready(evidence: PipelineEvidence) -> Iterator[Finding]:
         said = f"calls for stages {[stage for stage, _ in calls]}, after {[at for _, at in calls]} actions"
         told = "gradients_ready called once for each stage of the rank, right after its last backward"
         yield Finding([e[:2] for e in seen] == [e[:2] for e in wanted], told, said, answer.rank)
+
+
+def sums_when_all_are_ready(evidence: Evidence) -> Iterator[Finding]:
+    """Each stage was ready before the tied weight's halves were added up."""
+    for answer in evidence.answers:
+        early = answer.facts["early"]
+        told = "a tied weight summed after gradients_ready has been called for every stage of the rank"
+        yield Finding(not early, told, f"the sum, when stages {early} were ready", answer.rank)
 
 
 def refuses_bad_lists(evidence: Evidence) -> Iterator[Finding]:

@@ -168,6 +168,7 @@ def _changed(now: Sequence[tuple[Tensor, Tensor]], handed: Sequence[tuple[Tensor
 def _report_run(rank: Rank, loss: object, watch: Watch) -> None:
     rank.answer("output", as_answer(loss))
     rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
+    rank.fact("returned", f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__)
     rank.fact("log", watch.log)
     rank.fact("peak", watch.peak)
     rank.fact("inputs", watch.most_inputs)
@@ -206,17 +207,24 @@ def take_steps(rank: Rank) -> None:
 
 
 def use_ready_hook(rank: Rank) -> None:
-    """Note when each stage's gradients are said to be ready, and what they are then. Facts: log."""
+    """Note when each stage's gradients are said to be ready, and what they are then. Facts: log; early, the
+    stages by whose moment the tied weight had its sum already.
+    """
     stages, watch = own_stages(rank), Watch()
+    halves: dict[int, Tensor] = {}
 
     def ready(stage: int) -> None:
         watch.log.append(["ready", stage, 0])
+        if part.tied is not None and part.tied.parameter.grad is not None:
+            halves[stage] = part.tied.parameter.grad.clone()
         for name, parameter in named_parameters({n: own for n, own in stages.items() if n == stage}):
             rank.answer(f"grad.{name}", parameter.grad)
 
     part = make_part(rank, stages, 0, watch, ready)
     rank.student.run_schedule(part, actions_of(rank), rank.group)
     rank.fact("log", watch.log)
+    whole = None if part.tied is None else part.tied.parameter.grad
+    rank.fact("early", [stage for stage, half in halves.items() if whole is None or torch.equal(half, whole)])
 
 
 def meet_bad_lists(rank: Rank) -> None:
@@ -274,9 +282,7 @@ def _tied(rank: Rank, stages: dict[int, Stage]) -> TiedWeight | None:
 
 
 def as_answer(loss: object) -> Tensor | None:
-    """A loss as a float32 of no dimensions, whether it came as a tensor or a number: the text asks for no
-    dtype.
-    """
+    """A loss as a float32 of no dimensions, whatever it came as: that is judged once, and by itself."""
     if loss is None:
         return None
     return loss.squeeze().float() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float32)

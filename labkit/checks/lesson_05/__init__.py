@@ -283,7 +283,7 @@ EXERCISES = [
                 "The result is that of the layers one after the other, in evaluation too; what was handed"
                 " over stays",
                 "",
-                {"values": every(chain_gives("output", "evaluated", "asked"), leaves_the_list)},
+                {"values": every(chain_gives("output", "evaluated", "others", "asked"), leaves_the_list)},
             ),
             Property(
                 "input-gradients",

@@ -106,8 +106,9 @@ def _use_chain(rank: Rank) -> None:
 
 
 def _use_twice(rank: Rank) -> None:
-    """As `_use_chain`, then in evaluation mode with x as data and a tuple of layers. Answers besides:
-    evaluated, and asked, whether x asks for a gradient then. Fact besides: the layers run in that backward.
+    """As `_use_chain`, then in evaluation mode with x as data and a tuple of layers, and then with a list of
+    other ones. Answers besides: evaluated, others, and asked, whether x asks for a gradient then. Fact
+    besides: the layers run in that backward.
     """
     _use_chain(rank)
     log: list[int] = []
@@ -118,7 +119,16 @@ def _use_twice(rank: Rank) -> None:
     log.clear()
     with rank.attempt("forward-counts"):
         output.backward(rank.inputs["grad_output"])
-    rank.fact("backward for data", log)
+    rank.fact("backward for data", list(log))
+    others = list(_halved(_layers(rank.case, rank.inputs, log)))
+    rank.answer("others", rank.student.checkpoint_sequential(others, data, rank.params["segments"]))
+
+
+@torch.no_grad()
+def _halved(layers: nn.ModuleList) -> nn.ModuleList:
+    for parameter in layers.parameters():
+        parameter /= 2
+    return layers
 
 
 def _tell_buffers(seat: Seat, layers: nn.Module) -> None:
@@ -161,12 +171,13 @@ class BesidePlainChain(Evidence):
 
     @cached_property
     def plain(self) -> State:
-        """output, input_grad, grad.NAME, buffer.NAME, evaluated and asked."""
+        """output, input_grad, grad.NAME, buffer.NAME, evaluated, others and asked."""
         seat, layers = PlainSeat(), _layers(self.case, self.inputs, [])
         x = self.inputs["x"].clone().requires_grad_()
         observe(seat, layers, [x], self.inputs["grad_output"], use=_one_after_the_other)
         _tell_buffers(seat, layers)
         seat.answer("evaluated", _one_after_the_other(layers.eval(), [x]))
+        seat.answer("others", _one_after_the_other(_halved(_layers(self.case, self.inputs, [])), [x]))
         seat.answer("asked", torch.tensor(False))
         return seat.tensors
 

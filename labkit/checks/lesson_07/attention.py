@@ -58,7 +58,7 @@ def _cases(seed: int) -> list[Case]:
             "other head size, no output bias", "grouped", 2, seed, kv_heads=2, head_size=5, biases="qkv"
         ),
         attention_case("views", "layout", 2, seed),
-        attention_case("dropout", "dropout", 2, seed, dropout=0.3),
+        attention_case("dropout", "dropout", 2, seed, dropout=0.3, kv_heads=2),
         attention_case("other products", "products", 2, seed),
         attention_case("back to one", "round-trip", 2, seed, kv_heads=2),
         attention_case("back to one, in pairs", "round-trip", 4, seed, kv_heads=2, groups=PAIRS),
@@ -74,14 +74,15 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _watch_attend(rank: Rank, split: Split) -> None:
-    """Fact: asked, with which probability of dropout heads attend: as made of a whole one in evaluation, in
-    evaluation, and in training without gradients.
+    """Facts: asked, with which probability of dropout heads attend: as made of a whole one in evaluation, in
+    evaluation, and in training without gradients; heads, the shapes of queries, keys and values each time.
     """
-    full, asked = split.handed(rank), []
+    full, asked, heads = split.handed(rank), [], []
     plain = full.attend
 
     def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         asked.append(float(dropout))
+        heads.append([list(t.shape) for t in (q, k, v)])
         return plain(q, k, v, 0.0)  # type: ignore[operator]
 
     full.attend = attend  # type: ignore[assignment]
@@ -91,6 +92,7 @@ def _watch_attend(rank: Rank, split: Split) -> None:
     with torch.no_grad():
         part.train()(rank.inputs["x"].clone())
     rank.fact("asked", asked)
+    rank.fact("heads", heads)
 
 
 def _use_other_products(rank: Rank, split: Split) -> None:
@@ -132,6 +134,17 @@ def _attends_with_dropout(evidence: SplitEvidence) -> Iterator[Finding]:
             " in evaluation"
         )
         yield Finding(seen == expected, told, f"{seen}", answer.rank)
+
+
+def _attends_with_own_heads(evidence: SplitEvidence) -> Iterator[Finding]:
+    case, config = evidence.case, config_of(evidence.case)
+    rest = [case.params["sequence"], config.head_size]
+    counts = [number // case.ranks for number in (config.num_heads, config.num_kv_heads)]
+    query, key = ([case.params["batch"], count, *rest] for count in counts)
+    told = f"queries {query}, keys and values {key} at `attend`: no head twice"
+    for answer in evidence.answers:
+        seen = answer.facts["heads"]
+        yield Finding(all(shapes == [query, key, key] for shapes in seen), told, f"{seen[:1]}", answer.rank)
 
 
 EXERCISE = Exercise(
@@ -196,7 +209,7 @@ EXERCISE = Exercise(
             3,
             "It works with fewer key-value heads than heads, and with any head size.",
             "keys and values have k / t heads on a rank, not a / t; the head size is config.head_size",
-            {"grouped": EVERYTHING},
+            {"grouped": EVERYTHING, "dropout": _attends_with_own_heads},
         ),
         Property(
             "communication",

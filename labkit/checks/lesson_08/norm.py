@@ -317,7 +317,7 @@ GLOBAL_GRAD_NORM = Exercise(
             1,
             "One all-reduce of one number.",
             "one all-reduce a tensor, or gradients were gathered",
-            {"values": one_small_all_reduce},
+            dict.fromkeys(("values", "padded", "replicated", "empty"), one_small_all_reduce),
         ),
         Property(
             "subgroup",
