@@ -18,6 +18,10 @@ MISMATCH_HINT = (
 )
 
 _GROUPS_HINT = "ranks that belong to several groups must call on them in the same order everywhere"
+_UNPAIRED_HINT = (
+    "each send needs a recv on the other rank, and each recv a send; what isend and irecv return has to be "
+    "kept, and waited for"
+)
 _CROSSING_HINT = "a send waits until the other side receives: let one of the two receive first, or use isend"
 
 LOCKED_OUT = "code that closes, limits or locks what its own process writes to does that"
@@ -126,7 +130,7 @@ def deadlock(states: Sequence[State]) -> tuple[int, str, str]:
                 summary = f"ranks {rank} and {wait.peer} send to each other, and neither receives"
                 return rank, summary, _CROSSING_HINT
             summary = f"rank {rank} waits in {_short(wait)}, but {_doing(wait.peer, states)}"
-            return rank, summary, "each send needs a recv on the other rank, and each recv a send"
+            return rank, summary, _UNPAIRED_HINT
     for rank, wait in waits.items():
         missing = _missing(rank, wait, states)
         crossing = _in_another_group(missing, wait, states)
