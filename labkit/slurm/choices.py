@@ -72,8 +72,8 @@ def offered(site: Site, slurm: Mapping[str, Any], lists: Mapping[str, Sequence[A
 
 def _all(site: Site, slurm: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> Iterator[Choice]:
     node, partition = site.node, site.partition(slurm["partition"])
-    stated = partition.max_time if partition else ""
-    longest = minutes_of(stated or slurm["time"])
+    stated = partition.max_minutes if partition else 0
+    longest = stated or minutes_of(slurm["time"])
     giver = f"{partition.name} of {site.name}" if partition and stated else "this hub"
     for scale, most, whose in (
         (_GPUS, node.gpus, f"a node of {site.name} has"),
@@ -109,6 +109,8 @@ class _Scale:
         numbers = {self.read(str(value)) for value in own} or {*self._doublings(most), usual}
         if usual not in numbers:
             raise ValueError(f"slurm.{self.setting}: {default} is not among the choices.{self.name}")
+        if min(numbers) < 1 and not self.zero:
+            raise ValueError(f"{self.name}: {self.write(min(numbers))} is too little")
         if max(numbers) > most:
             raise ValueError(f"{self.name}: {self.write(max(numbers))} is too much: {limit}")
         values = tuple(self.write(number) for number in sorted(numbers))

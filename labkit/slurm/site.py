@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from labkit.settings import SettingsError, read_settings
-from labkit.slurm.units import Time, TimeOrNone, mib_of, minutes_of, slurm_time
+from labkit.slurm.units import Limit, Time, check_minutes, limit_of, mib_of, minutes_of, slurm_time
 
 INSTALLED, CHECKED_OUT = (Path(__file__).resolve().parents[up] / "cluster" for up in (1, 2))
 CLUSTER = INSTALLED if INSTALLED.is_dir() else CHECKED_OUT
@@ -31,9 +31,14 @@ class Partition(Struct, frozen=True):
     """A partition. max_time: the longest job it takes, as Slurm writes it; max_nodes: 0 for no limit."""
 
     name: Annotated[str, Meta(min_length=1, description="the partition's name")]
-    max_time: TimeOrNone = ""
+    max_time: Limit = ""
     max_nodes: Count = 0
     qos: str = ""
+
+    @property
+    def max_minutes(self) -> int:
+        """The longest job in minutes; 0 for no limit."""
+        return limit_of(self.max_time)
 
 
 class Node(Struct, frozen=True):
@@ -154,7 +159,8 @@ class Site(Struct, frozen=True):
             raise ValueError(f"{gpus} GPUs a node: a node of {self.name} has {self.gpus}; ask for more nodes")
         if chosen and chosen.max_nodes and nodes > chosen.max_nodes:
             raise ValueError(f"{nodes} nodes: {chosen.name} of {self.name} gives at most {chosen.max_nodes}")
-        if chosen and chosen.max_time and minutes > minutes_of(chosen.max_time):
+        check_minutes(minutes)
+        if chosen and 0 < chosen.max_minutes < minutes:
             limit = f"{chosen.name} of {self.name} gives at most {chosen.max_time}"
             raise ValueError(f"{slurm_time(minutes)} is too long: {limit}")
 

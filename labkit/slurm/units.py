@@ -8,9 +8,16 @@ from typing import Annotated
 from msgspec import Meta
 
 _FORM = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_UNLIMITED = "(?i:infinite|unlimited)"  # sinfo's word, and scontrol's
 _SUCH_AS = "a time such as 01:30:00 (hours:minutes:seconds)"
 Time = Annotated[str, Meta(pattern=rf"\A\s*{_FORM.pattern}\s*\Z", description=_SUCH_AS)]
-TimeOrNone = Annotated[str, Meta(pattern=rf"\A(\s*{_FORM.pattern}\s*)?\Z", description=_SUCH_AS)]
+Limit = Annotated[
+    str,
+    Meta(
+        pattern=rf"\A(\s*({_FORM.pattern}|{_UNLIMITED})\s*)?\Z",
+        description=f'{_SUCH_AS}, or "infinite", or "" for no limit',
+    ),
+]
 
 
 def minutes_of(text: str) -> int:
@@ -25,6 +32,17 @@ def minutes_of(text: str) -> int:
     if len(parts) == 3:
         return parts[0] * 60 + parts[1] + (parts[2] > 0)
     return parts[0] + (len(parts) == 2 and parts[1] > 0)
+
+
+def limit_of(text: str) -> int:
+    """A limit in minutes; 0 for none, which Slurm writes as infinite or UNLIMITED."""
+    return 0 if re.fullmatch(rf"\s*{_UNLIMITED}?\s*", text) else minutes_of(text)
+
+
+def check_minutes(minutes: int) -> None:
+    """ValueError for a job of no minutes: Slurm reads that as one that has no limit."""
+    if minutes < 1:
+        raise ValueError("a time of 0 means no limit to Slurm; ask for at least one minute, 00:01:00")
 
 
 def slurm_time(minutes: int) -> str:

@@ -37,6 +37,25 @@ def test_a_quality_of_service_that_is_asked_for_wins_over_the_partitions(tmp_pat
     assert "--qos=course" in site.options(**asked, environment={"SBATCH_QOS": "course"})
 
 
+@pytest.mark.parametrize("word", ["infinite", "UNLIMITED", "", "0"])
+def test_a_partition_without_a_limit_of_time(tmp_path: Path, word: str) -> None:
+    """In the words of sinfo and of scontrol; left out; and 0, which is what Slurm reads as none."""
+    path = tmp_path / "site.toml"
+    path.write_text(f"name = 'x'\n[[partitions]]\nname = 'p'\nmax_time = '{word}'")
+    assert "--time=100-00:00:00" in load_site(path).options(nodes=1, gpus=0, minutes=144_000, environment={})
+
+
+def test_no_time_at_all_is_refused(tmp_path: Path) -> None:
+    """Slurm would take it for no limit, past that of the partition."""
+    path = tmp_path / "site.toml"
+    path.write_text("name = 'x'\ntime = '0'\n[[partitions]]\nname = 'p'\nmax_time = '1:00:00'")
+    site = load_site(path)
+    with pytest.raises(ValueError, match="a time of 0 means no limit to Slurm"):
+        site.options(nodes=1, gpus=0, minutes=site.minutes, environment={})
+    with pytest.raises(ValueError, match=r"2:00:00 is too long: p of x gives at most 1:00:00"):
+        site.options(nodes=1, gpus=0, minutes=120, environment={})
+
+
 def test_a_part_of_a_node_comes_with_its_share_of_the_cores() -> None:
     """Leonardo charges the largest share of a node that a job holds: one GPU of four, and no more cores."""
     site = load_site(SITES / "leonardo.toml")
@@ -66,8 +85,9 @@ def test_a_part_of_a_node_comes_with_its_share_of_the_cores() -> None:
         ("name = 'x'\nnode.gpus = 4", "node.gpus: say also what they are"),
         (
             "name = 'x'\n[[partitions]]\nname = 'p'\nmax_time = 'long'",
-            "partitions 1, max_time: expected a time such as 01:30:00 (hours:minutes:seconds), found 'long'",
+            'partitions 1, max_time: expected a time such as 01:30:00 (hours:minutes:seconds), or "infinite"',
         ),
+        ("name = 'x'\ntime = 'infinite'", "time: expected a time such as 01:30:00"),
         ("name = 'x'\ntime = ''", "time: expected a time such as 01:30:00"),
         ("name = 'x", "it cannot be read as TOML"),
         ("name = 'x'\npartitions = ['gpu']", "partitions 1: expected a table, found 'gpu'"),
