@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +28,7 @@ from labkit.processes import die_with_parent
 
 _PORTS_TRIED, _PORTS_EACH = 50, 10
 _SAY_EVERY = 60.0  # seconds without an answer after which whoever waits is told, and told again
+_LOCK = "lock"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a job's end, a closed terminal
 _NBGRADER_SERVER = [
     f"nbgrader.server_extensions.{part}"
@@ -245,10 +249,28 @@ def tunnel(ip: str, port: int, environment: Mapping[str, str], host: str) -> str
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder of our own, in /tmp where we can: the paths of the kernels' sockets must be short."""
-    parent = "/tmp" if os.access("/tmp", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="labkit-", dir=parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    """A folder of our own, in /tmp where we can: the paths of the kernels' sockets must be short.
+
+    Whoever is killed leaves theirs, with the secrets of a server in it, and the next one removes it: a folder
+    is in use as long as somebody holds a lock on a file in it.
+    """
+    parent = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
+    prefix = f"labkit-lab-{os.getuid()}-"
+    for left in parent.glob(f"{prefix}*"):
+        _remove_unused(left)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
+        path = Path(folder)
+        with (path / "unlocked").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (path / "unlocked").rename(path / _LOCK)  # nobody finds it before it is locked
+            yield path
+
+
+def _remove_unused(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / _LOCK).open() as lock:  # it may be locked, or another user's
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _environment(token: str, private: Path) -> dict[str, str]:

@@ -148,6 +148,7 @@ def test_the_printed_url_works_and_one_signal_ends_everything(
 ) -> None:
     url = _printed_url(lab)
     children = psutil.Process(lab.pid).children(recursive=True)
+    folder = Path(children[0].environ()["JUPYTER_RUNTIME_DIR"])
     with urllib.request.urlopen(url.replace("/lab?", "/api/contents?"), timeout=30) as answer:
         assert b"hello.ipynb" in answer.read()
     with pytest.raises(urllib.error.HTTPError, match="403"):
@@ -158,6 +159,16 @@ def test_the_printed_url_works_and_one_signal_ends_everything(
     assert lab.wait(30) == (-9 if number == signal.SIGKILL else 0)
     _, left = psutil.wait_procs(children, timeout=15)
     assert left == []
+    assert folder.exists() == (number == signal.SIGKILL)
+    with module._private_folder():  # which the next `labkit lab` does
+        assert not folder.exists()
+
+
+def test_a_folder_in_use_stays() -> None:
+    with module._private_folder() as one, module._private_folder() as other:
+        assert one.is_dir()
+        assert one != other
+    assert not one.exists()
 
 
 JOB = """
