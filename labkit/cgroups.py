@@ -99,17 +99,31 @@ def _kill_all(path: Path) -> None:
 
 
 def own_groups(
-    membership: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")
+    membership: Path = Path("/proc/self/cgroup"),
+    mounts: Path = Path("/proc/self/mountinfo"),
+    controller: str = "",
 ) -> Iterator[Path]:
-    """The folder of this process's group and of all that it is in, from within. None without version 2."""
-    own = [line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")]
+    """The folder of this process's group and of all that it is in, from within.
+
+    controller: "" for the hierarchy of version 2, else the one of version 1 that has this. None without it.
+    """
+    memberships = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()]
+    own = [path for names, path in memberships if controller in names.split(",")]
     for line in mounts.read_text().splitlines():
         fields, _, kind = line.partition(" - ")
-        if not own or kind.split()[0] != "cgroup2":
+        if not own or not _is_hierarchy(kind, controller):
             continue
         shown, at = fields.split()[3:5]
         inside = Path("/", os.path.relpath(own[0], shown))
         yield from (Path(at, path.relative_to("/")) for path in (inside, *inside.parents))
+
+
+def _is_hierarchy(kind: str, controller: str) -> bool:
+    """Whether a mount is the hierarchy of this controller. kind: its type, its source and its options."""
+    words = kind.split()
+    if not controller:
+        return words[0] == "cgroup2"
+    return words[0] == "cgroup" and controller in words[-1].split(",")
 
 
 def _refusal(path: Path) -> str:

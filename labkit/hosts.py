@@ -124,8 +124,9 @@ def free_memory() -> int:
 
     found = int(psutil.virtual_memory().available)
     files = [(group / "memory.max", group / "memory.current") for group in _groups()]
-    version_1 = Path("/sys/fs/cgroup/memory")
-    files += [(version_1 / "memory.limit_in_bytes", version_1 / "memory.usage_in_bytes")]
+    with contextlib.suppress(OSError, ValueError):
+        groups = own_groups(controller="memory")
+        files += [(group / "memory.limit_in_bytes", group / "memory.usage_in_bytes") for group in groups]
     for limit, used in files:
         most, now = _first_line(limit), _first_line(used)
         if most.isdigit() and now.isdigit():

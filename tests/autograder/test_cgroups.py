@@ -17,7 +17,7 @@ from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.confined import Confined
 from autograder.sandbox.sandbox import MIB, OF_OURS, Limits
 from labkit import doctor
-from labkit.cgroups import CHOICE, Group, NoGroup, divisible_group, make_group
+from labkit.cgroups import CHOICE, Group, NoGroup, divisible_group, make_group, own_groups
 
 MOUNTS = """\
 22 1 0:20 / / rw - ext4 /dev/sda rw
@@ -86,6 +86,21 @@ def test_its_own_group_is_tried_first_and_then_those_above(
     with pytest.raises(NoGroup) as refusal:
         divisible_group(tmp_path / "cgroup", tmp_path / "mounts")
     assert str(refusal.value) == f"{tmp_path / 'at' / tried[0]} hands on no memory"
+
+
+def test_the_groups_of_version_1_are_those_of_one_controller(tmp_path: Path) -> None:
+    """As Slurm makes them there: a job's, and in it a step's."""
+    (tmp_path / "cgroup").write_text("5:cpu,cpuacct:/other\n4:memory:/slurm/job_5/step_0\n0::/\n")
+    (tmp_path / "mounts").write_text(MOUNTS.format(shown="/", at=tmp_path))
+    found = own_groups(tmp_path / "cgroup", tmp_path / "mounts", "memory")
+    root = "/sys/fs/cgroup/memory"
+    assert [str(path) for path in found] == [
+        f"{root}/slurm/job_5/step_0",
+        f"{root}/slurm/job_5",
+        f"{root}/slurm",
+        root,
+    ]
+    assert list(own_groups(tmp_path / "cgroup", tmp_path / "mounts", "pids")) == []
 
 
 def test_a_group_that_is_named_is_the_only_one_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,3 +40,17 @@ def test_the_out_of_memory_killer_is_named(small_group: Path) -> None:
     assert "rank 1 was killed: the system ended it because memory ran out" in told
     assert "rank 0: waiting in barrier" in told
     assert "smaller tensors or fewer ranks" in told
+
+
+def test_what_is_free_is_what_the_group_leaves(small_group: Path) -> None:
+    """In the group itself, and in one within it that has no limit of its own, as a step within its job."""
+    step = small_group / "step"
+    step.mkdir()
+    ask = f"{sys.executable} -c 'from labkit.hosts import free_memory; print(free_memory())'"
+    try:
+        for group in (small_group, step):
+            words = ["sh", "-c", f"echo $$ > {group}/cgroup.procs && exec {ask}"]
+            told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+            assert 0 < int(told.stdout) < LIMIT
+    finally:
+        step.rmdir()
