@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 from labkit.doctor.finding import Finding, output_of
 from labkit.jupyter.exchange import open_to_others
+
+OLDEST_SLURM = (20, 11)  # the first whose srun has --overlap, by which steps share a job's cores with us
 
 
 def probe_apptainer() -> list[Finding]:
@@ -30,7 +33,19 @@ def probe_slurm() -> list[Finding]:
         return [Finding("Slurm", "note", f"installed, but no controller answers: {reason}")]
     inside = f"; this is job {job}" if (job := os.environ.get("SLURM_JOB_ID")) else ""
     partitions = "; ".join(" ".join(line.split()) for line in answer.splitlines()[:6])
-    return [Finding("Slurm", "ok", f"partitions, nodes, state: {partitions}{inside}")]
+    says = f"partitions, nodes, state: {partitions}{inside}"
+    if too_old := slurm_too_old(output_of("sinfo", "--version")[1]):
+        return [Finding("Slurm", "note", f"{too_old}; {says}")]
+    return [Finding("Slurm", "ok", says)]
+
+
+def slurm_too_old(told: str) -> str:
+    """What is to be said of a version as `sinfo --version` tells it, "slurm 20.02.3"; "" for nothing."""
+    found = re.search(r"(\d+)\.(\d+)", told)
+    if not found or (int(found[1]), int(found[2])) >= OLDEST_SLURM:
+        return ""
+    least = ".".join(map(str, OLDEST_SLURM))
+    return f"{told.strip()} is older than {least}, and its srun has no --overlap: no ranks on several nodes"
 
 
 def probe_course() -> list[Finding]:

@@ -13,6 +13,7 @@ import small_lesson
 from click.testing import CliRunner, Result
 
 from labkit.cli import main
+from labkit.doctor.surroundings import slurm_too_old
 
 HOUSE = Path(__file__).resolve().parents[2]
 
@@ -122,6 +123,14 @@ def test_doctor_with_options_that_do_not_go_together(words: list[str], says: str
     done = labkit("doctor", *words)
     assert done.exit_code == 2
     assert says in done.stderr
+
+
+def test_doctor_knows_which_slurm_is_too_old() -> None:
+    """By what `sinfo --version` tells, in Slurm's own packages and in Debian's."""
+    assert "no --overlap" in slurm_too_old("slurm 20.02.7")
+    assert "slurm-wlm 19.05.5 is older than 20.11" in slurm_too_old("slurm-wlm 19.05.5")
+    for told in ("slurm 20.11.0", "slurm-wlm 22.05.8", "slurm 24.05.1-1", "unheard of"):
+        assert slurm_too_old(told) == ""
 
 
 def test_doctor_knows_which_torch_is_tested() -> None:
