@@ -51,7 +51,10 @@ BATCH_SCRIPT = """#!/bin/bash
 umask 077                 # what is made here is this user's alone
 {{prologue}}
 # Kernels talk over sockets in a folder that only this user can enter; the paths of sockets must be short.
-JUPYTER_RUNTIME_DIR=$(mktemp -d /tmp/jupyter-XXXXXX)
+JUPYTER_RUNTIME_DIR=$(mktemp -d /tmp/jupyter-XXXXXX) || {
+    echo "no folder could be made in /tmp of $(hostname): without it there is no server" >&2
+    exit 1
+}
 export JUPYTER_RUNTIME_DIR
 trap 'rm -rf "$JUPYTER_RUNTIME_DIR"' EXIT
 # Without srun, which would start the server once a task: lessons start their own ranks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,6 +125,26 @@ def test_nothing_that_is_sent_reaches_the_batch_script(
     assert script.rstrip().endswith("jupyterhub-singleuser")
 
 
+def test_a_node_without_room_for_the_kernels_sockets_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "labkit.toml").write_text("[slurm]\ncpus = 2\n")
+    c = load(tmp_path / "labkit.toml", monkeypatch)
+    ours = {"req_username": "ada", "req_homedir": str(tmp_path), "req_keepvars": "PATH"}
+    spawner = c.JupyterHub.spawner_class(config=c, batchspawner_singleuser_cmd="echo served", **ours)
+    script = asyncio.run(spawner._get_batch_script())
+    (tmp_path / "mktemp").write_text("#!/bin/sh\necho 'mktemp: No space left on device' >&2\nexit 1\n")
+    (tmp_path / "mktemp").chmod(0o755)
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    words = {"input": script, "env": environment, "capture_output": True, "text": True, "timeout": 20}
+    done = subprocess.run(["bash"], **words)
+    assert done.returncode == 1
+    assert "No space left on device\nno folder could be made in /tmp of" in done.stderr
+    assert done.stdout == "", "and no server is started with its sockets elsewhere"
+    (tmp_path / "mktemp").unlink()
+    assert "served" in subprocess.run(["bash"], **words).stdout
+
+
 def test_choices_go_up_to_what_the_site_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     c = with_choices(tmp_path, monkeypatch, "cpus = [4, 16]")
     page = c.Spawner.options_form(SimpleNamespace(user_options={"gpus": "2", "cpus": ["<b>"]}))
@@ -199,6 +220,7 @@ def test_what_is_not_offered_is_refused(
         ("gpus = [0, 8]", "gpus: 8 is too much: a node of Oak has 4"),
         ('mem = ["4G", "16G"]', "mem: 16G is too much: a node of Oak has 12G"),
         ('time = ["01:00:00", "1-0"]', "time: 1-00:00:00 is too much: course of Oak gives at most 02:00:00"),
+        ('time = ["0", "01:00:00"]', "time: 00:00:00 is too little"),
         ('time = ["soon"]', "expected a time such as 01:30:00"),
         ('mem = ["much"]', "expected memory such as 16G and found 'much'"),
         ("cpus = [8, 16]", r"slurm.cpus: 4 is not among the choices.cpus"),
