@@ -25,8 +25,11 @@ _DOUBTFUL = {
 _DOUBT = 30.0  # seconds: jobs that do start have some of these reasons for a moment
 _NEVER = {
     *("PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS"),
-    *("AccountNotAllowed", "QOSNotAllowed", "AssociationNodeLimit"),
+    *("AccountNotAllowed", "QOSNotAllowed", "AssociationNodeLimit", "MaxMemPerLimit"),
 }
+# The most a QOS or an account gives one job, and the least a QOS asks of it: QOSMaxGRESPerJob, QOSMinGRES,
+# AssocMaxCpuPerJobLimit, QOSMaxMemoryPerNode. What all jobs of somebody have together (PerUser, Grp) passes.
+_NEVER_FOR_ACCOUNTS = re.compile(r"(QOS|Assoc)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 
 
 class SlurmError(RuntimeError):
@@ -99,7 +102,8 @@ class JobState:
     state: PENDING, RUNNING, COMPLETED, CANCELLED, ...; "" when Slurm has forgotten it. reason: why it waits
     or ended, in Slurm's word. position: its place among the waiting jobs of its partition, 0 when it does not
     wait. nodes: where it runs. stays: whether it has had a reason for long that does not go by itself.
-    overdue: seconds after which it was to start, where that time is over.
+    overdue: seconds after which it was to start, where that time is over. unanswered: why Slurm does not tell
+    a newer state.
     """
 
     state: str
@@ -108,6 +112,7 @@ class JobState:
     nodes: str = ""
     stays: bool = False
     overdue: float = 0.0
+    unanswered: str = ""
 
     @property
     def ended(self) -> bool:
@@ -117,17 +122,35 @@ class JobState:
     @property
     def hopeless(self) -> bool:
         """Whether to wait no longer: it asks for more than its partition may give, or it is overdue."""
-        return self.state == "PENDING" and (self.reason in _NEVER or self.overdue > 0)
+        return self.state == "PENDING" and (self._never or self.overdue > 0)
+
+    @property
+    def _never(self) -> bool:
+        return self.reason in _NEVER or bool(_NEVER_FOR_ACCOUNTS.fullmatch(self.reason))
 
     def why_hopeless(self) -> str:
         """The sentence for it, with what there is."""
-        if self.overdue and self.reason not in _NEVER:
+        if self.reason in _NEVER:
+            return f"Slurm would never start the job ({self.reason}). There is: {offers()}"
+        if self._never:
             return (
-                f"Slurm did not start the job within {self.overdue:g} s ({self.reason or 'no reason given'})"
+                f"Slurm would never start the job ({self.reason}): its account or QOS gives no job that much,"
+                " or wants it to ask for more. `sacctmgr show qos` and `sacctmgr show assoc user=$USER` list"
+                " the limits"
             )
-        return f"Slurm would never start the job ({self.reason}). There is: {offers()}"
+        late = f"Slurm did not start the job within {self.overdue:g} s ({self.reason or 'no reason given'})"
+        if not self.unanswered:
+            return late
+        return (
+            f"{late}, and does not say how it stands now: {self.unanswered}. `squeue --me` shows whether it"
+            " waits on, `scancel` ends it"
+        )
 
     def __str__(self) -> str:
+        silence = f"; Slurm does not say how it stands now: {self.unanswered}" if self.unanswered else ""
+        return self._as_known() + silence
+
+    def _as_known(self) -> str:
         if self.state == "PENDING":
             place = f", place {self.position} in the queue" if self.position else ""
             doubt = (
@@ -168,8 +191,11 @@ class JobWatch:
         """As it was up to half a second ago for a young job, up to five seconds ago for an old one."""
         now = time.monotonic()
         if fresh or now >= self._ask_at:
-            with contextlib.suppress(SlurmError):  # a controller that is restarted: ask again later
-                self._last = self._judged(job_state(self.job), now)
+            try:
+                found = job_state(self.job)
+            except SlurmError as error:  # a controller that is restarted, or worse: ask again later
+                found = replace(self._last, unanswered=str(error))
+            self._last = self._judged(found, time.monotonic())
             self._ask_at = now + min(5.0, max(0.5, (now - self._begun) / 4))
         return self._last
 
@@ -185,14 +211,32 @@ class JobWatch:
 
 
 def _position(job: str, partition: str) -> int:
-    """The place of a waiting job: highest priority first, then the older one."""
-    told = command("squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--format=%Q %A")
+    """The place of a waiting job: highest priority first, then the older one. 0 where that is not told."""
+    try:
+        if "jobs" in configured("PrivateData"):
+            return 0  # squeue shows one's own alone
+        told = command(
+            "squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--format=%Q %A"
+        )
+    except SlurmError:
+        return 0  # how the job stands is known
     waiting = sorted({(-int(line.split()[0]), int(line.split()[1])) for line in told.splitlines()})
     return next((place for place, (_, number) in enumerate(waiting, 1) if str(number) == job), 0)
 
 
+@cache
+def configured(name: str) -> str:
+    """What slurm.conf says of a name, as the controller has it; "" when it says nothing."""
+    found = re.search(rf"^{re.escape(name)}\s*= (.*)$", command("scontrol", "show", "config"), re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
 def submit(options: Sequence[str], script: str) -> str:
-    """Hand a script's text to sbatch; the job's number. SlurmError says what there is if that is less."""
+    """Hand a script's text to sbatch; the job's number. SlurmError says what there is if that is less.
+
+    The job has this process's environment, whatever SBATCH_EXPORT says: what we tell it is there.
+    """
+    options = ["--export=ALL", *options]
     try:
         _check_that_it_can_start(options, script)
         return command("sbatch", "--parsable", *options, stdin=script).split(";")[0]

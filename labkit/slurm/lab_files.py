@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 
 import msgspec
 
-from labkit.slurm.shared import shared_root
+from labkit.slurm.shared import private_folder, shared_root, unusable
 from labkit.whole_file import write_whole
+
+_LOG_KEPT = 86400.0  # seconds: of a job that Slurm has forgotten, to be read
 
 
 class Connection(msgspec.Struct, frozen=True):
     """How to reach a JupyterLab. tunnel: the ssh command; url: to open once that runs.
 
     through: to open at once, in the browser that has the JupyterLab in whose terminal it was asked for.
+    cluster: whose job it is; clusters that share homes number their jobs each for itself.
     """
 
     job: str
@@ -24,6 +29,7 @@ class Connection(msgspec.Struct, frozen=True):
     tunnel: str
     idle: float
     through: str = ""
+    cluster: str = ""
 
     def __str__(self) -> str:
         lines = ["", f"JupyterLab runs on {self.node}, as Slurm job {self.job}.", ""]
@@ -48,10 +54,7 @@ class Connection(msgspec.Struct, frozen=True):
 
 def folder() -> Path:
     """LABKIT_SHARED/lab, or ~/.labkit/lab, which only this user can enter."""
-    path = shared_root() / "lab"
-    path.mkdir(mode=0o700, exist_ok=True)
-    path.chmod(0o700)
-    return path
+    return private_folder(shared_root() / "lab")
 
 
 def path_of(job: str) -> Path:
@@ -59,10 +62,18 @@ def path_of(job: str) -> Path:
     return folder() / f"{job}.json"
 
 
+def log_path(job: str) -> Path:
+    """What the job prints: made by Slurm when it starts the job."""
+    return folder() / f"job-{job}.log"
+
+
 def write(connection: Connection) -> Path:
-    """Write it where this user alone may enter: the URL has the token in it."""
+    """Write it where this user alone may enter: the URL has the token in it. SlurmError if that fails."""
     path = path_of(connection.job)
-    write_whole(path, msgspec.json.encode(connection))
+    try:
+        write_whole(path, msgspec.json.encode(connection))
+    except OSError as error:
+        raise unusable(path.parent, error) from None
     return path
 
 
@@ -73,3 +84,19 @@ def read(job: str) -> Connection | None:
         return msgspec.json.decode(path_of(job).read_bytes(), type=Connection)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def left_behind() -> set[str]:
+    """The numbers of all jobs of which there is a file."""
+    return {path.stem.removeprefix("job-") for path in folder().iterdir() if path.suffix in (".json", ".log")}
+
+
+def remove(jobs: set[str], cluster: str) -> None:
+    """Remove the files of jobs of this cluster that are over; their logs once nobody wrote for a day."""
+    for job in jobs:
+        found = read(job)
+        if found is not None and found.cluster == cluster:
+            path_of(job).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if time.time() - log_path(job).stat().st_mtime > _LOG_KEPT:
+                log_path(job).unlink()

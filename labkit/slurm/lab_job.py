@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from labkit.slurm import commands as slurm
 from labkit.slurm import lab_files
 from labkit.slurm.options import Asked
 from labkit.slurm.site import CLUSTER, Site, current_site, find_site
-from labkit.slurm.units import minutes_of
+from labkit.slurm.units import check_minutes, minutes_of
 
 NAME = "labkit-lab"  # of the job, by which it is found again
 SCRIPT = CLUSTER / "slurm" / "lab.sbatch"
@@ -30,7 +31,9 @@ def start(root: Path, asked: Asked) -> int:
     Returns 0. CannotStart says what Slurm or the site does not give. Ctrl-C while it waits cancels the job.
     """
     try:
+        _check(root, asked)
         jobs = _jobs("--states=PENDING,CONFIGURING,RUNNING,SUSPENDED")  # and none that ends
+        _tidy()
         if jobs:
             click.echo(_there_is(jobs[0], asked.given()), err=True)
             return _wait(jobs[0], cancel=False)
@@ -38,6 +41,22 @@ def start(root: Path, asked: Asked) -> int:
         return _wait(_submit(site, asked, root), cancel=True, queue=asked.queue)
     except (slurm.SlurmError, SettingsError, ValueError) as error:
         raise CannotStart(str(error)) from error
+
+
+def _check(root: Path, asked: Asked) -> None:
+    """What needs no Slurm to be seen as wrong."""
+    if not root.is_dir():
+        raise CannotStart(f"no folder {root}; give one that exists with --root")
+    if asked.time:
+        check_minutes(minutes_of(asked.time))
+
+
+def _tidy() -> None:
+    """Remove what jobs have left that Slurm has forgotten. Nothing where it does not answer."""
+    with contextlib.suppress(slurm.SlurmError):
+        if left := lab_files.left_behind():
+            known = slurm.command("squeue", "--me", "--noheader", "--states=all", "--format=%A").split()
+            lab_files.remove(left - set(known), slurm.configured("ClusterName"))
 
 
 def _there_is(job: str, given: list[str]) -> str:
@@ -98,8 +117,8 @@ def _submit(site: Site, asked: Asked, root: Path) -> str:
         **({"LABKIT_SITE": str(Path(named).resolve()) if Path(named).exists() else named} if named else {}),
     }
     os.environ.update(told)  # sbatch hands its own environment on to the job
-    log = lab_files.folder() / "job-%j.log"
-    return slurm.submit([f"--job-name={NAME}", f"--output={log}", *options], SCRIPT.read_text())
+    output = f"--output={lab_files.log_path('%j')}"  # sbatch puts the number there
+    return slurm.submit([f"--job-name={NAME}", output, *options], SCRIPT.read_text())
 
 
 def _told_of_jupyter() -> dict[str, str]:
@@ -113,7 +132,7 @@ def _wait(job: str, cancel: bool, queue: float = 0.0) -> int:
     try:
         while (found := lab_files.read(job)) is None:
             state = watch.state()
-            if state.ended or state.hopeless:
+            if state.ended or (state.hopeless and not _has_begun(job, state)):
                 raise CannotStart(_why(job, state))
             line = str(state) if state.state != "RUNNING" else f"{state}, JupyterLab is starting"
             if line != told:
@@ -125,16 +144,23 @@ def _wait(job: str, cancel: bool, queue: float = 0.0) -> int:
             slurm.cancel(job)
             click.echo(f"\njob {job} is cancelled", err=True)
         return 130
-    if (state := slurm.job_state(job)).state != "RUNNING":
+    state = watch.state(fresh=True)
+    if state.state != "RUNNING" and not state.unanswered:
         raise CannotStart(f"job {job} ends just now ({state}); the same command starts another in a moment")
     click.echo(str(found))
     return 0
 
 
+def _has_begun(job: str, state: slurm.JobState) -> bool:
+    """Whether it was started although Slurm does not say so: its log is made then."""
+    return bool(state.unanswered) and lab_files.log_path(job).exists()
+
+
 def _why(job: str, state: slurm.JobState) -> str:
     if state.hopeless:
-        slurm.cancel(job)
-        return state.why_hopeless()
-    log = lab_files.folder() / f"job-{job}.log"
+        with contextlib.suppress(slurm.SlurmError):  # what is to be told is why it was given up
+            slurm.cancel(job)
+        return f"job {job}: {state.why_hopeless()}"
+    log = lab_files.log_path(job)
     words = log.read_text(errors="replace")[-1000:].strip() if log.exists() else "it left no log"
     return f"job {job} ended before JupyterLab was up ({state}): {words}"

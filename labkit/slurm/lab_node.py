@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -37,7 +38,9 @@ def main(root: Path, idle: float) -> None:
             url = f"http://127.0.0.1:{port}{base.format(port=port)}{page}"
             through = f"{os.environ['LABKIT_JUPYTER']}{below.format(port=port)}{page}" if around else ""
             line = tunnel(ip, port, reached, node)
-            written = lab_files.write(lab_files.Connection(job, node, port, url, line, idle, through))
+            cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
+            connection = lab_files.Connection(job, node, port, url, line, idle, through, cluster)
+            written = lab_files.write(connection)
             print(f"JupyterLab is up; how to reach it is in {written}", flush=True)
 
         first = own_port(site.ports, os.getuid())
@@ -46,7 +49,8 @@ def main(root: Path, idle: float) -> None:
         print(f"labkit: {error}", file=sys.stderr)
         sys.exit(2)
     finally:
-        lab_files.path_of(job).unlink(missing_ok=True)
+        with contextlib.suppress(SlurmError):  # a folder that cannot be had was told above
+            lab_files.path_of(job).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,15 @@ def allocation(slurm: LocalSlurm) -> Iterator[dict[str, str]]:
     slurm.run("scancel", job)
 
 
+def without_answers(folder: Path, command: str) -> str:
+    """A PATH on which a command of Slurm's fails as where a node's clock or key is not the controller's."""
+    folder.mkdir()
+    script = folder / command
+    script.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Protocol authentication error' >&2\nexit 1\n")
+    script.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 def nothing_is_left(slurm: LocalSlurm, shared: Path) -> None:
     """No process of any job, and no directory."""
     assert slurm.wait_until_no_job_processes() == []

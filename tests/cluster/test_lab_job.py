@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
 import nbformat
 import pytest
-from cluster_helpers import jupyter_server, nothing_is_left
+from cluster_helpers import jupyter_server, nothing_is_left, without_answers
 from playwright.sync_api import expect
 from slurm_cluster import LocalSlurm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "browser"))
 from jupyter_page import NotebookPage, browser_page
+
+from labkit.slurm import lab_files, lab_job
 
 NODE = "import os; print('on', os.environ['SLURMD_NODENAME'])"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
@@ -48,6 +52,7 @@ def test_from_the_queue_to_the_tunnel_and_the_end(slurm: LocalSlurm, tmp_path: P
     file = next((tmp_path / "lab").glob("*.json"))
     job = file.stem
     assert f"as Slurm job {job}" in up.stdout
+    assert json.loads(file.read_bytes())["cluster"] == "test", "by which it is known whose to remove"
     assert "7 minutes" in up.stdout, "when it ends by itself is said"
     url = next(word for word in up.stdout.split() if word.startswith("http://127.0.0.1"))
     port, token = url.split(":")[2].split("/")[0], url.rpartition("=")[2]
@@ -136,6 +141,103 @@ def test_more_than_slurm_ever_gives_is_refused(slurm: LocalSlurm, tmp_path: Path
     assert "Slurm did not start the job within 2 s" in late.stderr
     assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
     slurm.run("scancel", blocker)
+
+
+def test_the_queue_has_its_deadline_also_when_slurm_does_not_answer(
+    slurm: LocalSlurm, tmp_path: Path
+) -> None:
+    """What it says is told. A job that was started meanwhile is not given up."""
+    path, asked = (
+        without_answers(tmp_path / "bin", "scontrol"),
+        ("--slurm", "--root", str(tmp_path), "--time", "5"),
+    )
+    blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 60")
+    began = time.monotonic()
+    late = lab(slurm, tmp_path, *asked, "--queue", "3", PATH=path)
+    assert time.monotonic() - began < 20
+    assert late.returncode == 2
+    silent = "does not say how it stands now: slurm_load_jobs error: Protocol authentication error"
+    assert f"waiting (no reason given yet); Slurm {silent} (" in late.stderr
+    assert f"did not start the job within 3 s (no reason given), and {silent}. `squeue --me`" in late.stderr
+    assert slurm.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
+    slurm.run("scancel", blocker)
+    slurm.wait_until_idle()
+    up = lab(slurm, tmp_path, *asked, "--queue", "0.1", PATH=path)
+    assert up.returncode == 0, up.stderr
+    assert "http://127.0.0.1" in up.stdout
+    lab(slurm, tmp_path, "--stop")
+    nothing_is_left(slurm, tmp_path)
+
+
+def test_where_the_queue_is_private_no_place_in_it_is_told(slurm: LocalSlurm, tmp_path: Path) -> None:
+    """squeue then shows one's own jobs alone, and everybody would be the first."""
+    config = slurm.config.read_text()
+    slurm.config.write_text(config + "PrivateData=jobs\n")
+    slurm.run("scontrol", "reconfigure")
+    try:
+        blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 60")
+        late = lab(slurm, tmp_path, "--slurm", "--time", "5", "--queue", "2")
+        assert re.search(r"job \d+: waiting \(", late.stderr), late.stderr
+        assert "in the queue" not in late.stderr
+        slurm.run("scancel", blocker)
+    finally:
+        slurm.config.write_text(config)
+        slurm.run("scontrol", "reconfigure")
+
+
+def test_what_needs_no_slurm_to_be_wrong_is_told_first(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "labkit.cli", "lab", "--slurm"]
+    for words, says in {
+        ("--root", "/nonexistent"): "no folder /nonexistent; give one that exists with --root",
+        ("--time", "1h"): "expected a time such as 01:30:00 (hours:minutes:seconds) and found '1h'",
+        ("--time", "0"): "a time of 0 means no limit to Slurm",
+    }.items():
+        told = subprocess.run(
+            [*command, "--root", str(tmp_path), *words],
+            env={**os.environ, "SLURM_CONF": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert told.returncode == 2
+        assert told.stderr.startswith(f"labkit: {says}"), told.stderr
+
+
+def test_the_job_has_what_it_was_told_whatever_the_environment_says(
+    slurm: LocalSlurm, tmp_path: Path
+) -> None:
+    """SBATCH_EXPORT=NONE is meant for others; and what a site has run may read names that nobody has set."""
+    site = tmp_path / "site.toml"
+    site.write_text('name = "strict"\ncommands = ["test -z \\"$NOBODY_HAS_SET_THIS\\""]\n')
+    asked = ("--slurm", "--root", str(tmp_path), "--site", str(site), "--time", "5", "--idle", "7")
+    up = lab(slurm, tmp_path, *asked, SBATCH_EXPORT="NONE")
+    assert up.returncode == 0, up.stderr
+    assert "7 minutes" in up.stdout
+    lab(slurm, tmp_path, "--stop")
+    nothing_is_left(slurm, tmp_path)
+
+
+def test_what_jobs_have_left_goes_with_the_next(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a lost node leaves it: how to reach a JupyterLab, with its token, and a log."""
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
+    waiting = slurm.run("sbatch", "--parsable", "--hold", "-o/dev/null", "--wrap=true")
+    for job, cluster in {"90001": "test", "90002": "elsewhere", waiting: "test"}.items():
+        lab_files.write(lab_files.Connection(job, "n1", 1, "url", "ssh", 0, cluster=cluster))
+    for job in ("90001", "90003", waiting):
+        lab_files.log_path(job).touch()
+        os.utime(lab_files.log_path(job), (0, 0))
+    lab_files.log_path("90004").touch()
+    with monkeypatch.context() as silent:
+        silent.setenv("PATH", without_answers(tmp_path / "bin", "squeue"))
+        lab_job._tidy()
+    assert len(os.listdir(tmp_path / "lab")) == 7, "nothing is known where Slurm does not answer"
+    refused = lab(slurm, tmp_path, "--slurm", "--root", str(tmp_path), "--gpus", "9")
+    assert "--gpus-per-node=9" in refused.stderr
+    left = {"90002.json", "job-90004.log", f"{waiting}.json", f"job-{waiting}.log"}
+    assert set(os.listdir(tmp_path / "lab")) == left
+    slurm.run("scancel", waiting)
 
 
 def test_a_site_knows_its_limits_without_asking(slurm: LocalSlurm, tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
-from cluster_helpers import interrupt_soon, wait_for_output
+from cluster_helpers import interrupt_soon, wait_for_output, without_answers
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
 from slurm_cluster import LocalSlurm
@@ -159,3 +161,37 @@ def test_a_notebook_that_is_killed_leaves_nothing(inside: LocalSlurm, tmp_path: 
     for left in tmp_path.glob("job-*"):
         os.utime(left, (0, 0))  # as if a minute had passed
     remove_stale(tmp_path)  # which the next launch does
+
+
+def test_what_a_lost_machine_has_left_goes_after_a_week(
+    inside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless one that waits in the queue may be its job: nothing writes there before it starts."""
+    old, new = tmp_path / "job-old", tmp_path / "job-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "owner.json").write_text(json.dumps({"host": "another", "pid": 1, "started": 1}))
+        for path in (folder / "owner.json", folder):
+            os.utime(path, (0, 0))
+    (new / "node0.beat").touch()
+    os.utime(new, (0, 0))
+    waiting = inside.run("sbatch", "--parsable", "--hold", "--job-name=labkit", "-o/dev/null", "--wrap=true")
+    remove_stale(tmp_path)
+    assert old.exists()
+    inside.run("scancel", waiting)
+    with monkeypatch.context() as silent:
+        silent.setenv("PATH", without_answers(tmp_path / "bin", "squeue"))
+        remove_stale(tmp_path)
+    assert old.exists(), "nothing is known where Slurm does not answer"
+    remove_stale(tmp_path)
+    assert (old.exists(), new.exists()) == (False, True)
+    rmtree(new)
+
+
+def test_steps_have_this_environment_whatever_the_job_was_told(
+    inside: LocalSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a job that was submitted with --export=NONE."""
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
+    monkeypatch.setenv("SAID_TO_RANKS", "here")
+    assert labkit.launch(os.getenv, "SAID_TO_RANKS", nodes=2, ranks=2).results == ["here"] * 2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_helpers import nothing_is_left, wait_for_output
+from cluster_helpers import nothing_is_left, wait_for_output, without_answers
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever, forever_together, sum_of_ranks
 from slurm_cluster import LocalSlurm
@@ -98,6 +99,49 @@ def test_the_queue_has_a_deadline(outside: LocalSlurm) -> None:
         magics.ranks("4 --nodes 2 --queue 2", "rank")
     assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "nor do others in their place"
     outside.run("scancel", blocker)
+
+
+def test_the_queue_has_its_deadline_also_when_slurm_does_not_answer(
+    outside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocker = outside.run(
+        "sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"
+    )
+    monkeypatch.setenv("PATH", without_answers(tmp_path / "bin", "scontrol"))
+    with pytest.raises(InfrastructureError, match=r"within 2 s .* Protocol authentication error\. `squeue"):
+        labkit.launch(sum_of_ranks, 1, nodes=2, ranks=4, queue=2)
+    assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
+    outside.run("scancel", blocker)
+
+
+def test_a_start_that_slurm_does_not_tell_of_counts(
+    outside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue's deadline passes while Slurm does not answer, but the job runs."""
+    monkeypatch.setattr(commands, "job_state", fails_to_tell)
+    job = labkit.launch(sum_of_ranks, 10, nodes=2, ranks=4, queue=1.0)
+    assert [value for value, _ in job.results] == [46.0] * 4
+
+
+def fails_to_tell(job: str) -> commands.JobState:
+    raise commands.SlurmError("Protocol authentication error")
+
+
+def test_the_job_has_this_environment_whatever_sbatch_is_told(
+    outside: LocalSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    monkeypatch.setenv("SAID_TO_RANKS", "here")
+    assert labkit.launch(os.getenv, "SAID_TO_RANKS", nodes=2, ranks=2).results == ["here"] * 2
+
+
+def test_a_shared_folder_that_cannot_be_had(
+    outside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path / "file" / "shared"))
+    with pytest.raises(InfrastructureError, match=r"file/shared cannot be used .*LABKIT_SHARED names it"):
+        labkit.launch(sum_of_ranks, 1, nodes=2, ranks=4)
 
 
 def test_a_reason_that_stays_is_told(outside: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,17 @@ from labkit.launch.handover.reserved import read_reserved, reserve, write_reserv
 from labkit.launch.nodes.beats import beat_path
 from labkit.processes import start_time
 from labkit.record.state import State
-from labkit.slurm.shared import shared_root
+from labkit.slurm import commands as slurm
+from labkit.slurm.shared import shared_root, unusable
 
 ORDERS = "orders"  # lines of JSON from the notebook: {"do": "stop" | "deadline" | "interrupt", ...}
 EXIT = "exit"  # the exit status of srun in a job of its own
+BEGUN = "begun"  # empty until the script of a job of its own runs
 MEETING = "meeting.json"  # where the nodes' store is: {"address", "port"}
 SRUN_LOG = "srun.log"
+JOB_NAME = "labkit"  # of a job of its own, by which Slurm finds it
 _OWNER = "owner.json"
+_ABANDONED = 7 * 86400.0  # seconds in which nothing of a job was written, not even its nodes' signs of life
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,28 @@ def control_path(directory: Path, number: int) -> Path:
 
 
 def new_directory(request: Request) -> Path:
-    """A directory (mode 0700) for one job, with the files that are looked for while it runs."""
+    """A directory (mode 0700) for one job, with the files that are looked for while it runs.
+
+    SlurmError when it cannot be had.
+    """
     root = shared_root()
     remove_stale(root)
-    path = Path(tempfile.mkdtemp(prefix="job-", dir=root))
+    try:
+        path = Path(tempfile.mkdtemp(prefix="job-", dir=root))
+    except OSError as error:
+        raise unusable(root, error) from None
+    try:
+        _furnish(path, request)
+    except OSError as error:  # a full disk
+        remove(path)
+        raise unusable(root, error) from None
+    return path
+
+
+def _furnish(path: Path, request: Request) -> None:
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_time(os.getpid())}
     (path / _OWNER).write_text(json.dumps(owner))
-    for name in (ORDERS, EXIT, SRUN_LOG):
+    for name in (ORDERS, EXIT, BEGUN, SRUN_LOG):
         (path / name).touch(0o600)
     for number in range(request.nodes):
         beat_path(path, number).touch(0o600)
@@ -97,7 +116,6 @@ def new_directory(request: Request) -> Path:
         reserve(end_path(path, rank))
     for file in [path / MEETING, *(_report_path(path, number) for number in range(request.nodes))]:
         reserve(file)
-    return path
 
 
 def give_order(directory: Path, **order: Any) -> None:
@@ -124,10 +142,33 @@ class Orders:
 
 
 def remove_stale(root: Path) -> None:
-    """Remove what notebooks of this machine that no longer run have left."""
+    """Remove what notebooks that no longer run have left.
+
+    Those of another machine cannot be asked for; of these it is what nobody has written to for a week, while
+    no job of `launch` waits in the queue: that one's nodes write nothing yet.
+    """
+    elsewhere = []
     for path in root.glob("job-*"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             owner = json.loads((path / _OWNER).read_text())
-            here = owner["host"] == socket.gethostname() and time.time() - path.stat().st_mtime > 60
-            if here and start_time(owner["pid"]) != owner["started"]:
+            if owner["host"] != socket.gethostname():
+                elsewhere.append(path)
+            elif time.time() - path.stat().st_mtime > 60 and start_time(owner["pid"]) != owner["started"]:
                 remove(path)
+    if (abandoned := [path for path in elsewhere if _is_abandoned(path)]) and _none_waits():
+        for path in abandoned:
+            remove(path)
+
+
+def _is_abandoned(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        newest = max(one.stat().st_mtime for one in (path, *path.iterdir()))
+        return time.time() - newest > _ABANDONED
+    return False
+
+
+def _none_waits() -> bool:
+    """Whether Slurm says that no job that `launch` has submitted waits."""
+    with contextlib.suppress(slurm.SlurmError):
+        return not slurm.command("squeue", "--me", "--noheader", f"--name={JOB_NAME}", "--states=PENDING")
+    return False

@@ -60,9 +60,12 @@ class Nodes:
         return request, ()
 
     def start(self, request: Request, payload: bytes, prepare: Callable[[Path], None]) -> NodesRun:
-        """Raises InfrastructureError when Slurm refuses the job."""
+        """Raises InfrastructureError when Slurm refuses the job, or there is no folder that the nodes see."""
         site, inside = current_site(), slurm.allocation()
-        directory = new_directory(request)
+        try:
+            directory = new_directory(request)
+        except slurm.SlurmError as error:
+            raise _refused(request, error) from None
         try:
             request.write(directory)
             (directory / PAYLOAD).write_bytes(payload)
@@ -70,15 +73,19 @@ class Nodes:
             return NodesRun(_step(request, directory, site, inside), directory, request)
         except slurm.SlurmError as error:
             remove(directory)
-            summary = f"nodes={request.nodes} needs a Slurm that takes the job: {error}"
-            hint = "ask for what there is; without nodes= the ranks run on this machine"
-            raise InfrastructureError(Diagnosis("infrastructure", summary, hint=hint)) from None
+            raise _refused(request, error) from None
         except BaseException:
             remove(directory)
             raise
 
     def listen(self, directory: Path) -> wire.Listener:
         return wire.listen(directory)
+
+
+def _refused(request: Request, error: slurm.SlurmError) -> InfrastructureError:
+    summary = f"nodes={request.nodes} needs a Slurm that takes the job: {error}"
+    hint = "ask for what there is; without nodes= the ranks run on this machine"
+    return InfrastructureError(Diagnosis("infrastructure", summary, hint=hint))
 
 
 def _check(ranks: int | None, nodes: int, inside: slurm.Allocation | None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from labkit.launch.nodes.files import EXIT, SRUN_LOG, read_reports
+from labkit.launch.nodes.files import BEGUN, EXIT, JOB_NAME, SRUN_LOG, read_reports
 from labkit.slurm import commands as slurm
 
 _OF_THE_JOB = (
@@ -61,11 +61,13 @@ def srun_command(nodes: int, cpus: int, directory: Path, *options: str) -> list[
 
     --overlap: the notebook, itself a step or the batch script, holds the job's resources already.
     --kill-on-bad-exit: when one node's process fails, the others are ended. --cpus-per-task, --cpu-bind: the
-    ranks use all cores of the job, and share them among themselves.
+    ranks use all cores of the job, and share them among themselves. --export: a job that was submitted with
+    none of the environment would start its steps without it too.
     """
     return [
         *("srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={nodes}"),
-        *("--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--cpu-bind=none", "--mem=0", *options),
+        *("--ntasks-per-node=1", f"--cpus-per-task={cpus}", "--cpu-bind=none", "--mem=0"),
+        *("--export=ALL", *options),
         *(sys.executable, "-m", "labkit.launch.nodes.node", str(directory)),
     ]
 
@@ -133,9 +135,10 @@ class BatchStep:
         """queue: seconds the job may wait for its turn; 0 for as long as it takes."""
         self._directory = directory
         run = shlex.join(srun_command(nodes, cpus, directory))
-        script = f"#!/bin/bash\n{setup}\n{run}\necho $? > {shlex.quote(str(directory / EXIT))}\n"
+        begun, ended = (shlex.quote(str(directory / name)) for name in (BEGUN, EXIT))
+        script = f"#!/bin/bash\necho 1 > {begun}\n{setup}\n{run}\necho $? > {ended}\n"
         log = directory / SRUN_LOG
-        fixed = [f"--output={log}", "--open-mode=append", "--no-requeue", "--job-name=labkit"]
+        fixed = [f"--output={log}", "--open-mode=append", "--no-requeue", f"--job-name={JOB_NAME}"]
         self.job = slurm.submit(
             [*fixed, f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}", *options], script
         )
@@ -149,14 +152,19 @@ class BatchStep:
             if told := (self._directory / EXIT).read_text().strip():
                 return int(told)
             state = self.state()
-            if state.hopeless:
+            if state.hopeless and not self._has_begun(state):
                 self._hopeless = state
                 self.kill()
-            if state.ended or state.hopeless:
+                return -1
+            if state.ended:
                 return -1
             if time.monotonic() >= until:
                 return None
             time.sleep(0.05)
+
+    def _has_begun(self, state: slurm.JobState) -> bool:
+        """Whether it was started although Slurm does not say so."""
+        return bool(state.unanswered and (self._directory / BEGUN).read_text())
 
     def kill(self) -> None:
         """Have Slurm end the job, if it answers."""
