@@ -41,6 +41,8 @@ def test_a_requeued_training_ends_where_one_process_would(
     monkeypatch.setitem(slurm.environment, "HOME", str(home))
     monkeypatch.setitem(slurm.environment, "PYTHON", sys.executable)
     monkeypatch.setitem(slurm.environment, "RANKS_PER_NODE", "1")
+    few = "HOME,PATH,PYTHON,RANKS_PER_NODE,SLURM_CONF"  # and none of what the script itself tells the ranks
+    monkeypatch.setitem(slurm.environment, "SBATCH_EXPORT", few)
     script = [str(SCRIPTS / "train.sbatch"), str(SCRIPTS / "train.py")]
     options = ["--steps", str(STEPS), "--pause", "0.05"]
     job = slurm.run("sbatch", "--parsable", f"--chdir={workbook}", *script, *options)
@@ -67,6 +69,16 @@ def test_a_requeued_training_ends_where_one_process_would(
     assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "train.pt"]
     assert list(workbook.iterdir()) == [], "nothing is left where the job was submitted"
     assert slurm.wait_until_no_job_processes() == []
+
+
+def test_what_goes_wrong_before_there_is_a_log_is_told(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(slurm.environment, "TRAIN_FOLDER", str(tmp_path / "file" / "train"))
+    job = slurm.run("sbatch", "--parsable", f"--chdir={tmp_path}", str(SCRIPTS / "train.sbatch"))
+    slurm.wait_for_state(job, "FAILED", seconds=60)
+    assert (tmp_path / f"train-{job}.out").read_text().startswith("mkdir: cannot create directory")
 
 
 def test_its_profiles_make_one_trace(
