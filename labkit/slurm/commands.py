@@ -121,7 +121,7 @@ class JobState:
 
     @property
     def hopeless(self) -> bool:
-        """Whether to wait no longer: it asks for more than its partition may give, or it is overdue."""
+        """Whether to wait no longer: it asks for what nobody would give it, or it is overdue."""
         return self.state == "PENDING" and (self._never or self.overdue > 0)
 
     @property
@@ -131,7 +131,7 @@ class JobState:
     def why_hopeless(self) -> str:
         """The sentence for it, with what there is."""
         if self.reason in _NEVER:
-            return f"Slurm would never start the job ({self.reason}). There is: {offers()}"
+            return f"Slurm would never start the job ({self.reason}){_there_is()}"
         if self._never:
             return (
                 f"Slurm would never start the job ({self.reason}): its account or QOS gives no job that much,"
@@ -248,7 +248,7 @@ def submit(options: Sequence[str], script: str) -> str:
         asked = " ".join(
             option for option in options if re.match(r"--(nodes|gpus|cpus|time|part|acc|mem)", option)
         )
-        raise SlurmError(f"Slurm refused the job: {error}. Asked: {asked}. There is: {offers()}") from None
+        raise SlurmError(f"Slurm refused the job: {error}. Asked: {asked}{_there_is()}") from None
 
 
 def _check_that_it_can_start(options: Sequence[str], script: str) -> None:
@@ -285,6 +285,13 @@ def unwell(nodes: Sequence[str]) -> list[str]:
         states = [line.split() for line in told.splitlines()]
         return sorted({name for name, state in states if "down" in state or "fail" in state or "*" in state})
     return []
+
+
+def _there_is() -> str:
+    """The end of a sentence; nothing where Slurm does not say what there is: why it is asked comes first."""
+    with contextlib.suppress(SlurmError):
+        return f". There is: {offers()}"
+    return ""
 
 
 def offers(partition: str = "") -> str:

@@ -94,9 +94,9 @@ def left_behind() -> set[str]:
 def remove(jobs: set[str], cluster: str) -> None:
     """Remove the files of jobs of this cluster that are over; their logs once nobody wrote for a day."""
     for job in jobs:
-        found = read(job)
-        if found is not None and found.cluster == cluster:
-            path_of(job).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
+            found = read(job)
+            if found is not None and found.cluster == cluster:
+                path_of(job).unlink(missing_ok=True)
             if time.time() - log_path(job).stat().st_mtime > _LOG_KEPT:
                 log_path(job).unlink()

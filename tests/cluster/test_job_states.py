@@ -44,6 +44,12 @@ def test_who_has_the_limits_is_told() -> None:
     assert "`sacctmgr show qos`" in told
 
 
+def test_it_is_told_also_where_slurm_does_not_say_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    told = JobState("PENDING", "PartitionTimeLimit").why_hopeless()
+    assert told == "Slurm would never start the job (PartitionTimeLimit)"
+
+
 def test_a_shared_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LABKIT_SHARED", str(tmp_path / "file" / "shared"))
