@@ -217,12 +217,12 @@ Table(
 #
 # Cut a whole attention, compute with the rank's heads, and give the whole back. What stands in front and
 # behind is handed to you as `enter` and `leave`, two functions like `column_parallel` and `row_parallel`:
-# later you will put others in their place, and so does the check; with those, `enter` may return more tokens
-# than x has, so take b and s from what it returns. `attend(q, k, v, dropout)` takes the [b, heads, s, d] of
-# this rank's query, key and value heads and returns [b, query heads, s, d]; it is called once in a forward,
-# with the config's dropout in training, under `no_grad` too, and 0.0 after `eval()`. Fewer key-value heads
-# than query heads stay as few: `attend` knows which belong together. Positions come with x, so that no head is
-# rotated here. A rank does a $t$-th of the matrix products.
+# later you will put others in their place, and so does the check; with those, `enter` may return more
+# tokens than x has, so take b and s from what it returns. `attend(q, k, v, dropout)` takes the [b, heads,
+# s, d] of this rank's query, key and value heads and returns [b, query heads, s, d]; it is called once in a
+# forward, with the config's dropout in training, under `no_grad` too, and 0.0 after `eval()`. Fewer
+# key-value heads than query heads stay as few: `attend` knows which belong together. Positions come with x,
+# so that no head is rotated here. A rank does a $t$-th of the matrix products.
 #
 # <details><summary>Hint 1: from [b, s, heads d] to [b, heads, s, d]</summary>
 # <code>x.unflatten(-1, (-1, d)).transpose(1, 2)</code>: the heads are the outer of the two, the d numbers of
@@ -1578,8 +1578,8 @@ prediction("the norm, which should be 2", your_norm, found)
 # numbers, or nothing but zeros; a frozen parameter that has one counts, and a `max_norm` of 0 makes zeros of
 # all. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by $10^{-4}$.
 #
-# <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only, in one dtype
-# on every rank: a rank without gradients has none to take it from.</details>
+# <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only, in one
+# dtype on every rank: a rank without gradients has none to take it from.</details>
 
 
 # %% exercise="07.clip-grad-norm" difficulty=3 minutes=8

@@ -127,7 +127,7 @@ def _use_twice(rank: Rank) -> None:
 @torch.no_grad()
 def _halved(layers: nn.ModuleList) -> nn.ModuleList:
     for parameter in layers.parameters():
-        parameter /= 2
+        parameter.div_(2)
     return layers
 
 
