@@ -53,7 +53,7 @@ def place(ranks: int | None, backend: str | None) -> Placement:
     of a second took more than a minute.
     ValueError for a backend that cannot work here.
     """
-    gpus, notes = _usable_gpus()
+    gpus, notes = usable(gpu_count())
     if notes and backend == "nccl":
         raise ValueError(f"backend='nccl': {notes[0]}")
     ranks = ranks or gpus or RANKS_WITHOUT_GPU
@@ -68,13 +68,12 @@ def place(ranks: int | None, backend: str | None) -> Placement:
     return Placement(ranks, chosen, devices, _threads(), notes)
 
 
-def _usable_gpus() -> tuple[int, tuple[str, ...]]:
-    """How many GPUs ranks can take, and why not those that there are."""
-    gpus = gpu_count()
+def usable(gpus: int) -> tuple[int, tuple[str, ...]]:
+    """How many of a machine's GPUs ranks can take with this torch, and notes why not all."""
     if gpus == 0 or torch_has_cuda():
         return gpus, ()
     plural = "s" if gpus > 1 else ""
-    return 0, (f"{gpus} GPU{plural} here, and a torch without CUDA: ranks run on the CPU; {CUDA_TORCH}",)
+    return 0, (f"{gpus} GPU{plural} there, and a torch without CUDA: ranks run on the CPU; {CUDA_TORCH}",)
 
 
 def torch_has_cuda() -> bool:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit import hosts
+from labkit.launch.handover.request import Wanted
+from labkit.launch.nodes.place import Nodes
 from labkit.settings import SettingsError
 from labkit.slurm.site import SITES, load_site
 from labkit.slurm.units import minutes_of, slurm_time
@@ -35,6 +38,19 @@ def test_a_quality_of_service_that_is_asked_for_wins_over_the_partitions(tmp_pat
     assert "--qos=normal" in site.options(**asked, environment={})
     assert "--qos=debug" in site.options(**asked, qos="debug", environment={})
     assert "--qos=course" in site.options(**asked, environment={"SBATCH_QOS": "course"})
+
+
+@pytest.mark.parametrize(("has_cuda", "backend"), [(True, "nccl"), (False, "gloo")])
+def test_ranks_take_a_sites_gpus_where_torch_can(
+    has_cuda: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workbook may have been installed on a login node, which has no GPU and gets a torch for none."""
+    monkeypatch.setenv("LABKIT_SITE", "leonardo")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: has_cuda)
+    request, notes = Nodes(2).plan(Wanted())
+    assert (request.backend, request.ranks, bool(request.devices)) == (backend, 8, has_cuda)
+    assert has_cuda or "4 GPUs there, and a torch without CUDA" in notes[0]
 
 
 @pytest.mark.parametrize("word", ["infinite", "UNLIMITED", "", "0"])

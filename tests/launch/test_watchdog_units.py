@@ -404,7 +404,7 @@ def test_a_torch_without_cuda_takes_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hosts, "torch_has_cuda", lambda: False)
     found = place(None, None)
     assert (found.backend, found.devices) == ("gloo", ())
-    assert "2 GPUs here, and a torch without CUDA" in found.notes[0]
+    assert "2 GPUs there, and a torch without CUDA" in found.notes[0]
     with pytest.raises(ValueError, match="torch without CUDA"):
         place(2, "nccl")
 

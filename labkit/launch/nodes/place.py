@@ -34,7 +34,7 @@ class Nodes:
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
         site, inside = current_site(), slurm.allocation()
         _check(wanted.ranks, self.nodes, inside)
-        gpus = hosts.gpu_count() if inside else site.gpus
+        gpus, notes = hosts.usable(hosts.gpu_count() if inside else site.gpus)
         total = wanted.ranks or self.nodes * (gpus or hosts.RANKS_WITHOUT_GPU)
         if total % self.nodes:
             raise ValueError(
@@ -57,7 +57,7 @@ class Nodes:
             queue=wanted.queue or 0.0,
             key=secrets.token_hex(16),
         )
-        return request, ()
+        return request, notes
 
     def start(self, request: Request, payload: bytes, prepare: Callable[[Path], None]) -> NodesRun:
         """Raises InfrastructureError when Slurm refuses the job, or there is no folder that the nodes see."""
