@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,21 @@ def test_the_job_has_this_environment_whatever_sbatch_is_told(
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     monkeypatch.setenv("SAID_TO_RANKS", "here")
     assert labkit.launch(os.getenv, "SAID_TO_RANKS", nodes=2, ranks=2).results == ["here"] * 2
+
+
+def test_a_shared_disk_that_is_full(
+    outside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the largest file that may be written, which the call with its arguments is beyond."""
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(InfrastructureError, match=r"job-\w+ cannot be used \(File too large\)"):
+            labkit.launch(len, b"x" * (2 << 20), nodes=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.glob("job-*"))
 
 
 def test_a_shared_folder_that_cannot_be_had(

@@ -17,6 +17,7 @@ from labkit.launch.nodes.files import new_directory
 from labkit.launch.nodes.run import NodesRun
 from labkit.launch.nodes.steps import BatchStep, SrunStep, Step
 from labkit.slurm import commands as slurm
+from labkit.slurm.shared import unusable
 from labkit.slurm.site import Site, current_site
 
 _MARGIN = 3  # minutes beyond the job's timeout for Python to start and the nodes to meet
@@ -74,6 +75,9 @@ class Nodes:
         except slurm.SlurmError as error:
             remove(directory)
             raise _refused(request, error) from None
+        except OSError as error:  # a full disk
+            remove(directory)
+            raise _refused(request, unusable(directory, error)) from None
         except BaseException:
             remove(directory)
             raise
