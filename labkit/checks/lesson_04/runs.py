@@ -207,8 +207,8 @@ def take_steps(rank: Rank) -> None:
 
 
 def use_ready_hook(rank: Rank) -> None:
-    """Note when each stage's gradients are said to be ready, and what they are then. Facts: log; early, the
-    stages by whose moment the tied weight had its sum already.
+    """Note when each stage's gradients are said to be ready, and what they are then. Answer: shared, the tied
+    weight's gradient in the end. Facts: log; early, the stages at whose moment it was that already.
     """
     stages, watch = own_stages(rank), Watch()
     halves: dict[int, Tensor] = {}
@@ -223,8 +223,9 @@ def use_ready_hook(rank: Rank) -> None:
     part = make_part(rank, stages, 0, watch, ready)
     rank.student.run_schedule(part, actions_of(rank), rank.group)
     rank.fact("log", watch.log)
-    whole = None if part.tied is None else part.tied.parameter.grad
-    rank.fact("early", [stage for stage, half in halves.items() if whole is None or torch.equal(half, whole)])
+    shared = None if part.tied is None else part.tied.parameter.grad
+    rank.answer("shared", shared)
+    rank.fact("early", [s for s, half in halves.items() if shared is not None and torch.equal(half, shared)])
 
 
 def meet_bad_lists(rank: Rank) -> None:
