@@ -1,5 +1,5 @@
 """The code that a name of a lesson's checks rests on: statement by statement within the lessons' own files,
-file by file beyond them.
+file by file beyond them. Sentences that only tell a student about a property count for nothing.
 
 A lesson's exercises share files, and a file of one may take a constant of another's: of these what is
 needed counts, and nothing beside it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -31,7 +31,8 @@ def check_code(exercise: str, seed: int) -> tuple[str, ...]:
     of_lesson = registry.exercises(exercise)
     place = next(at for at, each in enumerate(of_lesson) if each.id == exercise)
     cases = (json.dumps(case.to_json(), sort_keys=True) for case in all_cases(of_lesson[place], seed))
-    return (*_repository().of_exercise(exercise[:2], place), *cases)
+    told = {text for each in of_lesson[place].properties for text in (each.says, each.usual_cause)}
+    return (*_repository().of_exercise(exercise[:2], place, told), *cases)
 
 
 def code_put_in(exercise: Exercise, cells: Sequence[Cell]) -> Iterator[str]:
@@ -89,9 +90,10 @@ class NeededCode:
         self._modules: dict[Path, Module] = {}
         self._bare: dict[Path, str] = {}
 
-    def of_exercise(self, lesson: str, place: int) -> list[str]:
+    def of_exercise(self, lesson: str, place: int, told: Set[str]) -> list[str]:
         """The code, without comments and texts about it, that decides what the exercise at `place` in its
-        lesson's list asks for, and what takes points from evidence.
+        lesson's list asks for, and what takes points from evidence. told: sentences that a student reads of
+        its properties, which decide nothing.
         """
         start = self.tree.file_of(f"{CHECKS}{lesson}")
         listed = self._module(start).listed(place)
@@ -101,7 +103,8 @@ class NeededCode:
         own = [_text(of_file) for _, of_file in sorted(kept.items())]
         files = {file for name in self._judging() for file in self.tree.behind(self.tree.file_of(name))}
         files |= {file for text in own for file in self.tree.behind_source(text)}
-        return [ast.unparse(listed), *map(bare_code, own), *map(self._bare_file, sorted(files))]
+        lessons_own = [_untold(text, told) for text in (ast.unparse(listed), *map(bare_code, own))]
+        return [*lessons_own, *map(self._bare_file, sorted(files))]
 
     def _judging(self) -> list[str]:
         return [name for name in JUDGING if not name.startswith(COLLECTING)]
@@ -167,6 +170,21 @@ def _text(statements: dict[int, ast.stmt]) -> str:
     """
     kept = [statement for _, statement in sorted(statements.items())]
     return "\n".join(ast.unparse(s) for s in kept if not getattr(s, "module", "").startswith(CHECKS))
+
+
+def _untold(text: str, told: Set[str]) -> str:
+    """Code without the sentences `told`, wherever they are an argument of a call."""
+    tree = ast.parse(text)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if any(_is_text(each, told - {""}) for each in given):
+            call.args = [each for each in call.args if not _is_text(each, told | {""})]
+            call.keywords = [each for each in call.keywords if not _is_text(each.value, told | {""})]
+    return ast.unparse(tree)
+
+
+def _is_text(node: ast.expr, texts: Set[str]) -> bool:
+    return isinstance(node, ast.Constant) and node.value in texts
 
 
 def _origins(statement: ast.stmt, name: str) -> Iterator[tuple[str, str]]:

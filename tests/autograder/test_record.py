@@ -75,6 +75,13 @@ def before(copied: Path) -> dict[str, str]:
             id="a comment",
         ),
         pytest.param(
+            "labkit/checks/lesson_03/tokens.py",
+            '"One number is sent, once"',
+            '"Each rank sends one number"',
+            set(),
+            id="sentences that a student reads",
+        ),
+        pytest.param(
             "autograder/lessons/lesson_03/unseen.py",
             'Random(f"03/tokens/',
             'Random(f"03/other/',
