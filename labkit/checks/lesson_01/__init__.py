@@ -127,7 +127,12 @@ EXERCISES = [
         numbers(
             "sgd", 1, "SGD keeps master weights, and momentum where there is some.", "1.5 times the weights"
         ),
-        robustness("unknown-recipe", 1, "An unknown recipe is a ValueError that lists the known ones."),
+        robustness(
+            "unknown-recipe",
+            1,
+            "An unknown recipe is a ValueError that lists the known ones.",
+            "a default for every other name, or the KeyError of a dict",
+        ),
     ),
     _exercise(
         "01.zero-state-bytes",
@@ -145,7 +150,12 @@ EXERCISES = [
             "What is in use is whole: the largest layer's weights (stage 3) and gradients (stages 2 and 3).",
             "state that shrinks to nothing as ranks are added",
         ),
-        robustness("one-rank", 1, "With one rank nothing is sharded, so nothing is gathered."),
+        robustness(
+            "one-rank",
+            1,
+            "With one rank nothing is sharded, so nothing is gathered.",
+            "the working set of many ranks, counted for one too",
+        ),
         builds_on=("01.training-state-bytes",),
     ),
     _exercise(
@@ -161,7 +171,12 @@ EXERCISES = [
             "Tensor parallelism divides 24 of the 34, and the scores, by t.",
             "the 10 that stay whole (norms, dropouts, their inputs) divided too, or 5as/h times t",
         ),
-        numbers("sequence-parallel", 2, "Sequence parallelism divides the rest too: everything by t."),
+        numbers(
+            "sequence-parallel",
+            2,
+            "Sequence parallelism divides the rest too: everything by t.",
+            "the 10 of norms, dropouts and their inputs left whole, or 2sbh of full recomputation divided",
+        ),
         numbers(
             "recompute",
             2,
@@ -174,7 +189,12 @@ EXERCISES = [
             "Fused attention never keeps the scores.",
             "the term in s^2 kept although the kernel is fused, or dropped although it is not",
         ),
-        robustness("wrong-argument", 1, "An unknown kind of recomputation is a ValueError."),
+        robustness(
+            "wrong-argument",
+            1,
+            "An unknown kind of recomputation is a ValueError.",
+            'an else that takes all but "none" and "full" for "selective"',
+        ),
     ),
     _exercise(
         "01.train-step-flops",
@@ -211,7 +231,12 @@ EXERCISES = [
             "the peak with sparsity, which is twice the dense one; or recomputed operations counted",
         ),
         numbers("all-gpus", 1, "The peak is that of all GPUs together.", "one GPU's peak for the work of n"),
-        robustness("own-parts", 1, "It works with your own train_step_flops too."),
+        robustness(
+            "own-parts",
+            1,
+            "It works with your own train_step_flops too.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+        ),
         builds_on=("01.train-step-flops",),
     ),
     _exercise(
@@ -230,8 +255,18 @@ EXERCISES = [
             "The logits are counted, 10sbV bytes while the loss is made.",
             "they outgrow the layers when V is large, and there are three copies of them for a moment",
         ),
-        robustness("nothing-fits", 1, "Where the state alone does not fit, the answer is 0."),
-        robustness("own-parts", 1, "It works with your own earlier functions too."),
+        robustness(
+            "nothing-fits",
+            1,
+            "Where the state alone does not fit, the answer is 0.",
+            "a search that begins at 1, or a negative rest divided by the bytes of a sequence",
+        ),
+        robustness(
+            "own-parts",
+            1,
+            "It works with your own earlier functions too.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+        ),
         builds_on=("01.count-parameters", "01.training-state-bytes", "01.activation-bytes"),
     ),
     _exercise(
@@ -241,25 +276,58 @@ EXERCISES = [
         numbers(
             "sequences", 1, "micro-batch x accumulation x data parallel.", "the data-parallel ranks forgotten"
         ),
-        numbers("accumulation", 1, "The 4-million-token batch on 128 and on 512 GPUs."),
+        numbers(
+            "accumulation",
+            1,
+            "The 4-million-token batch on 128 and on 512 GPUs.",
+            "the tokens taken for sequences, or the micro-batch left out of the division",
+        ),
         robustness(
-            "does-not-divide", 1, "A batch that does not divide is a ValueError, not a rounded number."
+            "does-not-divide",
+            1,
+            "A batch that does not divide is a ValueError, not a rounded number.",
+            "// alone: look at both remainders, of the tokens by the sequence and of the sequences by b x d",
         ),
     ),
     _exercise(
         "01.slide-mistakes",
         "Find the mistakes",
         ("corrected_slides",),
-        numbers("units", 1, "GB are 10^9 bytes and GiB are 2^30."),
-        numbers("state", 2, "The bytes of the training state, done right."),
-        numbers("activations", 1, "The activation lines, done right."),
-        numbers("rates", 1, "The peak rate and the batch, done right."),
+        numbers(
+            "units",
+            1,
+            "GB are 10^9 bytes and GiB are 2^30.",
+            "a GiB taken for 10^9 bytes, or GiB where GB are asked for",
+        ),
+        numbers(
+            "state",
+            2,
+            "The bytes of the training state, done right.",
+            "gradients or master weights left out, or 1.5 times the weights as the slide has it",
+        ),
+        numbers(
+            "activations",
+            1,
+            "The activation lines, done right.",
+            "numbers of 16 bits where bytes are asked for; or 5as/h times t, where it is divided by t",
+        ),
+        numbers(
+            "rates",
+            1,
+            "The peak rate and the batch, done right.",
+            "the peak with 2:4 sparsity, twice the dense one; or 2^22 tokens for 4 million",
+        ),
     ),
     _exercise(
         "01.predict-step",
         "Predict, then measure",
         ("predict_step",),
-        numbers("state", 1, "Weights, gradients and moments of a real step, to 1%."),
+        numbers(
+            "state",
+            1,
+            "Weights, gradients and moments of a real step, to 1%.",
+            "a tied head counted twice, or master weights where there is one number type",
+        ),
         numbers(
             "activations",
             2,

@@ -148,6 +148,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "Every trainable parameter is in exactly one bucket",
+            "the last bucket is never added to the list, a frozen parameter is in one, or a tied one in two",
             on={"values": _each_is_in_one},
         ),
         Property(
@@ -155,6 +156,7 @@ EXERCISE = Exercise(
             "mechanism",
             1,
             "Buckets follow backward: the last parameter comes first",
+            "module.parameters() taken as it comes, or only the order within a bucket turned round",
             on={"values": _last_comes_first},
         ),
         Property(
@@ -170,6 +172,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A bucket holds one dtype: its gradients become one flat tensor",
+            "a new dtype must open a new bucket, also where the bytes would fit",
             on={"values": _hold_one_dtype},
         ),
     ),

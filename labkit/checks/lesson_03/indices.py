@@ -267,6 +267,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A rank outside the world raises a ValueError",
+            "-1 is an index to Python, and rank == world_size a share that is empty",
             on={"refused": _outside_is_refused},
         ),
     ),

@@ -323,6 +323,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "At the start every rank has the first rank's parameters and buffers",
+            "broadcast_module is not called when the wrapper is made, or not in the wrapper's group",
             on={"values": equals("start")},
         ),
         Property(

@@ -162,6 +162,7 @@ BROADCAST = Exercise(
             "numbers",
             2,
             "All ranks end with the first rank's parameters",
+            "frozen parameters are left out, or what was received is not written into the parameter",
             on={"values": _has_the_firsts("parameters")},
         ),
         Property(
@@ -286,6 +287,7 @@ AVERAGE = Exercise(
             "numbers",
             1,
             "Two steps of SGD are those of one process with all rows",
+            "gradients of the step before are averaged again, or a copy that the optimizer never sees",
             on={"values": equals("trained")},
         ),
         Property(

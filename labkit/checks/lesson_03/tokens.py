@@ -196,6 +196,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "Averaged over the ranks, the loss is the mean over all tokens",
+            "each rank's sum is divided by its own tokens, or the factor of the number of ranks is missing",
             on={"values": every(_averages("loss"), _leaves_the_sum_alone), "millions": _averages("loss")},
         ),
         Property(
@@ -203,6 +204,7 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             "One number is sent, once",
+            "sums of the losses are sent as well, or the count is sent again in backward",
             on={"values": _one_number_once},
         ),
         Property(

@@ -153,7 +153,7 @@ EXERCISES = [
                 "numbers",
                 1,
                 "The result is that of calling the function, under no_grad too",
-                "",
+                "arguments are converted, or a tuple of results is changed on the way",
                 {"values": as_plain("output"), "no-grad": called_as_it_is},
             ),
             Property(
@@ -282,7 +282,7 @@ EXERCISES = [
                 1,
                 "The result is that of the layers one after the other, in evaluation too; what was handed"
                 " over stays",
-                "",
+                "a segment is left out where lengths are uneven, or runs in another order",
                 {"values": every(chain_gives("output", "evaluated", "others", "asked"), leaves_the_list)},
             ),
             Property(
@@ -290,7 +290,7 @@ EXERCISES = [
                 "numbers",
                 1,
                 "The input's gradient is that of plain autograd",
-                "",
+                "a segment that is handed a detached input stops the gradient there",
                 {"values": chain_gives("input_grad")},
             ),
             Property(
@@ -298,7 +298,7 @@ EXERCISES = [
                 "numbers",
                 1,
                 "Every layer's gradients are those of plain autograd",
-                "",
+                "a function made in a loop sees the loop's last segment, not its own",
                 {"values": every(chain_gives("grad"), chain.leaves_frozen_alone)},
             ),
             Property(
@@ -339,7 +339,7 @@ EXERCISES = [
                 "robustness",
                 1,
                 "It works with your own checkpoint",
-                "",
+                "an earlier exercise does not pass yet; the other properties are judged with its reference",
                 {"own-parts": every(chain_gives("output", "input_grad", "grad"), runs_each_layer_twice)},
             ),
         ),
@@ -358,7 +358,13 @@ EXERCISES = [
                 "The most that a chain holds during backward, in bytes",
                 "while a segment is run again, only the boundaries before it still wait; try each segment",
             ),
-            Property("no-segments", "robustness", 1, "A chain without segments is refused with a ValueError"),
+            Property(
+                "no-segments",
+                "robustness",
+                1,
+                "A chain without segments is refused with a ValueError",
+                "max() of nothing raises a ValueError of its own, but a sum gives 0: look first",
+            ),
         ],
         _memory_cases,
     ),

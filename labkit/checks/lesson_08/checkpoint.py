@@ -371,7 +371,7 @@ SHARDED_CHECKPOINT = Exercise(
             1,
             "Where there is no checkpoint, loading raises a FileNotFoundError that names the directory; a new"
             " directory is made by saving.",
-            "",
+            "max() of no checkpoints is a ValueError, and a directory is listed before it is made",
             {"nothing": every(is_refused("refusal", "FileNotFoundError", names=lambda case: [EMPTY]), made)},
         ),
         Property(

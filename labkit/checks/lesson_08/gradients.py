@@ -344,7 +344,7 @@ SHARDED_GRADIENTS = Exercise(
             "robustness",
             1,
             "Frozen, tied and unused layers, one that is called twice, and tiny ones are no trouble.",
-            "",
+            "a bucket that waits for a frozen parameter, or counts a tied or twice-called one twice",
             {"unusual": every(shards_follow, weights_follow)},
         ),
         Property(

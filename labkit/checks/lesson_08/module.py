@@ -350,7 +350,7 @@ FULLY_SHARDED_MODULE = Exercise(
             1,
             "Fewer numbers than ranks work, and a unit without parameters or that returns what it was given;"
             " a parameter in no unit is refused with a ValueError that names it.",
-            "",
+            "a rank without elements leaves out a collective, or what lies outside all units is passed over",
             {"tiny": _ALL, "homeless": is_refused("refusal", "ValueError", names=_forgotten)},
         ),
         Property(

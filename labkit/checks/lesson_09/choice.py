@@ -207,7 +207,14 @@ EXERCISE = Exercise(
             "a rule of thumb in place of a search",
             _everywhere(within(0.2)),
         ),
-        Property("within-10-percent", "numbers", 2, "Nor more than 10%.", "", _everywhere(within(0.1))),
+        Property(
+            "within-10-percent",
+            "numbers",
+            2,
+            "Nor more than 10%.",
+            "one kind of plan is searched well and the others not: try every way to split the GPUs",
+            _everywhere(within(0.1)),
+        ),
         Property(
             "within-5-percent",
             "numbers",

@@ -308,7 +308,7 @@ EXERCISE = Exercise(
             "mechanism",
             1,
             "A rank's position in its group is its coordinate.",
-            "",
+            "the rank in the whole job, or the place in a list that is not sorted by the coordinate",
             {"groups": _positions},
         ),
         Property(

@@ -151,7 +151,14 @@ EXERCISE = Exercise(
     dict.fromkeys(KINDS, asks("feasible", _told_reasons)),
     _cases,
     (
-        Property("runs", "numbers", 2, "Nothing is said against a plan that runs.", "", _shows("runs")),
+        Property(
+            "runs",
+            "numbers",
+            2,
+            "Nothing is said against a plan that runs.",
+            "a rule of thumb in place of the rules of the text",
+            _shows("runs"),
+        ),
         Property(
             "gpus",
             "numbers",
@@ -176,7 +183,14 @@ EXERCISE = Exercise(
             "key-value heads are fewer",
             _shows("heads"),
         ),
-        Property("layers", "numbers", 1, "Every stage has a layer.", "", _shows("layers")),
+        Property(
+            "layers",
+            "numbers",
+            1,
+            "Every stage has a layer.",
+            "an uneven split is allowed, an empty stage is not: compare stages with layers",
+            _shows("layers"),
+        ),
         Property(
             "batch",
             "numbers",

@@ -84,7 +84,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A step that ends before it begins is refused with a ValueError.",
-            "",
+            "a negative length that goes on as if it were one",
             {"refused": is_refused("refusal", "ValueError")},
         ),
     ),

@@ -98,7 +98,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "One rank waits for nobody; no collectives, nobody late; together at once, the lowest rank.",
-            "",
+            "a median of nothing, or max() by a tuple that prefers the highest rank",
             {"small": gives(_late), "no-ends": gives(_offsets)},
         ),
     ),

@@ -132,7 +132,7 @@ EXERCISE = Exercise(
             "mechanism",
             1,
             "As many steps are run as were asked for.",
-            "",
+            "the warm-up is taken out of the steps, or one step runs before the clock and counts",
             {"device": _runs_as_many, "warm-up": _runs_as_many},
         ),
         Property(

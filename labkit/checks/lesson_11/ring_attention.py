@@ -126,7 +126,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "The output is that of the whole sequence.",
-            "",
+            "blocks merged without their lse, or a mask made with this rank's positions for another's keys",
             {"values": on_each(_is_output)},
         ),
         Property(

@@ -136,7 +136,7 @@ EXERCISE = Exercise(
             "numbers",
             1,
             "Every token is on one rank, and every rank has as many.",
-            "",
+            "the middle chunk is given out twice, or the ranks' pieces are not of one length",
             {"cut": _every_token_once},
         ),
         Property(

@@ -229,7 +229,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A model without experts, or ranks that do not divide them, is a ValueError.",
-            "",
+            "a division that leaves a fraction, or 0 experts taken for a dense model",
             {"refused": is_refused("refusal", "ValueError")},
         ),
     ),

@@ -322,7 +322,7 @@ EXERCISE = Exercise(
             "numbers",
             2,
             "Each rank has the rows that are for it, in the order of the ranks.",
-            "",
+            "the sizes of what goes and of what comes change places: the output's come first",
             {"values": on_each(_rows), "twice": _first_rows},
         ),
         Property(

@@ -262,8 +262,8 @@ EXERCISE = Exercise(
             "trained",
             "numbers",
             1,
-            f"A layer of experts is after {STEPS} steps what one process makes of it.",
-            "",
+            "After some steps a layer of experts is what one process makes of it.",
+            "gradients summed and not averaged, or reduced a second time in the next step",
             {"trained": _trained},
         ),
         Property(

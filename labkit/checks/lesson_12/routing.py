@@ -276,7 +276,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A k below 1 or above the number of experts is a ValueError that names both.",
-            "",
+            "topk's own error, which names neither, or a k of 0 that gives gates of no width",
             {
                 "refused": is_refused(
                     "refusal", "ValueError", names=lambda c: (c.params["k"], c.params["shape"][2])
