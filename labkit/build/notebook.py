@@ -25,6 +25,7 @@ _GRADED_CELLS = (
 FOLDED = {"source_hidden": True}  # JupyterLab shows the first line, and the rest when asked
 _REVEALS = "# The answer to your guess: run this cell once you have written one\n"
 _REVEALED_TEXT = "<details><summary>Once you have guessed</summary>\n\n{}\n\n</details>"
+_DOTTED = re.compile(r"\w+(?:\.\w+)+")
 _LONGEST_ID = 64  # of a cell, by the notebook format
 
 
@@ -79,7 +80,8 @@ def _above_hints(text: str, forbidden: str) -> str:
     """An exercise's text with what may not be used, folded, above its first hint, or at its end."""
     if not forbidden:
         return text
-    folded = f"<details><summary>What may not be used</summary>{forbidden}</details>"
+    names_as_code = _DOTTED.sub(r"`\g<0>`", forbidden)
+    folded = f"<details><summary>What may not be used</summary>\n\n{names_as_code}\n\n</details>"
     hints = text.find("<details")
     return f"{text[:hints]}{folded}\n{text[hints:]}" if hints >= 0 else f"{text.rstrip()}\n\n{folded}"
 
