@@ -531,7 +531,7 @@ with labkit.devices.use(1, bytes_each=64 * MIB) as gpus:
 #   asked for with `non_blocking=True`, and is queued on another stream (`with torch.cuda.stream(side):`).
 # - Then nothing orders the two queues. A layer that starts before its weights have arrived computes with
 #   whatever was in that memory. The cure: `side.record_event()` after the copy, and
-#   `torch.cuda.current_stream().wait_event(event)` before the layer. On a GPU the mistake gives wrong
+#   `torch.cuda.current_stream(device).wait_event(event)` before the layer. On a GPU the mistake gives wrong
 #   numbers *now and then*. A stand-in is merciless: the copy holds NaN until somebody has waited for it.
 
 # %%
@@ -542,7 +542,7 @@ with labkit.devices.stand_in(1, bytes_each=MIB):
         on_device = host.to("cuda:0", non_blocking=True)
         arrived = side.record_event()
     print("too early: ", on_device * 2)
-    torch.cuda.current_stream().wait_event(arrived)
+    torch.cuda.current_stream("cuda:0").wait_event(arrived)
     print("after wait:", on_device * 2)
 
 # %% [markdown]
@@ -579,7 +579,7 @@ class OnDevice(torch.autograd.Function):
 # must be when their layer works. While a layer works, the next offloaded one is on its way, and the first of
 # them while the last resident layer works; in backward the next one is the one before. The device never holds
 # more than the resident layers, the layer at work, and the one on its way, beside activations and gradients;
-# a pass that is over leaves no activations there.
+# a pass that is over leaves no activations there, and a copy that it left over is too old for the next one.
 #
 # `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside. Leave alone
 # what torch keeps to itself (`torch._C`), here and elsewhere: no exercise needs it, and code that reaches for

@@ -87,7 +87,7 @@ class Machine:
         with self.watcher.pause(), torch.no_grad():
             kept = source.detach().clone() if to is HOST else source.detach()
             destination.data.fill_(float("nan") if destination.dtype.is_floating_point else 0)
-        copy = LateCopy(lambda: self._copy(destination, kept))
+        copy = LateCopy(queue.device, lambda: self._copy(destination, kept))
         (queue.to_host if to is HOST else queue.to_device).append(copy)
 
     def _between_devices(self, one: Queue, other: Queue) -> None:

@@ -8,7 +8,7 @@ and a copy that was asked for with `non_blocking=True` has not arrived until som
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,10 @@ class Busy:
 
 
 class LateCopy:
-    """A copy that arrives when it is waited for."""
+    """A copy that arrives when it is waited for, by the host or on the device that it is queued on."""
 
-    def __init__(self, copy: Callable[[], None]) -> None:
+    def __init__(self, device: int, copy: Callable[[], None]) -> None:
+        self.device = device
         self._copy: Callable[[], None] | None = copy
 
     def arrive(self) -> None:
@@ -66,6 +67,22 @@ class Queue:
         self.free_at = 0.0  # time.monotonic() when the work queued so far is done
         self.to_device: list[LateCopy] = []
         self.to_host: list[LateCopy] = []
+        self._elsewhere: list[LateCopy] = []  # to other devices, whose own streams may not have waited
+
+    @property
+    def before(self) -> list[LateCopy]:
+        """The copies to devices that what is queued here from now on comes after."""
+        return [*self.to_device, *self._elsewhere]
+
+    def wait_for(self, copies: Iterable[LateCopy]) -> None:
+        """What is queued here from now on comes after these. Those to another device have not arrived for
+        what works there, unless it waits for something that is queued here.
+        """
+        for copy in copies:
+            if copy.device == self.device:
+                copy.arrive()
+            else:
+                self._elsewhere.append(copy)
 
     def add(self, seconds: float, name: str, kind: str) -> None:
         """Queue work of a fixed duration."""
@@ -87,8 +104,9 @@ class Queue:
         self.timeline.host_waits += 1
         time.sleep(max(0.0, self.free_at - time.monotonic()))
         self.reach()
-        while self.to_host:
-            self.to_host.pop(0).arrive()
+        for others in (self.to_host, self._elsewhere):
+            while others:
+                others.pop(0).arrive()
 
 
 class Queues:

@@ -27,13 +27,12 @@ class Stream:
 
     def wait_stream(self, stream: Stream) -> None:
         """What is queued here from now on comes after what is queued on `stream` by now."""
-        stream.queue.reach()
+        self.queue.wait_for(stream.queue.before)
         self.queue.not_before(stream.queue.free_at)
 
     def wait_event(self, event: Event) -> None:
         """What is queued here from now on comes after `event`."""
-        event.reach()
-        self.queue.not_before(event.moment)
+        event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that happens when what is queued here by now is done."""
@@ -79,17 +78,13 @@ class Event:
         """The event happens when what is queued on `stream` (the current one) by now is done."""
         queue = stream.queue if stream is not None else self._queues.current()
         self.moment = max(time.monotonic(), queue.free_at)
-        self._before, self._host = list(queue.to_device), list(queue.to_host)
-
-    def reach(self) -> None:
-        """The copies to the device that the event comes after have arrived."""
-        for copy in self._before:
-            copy.arrive()
+        self._before, self._host = queue.before, list(queue.to_host)
 
     def wait(self, stream: Stream | None = None) -> None:
         """`stream` (the current one) waits for the event."""
-        self.reach()
-        (stream.queue if stream is not None else self._queues.current()).not_before(self.moment)
+        queue = stream.queue if stream is not None else self._queues.current()
+        queue.wait_for(self._before)
+        queue.not_before(self.moment)
 
     def synchronize(self) -> None:
         """The host waits for the event."""

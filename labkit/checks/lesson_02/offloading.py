@@ -263,6 +263,7 @@ def _offload_cases(seed: int) -> list[Case]:
             "the resident frozen", "values", SMALL, 2, [3], seed, frozen=FROZEN_RESIDENT, x_asks=False
         ),
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0", dtype="bfloat16"),
+        offload_case("x on another device", "values", SMALL, 2, [3], seed, x_on="cuda:0", gpu=1),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),

@@ -257,7 +257,7 @@ def compare(
 
     Answers output, input_grad, grad.N, buffer.N, those of `infer`, evaluated_grad.N and trained.N (N counts
     in order). Random numbers are the same in every call of this, and go on from pass to pass.
-    device: where the input of the first pass is. thawed: `change_frozen`, after the first pass. asks: whether
+    device: where the input is, but in training. thawed: `change_frozen`, after the first pass. asks: whether
     the input of the first pass asks for a gradient, where it is of floating point.
     """
     x = inputs["x"].clone().to(device)
@@ -268,13 +268,14 @@ def compare(
         for number, buffer in enumerate(model.buffers()):
             seat.answer(f"buffer.{number}", buffer)
         change_frozen(model, thawed)
-        given = inputs["x"].clone()
+        given, batch = inputs["x"].clone().to(device), batches_of(inputs)[0]
+        batch = [batch[0].to(device), *batch[1:]]
+        before = given.device
         infer(seat, model, given)
-        batch = batches_of(inputs)[0]
         learn_in_evaluation(seat, model, batch)
         seat.answer("given", given)
         seat.answer("asked", torch.tensor(float(given.requires_grad or batch[0].requires_grad)))
-        seat.answer("moved", torch.tensor(float(given.device != inputs["x"].device)))
+        seat.answer("moved", torch.tensor(float(given.device != before)))
         train(seat, model, batches_of(inputs), error_of, named=by_number)
 
 
