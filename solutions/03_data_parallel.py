@@ -124,7 +124,7 @@ draw_timeline(job_of_torch, start_at="forward")
 # All ranks must agree on the order **without talking**, so it comes from a generator that is seeded alike
 # everywhere. Every rank must get the same number of samples, or one rank starts a step, and an all-reduce,
 # that the others never join. So if the number of ranks $d$ does not divide the number of samples, fill up
-# by starting over from the front of the shuffled order.
+# by starting over from the front of the shuffled order. Who gets which share of it is free.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>
@@ -246,10 +246,10 @@ labkit.check("03.broadcast-module", broadcast_module)
 # %% [markdown]
 # ### Exercise: average_gradients
 #
-# Replace every gradient by its mean over the group, one
-# all-reduce each, in one order on all ranks. Careful with parameters that a rank did not use in this step:
-# their `grad` is `None` here and may not be elsewhere. And a gradient lies in memory as its parameter does,
-# so perhaps in another order than on the other ranks.
+# Replace every gradient by its mean over the group, one all-reduce each, in one order on all ranks. Careful
+# with parameters that a rank did not use in this step: their `grad` is `None` here and may not be elsewhere
+# (where no rank has one, `None` or zeros are right). And a gradient lies in memory as its parameter does, so
+# perhaps in another order than on the other ranks.
 #
 # <details><summary>Hint</summary>A rank that skips an all-reduce leaves the others waiting, or, worse,
 # pairs its next gradient with their current one. What would this rank contribute to the sum?</details>

@@ -115,8 +115,9 @@ labkit.check("04.split-micro-batches", split_micro_batches)
 # ## GPipe: all forwards, then all backwards
 #
 # GPipe (Huang et al. 2019) is the simplest schedule that keeps stages busy. Every stage does the forwards
-# of all micro-batches, and then all backwards. The order of the backwards is free, as long as *every*
-# stage takes the same one. Many implementations go backwards from the last micro-batch.
+# of all micro-batches, and then all backwards. The order of the forwards is free, and so is that of the
+# backwards, as long as *every* stage takes the same ones. Many implementations go backwards from the last
+# micro-batch.
 #
 # ### Exercise: GPipe as a list
 # Return what one stage does.

@@ -88,7 +88,7 @@ draw_block(ranks=4)
 # * **Tensors**: what you are given keeps its values, and what you gave keeps them when you are called again.
 #   Modules keep no tensor of a call that is over, and gather and scatter none for their backward. The next
 #   call may have another size, a rank may have zeros, inputs need not ask for a gradient and do not by being
-#   used, and `torch.no_grad()` changes no number. Nor does `eval()`, but by dropout.
+#   used, and `torch.no_grad()` changes no number and no call. Nor does `eval()`, but by dropout.
 # * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and
 #   64 bytes more at most. Attributes that are no tensors are your affair. What a part is made from keeps its
 #   gradients and who is trained; making one sets no seed. Parts of several groups work in one process.
@@ -550,7 +550,8 @@ Table(
 # ### Exercise: vocabulary-parallel cross-entropy
 #
 # It must be right where wrong answers look right: targets on the boundary of two ranks' columns, all
-# targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand.
+# targets on one rank, columns that are padding, tokens to be ignored, logits of a thousand or of minus ten
+# thousand.
 #
 # "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay
 # as they are; they may be views, and logits need not ask for a gradient. Those of the vocabulary are finite.

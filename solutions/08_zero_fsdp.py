@@ -546,8 +546,8 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 # ranks, and no parameter of the module has a `.grad`. Two backward passes add up there, also where
 # `gather_weights` is called in between. Each backward sends one reduce-scatter a bucket, `gather_weights` one
 # all-gather a bucket, and nothing else goes; both have ended when the call returns. Weights are held once.
-# Peak of the gradients: the shards, and at most two buckets whole at a time. What stays is counted in
-# whatever form it is kept, as in stage 1.
+# Peak of the gradients, where every rank uses every layer: the shards, and at most two buckets whole at a
+# time. What stays is counted in whatever form it is kept, as in stage 1.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and
@@ -820,10 +820,11 @@ class FlatUnit:
 # What must hold:
 #
 # * At most `1 + prefetch` units are whole at a time (two with `prefetch=1`): the one at work and those that
-#   come next in the list, also where one is skipped or called again. Nothing is whole after forward (also one
-#   without gradients, one that raises, or one after that), after backward or after `full_weights`.
-# * There are gradients of at most two units, and of those that backward will enter again (in the first
-#   backward after a forward that had none they may stay until its end).
+#   come next in the list, also where one is skipped or called again. Nothing is whole after a forward (with
+#   gradients or without, also one that raised, and the next one after that), after backward or after
+#   `full_weights`.
+# * There are gradients of at most two units, and of those that backward will enter again (where a forward
+#   that no backward followed came before, they may stay until the end of the next backward).
 # * Three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is fetched ahead is waited
 #   for when its own unit's turn comes, not before.
 # * A unit may have no parameters, it may return a tensor that it was given (also by keyword, or in a list),
@@ -1193,6 +1194,7 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
 #   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
 #   that was copied has another time. Nobody deletes a part of a checkpoint that was whole.
+#   The file's name counts as on the disk when `on_disk` has been called for it.
 # * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
 #   and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
 #   the ranks' files come together when all have saved.)

@@ -227,7 +227,7 @@ labkit.check("09.rank-grid", rank_to_coordinates, coordinates_to_rank, build_gro
 # |---|---|---|
 # | `tp` | 4 ring all-reduces of $A$ a layer and micro-batch | $\frac{mL}{p}\cdot 4 \cdot 2\frac{t-1}{t} A$ |
 # | `dp` | one ring all-reduce of $N/tp$ gradients of 2 bytes | $2\frac{d-1}{d}\cdot\frac{2N}{tp}$ |
-# | `pp` | each micro-batch's activation on, and its gradient back | $mA$ each way |
+# | `pp` | each micro-batch's activation on, and its gradient back | $mA$ each way; nothing if $p = 1$ |
 #
 # (Narayanan et al. 2021, section 3.2.) A model of 7 billion parameters, $d = p = t = 4$, a million tokens a
 # step: **which axis passes on most, and how many times more than the least?**

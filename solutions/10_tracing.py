@@ -342,7 +342,7 @@ labkit.check("10.straggler", clocks_ahead, find_stragglers)
 # * `idle`: nothing of it.
 #
 # What lies outside the step does not count; what reaches into it counts with that part. The four add up to
-# the step. The lists stay as they are: they hold the other steps too.
+# the step. The lists stay as they are: they hold the other steps too. Either may be empty.
 #
 # <details><summary>Hint</summary>Cut everything to the step first. Then each part is a difference of two
 # unions, of the kind you have.</details>

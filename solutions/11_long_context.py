@@ -352,7 +352,8 @@ def start_passing(tensors: list[Tensor], group: dist.ProcessGroup) -> tuple[list
 # %% [markdown]
 # ### Exercise: keys and values go round
 #
-# Blocks are handed in as `attend`, which is `attend_block` or something that behaves like it.
+# Blocks are handed in as `attend`, which is `attend_block` or something that behaves like it. What is passed
+# in a step is under way during all blocks of that step.
 #
 # <details><summary>Hint</summary>
 #

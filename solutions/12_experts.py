@@ -251,7 +251,8 @@ print(f"furthest from Mixture: {apart:.1e}")
 #
 # ### Exercise: rows to the ranks of their experts
 #
-# What `exchange_counts` returns has the dtype of the counts it is given.
+# What `exchange_counts` returns has the dtype of the counts it is given. Nobody changes the lists
+# of splits.
 #
 # <details><summary>Hint</summary>
 #
@@ -875,7 +876,7 @@ prediction("divide the two copies' sum by", your_divisor, 4, "computed")
 #
 # Write `reduce_gradients`: after it every gradient, of shared parameters and of experts, is that of the mean
 # of all ranks' losses. Each is all-reduced once, among the ranks that have the parameter: `everyone` for the
-# shared ones, `replicas` for experts.
+# shared ones, `replicas` for experts. What is frozen stays frozen.
 
 
 # %% exercise="12.reduce-gradients" difficulty=3 minutes=12

@@ -39,7 +39,8 @@ def _sizes(draw: Random) -> list[list[int]]:
 
 
 def _schedule(seed: int) -> list[Case]:
-    return [schedule_case("unseen sizes", seed, _sizes(Random(f"04/schedule/{seed}")))]
+    sizes = [*_sizes(Random(f"04/schedule/{seed}")), [12, 30], [17, 9]]
+    return [schedule_case("unseen sizes", seed, sizes)]
 
 
 def _one_f_one_b(seed: int) -> list[Case]:

@@ -73,6 +73,18 @@ def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
 
+class Pointwise(nn.Module):
+    """A linear layer without bias whose weight has four dimensions, [out, in, 1, 1], as a convolution's."""
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.out_features = out_features
+        self.weight = nn.Parameter(torch.zeros(out_features, in_features, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight[..., 0, 0])
+
+
 class Net(nn.Module):
     """Three linear layers, one beside them, and buffers of two kinds, of which one is in no state_dict. Any
     layer may be left out. Half of the output in evaluation mode.
@@ -81,7 +93,7 @@ class Net(nn.Module):
     def __init__(self, width: int, inner: int):
         super().__init__()
         self.first = nn.Linear(width, inner)
-        self.second = nn.Linear(inner, inner + 1, bias=False)
+        self.second = Pointwise(inner, inner + 1)
         self.last = nn.Linear(inner + 1, width)
         self.aside = nn.Linear(width, width)
         self.register_buffer("scale", torch.ones(width), persistent=False)
@@ -95,7 +107,7 @@ class Net(nn.Module):
         return out if self.training else out / 2
 
 
-def _through(layer: nn.Linear, x: Tensor, left_out: bool) -> Tensor:
+def _through(layer: nn.Linear | Pointwise, x: Tensor, left_out: bool) -> Tensor:
     """What a layer gives; in place of one that is left out, the mean of what enters, in the layer's width."""
     if left_out:
         return x.mean(-1, keepdim=True).expand(-1, layer.out_features)
@@ -136,8 +148,9 @@ def state_of(net: nn.Module) -> State:
 
 
 def lie_differently(rank: Rank, net: nn.Module) -> None:
-    """On the ranks of the case's `views_on`: matrices lie transposed in memory, vectors with gaps, and all of
-    a dtype behind one another in one piece. Shapes and numbers are as before.
+    """On the ranks of the case's `views_on`: matrices lie transposed in memory, tensors of more dimensions
+    from the last one to the first, vectors with gaps, and all of a dtype behind one another in one piece.
+    Shapes and numbers are as before.
     """
     if rank.rank in rank.params.get("views_on", ()):
         tensors = [*net.parameters(), *net.buffers()]
@@ -150,8 +163,9 @@ def lie_differently(rank: Rank, net: nn.Module) -> None:
 
 def _view_in(memory: Tensor, shape: torch.Size) -> Tensor:
     """A view that is not contiguous, in memory of twice its size."""
-    places = memory.view(2, *reversed(shape))[0] if len(shape) == 2 else memory.view(*shape, 2)[..., 0]
-    return places.t() if len(shape) == 2 else places
+    if len(shape) < 2:
+        return memory.view(*shape, 2)[..., 0]
+    return memory.view(2, *reversed(shape))[0].permute(*reversed(range(len(shape))))
 
 
 def stand_anywhere(rank: Rank, net: nn.Module) -> None:

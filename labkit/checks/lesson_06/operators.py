@@ -33,12 +33,13 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _arguments(case: Case, handed: Mapping[str, Tensor], rank: int) -> tuple[Tensor, Tensor]:
-    """x and grad_output of a rank, zeros where it is the case's `zeros_on`. Where the layout matters they are
-    views that are not contiguous: on every rank, the gradient an expanded one; or, as `views_on` says, on one
-    alone, the gradient a transposed one.
+    """x and grad_output of a rank: x is zeros on the case's `zeros_on`, grad_output on the next rank. Where
+    the layout matters they are views that are not contiguous: on every rank, the gradient an expanded one;
+    or, as `views_on` says, on one alone, the gradient a transposed one.
     """
-    scale = 0.0 if case.params.get("zeros_on") == rank else 1.0
-    x, grad_output = scale * handed["x"], scale * handed["grad_output"]
+    zeros = case.params.get("zeros_on")
+    x = handed["x"] * float(zeros != rank)
+    grad_output = handed["grad_output"] * float(zeros is None or rank != (zeros + 1) % case.ranks)
     if case.kind != "layout":
         return x, grad_output
     if "views_on" not in case.params:
@@ -54,7 +55,7 @@ def _use(rank: Rank, name: str) -> None:
     Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
     a call that another one follows; "output alone" of one without gradients, and "output alone later" of the
     same when another one is over; and those of `_use_among_others`. Fact: asks, whether x asks for a gradient
-    after these. Recordings: forward, backward, later.
+    after these. Recordings: without gradients, forward, backward, later.
     """
     group = enter_group(rank)
     x, grad_output = _arguments(rank.case, rank.inputs, rank.rank)
@@ -62,7 +63,8 @@ def _use(rank: Rank, name: str) -> None:
     if rank.case.kind == "subgroup":
         operator.apply(torch.ones_like(x), rank.group)
     with torch.no_grad():
-        alone = operator.apply(x, group)
+        with rank.recording("without gradients"):
+            alone = operator.apply(x, group)
         rank.answer("output alone", alone)
         operator.apply(1.0 - x, group)
     rank.answer("output alone later", alone)
@@ -147,13 +149,16 @@ TOLD = {
 
 
 def one_all_reduce(where: str) -> Judge:
-    """One all-reduce in that phase, "forward" or "backward", and nothing in the other."""
+    """One all-reduce in that phase, "forward" or "backward", and nothing in the other; a forward without
+    gradients sends what any does.
+    """
 
     def judge(evidence: Evidence) -> Iterator[Finding]:
         for answer in evidence.answers:
             if place_of(evidence.case, answer.rank).size > 1:
-                for phase in ("forward", "backward"):
-                    calls = [("all_reduce", nbytes(evidence.inputs["x"][0]))] if phase == where else []
+                for phase in ("without gradients", "forward", "backward"):
+                    sends = (phase == "backward") == (where == "backward")
+                    calls = [("all_reduce", nbytes(evidence.inputs["x"][0]))] if sends else []
                     yield calls_are(phase, calls, answer)
 
     return judge

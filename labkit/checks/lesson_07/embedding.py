@@ -86,7 +86,9 @@ def _look_up_wrong_ids(rank: Rank, split: Split) -> None:
 
 
 def _complete_otherwise(rank: Rank, split: Split) -> None:
-    """Hand in a `leave` that triples. Answers: others, and usual, three times what the usual one gives."""
+    """Hand in a `leave` that triples, in training, and in evaluation without gradients. Answers: others and
+    evaluated, and usual, three times what the usual one gives.
+    """
     from labkit.tensor_parallel import sum_over_ranks
 
     part_of, full, ids = (
@@ -96,13 +98,16 @@ def _complete_otherwise(rank: Rank, split: Split) -> None:
     )
     others = part_of(full, rank.group, lambda partial, group: 3 * sum_over_ranks(partial, group))
     rank.answer("others", others(ids.clone()))
+    with torch.no_grad():
+        rank.answer("evaluated", others.eval()(ids.clone()))
     rank.answer("usual", 3 * part_of(full, rank.group)(ids.clone()))
 
 
 def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         told = "what `leave` makes of it, whatever function that is"
-        yield same(told, answer.tensors["usual"], answer, "others")
+        for asked in ("others", "evaluated"):
+            yield same(told, answer.tensors["usual"], answer, asked)
 
 
 _USED = at_boundaries(EMBEDDING.run(use_part))

@@ -27,6 +27,7 @@ UNIQUE = 0.9  # of a block's numbers; by chance 0.99 in float32
 TOGETHER = 0.5  # of the usual products of two lines; by chance less than 0.1 off, in orthogonal lines 1
 MOST_ALIKE = 0.9  # a correlation of two lines; by chance less than 0.7, of the same numbers 1
 MOST_PARTS = 2.5  # parts of a weight in one tensor: some draw two numbers for each that they want
+TOO_CLOSE = 1e-5  # of mean and deviation, for all of a rank's weights; by chance 1 in 100,000 for one alone
 OFF = 0.04  # of the standard deviation; by chance less than 0.007, by a block's fan-in at least 0.4
 initial_case = case_maker(shape=[256, 384])
 
@@ -173,6 +174,17 @@ def _spread(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         yield Finding(abs(mean) < OFF and abs(deviation - 1) < OFF, told, seen, answer.rank)
 
 
+def _not_put_right(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    """Numbers drawn by themselves have neither just the mean nor just the deviation that is asked for."""
+    off = []
+    for name in CUT:
+        scaled = answer.tensors[name].double() * evidence.case.params["shape"][1] ** 0.5
+        off.append(max(scaled.mean().abs().item(), (scaled.std() - 1).abs().item()))
+    told = "a mean and a standard deviation that chance has made"
+    seen = f"mean and deviation of each block as asked for to {max(off):.0e}: its numbers hang together"
+    yield Finding(max(off) > TOO_CLOSE, told, seen, answer.rank)
+
+
 def _normal(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     for name in CUT | WHOLE:
         x = answer.tensors[name].double()
@@ -259,7 +271,7 @@ EXERCISE = Exercise(
             "Numbers are normal, each drawn by itself, their standard deviation is 1 / sqrt(in), with `in` of"
             " the whole weight.",
             "a block cut along dim 1 has in / t inputs; the rest of the sum is on the other ranks",
-            {"values": every(*map(_of_right_shape, (_spread, _normal, _each_drawn)))},
+            {"values": every(*map(_of_right_shape, (_spread, _not_put_right, _normal, _each_drawn)))},
         ),
         Property(
             "uneven-sizes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -28,6 +28,8 @@ from labkit.checks.shared.split import drawn, dtype_of, in_another_order
 LOSS_ID = "07.vocab-parallel-cross-entropy"
 MOST_NUMBERS = 5  # a token: the largest logit, the target's, the sum of exponentials, and room for two more
 MOST_CALLS = 5
+PADDED_OR_SMOOTHED = ("uneven", "smoothed", "both")
+FAR_BELOW = -3e4  # added to logits: what fills columns as "small enough" is larger
 BEYOND = 1e4  # in the columns that do not exist, unless a case says "nan" or "inf": counting them shows
 
 WRONG_TARGETS = ("too large", "negative", "just below", "ignored by default")
@@ -38,6 +40,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         loss_case("12 tokens", "values", 2, seed, times=-1.5, late=[0]),
         loss_case("11 tokens", "uneven", 2, seed, vocabulary=11),
+        loss_case("logits far below zero", "uneven", 2, seed, vocabulary=11, shift=FAR_BELOW),
         loss_case("some ignored", "ignored", 2, seed),
         loss_case("another ignore_index", "ignored", 2, seed, ignore_index=3),
         loss_case("some ignored, smoothed", "both", 2, seed, vocabulary=11, label_smoothing=0.3),
@@ -62,7 +65,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each group: logits [b, s, V] whose largest columns are in different blocks, and targets [b, s]."""
     p = case.params
     shape = (len(groups_of(case)), p["batch"], p["sequence"])
-    logits = p.get("scale", 3.0) * drawn(case, generator, *shape, p["vocabulary"])
+    logits = p.get("scale", 3.0) * drawn(case, generator, *shape, p["vocabulary"]) + p.get("shift", 0.0)
     targets = torch.randint(p["vocabulary"], shape, generator=generator)
     rows = -(-p["vocabulary"] // len(groups_of(case)[0]))
     if "owner" in p:
@@ -104,15 +107,23 @@ def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
 
     Answers: loss, grad; and without gradients: evaluated, and asked, whether the logits of that call ask for
     a gradient afterwards; as "... after", what was handed over, and data, the logits of that call.
-    Recordings: forward, backward. view: copies what is handed over, perhaps in another layout.
+    Recordings: forward, backward; and plain, of a call without options and padding, where there are some.
+    Where there is padding, another vocabulary in as many columns comes first. view: copies what is handed
+    over, perhaps in another layout.
     """
     group, logits = enter_group(rank), view(rank.inputs["logits"]).requires_grad_()
     targets = view(rank.inputs["targets"])
     ask, vocabulary = rank.student.vocab_parallel_cross_entropy, rank.params["vocabulary"]
+    full = logits.shape[-1] * group.size()
+    if rank.case.kind == "uneven" and vocabulary - 1 > full - group.size():
+        ask(logits.detach(), targets.clamp(max=vocabulary - 2), vocabulary - 1, group)
     with rank.recording("forward"):
         loss = ask(logits, targets, vocabulary, group, **_options(rank.case))
     rank.answer("loss", loss)
     ask((1 - logits.detach()).requires_grad_(), targets, vocabulary, group, **_options(rank.case))
+    if rank.case.kind in PADDED_OR_SMOOTHED:
+        with rank.recording("plain"):
+            ask(logits.detach().clone().requires_grad_(), targets, full, group)
     with rank.attempt("gradients"), rank.recording("backward"):
         (loss * rank.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
@@ -189,17 +200,35 @@ def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
 
 def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
     """Only all_reduces of a few numbers, in forward. A group of one may communicate or not."""
-    room = MOST_NUMBERS * evidence.inputs["targets"][0].numel() * 8
     for answer in evidence.answers:
         if place_of(evidence.case, answer.rank).size == 1:
             continue
         calls, later = calls_of(answer, "forward"), calls_of(answer, "backward")
-        sums = {op for op, _ in calls} == {"all_reduce"}
-        few = sums and len(calls) <= MOST_CALLS and sum(n for _, n in calls) <= room
-        told = f"forward: all_reduces of a few numbers a token, at most {room:,} bytes"
-        yield Finding(few, told, f"forward: {calls_text(calls)}", answer.rank)
+        told = f"forward: all_reduces of a few numbers a token, at most {_room(evidence):,} bytes"
+        yield Finding(_are_few(evidence, calls), told, f"forward: {calls_text(calls)}", answer.rank)
         told, seen = "backward: no communication", f"backward: {calls_text(later)}"
         yield Finding(not later, told, seen, answer.rank)
+
+
+def _room(evidence: LossEvidence) -> int:
+    """Bytes that a few numbers a token may take."""
+    return MOST_NUMBERS * evidence.inputs["targets"][0].numel() * 8
+
+
+def _are_few(evidence: LossEvidence, calls: Sequence[tuple[str, int]]) -> bool:
+    sums = {op for op, _ in calls} == {"all_reduce"}
+    return sums and len(calls) <= MOST_CALLS and sum(n for _, n in calls) <= _room(evidence)
+
+
+def _few_here_too(evidence: LossEvidence) -> Iterator[Finding]:
+    """Smoothing and padding are no reason to send logits. Who always sends them loses other points for it."""
+    for answer in evidence.answers:
+        calls = calls_of(answer, "forward")
+        alone = place_of(evidence.case, answer.rank).size == 1
+        always = not _are_few(evidence, calls_of(answer, "plain"))
+        told = f"forward: a few numbers a token, at most {_room(evidence):,} bytes, as without them"
+        few = alone or always or _are_few(evidence, calls)
+        yield Finding(few, told, f"forward: {calls_text(calls)}", answer.rank)
 
 
 LOSS_AND_GRADIENTS: Judge = every(_right_loss, _right_gradients)
@@ -262,7 +291,7 @@ EXERCISE = Exercise(
             2,
             "Columns beyond the vocabulary are as if they were not there.",
             "they take part in the maximum or the sum of exponentials; set them to -inf",
-            {"uneven": every(LOSS_AND_GRADIENTS, _handed_over_kept)},
+            {"uneven": every(LOSS_AND_GRADIENTS, _handed_over_kept, _few_here_too)},
         ),
         Property(
             "ignore-index",
@@ -278,7 +307,7 @@ EXERCISE = Exercise(
             2,
             "Label smoothing spreads over the whole vocabulary, and leaves ignored tokens out.",
             "the mean over this rank's columns, or over padded ones, instead of over all V",
-            dict.fromkeys(("smoothed", "both"), LOSS_AND_GRADIENTS),
+            dict.fromkeys(("smoothed", "both"), every(LOSS_AND_GRADIENTS, _few_here_too)),
         ),
         Property(
             "large-logits",

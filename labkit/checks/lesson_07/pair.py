@@ -45,16 +45,16 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Every rank's slice and its gradient for the gather, and partial sums and gradient for the scatter; all
-    zeros on the rank that the case's `zeros_on` names.
+    """Every rank's slice and its gradient for the gather, and partial sums and gradient for the scatter. What
+    is handed to forward is zeros on the rank that the case's `zeros_on` names, gradients on the next.
     """
     shape = tuple(case.params["shape"])
     whole = (shape[0], shape[1] * len(groups_of(case)[0]), *shape[2:])
     shapes = {"slice": shape, "whole": whole, "grad_slice": shape, "grad_whole": whole}
     found = {name: drawn(case, generator, case.ranks, *of) for name, of in shapes.items()}
     if "zeros_on" in case.params:
-        for tensor in found.values():
-            tensor[case.params["zeros_on"]] = 0.0
+        for name, tensor in found.items():
+            tensor[(case.params["zeros_on"] + name.startswith("grad")) % case.ranks] = 0.0
     return found
 
 
@@ -64,9 +64,10 @@ def _view(tensor: Tensor) -> Tensor:
 
 
 def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
-    """Both operators, forward and backward, each rank with numbers of its own. Answers for each: output,
-    input_grad, what was handed over afterwards, and "... later" of a call that another one follows. Between
-    forward and backward a group of this rank alone comes through, and before them where groups are tried.
+    """Both operators, forward and backward, each rank with numbers of its own. Answers for each: "output
+    alone", without gradients; output, input_grad, what was handed over afterwards, and "... later" of a call
+    that another one follows. Between forward and backward a group of this rank alone comes through, and
+    before them where groups are tried.
     """
     group, alone = enter_group(rank), group_alone(rank)
     gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
@@ -75,6 +76,8 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
         given, back = view(rank.inputs[x]), view(rank.inputs[gradient])
         if rank.case.kind == "subgroup":
             operator.apply(view(rank.inputs["slice"]), alone)
+        with torch.no_grad(), rank.recording(f"{name} alone"):
+            rank.answer(f"{name} output alone", operator.apply(given, group))
         given.requires_grad_()
         with rank.recording(f"{name} forward"):
             out = operator.apply(given, group)
@@ -159,6 +162,8 @@ def _one_call_each_way(evidence: Evidence) -> Iterator[Finding]:
     scatter = [("reduce_scatter", nbytes(evidence.inputs["whole"][0]))]
     for answer in evidence.answers:
         if place_of(evidence.case, answer.rank).size > 1:
+            yield calls_are("gather alone", gather, answer)
+            yield calls_are("scatter alone", scatter, answer)
             yield calls_are("gather forward", gather, answer)
             yield calls_are("gather backward", scatter, answer)
             yield calls_are("scatter forward", scatter, answer)
@@ -205,7 +210,7 @@ EXERCISE = Exercise(
             3,
             "One joins all tokens in rank order; the other adds, and keeps this rank's tokens.",
             "tokens are dim 1; the first dimension is the batch",
-            {"values": _VALUES},
+            {"values": every(_VALUES, _values(" alone"))},
         ),
         Property(
             "input-gradients",

@@ -98,7 +98,8 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 def _use_both(rank: Rank) -> None:
     """Forward and backward through both products; between them they are used once more, in a group of this
     rank alone. In a case "first-layer" x asks for no gradient. Then the same once more, with the same tensors
-    and gradients that add up. Answers: output, grad.NAME; sum.NAME, after both.
+    and gradients that add up, and a forward without gradients. Answers: output, grad.NAME; sum.NAME, after
+    both; evaluated.
     """
     group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
     state = _state(rank)
@@ -120,6 +121,8 @@ def _use_both(rank: Rank) -> None:
         (forward() * SECOND * rank.inputs["grad_output"]).sum().backward()
     for name, tensor in state.items():
         rank.answer(f"sum.{name}", tensor.grad)
+    with torch.no_grad(), rank.recording("evaluation"):
+        rank.answer("evaluated", forward())
 
 
 def _use_views(rank: Rank) -> None:
@@ -206,6 +209,7 @@ def _right_output(evidence: ProductsEvidence) -> Iterator[Finding]:
         place = place_of(evidence.case, answer.rank)
         expected = place.block(evidence.references[place.index]["output"], 1)
         yield same("this rank's tokens of the output", expected, answer, "output")
+        yield same("the same without gradients", expected, answer, "evaluated")
 
 
 def _right_gradients(*names: str) -> Judge:
@@ -243,6 +247,7 @@ def _gathers_and_scatters(evidence: ProductsEvidence) -> Iterator[Finding]:
         if size > 1:
             forward = [("all_gather", x // size), ("reduce_scatter", out)]
             yield calls_are("forward", forward, answer)
+            yield calls_are("evaluation", forward, answer)
             backward = [("all_gather", out // size), ("all_gather", x // size), ("reduce_scatter", x)]
             yield calls_are("backward", backward, answer, ignore=bias)
 

@@ -47,6 +47,17 @@ class Side(nn.Module):
         return out + self.sometimes(x) if both else out
 
 
+class Detour(nn.Module):
+    """A linear layer, or where the caller says so a copy of what it was given."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, used: bool) -> Tensor:
+        return self.linear(x) if used else x.clone()
+
+
 class Two(nn.Module):
     """Two inputs, and a dict of outputs: one in a list, one in a tuple, one that nobody uses."""
 
@@ -70,11 +81,12 @@ class Net(nn.Module):
     """Linear layers of which no two have the same size, and what the case asks for beside them.
 
     parts: of "twice" (a layer called twice), "frozen", "early" and "late" (the first layer is frozen, the
-    last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers share
-    a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks use),
-    "skipped" (a layer that is called in some steps), "ahead" (one before all others, which some ranks call),
-    "two" (several inputs and outputs), "bare" (one without weights), "same" (one that returns what it is
-    given), "kept" (one that returns what it is given by keyword), "own" (a weight that is in no layer).
+    last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers
+    share a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks
+    use), "detour" (a layer that all call and of which only some use the weights), "skipped" (a layer that is
+    called in some steps), "ahead" (one before all others, which some ranks call), "two" (several inputs and
+    outputs), "bare" (one without weights), "same" (one that returns what it is given), "kept" (one that
+    returns what it is given by keyword), "own" (a weight that is in no layer).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
@@ -86,6 +98,7 @@ class Net(nn.Module):
         self.again = nn.Linear(inner, inner) if "twice" in parts else None
         self.frozen = nn.Linear(inner, inner) if "frozen" in parts else None
         self.side = Side(inner) if "side" in parts else None
+        self.detour = Detour(inner) if "detour" in parts else None
         self.skipped = nn.Linear(inner, inner) if "skipped" in parts else None
         self.two = Two(inner) if "two" in parts else None
         self.bare = nn.Tanh() if "bare" in parts else None
@@ -133,6 +146,8 @@ class Net(nn.Module):
             x = torch.tanh(self.again(x))
         if self.side is not None:
             x = torch.tanh(self.side(x, both))
+        if self.detour is not None:
+            x = torch.tanh(self.detour(x, both))
         if self.skipped is not None and both:
             x = torch.tanh(self.skipped(x))
         if self.two is not None:

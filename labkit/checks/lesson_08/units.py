@@ -16,6 +16,7 @@ def module_cases(seed: int) -> list[Case]:
         *_cases_of_sharing(seed),
         *_frozen_cases(seed),
         unit_case("a weight one rank does not use", "aside", 3, seed, parts=["side"], both=[[1], [0, 2]]),
+        unit_case("a unit of which one uses no weight", "aside", 2, seed, parts=["detour"], both=[[1], [0]]),
         bf16_case("bf16 weights", 3, seed, size=211, micro_batches=2),
         unit_case("evaluation between steps", "evaluated", 2, seed, parts=["twice"]),
         *_cases_of_small_and_homeless(seed),

@@ -35,7 +35,7 @@ EXERCISE = Exercise(
     "10.step-breakdown",
     "Where a step's time goes",
     ("step_breakdown",),
-    dict.fromkeys(KINDS, asks("step_breakdown")) | {"refused": refuses("step_breakdown")},
+    dict.fromkeys((*KINDS, "empty"), asks("step_breakdown")) | {"refused": refuses("step_breakdown")},
     lambda seed: breakdown_cases(seed, ""),
     (
         Property(
@@ -66,9 +66,9 @@ EXERCISE = Exercise(
             "whole",
             "numbers",
             1,
-            "The four parts add up to the step, whatever overlaps.",
-            "idle time is the step less the *union* of all else",
-            {kind: gives(_expected, _sum) for kind in KINDS},
+            "The four parts add up to the step, whatever overlaps, and where nothing is computed or sent.",
+            "idle time is the step less the *union* of all else; either list may be empty",
+            {kind: gives(_expected, _sum) for kind in KINDS} | {"empty": WHOLE},
         ),
         Property(
             "step-only",
@@ -120,11 +120,18 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         _row(50, 60, [[0, 52]], [[40, 58, 55], [59, 90, 70]]),
         *(_drawn(draw, 80, 140) for _ in range(4)),
     ]
+    empty = [
+        _row(0, 50, [], []),
+        _row(3, 50, [[5, 9]], []),
+        _row(0, 45, [], [[5, 20, 10]]),
+        _row(2, draw.randint(50, 90), [], [[5, 20, 10], [15, 40, 17]]),
+    ]
     return [
         rows_case(f"{prefix}one call", "one-call", one_call, seed),
         rows_case(f"{prefix}calls behind computation", "behind", behind, seed),
         rows_case(f"{prefix}several of everything", "several", several, seed),
         rows_case(f"{prefix}a step in a longer trace", "outside", outside, seed),
+        rows_case(f"{prefix}nothing computed, nothing sent", "empty", empty, seed),
         rows_case(f"{prefix}a step backwards", "refused", [_row(10, 5, [], [])], seed),
     ]
 

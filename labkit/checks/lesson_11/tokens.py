@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.rank import Rank
@@ -46,13 +48,16 @@ def pairs_of(rank: int, source: int, ranks: int) -> list[Pair]:
 
 def _cut(rank: Rank) -> None:
     """Facts own: for each setting every rank's positions; pairs: for each, [rank][source]; once: types of
-    what came back, and is empty when it is gone through a second time.
+    what came back, and is empty when it is gone through a second time; or, where the cut is judged, is no
+    list of numbers.
     """
     student, owned, pairs, once = rank.student, [], [], set[str]()
     for sequence, ranks in rank.params["settings"]:
         found = [student.own_tokens(sequence, r, ranks) for r in range(ranks)]
         owned.append([[int(p) for p in positions] for positions in found])
         once |= _used_up(found, owned[-1])
+        if rank.case.kind == "cut":
+            once |= _no_lists(found)
         if rank.case.kind == "blocks":
             pairs.append([_pairs_of(student, r, ranks, once) for r in range(ranks)])
     rank.fact("own", owned)
@@ -71,6 +76,14 @@ def _pairs_of(student: Any, rank: int, ranks: int, once: set[str]) -> list[JSON]
 def _used_up(found: Iterable[Iterable[Any]], told: Iterable[Sequence[Any]]) -> set[str]:
     """Types of what had something in it, and has nothing any more."""
     return {type(these).__name__ for these, had in zip(found, told, strict=True) if had and not list(these)}
+
+
+def _no_lists(found: Iterable[Iterable[Any]]) -> set[str]:
+    """Types of what is no list of numbers."""
+    others = {type(these).__name__ for these in found if not isinstance(these, list | tuple | range)}
+    return others | {
+        f"list of {type(p).__name__}s" for these in found for p in these if isinstance(p, Tensor)
+    }
 
 
 def _refuse(rank: Rank) -> None:
@@ -108,7 +121,7 @@ def _pairs(evidence: Evidence) -> Iterator[Finding]:
 
 def _are_lists(evidence: Evidence) -> Iterator[Finding]:
     once = evidence.answers[0].facts["once"]
-    told = "a list, which can be gone through more than once"
+    told = "a list of numbers, which can be gone through more than once"
     yield Finding(not once, told, f"a {', a '.join(once)}")
 
 

@@ -16,6 +16,7 @@ from labkit.checks.lesson_12.handed import turned
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same
+from labkit.checks.shared.leaving import numbers_leaving
 from labkit.checks.shared.split import drawn
 from labkit.checks.shared.worked import Worked
 
@@ -116,15 +117,18 @@ def _refuse(rank: Rank) -> None:
 
 
 def _drop(rank: Rank) -> None:
-    """Answers gates, grad, and as they were handed over, kept. Fact operations."""
+    """Answers gates, grad, and as they were handed over, kept. Facts operations; left, numbers that went to
+    Python or numpy meanwhile.
+    """
     gates, experts = rank.inputs["gates"].clone(), rank.inputs["experts"].clone()
     if "turned" in rank.params:
         gates, experts = turned(gates), turned(experts)
     gates.requires_grad_()
     num_experts, capacity = rank.params["experts"], rank.params["capacity"]
-    with Worked() as worked:
+    with Worked() as worked, numbers_leaving() as leaving:
         found = rank.student.drop(gates, experts, num_experts, capacity)
     rank.fact("operations", worked.calls)
+    rank.fact("left", leaving.numbers)
     rank.answer("gates", found)
     rank.answer("kept", gates)
     with rank.attempt("gradients"):
@@ -166,6 +170,8 @@ def _few_operations(evidence: Evidence) -> Iterator[Finding]:
         seen = answer.facts["operations"]
         told = f"fewer than {most} operations of torch for {evidence.case.params['tokens']} tokens"
         yield Finding(seen < most, told, f"{seen}", answer.rank)
+        told, left = "no tensor taken apart in Python or numpy", answer.facts["left"]
+        yield Finding(left < most, told, f"{left:,} numbers left torch", answer.rank)
 
 
 DROP = Run(_drop, _inputs)

@@ -15,6 +15,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
+from labkit.torch_private import tree_iter
 
 EXCHANGE_ID = "12.all-to-all"
 CROSSED = [[0, 3], [1, 2]]
@@ -123,7 +124,7 @@ def _send(rank: Rank, group: Any) -> None:
         out = rank.student.AllToAll.apply(leaf, sent, received, group)
     rank.answer("out", out)
     node = out.grad_fn
-    held = [*getattr(node, "saved_tensors", ()), *getattr(node, "__dict__", {}).values()]
+    held = tree_iter([getattr(node, "saved_tensors", ()), getattr(node, "__dict__", {})])
     rank.fact("kept", sum(t.numel() for t in held if isinstance(t, Tensor) and t.is_floating_point()))
     if "groups" in rank.params:  # between the two, a call of everybody, in another dtype
         nobody = [0] * rank.case.ranks

@@ -16,9 +16,23 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
 from labkit.checks.shared.worked import Worked
+from labkit.torch_private import tree_iter
 
 PERMUTE_ID = "12.permute"
 ROUNDING = 2.0**-8  # of a bfloat16, once
+
+
+class Moved(Worked):
+    """sparse: whether an operation had a sparse tensor among its operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        operands = tree_iter((args, kwargs))
+        self.sparse |= any(t.layout != torch.strided for t in operands if isinstance(t, Tensor))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class Permuted(NamedTuple):
@@ -97,13 +111,17 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _permute(rank: Rank) -> None:
-    """Answers rows, places, counts, grad.tokens and, without a graph, again. Facts products and changed."""
+    """Answers rows, places, counts, grad.tokens and, without a graph, again. Facts products,
+    largest, sparse and changed.
+    """
     tokens, experts = rank.inputs["tokens"].clone().requires_grad_(), rank.inputs["experts"].clone()
     if "turned" in rank.params:
         experts = turned(experts)
-    with Worked() as worked:
+    with Moved() as worked:
         found = Permuted(*rank.student.permute(tokens, experts, rank.params["shape"][2]))
     rank.fact("products", worked.products)
+    rank.fact("largest", worked.largest)
+    rank.fact("sparse", worked.sparse)
     for name, tensor in found._asdict().items():
         rank.answer(name, tensor)
     with rank.attempt("gradients"):
@@ -195,8 +213,18 @@ def _rounded_once(evidence: Evidence, answer: RankAnswer) -> Finding:
     )
 
 
-def _no_products(evidence: Evidence, answer: RankAnswer) -> Finding:
-    return _products_up_to(0, answer)
+def _no_products(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    """Neither as a product nor element by element, for which each row would be made for every token."""
+    yield _products_up_to(0, answer)
+    (n, hidden, num_experts), k = evidence.case.params["shape"], evidence.case.params["k"]
+    most = 2 * n * k * max(hidden, num_experts, n * k)
+    told = f"no tensor of more than {most:,} elements: {n * k} rows of {hidden}"
+    yield Finding(answer.facts["largest"] <= most, told, f"one of {answer.facts['largest']:,}", answer.rank)
+    yield Finding(not answer.facts["sparse"], "no sparse matrix", "one", answer.rank)
+
+
+def _nothing_multiplied(evidence: Evidence) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _no_products(evidence, answer))
 
 
 def _each_row_once(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -250,7 +278,7 @@ EXERCISE = Exercise(
             1,
             "Rows are moved, not multiplied.",
             "a product with a matrix of zeros and ones costs as much as an expert does",
-            {"order": on_each(_no_products), "back": on_each(_each_row_once)},
+            {"order": _nothing_multiplied, "back": on_each(_each_row_once)},
         ),
         Property(
             "idle",

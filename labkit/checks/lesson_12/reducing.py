@@ -107,14 +107,19 @@ def _parameter(rank: Rank, name: str, shape: tuple[int, ...]) -> nn.Parameter:
 
 
 def _reduce(rank: Rank) -> None:
-    """Answers KIND.NUMBER, the gradients afterwards. Recording all."""
+    """Answers KIND.NUMBER, the gradients afterwards. Recording all. Fact changed: the parameters that are
+    frozen or trained where they were not.
+    """
     sides, shapes = enter_grid(rank), shapes_of(rank.case, SHAPES)
     if rank.params.get("after_alone"):
         alone, others = enter_alone(rank), parameters_of(rank, shapes)
         rank.student.reduce_gradients(others["shared"], others["experts"], alone, alone)
     owned = parameters_of(rank, shapes)
+    asked = {f"{kind}.{n}": p.requires_grad for kind, ps in owned.items() for n, p in enumerate(ps)}
     with rank.recording("all"):
         rank.student.reduce_gradients(owned["shared"], owned["experts"], sides.everyone, sides.replicas)
+    now = {f"{kind}.{n}": p.requires_grad for kind, ps in owned.items() for n, p in enumerate(ps)}
+    rank.fact("changed", [name for name in asked if asked[name] != now[name]])
     for kind, parameters in owned.items():
         for number, parameter in enumerate(parameters):
             rank.answer(f"{kind}.{number}", parameter.grad)
@@ -131,6 +136,13 @@ def _means(evidence: Evidence) -> Iterator[Finding]:
             for number, shape in enumerate(shapes[kind]):
                 total = _total(evidence, f"{kind}.{number}", ranks, shape) / len(seats.everyone)
                 yield same(f"gradient {number} of {kind}: {told[kind]}", total, answer, f"{kind}.{number}")
+
+
+def _frozen_as_before(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        changed = answer.facts["changed"]
+        told, seen = "every parameter as frozen as it was", f"changed: {', '.join(changed)}"
+        yield Finding(not changed, told, seen, answer.rank)
 
 
 def _total(evidence: Evidence, name: str, ranks: list[int], shape: tuple[int, ...]) -> Tensor:
@@ -281,7 +293,7 @@ EXERCISE = Exercise(
             "A parameter without gradient on some rank, frozen or not, counts as zeros there, and has one"
             " afterwards.",
             "left out where it is None: others wait for it, or add it to the next one",
-            {"missing": _means},
+            {"missing": every(_means, _frozen_as_before)},
         ),
         Property(
             "subgroup",
