@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "02", title: "Layers over devices, and weights that come just in time", minutes: 140}
+# lesson: {number: "02", title: "Layers over devices, and weights that come just in time", minutes: 160}
 # ---
 
 # %% [markdown]
@@ -15,7 +15,7 @@
 #
 # **You need** `nn.Module`, autograd, and `send`/`recv` (lesson 00). **You will have built** a fair cut of a
 # model, a model over four devices, a stopwatch that does not lie about GPUs, a model whose weights stream
-# in with prefetch, and a stage that talks to the next one by messages. About 140 minutes: two sittings, the
+# in with prefetch, and a stage that talks to the next one by messages. About 160 minutes: two sittings, the
 # second from *One GPU and a large host* on.
 
 # %% tags=["setup"]
@@ -599,7 +599,7 @@ class OnDevice(torch.autograd.Function):
 # stand-in does not show this mistake.)</details>
 
 
-# %% exercise="02.offloaded-model" difficulty=4 minutes=35
+# %% exercise="02.offloaded-model" difficulty=4 minutes=55
 class OffloadedModel(nn.Module):
     """Layers in a row that all compute on one device, with most of their weights waiting on the
     host. Computes what nn.Sequential(*layers) computes, after eval() and under torch.no_grad() too.

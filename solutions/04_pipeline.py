@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "04", title: "Pipelines: from naive to GPipe, 1F1B and interleaved", minutes: 140}
+# lesson: {number: "04", title: "Pipelines: from naive to GPipe, 1F1B and interleaved", minutes: 165}
 # ---
 
 # %% [markdown]
@@ -17,7 +17,7 @@
 # **You need** `send` and `recv` (lesson 00), gradient accumulation (lesson 03), and autograd's `backward`
 # with a gradient handed in. **You will have built** three schedules as plain lists, an executor that runs
 # any of them on real ranks with the gradients of the unsplit model, and a way to say beforehand how long a
-# batch takes and how much every stage has to hold. About 140 minutes: two sittings, the second from *From a
+# batch takes and how much every stage has to hold. About 165 minutes: two sittings, the second from *From a
 # list to real ranks* on.
 
 # %% tags=["setup"]
@@ -592,7 +592,7 @@ except labkit.LaunchError as error:
 # asked for it before: expect the next action's message, then do this action.</details>
 
 
-# %% exercise="04.run-schedule" difficulty=5 minutes=35
+# %% exercise="04.run-schedule" difficulty=5 minutes=60
 class Mail:
     """Messages between stages. Sending never waits, so two ranks can never wait for
     each other's sends.

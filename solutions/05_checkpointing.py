@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "05", title: "Activation checkpointing: forget, and run it again", minutes: 90}
+# lesson: {number: "05", title: "Activation checkpointing: forget, and run it again", minutes: 100}
 # ---
 
 # %% [markdown]
@@ -15,7 +15,7 @@
 #
 # **You need** `torch.autograd.Function` and the activation formulas of lesson 01; micro-batches (lesson 04)
 # for the last part. **You will have built** your own `checkpoint`, a chain that runs in segments, and a
-# formula for its peak that agrees with what you measure. About 90 minutes.
+# formula for its peak that agrees with what you measure. About 100 minutes.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
@@ -233,7 +233,7 @@ for asks in (True, False):
 # </details>
 
 
-# %% exercise="05.checkpoint" difficulty=4 minutes=35
+# %% exercise="05.checkpoint" difficulty=4 minutes=45
 def checkpoint(function: Callable, *args):
     """`function(*args)`, whose activations are computed again in backward instead of being kept.
 

@@ -2,7 +2,7 @@
 # jupyter:
 #   jupytext:
 #     text_representation: {extension: .py, format_name: percent}
-# lesson: {number: "08", title: "ZeRO and FSDP: sharding the data-parallel state", minutes: 160}
+# lesson: {number: "08", title: "ZeRO and FSDP: sharding the data-parallel state", minutes: 220}
 # ---
 
 # %% [markdown]
@@ -14,7 +14,7 @@
 #
 # **You need** reduce-scatter and all-gather (lesson 00), the bytes of a training state (lesson 01),
 # gradient hooks (lesson 03). **You will have built** the three stages of ZeRO (the third is what PyTorch
-# calls FSDP), a norm over shards, and a checkpoint that four ranks write and three can read. About 160
+# calls FSDP), a norm over shards, and a checkpoint that four ranks write and three can read. About 220
 # minutes: two sittings, the second from *Stage 3: weights that come and go* on.
 
 # %% tags=["setup"]
@@ -389,7 +389,7 @@ prediction("steps until it changes", your_number_of_steps, found)
 # shard into the flat weights.</details>
 
 
-# %% exercise="08.sharded-optimizer" difficulty=4 minutes=22
+# %% exercise="08.sharded-optimizer" difficulty=4 minutes=40
 class ShardedOptimizer:
     """A torch optimizer of which each rank of `group` holds and steps its share (ZeRO, stage 1)."""
 
@@ -844,7 +844,7 @@ class FlatUnit:
 # <code>clone()</code>.</details>
 
 
-# %% exercise="08.fully-sharded-module" difficulty=5 minutes=32
+# %% exercise="08.fully-sharded-module" difficulty=5 minutes=60
 class FullyShardedModule(nn.Module):
     """`module`, whose units are whole on a rank only while they are used (stage 3, FSDP)."""
 
@@ -1213,7 +1213,7 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # <code>[start:stop]</code>.</details>
 
 
-# %% exercise="08.sharded-checkpoint" difficulty=3 minutes=18
+# %% exercise="08.sharded-checkpoint" difficulty=3 minutes=35
 def save_shards(
     directory: str | Path,
     step: int,
