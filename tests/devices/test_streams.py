@@ -43,6 +43,23 @@ def test_waiting_for_an_event_is_enough_and_only_for_what_came_before_it(gpus):
     assert not torch.isnan(late * 1).any()
 
 
+@pytest.mark.parametrize("by_event", [True, False])
+def test_a_wait_on_another_devices_stream_is_none_for_this_one(gpus, by_event):
+    side, first, second = (torch.cuda.Stream("cuda:1"), *map(torch.cuda.current_stream, ("cuda:0", "cuda:1")))
+
+    def wait(waiting, awaited):
+        waiting.wait_event(awaited.record_event()) if by_event else waiting.wait_stream(awaited)
+
+    with torch.cuda.stream(side):
+        x = torch.ones(4).pin_memory().to("cuda:1", non_blocking=True)
+    wait(first, side)
+    assert torch.isnan(x * 1).all()
+    _ = torch.ones(4, device="cuda:0") * 1  # work of the stream that waited, which nobody reads
+    assert torch.isnan(x * 1).all()
+    wait(second, first)  # and so for the copy, which came before
+    assert (x * 1).tolist() == [1.0] * 4
+
+
 def test_a_copy_on_the_same_stream_comes_in_order(gpus):
     x = torch.ones(4).pin_memory().to("cuda:0", non_blocking=True)
     assert (x * 2).tolist() == [2.0] * 4
