@@ -741,8 +741,8 @@ Table(
 #
 # Data parallelism will **average** gradients over
 # ranks, whatever you do. Write the loss to call `backward` on, so that this average is the gradient of the
-# mean over all tokens of all ranks. One number may be sent. A rank may have no tokens at all: it takes part
-# in the averaging all the same, with gradients of zeros.
+# mean over all tokens of all ranks, to the precision of the sum you are given. One number may be sent. A rank
+# may have no tokens at all: it takes part in the averaging all the same, with gradients of zeros.
 #
 # <details><summary>Hint</summary>Write the loss you want, $\sum_r S_r / \sum_r n_r$, as $\frac1d \sum_r
 # (\dots)$. What is in the parentheses?</details>

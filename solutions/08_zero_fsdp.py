@@ -1193,7 +1193,7 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #   counts, the learning rate.
 # * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
 #   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
-#   that was copied has another time. Nobody deletes a part of a checkpoint that was whole.
+#   that was copied has another time. Nobody deletes a part of a whole checkpoint of another step.
 #   The file's name counts as on the disk when `on_disk` has been called for it.
 # * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
 #   and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
