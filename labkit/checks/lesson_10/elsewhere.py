@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from labkit.checks.shared.beside import nbytes
+from labkit.checks.shared.leaving import METHODS
 from labkit.torch_private import WatchingMode, tree_iter
 
-LEAVING = ("numpy", "tolist", "__dlpack__")  # methods of a tensor; numpy.asarray comes by the first
 COMING = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 
 
@@ -52,7 +52,7 @@ def watched_elsewhere() -> Iterator[Elsewhere]:
     """Counts what goes elsewhere inside the block, in threads that are started there too."""
     elsewhere = Elsewhere()
     with contextlib.ExitStack() as stack:
-        for name in LEAVING:
+        for name in METHODS:
             _replace(stack, Tensor, name, _counting_given(getattr(Tensor, name), elsewhere))
         for name in COMING:
             _replace(stack, torch, name, _counting_made(getattr(torch, name), elsewhere))
