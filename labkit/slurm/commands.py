@@ -205,7 +205,8 @@ class JobWatch:
             return found
         if found.reason != self._last.reason:
             self._reason_since = now
-        stays = found.reason.rstrip(",") in _DOUBTFUL and now - self._reason_since >= _DOUBT
+        cause = found.reason.split(",")[0]  # ReqNodeNotAvail, UnavailableNodes:n[1-2]
+        stays = cause in _DOUBTFUL and now - self._reason_since >= _DOUBT
         overdue = self._queue if 0 < self._queue < now - self._begun else 0.0
         return replace(found, stays=stays, overdue=overdue)
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from labkit.theory.models import ModelConfig
 from labkit.theory.parameters import count_parameters
 
-# EleutherAI's Transformer Math: a rule of thumb for inference, and for inference only
-INFERENCE_OVERHEAD = 1.2
-
 
 def weight_bytes(num_params: float, bits: int = 16) -> float:
     """num_params x bits / 8. bits: 16, 8 or 4 for the usual formats."""
@@ -31,7 +28,10 @@ def kv_cache_bytes(config: ModelConfig, sequence: int, batch: int = 1, element_b
 def inference_bytes(
     config: ModelConfig, sequence: int, batch: int = 1, bits: int = 16, overhead: float = 1.0
 ) -> float:
-    """Weights times an overhead factor, and the 16-bit KV cache."""
+    """Weights times an overhead factor, and the 16-bit KV cache.
+
+    overhead: 1.2 is the rule of thumb of EleutherAI's Transformer Math, for inference alone.
+    """
     return weight_bytes(count_parameters(config).total, bits) * overhead + kv_cache_bytes(
         config, sequence, batch
     )

@@ -176,6 +176,24 @@ def test_a_reason_that_stays_is_told(outside: LocalSlurm, monkeypatch: pytest.Mo
         outside.run("scontrol", "update", "PartitionName=all", "State=UP")
 
 
+def test_a_node_that_must_be_there_and_is_not(outside: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm names the nodes behind its reason."""
+    monkeypatch.setattr(commands, "_DOUBT", 1.0)
+    outside.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=tried")
+    try:
+        job = commands.submit(["--nodelist=n2", "--output=/dev/null"], "#!/bin/sh\nsleep 60\n")
+        watch = commands.JobWatch(job)
+        until = time.monotonic() + 30
+        while not (state := watch.state()).stays:
+            assert time.monotonic() < until, state
+            time.sleep(0.1)
+        assert "ReqNodeNotAvail" in state.reason
+        assert "n2" in state.reason
+        outside.run("scancel", job)
+    finally:
+        outside.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+
+
 def test_a_node_that_dies_is_named(outside: LocalSlurm) -> None:
     job = background(forever_together)
     wait_for_output(job)
