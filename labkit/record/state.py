@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 MAX_RANKS = 512
@@ -40,6 +43,8 @@ _UNCOUNTED_AT = _MADE_AT + _COUNT.size
 _RECENT_AT = _MADE_AT + 64
 RECENT = 16  # calls that are remembered
 MOST_TEXT = 512  # bytes of a list of numbers
+SHAPE_TEXT = 64  # and of a shape
+_RUN = re.compile(r"(-?\d+)(?:\+(-?\d+)x(\d+))?")
 PAGE_BYTES = _RECENT_AT + RECENT * _WAIT.size
 
 
@@ -50,8 +55,8 @@ class Wait:
     number: counts this rank's calls on the group (collectives) or with the peer on it in this direction
     (send, recv), from 1. group is the group's name in torch, members its global ranks; peer a global rank,
     -1 for none or any. detail: what else all ranks must agree in, such as "max" or "from rank 1". sent,
-    received: of an all_to_all, bytes for and from each of `members`, in their order; () where the page has no
-    room.
+    received: of an all_to_all, bytes for and from each of `members`, in their order. Each of these is ()
+    where the page has no room.
     """
 
     op: str
@@ -110,14 +115,36 @@ def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode(errors="replace")
 
 
-def _whole(numbers: tuple[int, ...]) -> bytes:
-    """Numbers as text, or nothing at all where they do not fit: a part of them would be other numbers."""
-    text = ",".join(map(str, numbers)).encode()
-    return text if len(text) <= MOST_TEXT else b""
+@lru_cache(1024)  # of the same groups and sizes, call after call
+def _whole(numbers: tuple[int, ...], room: int = MOST_TEXT) -> bytes:
+    """Numbers as text, in runs of equal steps ("0+8x64": 64 of them, from 0, each 8 more), or nothing at all
+    where they do not fit: a part of them would be other numbers.
+    """
+    text = ",".join(
+        str(first) if count == 1 else f"{first}+{step}x{count}" for first, step, count in _runs(numbers)
+    ).encode()
+    return text if len(text) <= room else b""
+
+
+def _runs(numbers: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """First number, step and length of each run; two numbers alone are no run."""
+    at = 0
+    while at < len(numbers):
+        step = numbers[at + 1] - numbers[at] if at + 1 < len(numbers) else 0
+        end = at + 1
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        count = end - at if end - at > 2 else 1
+        yield numbers[at], step, count
+        at += count
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, step, count = _RUN.fullmatch(part).groups("")  # type: ignore[union-attr]  # `_whole` wrote it
+        found += (int(first) + place * int(step or 0) for place in range(int(count or 1)))
+    return tuple(found)
 
 
 class StatePage:
@@ -228,7 +255,7 @@ class StatePage:
 
 
 def pack_wait(wait: Wait) -> bytes:
-    """The bytes of a wait as the page holds them; long texts are cut."""
+    """The bytes of a wait as the page holds them; long texts are cut, numbers that do not fit left out."""
     return _WAIT.pack(
         wait.op.encode(),
         wait.group.encode(),
@@ -236,9 +263,9 @@ def pack_wait(wait: Wait) -> bytes:
         wait.peer,
         wait.tag,
         wait.num_bytes,
-        ",".join(map(str, wait.shape)).encode(),
+        _whole(wait.shape, SHAPE_TEXT),
         wait.dtype.encode(),
-        ",".join(map(str, wait.members)).encode(),
+        _whole(wait.members),
         wait.file.encode(errors="replace")[-255:],
         wait.line,
         wait.function.encode()[:63],

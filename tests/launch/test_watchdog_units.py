@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from pickle import PickleBuffer
@@ -23,7 +24,7 @@ from labkit.launch.engine.facts import read_facts, write_facts
 from labkit.launch.engine.ranks import Ranks
 from labkit.launch.failure.deadlock import find_mismatch, is_stuck
 from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_frames
-from labkit.launch.failure.words import mismatch
+from labkit.launch.failure.words import deadlock, mismatch, ranks
 from labkit.launch.handover import results
 from labkit.launch.handover.parcels import parcel
 from labkit.launch.handover.request import Wanted, end_path, log_path, state_path
@@ -156,11 +157,61 @@ def test_parts_of_an_all_to_all_are_compared_in_pairs(
 
 
 def test_parts_that_the_page_has_no_room_for_are_not_known(tmp_path: Path) -> None:
+    squares = tuple(10**9 + number**2 for number in range(64))
     page = StatePage(tmp_path / "page", create=True)
-    page.set_call(pack_wait(exchange((10**9,) * 64, (7,) * 64)), 1)
+    page.set_call(pack_wait(exchange(squares, (10**9,) * 64)), 1)
     wait = page.read().wait
     assert wait is not None
-    assert (wait.sent, wait.received) == ((), (7,) * 64)
+    assert (wait.sent, wait.received) == ((), (10**9,) * 64)
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        (range(512), "ranks 0 to 511"),
+        (range(7, 512, 8), "ranks 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87, 95, 103, 111, 119 and 49 more"),
+        ((3, 0, 1, 2), "ranks 3, 0, 1 and 2"),
+        ((4, 2), "ranks 4 and 2"),
+        ((5,), "rank 5"),
+        ([number**2 for number in range(300)], "a group of ranks"),  # no room
+    ],
+)
+def test_groups_are_read_whole_or_not_at_all(tmp_path: Path, members: Sequence[int], told: str) -> None:
+    page = StatePage(tmp_path / "page", create=True)
+    page.set_call(pack_wait(replace(call("all_reduce"), members=tuple(members))), 1)
+    wait = page.read().wait
+    assert wait is not None
+    assert wait.members in (tuple(members), ())
+    assert ranks(wait.members) == told
+
+
+def test_a_shape_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    page = StatePage(tmp_path / "page", create=True)
+    for shape, read in (((10**6, 3, 7, 12, 5, 0),) * 2, (tuple(10**6 + n**2 for n in range(9)), ())):
+        page.set_call(pack_wait(replace(call("all_reduce"), shape=shape)), 1)
+        wait = page.read().wait
+        assert wait is not None
+        assert wait.shape == read
+
+
+def test_the_last_of_hundreds_of_ranks_is_missed(tmp_path: Path) -> None:
+    """It has finished; all others wait for it, each as its page says."""
+    page = StatePage(tmp_path / "page", create=True)
+    page.set_call(pack_wait(replace(call("all_reduce"), members=tuple(range(512)))), 1)
+    page.count_call(group_key("0"), 1)
+    page.enter(WAITING)
+    states = [page.read()] * 511 + [state("finished")]
+    assert is_stuck(states)
+    assert deadlock(states)[1] == "rank 0 waits in all_reduce, but rank 511 has finished"
+
+
+def test_few_of_hundreds_are_told_one_by_one() -> None:
+    waits = replace(call("all_reduce", 2), members=tuple(range(300)))
+    states = [waiting(waits), *[waiting(replace(call("barrier"), members=tuple(range(300))))] * 299]
+    rank, told, _ = deadlock(states)
+    assert rank == 0
+    assert told.startswith("rank 0 waits in all_reduce, but rank 1 waits in barrier; rank 2 waits in barrier")
+    assert told.endswith("; and 291 more have not made the call")
 
 
 def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:

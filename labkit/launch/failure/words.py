@@ -24,14 +24,27 @@ _UNPAIRED_HINT = (
 )
 _CROSSING_HINT = "a send waits until the other side receives: let one of the two receive first, or use isend"
 
+MOST_NAMED = 16  # ranks, one by one
+MOST_TOLD = 8  # ranks with a sentence each
+
 LOCKED_OUT = "code that closes, limits or locks what its own process writes to does that"
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """[2] -> "rank 2"; [0, 1, 3] -> "ranks 0, 1 and 3"."""
+    """[2] -> "rank 2"; [0, 1, 3] -> "ranks 0, 1 and 3"; 0 to 99 -> "ranks 0 to 99"; none -> "a group of ranks",
+    whose numbers nobody had room for.
+    """
+    if not numbers:
+        return "a group of ranks"
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
-    return "ranks " + ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > MOST_NAMED and list(numbers) == list(range(first, last + 1)):
+        return f"ranks {first} to {last}"
+    if len(numbers) > MOST_NAMED:
+        named = ", ".join(map(str, numbers[: MOST_NAMED - 1]))
+        return f"ranks {named} and {len(numbers) - MOST_NAMED + 1} more"
+    return "ranks " + ", ".join(map(str, numbers[:-1])) + f" and {last}"
 
 
 def wait(wait: Wait) -> str:
@@ -185,10 +198,12 @@ def _in_another_group(numbers: Sequence[int], wait: Wait, states: Sequence[State
 def _doing_together(numbers: Sequence[int], states: Sequence[State]) -> list[str]:
     """A sentence for each rank, and one for all that have finished."""
     finished = [rank for rank in numbers if states[rank].phase in ("finished", "idle")]
-    others = [_doing(rank, states) for rank in numbers if rank not in finished]
-    if len(finished) < 2:
-        return [_doing(rank, states) for rank in finished] + others
-    return [f"{ranks(finished)} have finished", *others]
+    others = [rank for rank in numbers if rank not in finished]
+    together = f"{ranks(finished)} have finished"
+    told = [together] if len(finished) > 1 else [_doing(rank, states) for rank in finished]
+    told += [_doing(rank, states) for rank in others[:MOST_TOLD]]
+    more = len(others) - MOST_TOLD
+    return [*told, f"and {more} more have not made the call"] if more > 0 else told
 
 
 def _doing(rank: int, states: Sequence[State]) -> str:
