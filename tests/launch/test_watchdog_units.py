@@ -418,6 +418,16 @@ input()
     assert name not in locks._sockets
 
 
+def test_a_gpu_that_many_have_asked_for_is_still_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_lock, "_ASKED", 4)
+    locks, others, name = gpu_lock.GpuLocks(), gpu_lock.GpuLocks(), f"test-{os.getpid()}"
+    assert locks.take([name]) == ""
+    told = [others.take([name]) for _ in range(10)]
+    locks.give_back([name])
+    assert f"process {os.getpid()}" in told[0]
+    assert told[-1] == f"GPU {name} is in use by another notebook"
+
+
 def test_gpus_are_named_alike_for_all() -> None:
     assert gpu_lock.device_names([0, 1, 1], {"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
     assert gpu_lock.device_names([1], {}) == ["1"]

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_ASKED = 4096  # times that others are told who has a GPU; Linux may allow less (net.core.somaxconn)
+
 
 def device_names(devices: Sequence[int], environment: Mapping[str, str]) -> list[str]:
     """Names of GPUs that all processes of the machine share: with CUDA_VISIBLE_DEVICES=2,3 index 1 is "3".
@@ -53,7 +55,7 @@ class GpuLocks:
                 listener = socket.socket(socket.AF_UNIX)
                 try:
                     listener.bind(_address(name))
-                    listener.listen(8)
+                    listener.listen(_ASKED)
                 except OSError:
                     listener.close()
                     self._drop_unused()
@@ -79,6 +81,7 @@ def _address(name: str) -> str:
 def holder(name: str) -> str:
     """Who holds a GPU: 'alice (process 123: python ...)'."""
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # nobody accepts: a queue that is full would have us wait for ever
         try:
             probe.connect(_address(name))
         except OSError:

@@ -31,8 +31,8 @@ LOCKED_OUT = "code that closes, limits or locks what its own process writes to d
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """[2] -> "rank 2"; [0, 1, 3] -> "ranks 0, 1 and 3"; 0 to 99 -> "ranks 0 to 99"; none -> "a group of ranks",
-    whose numbers nobody had room for.
+    """[2] -> "rank 2"; [0, 1, 3] -> "ranks 0, 1 and 3"; 0 to 99 -> "ranks 0 to 99"; none, where there was no
+    room for their numbers -> "a group of ranks".
     """
     if not numbers:
         return "a group of ranks"
