@@ -51,15 +51,18 @@ class Here:
         return request, placement.notes
 
     def start(self, request: Request, payload: bytes, prepare: Callable[[Path], None]) -> EngineRun:
-        """Raises InfrastructureError when the job's directory cannot be written."""
-        for attempt in range(2):
-            engine = client.engine()
-            try:
-                return _start(engine, request, payload, prepare)
-            except client.EngineGone:  # it was ended since it was last used: the next one is as good
-                if attempt:
-                    raise
-        raise AssertionError
+        """Raises InfrastructureError when the job's directory cannot be written, or engines end at once."""
+        engine = client.engine()
+        try:
+            return _start(engine, request, payload, prepare)
+        except client.EngineGone:  # it was ended since it was last used: the next one is as good
+            engine.bury()
+        try:
+            return _start(client.engine(), request, payload, prepare)
+        except client.EngineGone as error:
+            summary = f"the launcher's engine process ended twice before it took a job: {error}"
+            hint = "see whether something ends processes here, a limit of memory say, and launch again"
+            raise InfrastructureError(Diagnosis("infrastructure", summary, hint=hint)) from error
 
     def listen(self, directory: Path) -> session_wire.Listener:
         return session_wire.Listener(directory)
@@ -181,6 +184,9 @@ def _start(
         raise
     try:
         engine.run(run.directory)
+    except client.EngineGone:
+        run.close()
+        raise
     except KeyboardInterrupt:  # whether or not the engine has heard of the job by now
         run.stop("cancelled")
         until = time.monotonic() + 2 * _ORDERLY

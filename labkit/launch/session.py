@@ -7,8 +7,9 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Unpack
 
 from labkit.launch import api
@@ -29,7 +30,8 @@ from labkit.record.agreement import Ledger
 from labkit.record.files import Record, read_records
 
 _HELD = "Until the next cell the ranks that failed can be looked at with `%ranks debug`; the others wait."
-_INTERRUPTED = 3.0  # seconds that a cell of another thread gets to end
+_INTERRUPTED = 3.0  # seconds that a cell of another thread gets to end when it is interrupted
+_ENDED = 30.0  # and when its ranks are ended: those of several nodes take longer than ours
 
 
 class Session(Exchange):
@@ -63,16 +65,22 @@ class Session(Exchange):
         self._sender, self._ledger = Sender(self.ranks), Ledger(self.ranks)
         self._offer: Offer | None = None  # what the current cell brings along
         listeners: list[Listener] = []
-        run = self._place.start(self._request, b"", lambda path: listeners.append(self._place.listen(path)))
-        self._job = Job(run)
-        self._line = Line(self._job, listeners[0])
+
+        def listen(directory: Path) -> None:  # again, where a place has to begin anew
+            while listeners:
+                listeners.pop().close()
+            listeners.append(self._place.listen(directory))
+
+        try:
+            self._job = Job(self._place.start(self._request, b"", listen))
+            self._line = Line(self._job, listeners.pop())
+        finally:
+            for listener in listeners:
+                listener.close()
 
     def stop(self) -> None:
         """End the ranks; their variables are gone."""
-        mine = self._busy.acquire(blocking=False)
-        if not mine:  # a cell runs in another thread
-            self.interrupt()
-            mine = self._busy.acquire(timeout=_INTERRUPTED)
+        mine = self._busy.acquire(blocking=False) or self._taken_from_another_thread()
         try:
             self._forget_failure()
             self._hang_up()
@@ -82,6 +90,16 @@ class Session(Exchange):
         finally:
             if mine:
                 self._busy.release()
+
+    def _taken_from_another_thread(self) -> bool:
+        """End the cell that another thread waits for; whether the session is this thread's then."""
+        self.interrupt()
+        if self._busy.acquire(timeout=_INTERRUPTED):
+            return True
+        if (job := self._job) is not None:
+            with suppress(ValueError):  # it has ended meanwhile
+                job.run.stop("cancelled")  # the other thread, which waits for it, collects it
+        return self._busy.acquire(timeout=_ENDED)
 
     def interrupt(self) -> None:
         """Have the ranks stop the cell that another thread waits for."""
@@ -252,7 +270,8 @@ class Session(Exchange):
         return range(self.ranks) if ranks is None else sorted(set(ranks))
 
     def _running_job(self) -> Job:
-        assert self._job is not None
+        if self._job is None:
+            raise error_for(Diagnosis("cancelled", "the session was stopped while a cell ran"), [])
         return self._job
 
     def _forget_failure(self) -> None:

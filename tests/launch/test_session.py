@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.launch import client
+from labkit.launch.failure.errors import InfrastructureError, LaunchError
 from labkit.launch.session import Session
 
 DIST = "import torch.distributed as dist"
@@ -300,6 +302,43 @@ def test_the_end_of_a_long_output_belongs_to_its_cell(session: Session) -> None:
     result = session.run("print('a' * (9 << 20))\nprint('the end')")
     assert result.output[0].endswith("the end\n")
     assert session.run("print('next')").output[0] == "next\n"
+
+
+def test_stopping_ends_a_cell_of_another_thread_that_hears_no_interrupt(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[Session.__module__], "_INTERRUPTED", 0.0)
+    deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    cell = session.run_async(deaf + "print('deaf', flush=True)\ntime.sleep(99)")
+    while "deaf" not in session._running_job().new_output([0, 0])[1]:
+        time.sleep(0.05)
+    session.stop()
+    assert not session.alive
+    with pytest.raises(LaunchError) as ended:
+        cell.result(5)
+    assert ended.value.verdict in ("cancelled", "interrupted")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_engine_that_ends_before_it_takes_the_ranks(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, ended = client.engine, list[int]()
+
+    def ends_at_once() -> client.EngineProcess:
+        engine = there()
+        if len(ended) < times:
+            ended.append(engine.pid)
+            os.kill(engine.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)
+        return engine
+
+    monkeypatch.setattr(client, "engine", ends_at_once)
+    if times == 2:
+        with pytest.raises(InfrastructureError, match="engine process ended twice before it took a job"):
+            labkit.session(ranks=2)
+        return
+    with labkit.session(ranks=2) as begun:
+        assert begun.run("1 + 1").values == {0: "2", 1: "2"}
+    assert len(ended) == 1
 
 
 def test_two_interrupts_leave_nothing() -> None:
