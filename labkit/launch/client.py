@@ -6,13 +6,13 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from labkit import hosts, processes
@@ -83,7 +83,7 @@ class EngineProcess:
         with self._lock:
             until = time.monotonic() + timeout
             while job.name not in self._ended:
-                if not select.select([self._control], [], [], max(0.0, until - time.monotonic()))[0]:
+                if not wait([self._control], max(0.0, until - time.monotonic())):
                     self._wake()
                     return None
                 self._hear()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -339,6 +341,23 @@ def test_an_engine_that_ends_before_it_takes_the_ranks(times: int, monkeypatch: 
     with labkit.session(ranks=2) as begun:
         assert begun.run("1 + 1").values == {0: "2", 1: "2"}
     assert len(ended) == 1
+
+
+def test_a_notebook_with_more_than_a_thousand_open_files() -> None:
+    """`select` knows no descriptor from 1024 on."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 2048:
+        pytest.skip(f"no more than {before[1]} open files are allowed here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
+    try:
+        with ExitStack() as files:
+            for _ in range(1100):
+                files.enter_context(open(os.devnull))
+            with labkit.session(ranks=2) as begun:
+                assert begun.run("1 + 1").values == {0: "2", 1: "2"}
+            assert labkit.launch(os.getpid, ranks=1).results
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_two_interrupts_leave_nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import signal
 import socket
 import struct
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 SOCKET = "session"
 _PATIENCE = 0.2  # seconds
@@ -69,17 +70,21 @@ def send_all(messages: Mapping[Connection, bytes], may_go_on: Callable[[], bool]
     it end this, with a message that is half out: the connection is of no more use.
     """
     frames = {connection: memoryview(_framed(data)) for connection, data in messages.items()}
-    with ExitStack() as stack:
-        sockets = {c: stack.enter_context(socket.socket(fileno=os.dup(c.fileno()))) for c in frames}
+    with ExitStack() as stack, selectors.DefaultSelector() as writable:
+        for connection in frames:
+            copy = stack.enter_context(socket.socket(fileno=os.dup(connection.fileno())))
+            writable.register(copy, selectors.EVENT_WRITE, connection)
         while frames:
-            ready = select.select([], [sockets[c] for c in frames], [], _PATIENCE)[1]
+            ready = writable.select(_PATIENCE)
             if not ready and not may_go_on():
                 return False
-            for connection in [c for c in frames if sockets[c] in ready]:
-                sent = sockets[connection].send(frames[connection], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            for key, _ in ready:
+                copy, connection = cast(socket.socket, key.fileobj), key.data
+                sent = copy.send(frames[connection], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 frames[connection] = frames[connection][sent:]
                 if not frames[connection]:
                     del frames[connection]
+                    writable.unregister(copy)
     return True
 
 
