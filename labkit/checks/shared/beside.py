@@ -24,6 +24,7 @@ from labkit.checks.shared.places import place_of
 LEARNING_RATE = 0.1
 SCALE = 0.02  # of the sum of squares: a few steps should change weights, not blow them up
 STEPS = 2
+GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
 SLACK_BYTES = 64  # beyond its share, a module may keep a few scalars
 Call = tuple[str, int]  # operation, bytes of this rank's tensor
 Use = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # a module and its arguments -> what it gives
@@ -155,10 +156,12 @@ def descend(module: nn.Module) -> None:
 def storages() -> dict[int, int]:
     """Address -> bytes of the memory behind every tensor that Python can reach now.
 
-    States of random generators, which are uint8, are left out: they are no part of a model.
+    States of random generators, bytes of which there are always as many, are left out: they are no part of a
+    model. Weights that are kept as bytes are.
     """
     tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.layout is torch.strided]
-    states = {t.untyped_storage().data_ptr() for t in tensors if t.dtype == torch.uint8}
+    in_bytes = (t.untyped_storage() for t in tensors if t.dtype == torch.uint8)
+    states = {s.data_ptr() for s in in_bytes if s.nbytes() in (torch.get_rng_state().nbytes, GPU_STATE_BYTES)}
     behind = (t.untyped_storage() for t in tensors if not t.is_meta)
     return {s.data_ptr(): s.nbytes() for s in behind if s.nbytes() and s.data_ptr() not in states}
 
