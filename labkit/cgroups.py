@@ -21,6 +21,7 @@ from pathlib import Path
 CHOICE = "LABKIT_CGROUP"  # a group to divide, in place of those that this process is in
 NEEDED = ("memory", "pids")
 SECONDS = 10.0  # the most that processes take to be gone once killed
+TRIAL_SECONDS = 10.0  # the most that a program in a group that is tried takes to have done nothing
 _ENTER = 'echo 0 > "$0" && exec "$@"'  # for a shell: itself into the group, then the command in its place
 
 
@@ -81,10 +82,12 @@ def divisible_group(
     candidates = [Path(named)] if named else list(own_groups(membership, mounts))
     if not candidates:
         raise NoGroup("this host has no control groups of version 2")
-    refusals = [refusal for path in candidates if (refusal := _refusal(path))]
-    if len(refusals) == len(candidates):
-        raise NoGroup(refusals[0])
-    return next(path for path in candidates if not _refusal(path))
+    refusals = []
+    for path in candidates:
+        if not (refusal := _refusal(path)):
+            return path
+        refusals.append(refusal)
+    raise NoGroup(refusals[0])
 
 
 def _kill_all(path: Path) -> None:
@@ -137,8 +140,10 @@ def _refusal(path: Path) -> str:
         return f"{path} cannot be divided: {error}"
     try:
         done = subprocess.run(
-            group.entering(["/bin/sh", "-c", ":"]), capture_output=True, text=True, timeout=SECONDS
+            group.entering(["/bin/sh", "-c", ":"]), capture_output=True, text=True, timeout=TRIAL_SECONDS
         )
         return "" if done.returncode == 0 else f"{path}: {done.stderr.strip()[-200:]}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path}: no program could be run in a group of it: {error}"
     finally:
         group.end()

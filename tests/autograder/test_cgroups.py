@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from autograder.sandbox import choice
 from autograder.sandbox.bubblewrap import Bubblewrap
 from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.confined import Confined
 from autograder.sandbox.sandbox import MIB, OF_OURS, Limits
-from labkit import doctor
+from labkit import cgroups, doctor
 from labkit.cgroups import CHOICE, Group, NoGroup, divisible_group, make_group, own_groups
 
 MOUNTS = """\
@@ -86,6 +87,38 @@ def test_its_own_group_is_tried_first_and_then_those_above(
     with pytest.raises(NoGroup) as refusal:
         divisible_group(tmp_path / "cgroup", tmp_path / "mounts")
     assert str(refusal.value) == f"{tmp_path / 'at' / tried[0]} hands on no memory"
+
+
+def handed_on(tmp_path: Path, own: str) -> tuple[Path, Path]:
+    """Files like /proc/self/cgroup and mountinfo, and folders with the names of groups that are handed on."""
+    (tmp_path / "cgroup").write_text(f"0::/{own}\n")
+    (tmp_path / "mounts").write_text(MOUNTS.format(shown="/", at=tmp_path / "at"))
+    for path in (tmp_path / "at" / own, *(tmp_path / "at" / own).parents[: len(Path(own).parts)]):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.subtree_control").write_text("memory pids\n")
+    return tmp_path / "cgroup", tmp_path / "mounts"
+
+
+def test_the_first_group_that_can_be_divided_is_taken_and_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a second trial would say may be another thing. In such a folder each trial leaves one behind."""
+    monkeypatch.delenv(CHOICE, raising=False)
+    monkeypatch.setattr(cgroups, "SECONDS", 0.0)
+    assert divisible_group(*handed_on(tmp_path, "slice/job")) == tmp_path / "at/slice/job"
+    assert [made.parent.name for made in tmp_path.rglob("labkit-*")] == ["job"]
+
+
+def test_a_trial_that_does_not_end_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time at all is too short for any program."""
+    handed_on(tmp_path, "job")
+    monkeypatch.setenv(CHOICE, str(tmp_path / "at/job"))
+    monkeypatch.setattr(cgroups, "SECONDS", 0.0)
+    monkeypatch.setattr(cgroups, "TRIAL_SECONDS", 0.0)
+    with pytest.raises(NoGroup, match=r"no program could be run in a group of it: .* timed out"):
+        divisible_group()
+    assert choice._groups.__wrapped__() is None
+    assert [finding.state for finding in doctor.probe_limits()] == ["note"]
 
 
 def test_the_groups_of_version_1_are_those_of_one_controller(tmp_path: Path) -> None:
