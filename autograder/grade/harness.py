@@ -24,7 +24,7 @@ from autograder.grade.reference import all_cases, graded_submission, shown_seed,
 from autograder.grade.scan import Flag, scan
 from autograder.sandbox.confined import Confined, Outcome
 from autograder.sandbox.inside import AGENT_ENDED, EXPECTED, FAILURE, WIRE
-from autograder.sandbox.sandbox import MIB, CouldNotStart, Sandbox
+from autograder.sandbox.sandbox import MIB, CouldNotEnd, CouldNotStart, Sandbox
 from autograder.sandbox.within.mesh import Counted
 from autograder.sandbox.within.salvage import tail, take
 from labkit.checks.case import Case
@@ -91,8 +91,10 @@ class Harness:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        self._folder.cleanup()
+        try:
+            self._end()
+        finally:
+            self._folder.cleanup()
 
     def grade(
         self, exercise: Exercise, cells: Sequence[Cell], seed: int, cases: Sequence[Case] | None = None
@@ -113,7 +115,7 @@ class Harness:
                 if again.points > report.points:
                     again.notes.append(_KEPT.format(", ".join(submission.replaced)))
                     report, jobs = again, own_jobs
-        except CouldNotBeGraded as problem:
+        except (CouldNotBeGraded, CouldNotEnd) as problem:
             return Graded(without_points(exercise, "could_not_be_graded", str(problem)), flags)
         report.notes += [] if report.passed else submission.notes
         seconds = sum(outcome.seconds for outcome in self.outcomes)
@@ -171,7 +173,11 @@ class Harness:
         (Path(self._folder.name) / name / EXPECTED).write_text(json.dumps(answer_names(request)))
         for path in (Path(self._folder.name) / name).iterdir():
             path.chmod(0o644)
-        outcome = confined.run(name, request.timeout + self.grace)
+        try:
+            outcome = confined.run(name, request.timeout + self.grace)
+        except CouldNotEnd:
+            self._confined = None  # the next request gets another one
+            raise
         self.outcomes.append(outcome)
         shutil.rmtree(Path(self._folder.name) / name)
         if outcome.ended != "answered":
@@ -200,9 +206,9 @@ class Harness:
         return self._confined
 
     def _end(self) -> None:
-        if self._confined is not None:
-            self._confined.close()
-            self._confined = None
+        confined, self._confined = self._confined, None
+        if confined is not None:
+            confined.close()
 
 
 def _needs_own_parts(exercise: Exercise, cases: Sequence[Case], report: Report) -> bool:

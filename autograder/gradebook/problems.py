@@ -6,6 +6,8 @@ import errno
 
 from sqlalchemy.exc import DBAPIError
 
+from autograder.sandbox.sandbox import CouldNotEnd
+
 LONGEST_ID = 128  # characters
 NOT_IN_AN_ID = "/\\{}*?[]"
 
@@ -15,7 +17,7 @@ class CourseError(RuntimeError):
 
 
 # What a person can put right, and is told in a sentence. Whatever else is raised is a fault of this program.
-PROBLEMS = (CourseError, OSError, DBAPIError)
+PROBLEMS = (CourseError, CouldNotEnd, OSError, DBAPIError)
 
 
 _GRADEBOOK = (

@@ -46,6 +46,7 @@ from autograder.sandbox.within.calls import KEYS, MOUNTING, OTHER_NAMESPACES, UN
 from labkit.cgroups import Group
 
 FLOOD = 10  # times the limit of processes, above what the user runs already: where the kernel stops a flood
+SECONDS = 10.0  # the most that Apptainer takes to clean up, and its keeper to end what is left
 CLONE_NEWUSER = 0x10000000
 REFUSED_CALLS = (*MOUNTING, *OTHER_NAMESPACES, *KEYS, *UNCOUNTED_MEMORY)  # lessons do without
 
@@ -207,13 +208,15 @@ class _Started(Started):
             with contextlib.suppress(OSError):
                 os.kill(self._first, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=10)
+                self.process.wait(timeout=SECONDS)
         for descriptor in (self._open.pop(name) for name in list(self._open)):
             os.close(descriptor)  # the lifeline too: whatever is left is ended by the keeper
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10)
-        super().end()
-        self._image.cleanup()
+            self.process.wait(timeout=SECONDS)
+        try:
+            super().end()
+        finally:
+            self._image.cleanup()
 
     def _disk(self, name: str) -> tuple[int, int]:
         """Files and bytes, as counted by the kernel: those that have no name any more count too."""

@@ -110,12 +110,14 @@ class Confined:
         return self._errors.decode(errors="replace").strip()[-2000:]
 
     def close(self) -> None:
-        """End everything inside and wait until it is gone."""
-        self._started.end()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        """End everything inside and wait until it is gone. CouldNotEnd when it does not go."""
+        try:
+            self._started.end()
+        finally:
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
 
     def _verdict(self, replied: bool, usage: Usage, late: bool) -> tuple[Ended | None, str]:
         limits = self.sandbox.limits

@@ -21,6 +21,7 @@ from labkit.cgroups import Group, NoGroup, make_group
 
 MIB = 2**20
 IN, OUT, COURSE, GRADER = "/in", "/out", "/course", "/grader"
+END_SECONDS = 30.0  # the most that a process takes to be gone once killed
 OF_OURS = 50  # processes and threads of the sandbox's own and of Apptainer's, that count in a group too
 
 
@@ -30,6 +31,10 @@ class NoSandbox(RuntimeError):
 
 class CouldNotStart(RuntimeError):
     """The sandbox did not come up: nothing a student did."""
+
+
+class CouldNotEnd(RuntimeError):
+    """The sandbox was killed and is still there: nothing a student is charged with."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,14 @@ class Started(ABC):
         return self.group is not None and self.group.out_of_memory()
 
     def end(self) -> None:
-        """End everything inside and wait until it is gone. Can be called again."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(timeout=30)
-        if self.group is not None:
-            self.group.end()
+        """End everything inside and wait until it is gone. Can be called again. Where it does not go, what
+        the sandbox holds on this side is let go all the same, and CouldNotEnd raised.
+        """
+        try:
+            end_process(self.process)
+        finally:
+            if self.group is not None:
+                self.group.end()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +143,20 @@ class Sandbox(ABC):
     @abstractmethod
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
         """`inside.py`, with `requests` at /in, without the files and folders of labkit named in `hide`."""
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child and wait until it is gone; CouldNotEnd when it does not go."""
+    if process.poll() is None:
+        process.kill()
+    try:
+        process.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CouldNotEnd(
+            f"process {process.pid} of the sandbox was killed and is still there after {END_SECONDS:g} s. "
+            f"`ps -o stat,wchan -p {process.pid}` shows what it waits for, a disk that does not answer or a "
+            "debugger as a rule; grade again when it is gone"
+        ) from None
 
 
 def spawn(

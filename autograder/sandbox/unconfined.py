@@ -58,5 +58,7 @@ class _Started(Started):
     def end(self) -> None:
         if self.process.poll() is None:
             end_all(self.process.pid)
-        super().end()
-        self._out.cleanup()
+        try:
+            super().end()
+        finally:
+            self._out.cleanup()
