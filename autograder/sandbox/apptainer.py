@@ -76,21 +76,18 @@ class Apptainer(Sandbox):
         """See `Sandbox.start`. A keeper stands between, as a setuid program does not end with its parent."""
         inside = self.limits.inside()
         inside["RLIMIT_NPROC"] = threads_of_this_user() + FLOOD * self.limits.processes
-        image = _Image()
-        reading, lifeline = os.pipe()
-        keeper = [sys.executable, "-I", "-S", str(Path(__file__).parent / "keeper.py"), str(reading)]
-        group = self.new_group()
-        try:
-            words = self.command(image, contents(requests, hide), program(json.dumps(inside), self.ranks))
-            process = spawn([*keeper, *words], (reading,), image.environment, group)
-        except BaseException:
-            os.close(lifeline)
-            image.cleanup()
-            if group:
-                group.end()
-            raise
-        finally:
-            os.close(reading)
+        with contextlib.ExitStack() as undone:
+            image = _Image()
+            undone.callback(image.cleanup)
+            if group := self.new_group():
+                undone.callback(group.end)
+            reading, lifeline = os.pipe()
+            undone.callback(os.close, lifeline)
+            with open(reading, "rb", buffering=0):
+                keeper = [sys.executable, "-I", "-S", str(Path(__file__).parent / "keeper.py"), str(reading)]
+                words = self.command(image, contents(requests, hide), program(json.dumps(inside), self.ranks))
+                process = spawn([*keeper, *words], (reading,), image.environment, group)
+            undone.pop_all()
         return _Started(process, image, lifeline, self.limits, group)
 
     def command(self, image: _Image, pieces: Iterator[Piece], words: Sequence[str]) -> list[str]:

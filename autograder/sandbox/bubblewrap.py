@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from autograder.sandbox.contents import Emptied, Link, Piece, Shown, contents, program
-from autograder.sandbox.sandbox import OUT, CouldNotStart, Limits, NoSandbox, Sandbox, Started, spawn
+from autograder.sandbox.sandbox import (
+    OUT,
+    CouldNotStart,
+    Limits,
+    NoSandbox,
+    Sandbox,
+    Started,
+    end_process,
+    spawn,
+)
 from autograder.sandbox.usage import Traffic, Usage, in_use, sockets_of
 from autograder.sandbox.within.calls import SANDBOX_RULES, filter_of
 from labkit.cgroups import Group
@@ -57,17 +66,21 @@ class Bubblewrap(Sandbox):
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
         """See `Sandbox.start`. What bubblewrap itself says goes through a pipe of its own."""
         words, refused = program(json.dumps(self.limits.inside()), self.ranks), filter_of(SANDBOX_RULES)
-        group = self.new_group()
-        with _pipe() as (reading, writing), _file(refused) as calls:
-            told = self.options(requests, hide, writing.fileno(), calls.fileno() if refused else None)
-            with _file("\0".join(told).encode()) as options:
-                # Through a file: the first process inside shows its command line to all others.
-                command = [self.bwrap, "--args", str(options.fileno()), "--", *words]
-                process = spawn(command, (writing.fileno(), calls.fileno(), options.fileno()), {}, group)
-            writing.close()
-            first = _first_inside(reading.fileno(), SECONDS)
-        if first is None:
-            raise CouldNotStart(_why_not(process, group))
+        with contextlib.ExitStack() as undone:
+            if group := self.new_group():
+                undone.callback(group.end)
+            with _pipe() as (reading, writing), _file(refused) as calls:
+                told = self.options(requests, hide, writing.fileno(), calls.fileno() if refused else None)
+                with _file("\0".join(told).encode()) as options:
+                    # Through a file: the first process inside shows its command line to all others.
+                    command = [self.bwrap, "--args", str(options.fileno()), "--", *words]
+                    process = spawn(command, (writing.fileno(), calls.fileno(), options.fileno()), {}, group)
+                undone.callback(end_process, process)
+                writing.close()
+                first = _first_inside(reading.fileno(), SECONDS)
+            if first is None:
+                raise CouldNotStart(_why_not(process))
+            undone.pop_all()
         return _Started(process, first, group)
 
     def options(
@@ -185,18 +198,14 @@ def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         yield one, other
 
 
-def _why_not(process: subprocess.Popen[bytes], group: Group | None) -> str:
-    """What bubblewrap said that reported no program inside; it is over after this."""
+def _why_not(process: subprocess.Popen[bytes]) -> str:
+    """What bubblewrap said that reported no program inside."""
     try:
         process.wait(1.0)
         why = "bubblewrap said nothing"
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
         why = f"bubblewrap started nothing within {SECONDS:g} s: does a file system here not answer?"
     said = (process.stderr.read() if process.stderr else None) or b""
-    if group:
-        group.end()
     return said.decode(errors="replace") or why
 
 

@@ -50,7 +50,11 @@ class Confined:
         self._errors = b""
         self._started = sandbox.start(requests, self.hide)
         self._process = self._started.process
-        self._wait_until_ready()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Confined:
         return self
@@ -172,12 +176,6 @@ class Confined:
         while not self._reply():
             late = time.monotonic() > deadline
             if late or not self.alive:
-                words = self.last_words()
-                self.close()
                 why = f"not ready after {START_SECONDS:g} s" if late else "it ended before it was ready"
-                raise CouldNotStart(words or f"the sandbox cannot be used: {why}")
-        try:
-            self._started.look_in()
-        except CouldNotStart:
-            self.close()
-            raise
+                raise CouldNotStart(self.last_words() or f"the sandbox cannot be used: {why}")
+        self._started.look_in()

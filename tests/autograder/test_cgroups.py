@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autograder.sandbox import choice
+from autograder.sandbox.apptainer import Apptainer
 from autograder.sandbox.bubblewrap import Bubblewrap
 from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.confined import Confined
-from autograder.sandbox.sandbox import MIB, OF_OURS, Limits
+from autograder.sandbox.sandbox import MIB, OF_OURS, CouldNotStart, Limits
 from labkit import cgroups, doctor
 from labkit.cgroups import CHOICE, Group, NoGroup, divisible_group, make_group, own_groups
 
@@ -161,6 +164,51 @@ def test_all_that_was_started_in_a_group_ends_with_it(group: Group) -> None:
     assert not inner.exists()
     assert not group.path.exists()
     group.end()
+
+
+SAYS_ANOTHER_THING = """\
+#!/bin/sh
+for fd in $(ls /proc/$$/fd); do
+    [ "$fd" -gt 2 ] && [ -p "/proc/$$/fd/$fd" ] && echo "{}" > "/proc/$$/fd/$fd"
+done
+exec sleep 300
+"""
+
+
+def test_nothing_is_left_of_a_start_that_fails(
+    tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once there is a program: an answer that nobody expects stands for whatever ends the wait for one."""
+    monkeypatch.setattr(Bubblewrap, "new_group", lambda self: group)
+    (tmp_path / "bwrap").write_text(SAYS_ANOTHER_THING)
+    (tmp_path / "bwrap").chmod(0o755)
+    before = psutil.Process().children()
+    with pytest.raises(KeyError, match="child-pid"):
+        Bubblewrap(bwrap=str(tmp_path / "bwrap")).start(tmp_path, ())
+    assert psutil.Process().children() == before
+    assert not group.path.exists()
+
+
+def test_no_group_is_left_of_a_program_that_cannot_be_started(
+    tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word that is longer than the kernel takes is one reason."""
+    monkeypatch.setattr(Bubblewrap, "new_group", lambda self: group)
+    with pytest.raises(OSError, match="too long"):
+        Bubblewrap(bwrap="b" * 2**18).start(tmp_path, ())
+    assert not group.path.exists()
+
+
+def test_nothing_is_left_where_apptainer_gets_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(CouldNotStart, match="no control group could be made"):
+        Apptainer(apptainer="/nowhere", groups=tmp_path / "absent").start(tmp_path, ())
+    assert os.listdir("/proc/self/fd") == before
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.sandbox
