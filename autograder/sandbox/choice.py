@@ -13,23 +13,23 @@ from autograder.sandbox.sandbox import Limits, NoSandbox, Sandbox
 from labkit.cgroups import NoGroup, divisible_group
 
 CHOICE = "LABKIT_SANDBOX"  # names the kind to use, where the first that works is not wanted
+FINDERS: dict[str, Callable[[Limits], Sandbox]] = {
+    "bubblewrap": bubblewrap.find,
+    "apptainer": apptainer.find,
+}
 
 
 def find_sandbox(limits: Limits | None = None, kind: str = "") -> Sandbox:
     """The sandbox of this machine: of that kind, or else of the one LABKIT_SANDBOX names, or else the first
     that works. NoSandbox says what to install, or what stands in the way.
     """
-    finders: dict[str, Callable[[Limits], Sandbox]] = {
-        "bubblewrap": bubblewrap.find,
-        "apptainer": apptainer.find,
-    }
     wanted = kind or os.environ.get(CHOICE, "")
-    if wanted and wanted not in finders:
-        raise NoSandbox(f"{CHOICE}: expected {' or '.join(finders)}, found {wanted!r}")
+    if wanted and wanted not in FINDERS:
+        raise NoSandbox(f"{CHOICE}: expected {' or '.join(FINDERS)}, found {wanted!r}")
     obstacles = []
-    for name in [wanted] if wanted else finders:
+    for name in [wanted] if wanted else FINDERS:
         try:
-            return replace(finders[name](limits or Limits()), groups=_groups())
+            return replace(FINDERS[name](limits or Limits()), groups=_groups())
         except NoSandbox as obstacle:
             obstacles.append(f"- {name}: {obstacle}")
     asked_for = f" ({wanted} was asked for)" if wanted else ""

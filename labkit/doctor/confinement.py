@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from labkit.cgroups import NoGroup, divisible_group
@@ -15,7 +16,7 @@ SYSTEM = ("/usr", "/bin", "/lib", "/lib64")
 ALLOW_NAMESPACES = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; Ubuntu: an AppArmor profile)"
 )
-
+_GRADER_SECONDS = 90.0  # for the grader's own trial, which ends by itself after 60
 OWN_GROUP = "with cgroup v2, start grading by systemd-run --user --scope -p Delegate=yes"
 
 
@@ -26,15 +27,15 @@ def probe_sandbox() -> list[Finding]:
     wanted = os.environ.get("LABKIT_SANDBOX", "")
     refusals = []
     if wanted in ("", "bubblewrap"):
-        refusal = _bubblewrap_refuses()
+        refusal = _bubblewrap_refuses() or _grader_refuses("bubblewrap")
         if not refusal:
-            return [Finding("sandbox", "ok", "bubblewrap works: submissions can be graded here")]
+            return [Finding("sandbox", "ok", f"bubblewrap works: {_what_that_means()}")]
         refusals.append(refusal)
     if wanted in ("", "apptainer"):
-        refusal = apptainer_refuses()
+        refusal = apptainer_refuses() or _grader_refuses("apptainer")
         if not refusal:
             says = (
-                "Apptainer works: submissions can be graded here. Inside, student code is still your user, "
+                f"Apptainer works: {_what_that_means()}. Inside, student code is still your user, "
                 "and /dev/shm is limited by looking only (autograder/README.md has what it cannot give)"
             )
             return [Finding("sandbox", "note", "; ".join([*refusals, says]))]
@@ -62,6 +63,27 @@ def probe_limits() -> list[Finding]:
             f"sockets and pipes bounded but not counted: {reason}"
         )
         return [Finding("limits", "note", says, OWN_GROUP)]
+
+
+def _has_grader() -> bool:
+    return find_spec("autograder") is not None
+
+
+def _what_that_means() -> str:
+    """What can be said of a kind that was not refused."""
+    if _has_grader():
+        return "submissions can be graded here"
+    return "a program is confined; what else grading needs was not tried, as the grader is not installed here"
+
+
+def _grader_refuses(kind: str) -> str:
+    """Why the grader, where it is installed, cannot use a kind that confines; empty when it can. It needs
+    more than that: with bubblewrap, a network for each rank and cables between them.
+    """
+    if not _has_grader():
+        return ""
+    status, answer = output_of(sys.executable, "-m", "autograder.sandbox", kind, seconds=_GRADER_SECONDS)
+    return "" if status == 0 else f"{kind} confines, but the grader cannot use it: {answer[-400:]}"
 
 
 def _bubblewrap_refuses() -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import py_compile
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,6 +202,30 @@ def test_the_doctor_says_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch)
         assert found.says.startswith(f"{told}: submissions cannot be graded here")
     monkeypatch.setenv(CHOICE, "docker")
     assert "bubblewrap or apptainer expected" in doctor.probe_sandbox()[0].says
+
+
+def test_the_doctor_says_what_the_grader_itself_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a bubblewrap that confines, and cannot do without capabilities."""
+    picky = tmp_path / "bwrap"
+    refuses = 'case "$*" in *--cap-drop*) echo nothing may be dropped >&2; exit 1;; esac'
+    picky.write_text(f'#!/bin/sh\n{refuses}\nexec {shutil.which("bwrap")} "$@"\n')
+    picky.chmod(0o755)
+    monkeypatch.setenv(CHOICE, "bubblewrap")
+    assert doctor.probe_sandbox()[0].says == "bubblewrap works: submissions can be graded here"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = doctor.probe_sandbox()[0]
+    assert found.state == "missing"
+    assert found.says.startswith("bubblewrap confines, but the grader cannot use it: ")
+    assert "nothing may be dropped" in found.says
+
+
+def test_without_the_grader_the_doctor_says_what_it_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a student's bundle."""
+    monkeypatch.setitem(sys.modules, "autograder", None)
+    found = doctor.probe_sandbox()[0]
+    assert found.state == "ok"
+    assert "can be graded" not in found.says
+    assert "the grader is not installed here" in found.says
 
 
 def test_closing_leaves_no_process(tmp_path: Path) -> None:
