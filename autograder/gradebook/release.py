@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,24 +32,35 @@ class Leak(CourseError):
 
 
 def write_bundle(folder: Path) -> list[Path]:
-    """Write the bundle into `folder`, which must be new or empty. Leak when a solution's line is in it."""
+    """Write the bundle into `folder`, which must be new or empty, and stays so where it cannot be written
+    whole. Leak when a solution's line is in it.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise CourseError(f"{folder} is not empty: a bundle goes into a folder of its own")
-    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder.resolve().parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".bundle-", dir=beside) as unfinished:
+        _write_parts(Path(unfinished))
+        if leaks := list(leaked_lines(Path(unfinished))):
+            raise Leak("\n".join(leaks))
+        folder.mkdir(exist_ok=True)  # filled, not replaced: it may be where somebody's shell is, or a mount
+        for path in Path(unfinished).iterdir():
+            shutil.move(path, folder / path.name)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _write_parts(folder: Path) -> None:
     for name in PARTS:
         source = REPOSITORY / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=LEFT_OUT)
         elif source.is_file():
             shutil.copy2(source, folder / name)
+        else:
+            raise CourseError(f"{source} goes into the bundle, and is not there: it takes a whole checkout")
     _write_own_files(folder)
     for lesson in find_lessons([], solutions_folder()):
         build(lesson, folder / "notebooks")
-    leaks = list(leaked_lines(folder))
-    if leaks:
-        shutil.rmtree(folder)
-        raise Leak("\n".join(leaks))
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _write_own_files(folder: Path) -> None:
@@ -92,10 +104,11 @@ def leaked_lines(folder: Path) -> Iterator[str]:
     """
     lines = solution_lines()
     for path in sorted(folder.rglob("*")):
+        where = path.relative_to(folder)
         if path.is_file() and path.suffix == ".ipynb":
             text = path.read_text(encoding="utf-8")
             released = {line.strip().strip('",').removesuffix("\\n").strip() for line in text.splitlines()}
-            yield from (f"{path}: {line!r} of {lines[line]}" for line in sorted(released & set(lines)))
+            yield from (f"{where}: {line!r} of {lines[line]}" for line in sorted(released & set(lines)))
         of_the_grader = path.name == "unseen.py" or path.suffix == ".diff"
-        if of_the_grader or "autograder" in path.relative_to(folder).parts:
-            yield f"{path}: belongs to the grader"
+        if of_the_grader or "autograder" in where.parts:
+            yield f"{where}: belongs to the grader"

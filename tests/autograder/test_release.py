@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autograder.grade.reference import REPOSITORY
-from autograder.gradebook import requests
+from autograder.gradebook import release, requests
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.release import leaked_lines, solution_lines, write_bundle
 
@@ -44,6 +44,20 @@ def test_a_bundle_goes_into_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     with pytest.raises(CourseError, match="not empty"):
         write_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_bundle_that_cannot_be_written_whole_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """So the next try finds the folder as this one did."""
+    bundle = tmp_path / "bundle"
+    if there:
+        bundle.mkdir()
+    monkeypatch.setattr(release, "PARTS", (*release.PARTS, "absent"))
+    with pytest.raises(CourseError, match="absent goes into the bundle, and is not there"):
+        write_bundle(bundle)
+    assert list(tmp_path.rglob("*")) == ([bundle] if there else [])
 
 
 def test_the_bundle_explains_itself_and_installs(tmp_path: Path) -> None:
