@@ -204,7 +204,7 @@ def report(
     if figure:
         if figure.suffix.lower() not in (".png", ".pdf", ".svg"):
             raise click.ClickException(f"--figure: expected a name with .png, .pdf or .svg, found {figure}")
-        reports.histogram(records, figure)
+        reports.draw_lost_points(records, figure)
     of_class = listing.listing_of(known, name)
     if csv_file:
         path = Path(f"{name}.csv" if csv_file == "LESSON.csv" else csv_file)

@@ -97,7 +97,7 @@ def explain(record: Record) -> str:
     return "\n".join(lines)
 
 
-def histogram(records: Sequence[Record], path: Path) -> None:
+def draw_lost_points(records: Sequence[Record], path: Path) -> None:
     """Draw where students lose points: one bar a property, how many lost it, and how many did not try."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
