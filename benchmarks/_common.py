@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+NOT_HERE = 77  # the exit status where nothing can be measured, as test programs end that skip (automake)
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -72,6 +73,12 @@ def told(rows: list[Row]) -> str:
     lines = [f"{len(wanted) - len(missed) - len(unknown)} of {len(wanted)} targets met"]
     lines += [f"missed: {row.name} ({row.ratio:.3g})" for row in missed]
     return "\n".join([*lines, *(f"cannot be told: {row.name} ({row.ratio:.3g})" for row in unknown)])
+
+
+def not_here(why: str) -> NoReturn:
+    """End the program: this machine lacks what it measures, or compares with."""
+    print(why, file=sys.stderr)
+    raise SystemExit(NOT_HERE)
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

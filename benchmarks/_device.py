@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from _common import arguments
+from _common import arguments, not_here
 
 from labkit.hosts import gpu_count
 
@@ -50,7 +50,7 @@ def device_arguments(description: str | None) -> argparse.ArgumentParser:
 def asked_device(kind: str) -> Device:
     """The device of that kind; ends the program where there is none."""
     if kind == "cuda" and not gpu_count():
-        raise SystemExit("--device cuda: this host has no GPU, nothing was measured")
+        not_here("--device cuda: this host has no GPU, nothing was measured")
     return Device(kind)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import arguments, median
+from _common import arguments, median, not_here
 from _device import gpu_name
 from _gpu_trace import watched
 from torch import Tensor, nn
@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MEASURED)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/gpu_figures.py: this host has no GPU, nothing was measured")
+        not_here("benchmarks/gpu_figures.py: this host has no GPU, nothing was measured")
     options.out.mkdir(parents=True, exist_ok=True)
     found = {}
     for name in options.only or FIGURES:

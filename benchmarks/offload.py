@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import sys
 import time
 from collections.abc import Callable
 
@@ -68,9 +67,13 @@ def compare(batch: int, ours: nn.Module, theirs: nn.Module) -> _common.Row:
 def main() -> None:
     options = _common.arguments(__doc__).parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/offload.py measures copies to a GPU: this host has none, nothing was measured")
+        _common.not_here(
+            "benchmarks/offload.py measures copies to a GPU: this host has none, nothing was measured"
+        )
     if importlib.util.find_spec("accelerate") is None:
-        sys.exit("benchmarks/offload.py compares with accelerate: install it first (pip install accelerate)")
+        _common.not_here(
+            "benchmarks/offload.py compares with accelerate: install it first (pip install accelerate)"
+        )
     from accelerate import cpu_offload
 
     blocks = make_blocks()

@@ -12,6 +12,7 @@ from autograder.grade.reference import REPOSITORY
 from labkit.prove.result import Results, State
 
 STATES: dict[bool | None, State] = {None: "measured", True: "passed", False: "failed"}
+NOT_HERE = 77  # with which a benchmark ends that cannot measure here: benchmarks/_common.py
 _SECONDS = 120  # for one benchmark
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "offload": (),
@@ -37,11 +38,7 @@ def _measure(results: Results, name: str, options: tuple[str, ...]) -> None:
     said = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode:
         last = said[-1] if said else f"status {done.returncode}"
-        results.add(
-            name,
-            "skipped" if "nothing was measured" in last or "install it" in last else "failed",
-            last[:300],
-        )
+        results.add(name, "skipped" if done.returncode == NOT_HERE else "failed", last[:300])
         return
     for row in json.loads(done.stdout.decode().strip().splitlines()[-1])["rows"]:
         _told(results, name, row)

@@ -61,3 +61,14 @@ def test_a_benchmark_that_cannot_run_here_says_why(tmp_path: Path, monkeypatch: 
     found = read_results(tmp_path / "results")
     assert {r.name: r.state for r in found} == dict.fromkeys(benchmarks.BENCHMARKS, "skipped")
     assert all("nothing was measured" in r.says for r in found)
+
+
+def test_a_benchmark_that_fails_is_not_skipped_whatever_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "broken.py").write_text('raise SystemExit("install it: nothing was measured")')
+    monkeypatch.setattr(benchmarks, "REPOSITORY", tmp_path)
+    results = Results("benchmarks", tmp_path / "results")
+    benchmarks._measure(results, "broken", ())
+    assert [(r.name, r.state) for r in read_results(tmp_path / "results")] == [("broken", "failed")]
