@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,14 +46,6 @@ def alternatives(lesson: str) -> list[Alternative]:
         Alternative(path.stem, _exercise_of(path, lesson), path.read_text(encoding="utf-8").rstrip("\n"))
         for path in sorted(folder.glob("*.py"))
     ]
-
-
-def one_of_each(lesson: str, turn: int) -> list[Alternative]:
-    """One alternative of each exercise that has some: another one the next turn."""
-    by_exercise: dict[str, list[Alternative]] = defaultdict(list)
-    for alternative in alternatives(lesson):
-        by_exercise[alternative.exercise.id].append(alternative)
-    return [found[turn % len(found)] for found in by_exercise.values()]
 
 
 def _exercise_of(path: Path, lesson: str) -> Exercise:

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import MEMORY, PLACES, SEED
+from turn import part_of, today
 
 from autograder.attacks import prying
 from autograder.attacks.attack import Attack
@@ -30,7 +31,6 @@ from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.confined import Confined
 from autograder.sandbox.contents import contents
 from autograder.sandbox.sandbox import MIB, Limits, Sandbox
-from autograder.selftest.turn import part_of, today
 from labkit import doctor
 from labkit.checks import registry
 from labkit.checks.case import Case

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import F_ID, SEED, solution
+from turn import part_of, today
 
 from autograder.attacks.attack import FOUND, Attack
 from autograder.attacks.catalogue import ATTACKS
@@ -21,7 +22,6 @@ from autograder.attacks.prying import CANARY
 from autograder.grade.evidence import Baseline
 from autograder.grade.feedback import LONGEST_BESIDE_OURS, LONGEST_TOGETHER, SHORTEST
 from autograder.grade.harness import Graded, Harness
-from autograder.selftest.turn import part_of, today
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 from labkit.checks.source.submission import Cell

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-
-from autograder.selftest.turn import EVERYTHING
+from turn import EVERYTHING
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(500)]
 

@@ -16,8 +16,8 @@ import pytest
 from jupyter_page import NotebookPage, browser, jupyter_lab
 from nbformat import NotebookNode
 from playwright.sync_api import BrowserContext, Page, expect
+from turn import part_of, today
 
-from autograder.selftest.turn import part_of, today
 from labkit.build import Lesson, find_lessons, instructor_notebook, read_lesson
 from labkit.build.course import lesson_exercises, notebook_text
 

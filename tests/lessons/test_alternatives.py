@@ -6,17 +6,27 @@ it; `make thorough` tries all of them in all, under every sandbox.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from lesson_grading import graded
+from turn import part_of, today
 
 from autograder.grade.reference import all_cases, graded_lessons
 from autograder.selftest import alternatives as module
-from autograder.selftest.alternatives import Alternative, AlternativeError, alternatives, one_of_each
-from autograder.selftest.turn import part_of, today
+from autograder.selftest.alternatives import Alternative, AlternativeError, alternatives
 from labkit.checks.exercise import Exercise
 from labkit.checks.practice import check_cells
+
+
+def one_of_each(lesson: str, turn: int) -> list[Alternative]:
+    """One alternative of each exercise that has some: another one the next turn."""
+    by_exercise: dict[str, list[Alternative]] = defaultdict(list)
+    for alternative in alternatives(lesson):
+        by_exercise[alternative.exercise.id].append(alternative)
+    return [found[turn % len(found)] for found in by_exercise.values()]
+
 
 EXERCISES_IN_TURN = 6  # the days until each exercise was tried; then its next answer is
 EACH = [a for lesson in graded_lessons() for a in one_of_each(lesson, today() // EXERCISES_IN_TURN)]

@@ -11,9 +11,9 @@ from itertools import groupby
 
 import pytest
 from lesson_grading import graded, solved_but
+from turn import EVERYTHING, part_of, today
 
 from autograder.grade.reference import all_cases, graded_lessons, solved_cells, stub_cells
-from autograder.selftest.turn import EVERYTHING, part_of, today
 from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
