@@ -110,7 +110,13 @@ class RankShell:
 
     def getoutput(self, command: str) -> list[str]:
         """`lines = !command`"""
-        run = subprocess.run(self._filled_in(command), shell=True, check=False, stdout=-1, stderr=-2)
+        run = subprocess.run(
+            self._filled_in(command),
+            shell=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self.namespace["_exit_code"] = run.returncode
         return run.stdout.decode(errors="replace").splitlines()
 

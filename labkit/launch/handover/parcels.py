@@ -49,7 +49,6 @@ def parcel(buffers: Sequence[PickleBuffer], directory: Path | None) -> Parcel:
 
 def _written(views: Sequence[memoryview], directory: Path) -> Parcel:
     rooms = (-(-view.nbytes // _ALIGNMENT) * _ALIGNMENT for view in views)
-    rooms = (-(-view.nbytes // _ALIGNMENT) * _ALIGNMENT for view in views)
     starts = itertools.accumulate(rooms, initial=0)
     places = [(start, view.nbytes) for start, view in zip(starts, views, strict=False)]
     number = next(n for n in itertools.count() if not (directory / f"parcel{n}").exists())
