@@ -45,6 +45,20 @@ def test_commands_and_line_magics(kernel: Kernel) -> None:
     assert "%prun does not run on ranks" in kernel.text("%%ranks 2\n%prun 1")
 
 
+def test_cells_for_other_programs(kernel: Kernel) -> None:
+    """Each has the cell as it stands, though `x` has a value in Python."""
+    loop = "for x in a b; do echo $x ${x}; done"
+    bash = f"%%ranks 2\n%%bash\n[[ ab == a* ]] && {loop}"
+    assert kernel.text(bash) == "[ranks 0–1] a a\n[ranks 0–1] b b"
+    assert kernel.text(f"%%ranks 2\n%%sh -e\n{loop}\nfalse\necho on") == "[ranks 0–1] a a\n[ranks 0–1] b b"
+    assert kernel.text("%%ranks 2\n_exit_code") == "[ranks 0–1] 1"
+    python = (
+        "%%ranks 2\n%%script python3 -B\nimport sys\nx = 'own'\nprint(f'{x}', sys.flags.dont_write_bytecode)"
+    )
+    assert kernel.text(python) == "[ranks 0–1] own 1"
+    assert "%%script: expected the program" in kernel.text("%%ranks 2\n%%script\necho a")
+
+
 def test_lines_are_counted_as_in_the_cell(kernel: Kernel) -> None:
     assert "], line 5, in <module>\n" in kernel.text("%%ranks 2\n\n\n!true\n1 / 0")
 

@@ -14,6 +14,7 @@ import inspect
 import linecache
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -139,9 +140,18 @@ class RankShell:
         """`%%name line` below the first line of a cell."""
         if name == "time":
             return self._time(cell)
-        if name in ("bash", "sh", "script"):
-            return self.system(cell)
+        if name in ("bash", "sh"):
+            return self._script(f"{name} {line}", cell)
+        if name == "script":
+            return self._script(line, cell)
         raise NoSuchMagic(f"%%{name}")
+
+    def _script(self, command: str, cell: str) -> None:
+        """A cell for another program, which has it as it stands: `$x` and `{x}` are that program's own."""
+        words = shlex.split(command)
+        if not words:
+            raise ValueError("%%script: expected the program that runs the cell, such as %%script python3")
+        self.namespace["_exit_code"] = subprocess.run(words, input=cell.encode(), check=False).returncode
 
     def _filled_in(self, command: str) -> str:
         """With the values of `{expressions}` and `$names`, where they have one."""
@@ -177,8 +187,8 @@ class NoSuchMagic(RuntimeError):
 
     def __init__(self, magic: str) -> None:
         super().__init__(
-            f"{magic} does not run on ranks, which have %time, %timeit, %cd, %pwd, %%time, %%bash and "
-            "!commands: run it in a cell of the notebook"
+            f"{magic} does not run on ranks, which have %time, %timeit, %cd, %pwd, %%time, %%bash, %%sh, "
+            "%%script and !commands: run it in a cell of the notebook"
         )
 
 
