@@ -175,17 +175,20 @@ def job_state(job: str) -> JobState:
     return JobState(state, "" if reason == "None" else reason, position, field(told, "NodeList"))
 
 
+_SUBMITTED = JobState("PENDING")
+
+
 class JobWatch:
     """The state of one job, asked for less and less often: the controller serves everybody.
 
-    queue: seconds from now it may wait for its turn; 0 for as long as it takes.
+    queue: seconds from now it may wait for its turn; 0 for as long as it takes. known: how it stands now.
     """
 
-    def __init__(self, job: str, queue: float = 0.0) -> None:
+    def __init__(self, job: str, queue: float = 0.0, known: JobState = _SUBMITTED) -> None:
         self.job, self._queue = job, queue
         self._begun, self._ask_at = time.monotonic(), 0.0
         self._reason_since = self._begun
-        self._last = JobState("PENDING")
+        self._last = known
 
     def state(self, fresh: bool = False) -> JobState:
         """As it was up to half a second ago for a young job, up to five seconds ago for an old one."""

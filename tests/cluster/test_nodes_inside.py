@@ -28,6 +28,7 @@ from labkit.launch.failure.errors import (
 from labkit.launch.nodes import beats
 from labkit.launch.nodes.files import remove_stale
 from labkit.magics import RanksMagics
+from labkit.slurm import commands
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
@@ -186,6 +187,35 @@ def test_what_a_lost_machine_has_left_goes_after_a_week(
     remove_stale(tmp_path)
     assert (old.exists(), new.exists()) == (False, True)
     rmtree(new)
+
+
+def test_a_controller_that_does_not_answer_at_the_end_costs_nothing(
+    inside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while it is restarted: a job that has finished has its results, one that has failed its error."""
+    silent = without_answers(tmp_path / "bin", "scontrol")
+    job = labkit.launch(sum_of_ranks, 10, nodes=2, ranks=4, wait=False)
+    with monkeypatch.context() as restarting:
+        restarting.setenv("PATH", silent)
+        says = "Slurm does not say how it stands now: slurm_load_jobs error: Protocol authentication error"
+        assert job.state() == f"running on n1,n2; {says}"
+        assert [value for value, _ in job.wait().results] == [46.0] * 4
+    job = labkit.launch(rank_3_fails, nodes=2, ranks=4, wait=False)
+    with monkeypatch.context() as restarting:
+        restarting.setenv("PATH", silent)
+        with pytest.raises(RankError, match="rank 3 on n2 failed: ValueError: no good"):
+            job.wait()
+
+
+def test_a_job_that_has_finished_does_not_ask_slurm(
+    inside: LocalSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller under load takes half a minute to answer."""
+    job = labkit.launch(sum_of_ranks, 10, nodes=2, ranks=4, wait=False)
+    asked: list[str] = []
+    monkeypatch.setattr(commands, "job_state", asked.append)
+    assert [value for value, _ in job.wait().results] == [46.0] * 4
+    assert asked == []
 
 
 def test_steps_have_this_environment_whatever_the_job_was_told(

@@ -42,7 +42,7 @@ def diagnose_nodes(
     "". state: what Slurm says of the job, None when that does not matter. silent: nodes that are not heard.
     """
     told = list(reports.values())
-    if len(told) == request.nodes and all(report.state == "finished" for report in told):
+    if all_finished(reports, request):
         return _finished(directory, request)
     facts = read_facts(directory, request.ranks)
     if stopping:
@@ -60,6 +60,11 @@ def diagnose_nodes(
         hint = "launch again; if it happens again, leave that node out (--exclude) and tell the operator"
         return Diagnosis("infrastructure", _lost(told, request, down), hint=hint)
     return _as_told(told, facts)
+
+
+def all_finished(reports: Mapping[int, Report], request: Request) -> bool:
+    """Whether every node has told that all its ranks returned: Slurm has nothing to add to that."""
+    return len(reports) == request.nodes and all(report.state == "finished" for report in reports.values())
 
 
 def _whole(told: Sequence[Report], request: Request) -> bool:

@@ -145,7 +145,8 @@ class NodesRun:
     def _verdict(self) -> Diagnosis:
         self._next_look = 0.0
         reports = self._known()
-        state = None if self._stopping or self._gave_up else self._step.state_now()
+        known = self._stopping or self._gave_up or evidence.all_finished(reports, self.request)
+        state = None if known else self._step.state_now()
         found = evidence.diagnose_nodes(
             self.directory, self.request, reports, self._stopping, state, self._silent
         )

@@ -76,7 +76,9 @@ class SrunStep:
     """srun as a child of the notebook, inside its job."""
 
     def __init__(self, directory: Path, allocation: slurm.Allocation, nodes: int) -> None:
-        self._directory, self._nodes, self._job = directory, nodes, allocation.job
+        self._directory, self._nodes = directory, nodes
+        runs = slurm.JobState("RUNNING", nodes=",".join(allocation.nodes))
+        self._watch = slurm.JobWatch(allocation.job, known=runs)
         command = srun_command(nodes, allocation.cpus, directory, f"--jobid={allocation.job}", "--quiet")
         with open(directory / SRUN_LOG, "ab") as log:
             self._process = subprocess.Popen(
@@ -111,10 +113,10 @@ class SrunStep:
         self._process.wait()
 
     def state(self) -> slurm.JobState:
-        return slurm.job_state(self._job)
+        return self._watch.state()
 
     def state_now(self) -> slurm.JobState:
-        return self.state()
+        return self._watch.state(fresh=True)
 
     def pending(self) -> bool:
         return False
