@@ -28,7 +28,8 @@ _ENDING = 30.0  # seconds a job gets to end
 def start(root: Path, asked: Asked) -> int:
     """Submit the job, or take the one that there is; wait until JupyterLab is up; print how to reach it.
 
-    Returns 0. CannotStart says what Slurm or the site does not give. Ctrl-C while it waits cancels the job.
+    Returns 0. CannotStart says what Slurm, the site or a disk does not give. Ctrl-C while it waits cancels
+    the job, and so does any error.
     """
     try:
         _check(root, asked)
@@ -39,7 +40,7 @@ def start(root: Path, asked: Asked) -> int:
             return _wait(jobs[0], cancel=False)
         site = find_site(asked.site) if asked.site else current_site()
         return _wait(_submit(site, asked, root), cancel=True, queue=asked.queue)
-    except (slurm.SlurmError, SettingsError, ValueError) as error:
+    except (slurm.SlurmError, SettingsError, ValueError, OSError) as error:
         raise CannotStart(str(error)) from error
 
 
@@ -82,7 +83,10 @@ def stop() -> int:
             time.sleep(_LOOK_EVERY)
     except slurm.SlurmError as error:
         raise CannotStart(str(error)) from error
-    click.echo(f"ended: job {', '.join(jobs)}" if jobs else "no JupyterLab runs as a job of yours")
+    if not jobs:
+        click.echo("no JupyterLab runs as a job of yours")
+    if ended := [job for job in jobs if job not in left]:
+        click.echo(f"ended: job {', '.join(ended)}")
     if left:
         click.echo(f"still ending: job {', '.join(left)}", err=True)
     return 1 if left else 0
@@ -128,27 +132,47 @@ def _told_of_jupyter() -> dict[str, str]:
 
 
 def _wait(job: str, cancel: bool, queue: float = 0.0) -> int:
-    told, began, watch = "", time.monotonic(), slurm.JobWatch(job, queue)
+    """cancel: whether the job is to go, too, when nobody waits for it any more."""
+    watch = slurm.JobWatch(job, queue)
     try:
-        while (found := lab_files.read(job)) is None:
-            state = watch.state()
-            if state.ended or (state.hopeless and not _has_begun(job, state)):
-                raise CannotStart(_why(job, state))
-            line = str(state) if state.state != "RUNNING" else f"{state}, JupyterLab is starting"
-            if line != told:
-                click.echo(f"job {job}: {line} ({time.monotonic() - began:.0f} s)", err=True)
-                told = line
-            time.sleep(_LOOK_EVERY)
-    except KeyboardInterrupt:
+        found = _until_up(job, watch)
+    except CannotStart:  # the job has ended
+        raise
+    except BaseException as error:
         if cancel:
-            slurm.cancel(job)
-            click.echo(f"\njob {job} is cancelled", err=True)
-        return 130
+            click.echo(f"\n{_cancelled(job)}", err=True)
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        raise
     state = watch.state(fresh=True)
     if state.state != "RUNNING" and not state.unanswered:
         raise CannotStart(f"job {job} ends just now ({state}); the same command starts another in a moment")
     click.echo(str(found))
     return 0
+
+
+def _until_up(job: str, watch: slurm.JobWatch) -> lab_files.Connection:
+    """How to reach it, once it can be reached. CannotStart when the job has ended, or was given up."""
+    told, began = "", time.monotonic()
+    while (found := lab_files.read(job)) is None:
+        state = watch.state()
+        if state.ended or (state.hopeless and not _has_begun(job, state)):
+            raise CannotStart(_why(job, state))
+        line = str(state) if state.state != "RUNNING" else f"{state}, JupyterLab is starting"
+        if line != told:
+            click.echo(f"job {job}: {line} ({time.monotonic() - began:.0f} s)", err=True)
+            told = line
+        time.sleep(_LOOK_EVERY)
+    return found
+
+
+def _cancelled(job: str) -> str:
+    """Cancel the job, and say so, or why it may run on."""
+    try:
+        slurm.cancel(job)
+    except slurm.SlurmError as error:
+        return f"job {job} may run on: {error}; `labkit lab --stop` ends it"
+    return f"job {job} is cancelled"
 
 
 def _has_begun(job: str, state: slurm.JobState) -> bool:

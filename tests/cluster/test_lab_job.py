@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -21,7 +23,9 @@ from slurm_cluster import LocalSlurm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "browser"))
 from jupyter_page import NotebookPage, browser_page
 
+from labkit.jupyter.lab import CannotStart
 from labkit.slurm import lab_files, lab_job
+from labkit.slurm.options import Asked
 
 NODE = "import os; print('on', os.environ['SLURMD_NODENAME'])"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
@@ -183,6 +187,77 @@ def test_where_the_queue_is_private_no_place_in_it_is_told(slurm: LocalSlurm, tm
     finally:
         slurm.config.write_text(config)
         slurm.run("scontrol", "reconfigure")
+
+
+@pytest.mark.parametrize("stops", ["Ctrl-C", "folder"])
+def test_a_job_that_nobody_waits_for_any_more_goes(slurm: LocalSlurm, tmp_path: Path, stops: str) -> None:
+    """Because of Ctrl-C, or because the folder where it would say how to reach it cannot be used any more."""
+    blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 100")
+    command = [sys.executable, "-m", "labkit.cli", "lab", "--slurm", "--root", str(tmp_path), "--time", "5"]
+    environment = {**slurm.environment, "LABKIT_SHARED": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        job = re.match(r"job (\d+): waiting", waiting.stderr.readline())
+        assert job is not None
+        if stops == "Ctrl-C":
+            waiting.send_signal(signal.SIGINT)
+        else:
+            (tmp_path / "lab").rename(tmp_path / "moved")
+            (tmp_path / "lab").touch()
+        told = waiting.communicate(timeout=60)[1]
+    assert f"job {job[1]} is cancelled" in told
+    assert ("/lab cannot be used (File exists)" in told) == (stops == "folder")
+    assert waiting.returncode == (130 if stops == "Ctrl-C" else 2)
+    assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
+    slurm.run("scancel", blocker)
+
+
+def test_a_stale_network_disk_ends_the_job_and_is_told(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none here to go stale: reading fails as it would."""
+
+    def fails(job: str) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(tmp_path))
+
+    monkeypatch.setenv("SLURM_CONF", str(slurm.config))
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # which `labkit lab` adds to, for its job
+    monkeypatch.setattr(lab_files, "read", fails)
+    with pytest.raises(CannotStart, match=f"Stale file handle: '{tmp_path}'"):
+        lab_job.start(tmp_path, Asked(time="5"))
+    slurm.wait_until_idle()
+    assert slurm.run("squeue", "--noheader") == ""
+    nothing_is_left(slurm, tmp_path)
+
+
+def test_only_what_has_ended_is_said_to_have(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two jobs the one that waits goes at once; the other ignores Slurm, which insists in a minute."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm.config))
+    monkeypatch.setattr(lab_job, "_ENDING", 0.0)
+    config, deaf = slurm.config.read_text(), tmp_path / "deaf"
+    slurm.config.write_text(config.replace("KillWait=2", "KillWait=60"))
+    slurm.run("scontrol", "reconfigure")
+    try:
+        submit = ("sbatch", "--parsable", f"--job-name={lab_job.NAME}", "--output=/dev/null")
+        ignores = f"trap '' TERM; echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {deaf}"
+        stays = slurm.run(*submit, f"--wrap={ignores}; while :; do sleep 1; done")
+        until = time.monotonic() + 30
+        while not deaf.exists():
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        goes = slurm.run(*submit, "--hold", "--wrap=true")
+        assert lab_job.stop() == 1
+        told = capsys.readouterr()
+        assert told.out == f"ended: job {goes}\n"
+        assert told.err == f"still ending: job {stays}\n"
+    finally:
+        os.kill(int(deaf.read_text()), signal.SIGKILL)
+        slurm.config.write_text(config)
+        slurm.run("scontrol", "reconfigure")
+    nothing_is_left(slurm, tmp_path)
 
 
 def test_what_needs_no_slurm_to_be_wrong_is_told_first(tmp_path: Path) -> None:
