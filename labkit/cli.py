@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from labkit.slurm.options import Asked, slurm_options
 
@@ -163,19 +164,34 @@ def lab(
         _unusable(problem)
     from labkit.jupyter.lab import CannotStart, run
     from labkit.lessons import folder_to_open
+    from labkit.slurm import lab_job
 
     wanted = Asked(**asked)
+    if slurm and (given := _given("port", "ip", "browser")):
+        raise click.UsageError(
+            f"{', '.join(given)} would be for a JupyterLab on this machine: leave that out, or --slurm"
+        )
     try:
+        if stop:
+            sys.exit(lab_job.stop())
         root = root or folder_to_open()
-        if slurm or stop:
-            from labkit.slurm import lab_job
-
-            sys.exit(lab_job.stop() if stop else lab_job.start(root.resolve(), wanted))
+        if slurm:
+            sys.exit(lab_job.start(root.resolve(), wanted))
         if given := wanted.given():
             click.echo(f"{', '.join(given)} would be for a job: --slurm is not there", err=True)
         sys.exit(run(port=port, root=root, ip=ip, browser=browser))
     except (CannotStart, LookupError) as error:
         _unusable(error)
+
+
+def _given(*names: str) -> list[str]:
+    """Those of these options of the command that somebody has given, even if with the default's value."""
+    context = click.get_current_context()
+    return [
+        "/".join([*one.opts, *one.secondary_opts])
+        for one in context.command.params
+        if one.name in names and context.get_parameter_source(one.name) is not ParameterSource.DEFAULT
+    ]
 
 
 @main.command()

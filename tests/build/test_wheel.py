@@ -155,6 +155,15 @@ def test_what_goes_to_a_cluster_is_in_it(python: Path, tmp_path: Path) -> None:
     assert gpus == "4"
 
 
+def test_to_end_a_job_takes_no_lessons(python: Path, tmp_path: Path) -> None:
+    """None are written beside what it says, here that there is no Slurm."""
+    environment = {"PATH": str(python.parent)}
+    command = [str(python.parent / "labkit"), "lab", "--stop"]
+    told = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert told.stderr == "labkit: no squeue here: this needs a machine whose jobs Slurm runs\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lab_opens_the_lessons(python: Path, tmp_path: Path) -> None:
     """In a folder of one's own, where they are laid out when they are not there."""
     environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}"}

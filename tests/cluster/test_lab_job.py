@@ -125,6 +125,15 @@ def test_options_about_jobs_without_a_job_are_told(tmp_path: Path) -> None:
     assert "--gpus would be for a job: --slurm is not there" in told.stderr
 
 
+@pytest.mark.parametrize("words", [["--port", "8888"], ["--ip", "0.0.0.0"], ["--no-browser"]])
+def test_options_that_a_job_does_not_have_are_refused(tmp_path: Path, words: list[str]) -> None:
+    """Also with the default's own value: who gives it expects something of it."""
+    command = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(tmp_path / "no"), "--slurm", *words]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 2
+    assert f"{words[0]} would be for a JupyterLab on this machine" in told.stderr
+
+
 def test_nine_gpus_of_eight(slurm: LocalSlurm, tmp_path: Path) -> None:
     refused = lab(slurm, tmp_path, "--slurm", "--gpus", "9", "--time", "5")
     assert refused.returncode == 2
