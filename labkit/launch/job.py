@@ -168,6 +168,7 @@ class Job:
     def _collect(self, diagnosis: Diagnosis) -> None:
         self.wall_seconds = time.monotonic() - self._started
         self._outputs.read()
+        self._outputs.close()
         paths = [records_path(self.run.directory, rank) for rank in range(self.ranks)]
         record = read_records(paths, self.run.clocks(), self.nodes)
         self.record = replace(record, collectives=[_with_readable_line(call) for call in record.collectives])
@@ -176,7 +177,6 @@ class Job:
         if diagnosis.verdict != "finished":
             self.error = error_for(readable(diagnosis), self._outputs.texts())
         self.done = True
-        self._outputs.close()
         self.run.close()
 
     def _load_results(self) -> Diagnosis | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from codecs import getincrementaldecoder
 from pathlib import Path
 
 from labkit.launch.handover.request import log_path
@@ -33,15 +34,13 @@ class Outputs:
 
     def since(self, positions: list[int]) -> list[str]:
         """What each rank has printed after the byte positions, which are moved forward."""
-        found = []
-        for index, log in enumerate(self._logs):
-            found.append(log.text(positions[index]))
-            positions[index] = log.size
+        found = [log.text(start) for log, start in zip(self._logs, positions, strict=True)]
+        positions[:] = self.positions()
         return found
 
     def positions(self) -> list[int]:
-        """How many bytes each rank has printed so far."""
-        return [log.size for log in self._logs]
+        """How many bytes of whole characters each rank has printed so far."""
+        return [log.size - log.begun() for log in self._logs]
 
     def close(self) -> None:
         for log in self._logs:
@@ -88,8 +87,19 @@ class _Log:
         self.size = begin + len(data)
 
     def text(self, start: int = 0) -> str:
-        """What was printed from byte `start` on; what is not held any more is said to be left out."""
+        """What was printed from byte `start` on; what is not held any more is said to be left out.
+
+        A character of which there is more to come is left for the next time.
+        """
         return _REMARK.sub("", self._text(start))
+
+    def begun(self) -> int:
+        """How many bytes at the end belong to a character of which there is more to come."""
+        if self._descriptor is None:
+            return 0  # a closed log has no more
+        decoder = getincrementaldecoder("utf-8")("replace")
+        decoder.decode(bytes((self._head[-3:] + self._tail[-3:])[-3:]))  # none is longer than four
+        return len(decoder.getstate()[0])
 
     def _text(self, start: int) -> str:
         head = bytes(self._head[start:])
@@ -97,10 +107,15 @@ class _Log:
         gap = self._tail_start - max(start, len(self._head)) if self._tail else 0
         if gap > 0:
             note = f"\n[... {gap} bytes of output left out: print less, or write to a file ...]\n"
-            return head.decode(errors="replace") + note + tail.decode(errors="replace")
-        return (head + tail).decode(errors="replace")
+            return head.decode(errors="replace") + note + _decoded(tail, self.begun())
+        return _decoded(head + tail, self.begun())
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _decoded(data: bytes, begun: int) -> str:
+    """Without the bytes of the character that is begun at its end."""
+    return data[: len(data) - begun].decode(errors="replace")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,12 +70,13 @@ def _run(line: list[str], logs: str, timeout: float, write: Callable[[str], obje
 
 def _copy(process: subprocess.Popen[bytes], deadline: float, write: Callable[[str], object]) -> bool:
     assert process.stdout is not None
+    decoder = getincrementaldecoder("utf-8")("replace")  # a character may come in two pieces
     while time.monotonic() < deadline:
         if select.select([process.stdout], [], [], 0.1)[0]:
             data = os.read(process.stdout.fileno(), 65536)
+            write(decoder.decode(data, final=not data))
             if not data:
                 return _ended(process, deadline)
-            write(data.decode(errors="replace"))
         elif process.poll() is not None:
             return True  # what it leaves running has its output, and may keep it open for ever
     return False

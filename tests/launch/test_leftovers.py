@@ -116,6 +116,24 @@ def test_a_script_that_closes_its_output_is_ended_in_time(
         run_script(tmp_path / "script.py", 1, 0.5, print)
 
 
+def test_a_character_of_a_script_that_comes_in_two_pieces_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second goes out once the first is there; the last character lacks its end."""
+    seen = tmp_path / "seen"
+    pieces = f"printf 'a\\342\\202'; until [ -e {seen} ]; do sleep 0.01; done; printf '\\254\\342'"
+    monkeypatch.setattr(torchrun, "command", lambda script, ranks: ["sh", "-c", pieces])
+    printed: list[str] = []
+
+    def write(text: str) -> None:
+        printed.append(text)
+        if text.startswith("a"):
+            seen.touch()
+
+    run_script(tmp_path / "script.py", 1, 30, write)
+    assert "".join(printed[1:]) == "a€\N{REPLACEMENT CHARACTER}"
+
+
 @pytest.mark.parametrize("when", [0.0, 0.3])
 def test_a_stopped_engine_goes_on(when: float) -> None:
     engine = client.engine()

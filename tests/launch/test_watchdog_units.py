@@ -376,6 +376,36 @@ def test_output_is_read_once_and_in_order(tmp_path: Path) -> None:
     outputs.close()
 
 
+def test_a_character_that_comes_in_two_pieces_is_one(tmp_path: Path) -> None:
+    """Also for who begins to look in between; what is cut short for good is told when no more can come."""
+    outputs, positions, later = Outputs(tmp_path, 1), [0], [0]
+    told = []
+    with open(log_path(tmp_path, 0), "wb", buffering=0) as log:
+        for byte in "aä€😀".encode() + b"\xff\xe2\x82":
+            log.write(bytes([byte]))
+            outputs.read()
+            if byte == 0x82 and later == [0]:
+                later = outputs.positions()
+            told += outputs.since(positions)
+    assert "".join(told) == "aä€😀\N{REPLACEMENT CHARACTER}"
+    outputs.close()
+    assert outputs.since(positions) == ["\N{REPLACEMENT CHARACTER}"]
+    assert outputs.since(later) == ["€😀" + 2 * "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_character_across_what_is_kept_is_one(tmp_path: Path) -> None:
+    """The first half mebibyte of an output is kept apart from the rest."""
+    log_path(tmp_path, 0).write_bytes(b"-" * ((512 << 10) - 1) + "€".encode()[:2])
+    outputs, positions = Outputs(tmp_path, 1), [0]
+    outputs.read()
+    assert outputs.since(positions) == ["-" * ((512 << 10) - 1)]
+    with open(log_path(tmp_path, 0), "ab") as log:
+        log.write("€".encode()[2:])
+    outputs.read()
+    assert outputs.since(positions) == ["€"]
+    outputs.close()
+
+
 def test_places_are_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert names.readable_text(f"at {tmp_path}/a/b.py:3, and /else/c.py:4") == "at a/b.py:3, and /else/c.py:4"
