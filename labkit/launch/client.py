@@ -18,6 +18,7 @@ from pathlib import Path
 from labkit import hosts, processes
 from labkit.launch.failure.errors import Diagnosis, InfrastructureError
 from labkit.launch.handover import directory
+from labkit.launch.handover.owner import OWNER
 
 _MESSAGE_BYTES = 65536
 _START = "import sys; sys.path[:0] = [{root!r}]; from labkit.launch.engine.forkserver import main; main()"
@@ -95,7 +96,7 @@ class EngineProcess:
 
     def alive(self) -> bool:
         """Whether the engine runs, has its directory, and this process is the one that started it."""
-        there = self._process.poll() is None and (self.directory / "owner.json").exists()
+        there = self._process.poll() is None and (self.directory / OWNER).exists()
         return self.owner == os.getpid() and there
 
     def _wake(self) -> None:

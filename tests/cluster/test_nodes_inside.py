@@ -25,6 +25,7 @@ from labkit.launch.failure.errors import (
     JobTimeout,
     RankError,
 )
+from labkit.launch.handover.owner import sign
 from labkit.launch.nodes import beats
 from labkit.launch.nodes.files import remove_stale
 from labkit.magics import RanksMagics
@@ -168,12 +169,15 @@ def test_what_a_lost_machine_has_left_goes_after_a_week(
     inside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless one that waits in the queue may be its job: nothing writes there before it starts."""
-    old, new = tmp_path / "job-old", tmp_path / "job-new"
-    for folder in (old, new):
+    old, new, unsigned, own = (tmp_path / f"job-{name}" for name in ("old", "new", "unsigned", "own"))
+    for folder in (old, new, unsigned, own):
         folder.mkdir()
-        (folder / "owner.json").write_text(json.dumps({"host": "another", "pid": 1, "started": 1}))
-        for path in (folder / "owner.json", folder):
-            os.utime(path, (0, 0))
+    for folder in (old, new):
+        sign(folder)
+        _change_owner(folder, where=["another", "boot", "pids"])
+    (own / "notes").touch()
+    for path in (*tmp_path.glob("job-*/*"), *tmp_path.glob("job-*")):
+        os.utime(path, (0, 0))
     (new / "node0.beat").touch()
     os.utime(new, (0, 0))
     waiting = inside.run("sbatch", "--parsable", "--hold", "--job-name=labkit", "-o/dev/null", "--wrap=true")
@@ -186,7 +190,33 @@ def test_what_a_lost_machine_has_left_goes_after_a_week(
     assert old.exists(), "nothing is known where Slurm does not answer"
     remove_stale(tmp_path)
     assert (old.exists(), new.exists()) == (False, True)
-    rmtree(new)
+    assert not unsigned.exists(), "as of a notebook that was killed before it could sign"
+    assert (own / "notes").exists(), "a folder of somebody's own that happens to have such a name"
+    for folder in (new, own):
+        rmtree(folder)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_what_a_neighbour_has_there_is_let_be(tmp_path: Path, part: int) -> None:
+    """Containers of one host name may share the folder: the owner's process id means somebody else there."""
+    own, neighbours = tmp_path / "job-own", tmp_path / "job-neighbours"
+    for folder in (own, neighbours):
+        folder.mkdir()
+        sign(folder)
+        _change_owner(folder, started=-5)
+    where = json.loads((neighbours / "owner.json").read_text())["where"]
+    where[part] += "'s neighbour"  # the host, its boot, the namespace of process ids
+    _change_owner(neighbours, where=where)
+    for folder in (own, neighbours):
+        a_while_ago = time.time() - 3600
+        os.utime(folder, (a_while_ago, a_while_ago))
+    remove_stale(tmp_path)
+    assert (own.exists(), neighbours.exists()) == (False, True)
+
+
+def _change_owner(folder: Path, **changes: object) -> None:
+    signature = folder / "owner.json"
+    signature.write_text(json.dumps(json.loads(signature.read_text()) | changes))
 
 
 def test_a_controller_that_does_not_answer_at_the_end_costs_nothing(

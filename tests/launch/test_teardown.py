@@ -144,7 +144,8 @@ def test_an_engine_where_linux_cannot_watch_a_process(tmp_path: Path) -> None:
 
 def test_a_stale_directory_is_removed_and_a_live_one_is_not() -> None:
     stale = directory.create()
-    (stale / "owner.json").write_text('{"pid": 1, "started": -5}')
+    owner = json.loads((stale / "owner.json").read_text())
+    (stale / "owner.json").write_text(json.dumps(owner | {"started": -5}))
     alive = directory.create()
     directory.remove_stale()
     assert (stale.exists(), alive.exists()) == (False, True)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from labkit.processes import start_time, sweep
+from labkit.launch.handover.owner import owner_of, sign
+from labkit.processes import sweep
 
-_YOUNG = 60  # seconds: another process may be between creating its directory and signing it
-_FORGOTTEN = 30 * 86400  # seconds: no job lasts longer
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_PIDS = "/proc/self/ns/pid"
+_KEPT = {  # seconds
+    "unknown": 60,  # another process may be between creating its directory and signing it
+    "elsewhere": 30 * 86400,  # no job lasts longer
+}
 
 
 def _prefix() -> str:
@@ -28,8 +26,7 @@ def create() -> Path:
     """A new directory (mode 0700) that belongs to this process; directories of dead owners are removed."""
     remove_stale()
     path = Path(tempfile.mkdtemp(prefix=_prefix()))
-    owner = {"pid": os.getpid(), "started": start_time(os.getpid()), "where": _where()}
-    (path / "owner.json").write_text(json.dumps(owner))
+    sign(path)
     return path
 
 
@@ -49,24 +46,8 @@ def remove_stale() -> None:
 
 
 def _owned(path: Path) -> bool:
-    try:
-        owner = json.loads((path / "owner.json").read_text())
-        return _lives(owner) if owner["where"] == _where() else _age(path) < _FORGOTTEN
-    except (FileNotFoundError, ValueError):
-        return _age(path) < _YOUNG
-    except (OSError, KeyError):
-        return False
-
-
-def _lives(owner: dict[str, Any]) -> bool:
-    return start_time(owner["pid"]) == owner["started"] is not None
-
-
-def _where() -> list[str]:
-    """Where a process id means what it means here: the directory may be on a disk that several hosts, or
-    several containers of one, have as their TMPDIR.
-    """
-    return [socket.gethostname(), _BOOT.read_text().strip(), os.readlink(_PIDS)]
+    owner = owner_of(path)
+    return owner == "lives" or (owner != "gone" and _age(path) < _KEPT[owner])
 
 
 def _age(path: Path) -> float:

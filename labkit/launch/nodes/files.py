@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -19,10 +17,10 @@ from typing import Any
 import msgspec
 
 from labkit.launch.handover.directory import remove
+from labkit.launch.handover.owner import OWNER, owner_of, sign
 from labkit.launch.handover.request import Request, end_path, log_path
 from labkit.launch.handover.reserved import read_reserved, reserve, write_reserved
 from labkit.launch.nodes.beats import beat_path
-from labkit.processes import start_time
 from labkit.record.state import State
 from labkit.slurm import commands as slurm
 from labkit.slurm.shared import shared_root, unusable
@@ -33,7 +31,6 @@ BEGUN = "begun"  # empty until the script of a job of its own runs
 MEETING = "meeting.json"  # where the nodes' store is: {"address", "port"}
 SRUN_LOG = "srun.log"
 JOB_NAME = "labkit"  # of a job of its own, by which Slurm finds it
-_OWNER = "owner.json"
 _ABANDONED = 7 * 86400.0  # seconds in which nothing of a job was written, not even its nodes' signs of life
 
 
@@ -105,8 +102,7 @@ def new_directory(request: Request) -> Path:
 
 
 def _furnish(path: Path, request: Request) -> None:
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_time(os.getpid())}
-    (path / _OWNER).write_text(json.dumps(owner))
+    sign(path)
     for name in (ORDERS, EXIT, BEGUN, SRUN_LOG):
         (path / name).touch(0o600)
     for number in range(request.nodes):
@@ -147,17 +143,27 @@ def remove_stale(root: Path) -> None:
     Those of another machine cannot be asked for; of these it is what nobody has written to for a week, while
     no job of `launch` waits in the queue: that one's nodes write nothing yet.
     """
-    elsewhere = []
+    others = []
     for path in root.glob("job-*"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            owner = json.loads((path / _OWNER).read_text())
-            if owner["host"] != socket.gethostname():
-                elsewhere.append(path)
-            elif time.time() - path.stat().st_mtime > 60 and start_time(owner["pid"]) != owner["started"]:
-                remove(path)
-    if (abandoned := [path for path in elsewhere if _is_abandoned(path)]) and _none_waits():
+        owner = owner_of(path)
+        if owner in ("elsewhere", "unknown"):
+            others.append(path)
+        elif owner == "gone":
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > 60:
+                    remove(path)
+    if (abandoned := [path for path in others if _is_abandoned(path)]) and _none_waits():
         for path in abandoned:
-            remove(path)
+            _remove_abandoned(path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Without a signature only what is empty: a full folder of such a name may be somebody's own."""
+    if (path / OWNER).exists():
+        remove(path)
+    else:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def _is_abandoned(path: Path) -> bool:
