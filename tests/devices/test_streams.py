@@ -110,15 +110,15 @@ def test_late_copies_can_be_left_out():
 
 def test_work_is_queued_and_the_host_goes_on(gpus):
     start = time.perf_counter()
-    devices.busy(0.05, "cuda:0", "one", "forward")
-    devices.busy(0.05, "cuda:0", "two", "forward")
-    devices.busy(0.03, "cuda:1", "three", "forward")
-    assert time.perf_counter() - start < 0.08
-    torch.cuda.synchronize(0)
-    assert time.perf_counter() - start >= 0.1
+    devices.busy(60, "cuda:0", "one", "forward")  # which nobody waits for
+    devices.busy(60, "cuda:0", "two", "forward")
+    devices.busy(0.1, "cuda:1", "three", "forward")
+    assert gpus.host_waits == 0
+    torch.cuda.synchronize(1)
+    assert 0.1 <= time.perf_counter() - start < 60
     one, two, three = gpus.timeline
     assert two.start == one.end
-    assert abs(three.start - one.start) < 0.05
+    assert three.start < one.end
 
 
 def test_a_transfer_orders_the_work_of_two_devices(gpus):
@@ -175,21 +175,24 @@ def test_the_host_does_not_wait_for_what_stays_on_the_device_or_is_its_own(gpus)
 
 def test_events_measure_time(gpus):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before = time.monotonic()
     start.record()
     devices.busy(0.04, "cuda:0")
     end.record()
     end.synchronize()
-    assert 40 <= start.elapsed_time(end) < 80
+    assert 40 <= start.elapsed_time(end) <= 1000 * (time.monotonic() - before)
 
 
 def test_a_link_of_stated_speed_takes_its_time():
-    with devices.stand_in(1, bytes_each=2**20, host_link=1e6) as gpus:
-        source = torch.ones(10_000).pin_memory()
-        side = torch.cuda.Stream()
+    with devices.stand_in(1, bytes_each=2**20, host_link=1e4) as gpus:
+        slow, side = torch.cuda.Stream(), torch.cuda.Stream()
         start = time.perf_counter()
-        with torch.cuda.stream(side):
-            source.to("cuda:0", non_blocking=True)
-        assert time.perf_counter() - start < 0.035
+        for stream, numbers in ((slow, 150_000), (side, 100)):  # the first takes a minute, and nobody waits
+            source = torch.ones(numbers).pin_memory()
+            with torch.cuda.stream(stream):
+                source.to("cuda:0", non_blocking=True)
+        assert gpus.host_waits == 0
         side.synchronize()
-        assert time.perf_counter() - start >= 0.04
-        assert [(b.stream, b.kind) for b in gpus.timeline] == [(1, "communication")]
+        assert 0.04 <= time.perf_counter() - start < 60
+        assert [(b.stream, b.kind) for b in gpus.timeline] == [(1, "communication"), (2, "communication")]
+        assert [b.end - b.start for b in gpus.timeline] == pytest.approx([60, 0.04])

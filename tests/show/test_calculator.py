@@ -65,15 +65,15 @@ def test_every_setting_gives_a_picture_or_a_reason(model: str) -> None:
         assert "No such plan: " in page.replace("</b>", "") or parsed(page).tag == f"{SVG}svg"
 
 
-def test_an_update_takes_under_50_ms() -> None:
-    """The largest model in the most stages; every change draws."""
+def test_an_update_takes_under_50_ms_of_a_core() -> None:
+    """The largest model in the most stages; every change draws. Whoever else has the cores does not count."""
     shown = MemoryCalculator(model="Llama 3 405B", pipeline_parallel=64, num_micro_batches=64)
     seconds = []
     for value in [*SEQUENCES, *reversed(SEQUENCES)] * 2:
-        begin = time.perf_counter()
+        begin = time.process_time()
         shown.controls["sequence"].value = value
         assert parsed(shown.html) is not None
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     assert statistics.median(seconds) < 0.050
 
 
