@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from slurm_cluster import LocalSlurm
@@ -41,8 +41,23 @@ def allocation(slurm: LocalSlurm) -> Iterator[dict[str, str]]:
     slurm.run(*command, "--job-name=inside")
     job = slurm.run("squeue", "--noheader", "--name=inside", "--format=%A")
     told = {"JOB_ID": job, "JOB_NODELIST": "n[1-2]", "JOB_CPUS_PER_NODE": "4(x2)", "CONF": str(slurm.config)}
-    yield {f"SLURM_{name}": value for name, value in told.items()}
-    slurm.run("scancel", job)
+    with cancelled_at_last(slurm, job):
+        yield {f"SLURM_{name}": value for name, value in told.items()}
+
+
+@contextmanager
+def cancelled_at_last(slurm: LocalSlurm, job: str) -> Iterator[str]:
+    """This job, which holds no node any more afterwards, also when a test fails."""
+    try:
+        yield job
+    finally:
+        slurm.run("scancel", job)
+
+
+def both_nodes_taken(slurm: LocalSlurm) -> AbstractContextManager[str]:
+    """Somebody else's job, which others have to wait for."""
+    command = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
+    return cancelled_at_last(slurm, slurm.run(*command))
 
 
 def without_answers(folder: Path, command: str) -> str:

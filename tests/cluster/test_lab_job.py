@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from cluster_helpers import jupyter_server, nothing_is_left, without_answers
+from cluster_helpers import both_nodes_taken, jupyter_server, nothing_is_left, without_answers
 from playwright.sync_api import expect
 from slurm_cluster import LocalSlurm
 
@@ -148,12 +148,11 @@ def test_more_than_slurm_ever_gives_is_refused(slurm: LocalSlurm, tmp_path: Path
         refused = lab(slurm, tmp_path, "--slurm", *asked, "--time", "5")
         assert refused.returncode == 2
         assert "all: 2 nodes with 16 CPUs" in refused.stderr, refused.stderr
-    blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 60")
-    late = lab(slurm, tmp_path, "--slurm", "--time", "5", "--queue", "2")
-    assert late.returncode == 2
-    assert "Slurm did not start the job within 2 s" in late.stderr
-    assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
-    slurm.run("scancel", blocker)
+    with both_nodes_taken(slurm) as blocker:
+        late = lab(slurm, tmp_path, "--slurm", "--time", "5", "--queue", "2")
+        assert late.returncode == 2
+        assert "Slurm did not start the job within 2 s" in late.stderr
+        assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
 
 
 def test_the_queue_has_its_deadline_also_when_slurm_does_not_answer(
@@ -164,16 +163,15 @@ def test_the_queue_has_its_deadline_also_when_slurm_does_not_answer(
         without_answers(tmp_path / "bin", "scontrol"),
         ("--slurm", "--root", str(tmp_path), "--time", "5"),
     )
-    blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 60")
-    began = time.monotonic()
-    late = lab(slurm, tmp_path, *asked, "--queue", "3", PATH=path)
-    assert time.monotonic() - began < 20
-    assert late.returncode == 2
+    with both_nodes_taken(slurm) as blocker:
+        began = time.monotonic()
+        late = lab(slurm, tmp_path, *asked, "--queue", "3", PATH=path)
+        assert time.monotonic() - began < 20
+        assert late.returncode == 2
+        assert slurm.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
     silent = "does not say how it stands now: slurm_load_jobs error: Protocol authentication error"
     assert f"waiting (no reason given yet); Slurm {silent} (" in late.stderr
     assert f"did not start the job within 3 s (no reason given), and {silent}. `squeue --me`" in late.stderr
-    assert slurm.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
-    slurm.run("scancel", blocker)
     slurm.wait_until_idle()
     up = lab(slurm, tmp_path, *asked, "--queue", "0.1", PATH=path)
     assert up.returncode == 0, up.stderr
@@ -188,11 +186,10 @@ def test_where_the_queue_is_private_no_place_in_it_is_told(slurm: LocalSlurm, tm
     slurm.config.write_text(config + "PrivateData=jobs\n")
     slurm.run("scontrol", "reconfigure")
     try:
-        blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 60")
-        late = lab(slurm, tmp_path, "--slurm", "--time", "5", "--queue", "2")
+        with both_nodes_taken(slurm):
+            late = lab(slurm, tmp_path, "--slurm", "--time", "5", "--queue", "2")
         assert re.search(r"job \d+: waiting \(", late.stderr), late.stderr
         assert "in the queue" not in late.stderr
-        slurm.run("scancel", blocker)
     finally:
         slurm.config.write_text(config)
         slurm.run("scontrol", "reconfigure")

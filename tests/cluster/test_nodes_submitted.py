@@ -6,10 +6,17 @@ import os
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_helpers import nothing_is_left, wait_for_output, without_answers
+from cluster_helpers import (
+    both_nodes_taken,
+    cancelled_at_last,
+    nothing_is_left,
+    wait_for_output,
+    without_answers,
+)
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever, forever_together, sum_of_ranks
 from slurm_cluster import LocalSlurm
@@ -33,8 +40,13 @@ def outside(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     nothing_is_left(slurm, tmp_path)
 
 
-def background(function: object) -> Job:
-    return labkit.launch(function, nodes=2, ranks=4, wait=False)  # type: ignore[arg-type]
+@contextmanager
+def background(function: object) -> Iterator[Job]:
+    job = labkit.launch(function, nodes=2, ranks=4, wait=False)  # type: ignore[arg-type]
+    try:
+        yield job
+    finally:
+        job.cancel()
 
 
 def test_it_waits_its_turn_and_gives_the_same_job(
@@ -52,26 +64,22 @@ def test_it_waits_its_turn_and_gives_the_same_job(
 
 
 def test_scancel_ends_it_everywhere(outside: LocalSlurm) -> None:
-    job = background(forever)
-    wait_for_output(job)
-    assert job.state() == "running on n[1-2]"
-    outside.run("scancel", outside.run("squeue", "--noheader", "--format=%A"))
-    with pytest.raises(JobCancelled, match="the Slurm job was cancelled"):
-        job.wait()
+    with background(forever) as job:
+        wait_for_output(job)
+        assert job.state() == "running on n[1-2]"
+        outside.run("scancel", outside.run("squeue", "--noheader", "--format=%A"))
+        with pytest.raises(JobCancelled, match="the Slurm job was cancelled"):
+            job.wait()
 
 
 def test_cancel_while_it_waits(outside: LocalSlurm) -> None:
-    blocker = outside.run(
-        "sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"
-    )
-    job = background(forever)
-    assert job.state().startswith("waiting")
-    began = time.monotonic()
-    job.cancel()
-    assert job.error is not None
-    assert job.error.verdict == "cancelled"
-    assert time.monotonic() - began < 8
-    outside.run("scancel", blocker)
+    with both_nodes_taken(outside), background(forever) as job:
+        assert job.state().startswith("waiting")
+        began = time.monotonic()
+        job.cancel()
+        assert job.error is not None
+        assert job.error.verdict == "cancelled"
+        assert time.monotonic() - began < 8
 
 
 def test_more_nodes_than_there_are(outside: LocalSlurm) -> None:
@@ -89,30 +97,26 @@ def test_more_ranks_than_nodes_have_cores(outside: LocalSlurm) -> None:
 
 
 def test_the_queue_has_a_deadline(outside: LocalSlurm) -> None:
-    blocker = outside.run(
-        "sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"
-    )
-    with pytest.raises(InfrastructureError, match=r"did not start the job within 2 s \(\w+\)"):
-        labkit.launch(sum_of_ranks, 1, nodes=2, ranks=4, queue=2)
-    assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
-    magics = RanksMagics(InteractiveShell())
-    with pytest.raises(InfrastructureError, match=r"did not start the job within 2 s \(\w+\)"):
-        magics.ranks("4 --nodes 2 --queue 2", "rank")
-    assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "nor do others in their place"
-    outside.run("scancel", blocker)
+    told = r"did not start the job within 2 s \(\w+\)"
+    with both_nodes_taken(outside) as blocker:
+        with pytest.raises(InfrastructureError, match=told):
+            labkit.launch(sum_of_ranks, 1, nodes=2, ranks=4, queue=2)
+        assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
+        magics = RanksMagics(InteractiveShell())
+        with pytest.raises(InfrastructureError, match=told):
+            magics.ranks("4 --nodes 2 --queue 2", "rank")
+        assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "nor do others in their place"
 
 
 def test_the_queue_has_its_deadline_also_when_slurm_does_not_answer(
     outside: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocker = outside.run(
-        "sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"
-    )
-    monkeypatch.setenv("PATH", without_answers(tmp_path / "bin", "scontrol"))
-    with pytest.raises(InfrastructureError, match=r"within 2 s .* Protocol authentication error\. `squeue"):
-        labkit.launch(sum_of_ranks, 1, nodes=2, ranks=4, queue=2)
-    assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
-    outside.run("scancel", blocker)
+    told = r"within 2 s .* Protocol authentication error\. `squeue"
+    with both_nodes_taken(outside) as blocker:
+        monkeypatch.setenv("PATH", without_answers(tmp_path / "bin", "scontrol"))
+        with pytest.raises(InfrastructureError, match=told):
+            labkit.launch(sum_of_ranks, 1, nodes=2, ranks=4, queue=2)
+        assert outside.run("squeue", "--noheader", "--format=%A") == blocker, "it waits no more"
 
 
 def test_a_start_that_slurm_does_not_tell_of_counts(
@@ -165,13 +169,12 @@ def test_a_reason_that_stays_is_told(outside: LocalSlurm, monkeypatch: pytest.Mo
     monkeypatch.setattr(commands, "_DOUBT", 1.0)
     outside.run("scontrol", "update", "PartitionName=all", "State=DOWN")
     try:
-        job = background(forever)
-        assert "may never start" not in job.state()
-        until = time.monotonic() + 20
-        while "PartitionDown for 1 s now: it may never start" not in job.state():
-            assert time.monotonic() < until, job.state()
-            time.sleep(0.1)
-        job.cancel()
+        with background(forever) as job:
+            assert "may never start" not in job.state()
+            until = time.monotonic() + 20
+            while "PartitionDown for 1 s now: it may never start" not in job.state():
+                assert time.monotonic() < until, job.state()
+                time.sleep(0.1)
     finally:
         outside.run("scontrol", "update", "PartitionName=all", "State=UP")
 
@@ -182,24 +185,24 @@ def test_a_node_that_must_be_there_and_is_not(outside: LocalSlurm, monkeypatch: 
     outside.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=tried")
     try:
         job = commands.submit(["--nodelist=n2", "--output=/dev/null"], "#!/bin/sh\nsleep 60\n")
-        watch = commands.JobWatch(job)
-        until = time.monotonic() + 30
-        while not (state := watch.state()).stays:
-            assert time.monotonic() < until, state
-            time.sleep(0.1)
-        assert "ReqNodeNotAvail" in state.reason
-        assert "n2" in state.reason
-        outside.run("scancel", job)
+        with cancelled_at_last(outside, job):
+            watch = commands.JobWatch(job)
+            until = time.monotonic() + 30
+            while not (state := watch.state()).stays:
+                assert time.monotonic() < until, state
+                time.sleep(0.1)
+            assert "ReqNodeNotAvail" in state.reason
+            assert "n2" in state.reason
     finally:
         outside.run("scontrol", "update", "NodeName=n2", "State=RESUME")
 
 
 def test_a_node_that_dies_is_named(outside: LocalSlurm) -> None:
-    job = background(forever_together)
-    wait_for_output(job)
-    outside.kill_node("n2")
-    try:
-        with pytest.raises(InfrastructureError, match="node n2 died"):
-            job.wait()
-    finally:
-        outside.start_node("n2")
+    with background(forever_together) as job:
+        wait_for_output(job)
+        outside.kill_node("n2")
+        try:
+            with pytest.raises(InfrastructureError, match="node n2 died"):
+                job.wait()
+        finally:
+            outside.start_node("n2")
