@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,14 @@ def harness() -> Iterator[Harness]:
     """One harness for tests that grade single exercises; its sandbox is replaced when a test ends it."""
     with Harness(find_sandbox(Limits(memory=MEMORY)), grace=3.0) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    """A server on this host that must never hear from a submission."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
 
 
 @pytest.fixture(scope="module")

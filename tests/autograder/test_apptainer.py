@@ -82,14 +82,6 @@ def confining(sandbox: Sandbox) -> Iterator[Harness]:
         yield made
 
 
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """A server on this host that must never hear from a submission."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield server
-
-
 @pytest.fixture(scope="module", autouse=True)
 def elsewhere() -> set[int]:
     """Processes that other tests of this process keep running."""

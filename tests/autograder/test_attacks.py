@@ -59,14 +59,6 @@ def canary() -> Iterator[None]:
     del os.environ["LABKIT_TEST_SECRET"]
 
 
-@pytest.fixture(scope="module")
-def listener() -> Iterator[socket.socket]:
-    """A server on this host that must never hear from a submission."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield server
-
-
 def test_there_are_many() -> None:
     assert len(ATTACKS) >= 160
     assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)

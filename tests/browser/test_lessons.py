@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jupyter_page import NotebookPage, browser, jupyter_lab
+from jupyter_page import NotebookPage, jupyter_lab
 from nbformat import NotebookNode
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 from turn import part_of, today
 
 from labkit.build import Lesson, find_lessons, instructor_notebook, read_lesson
@@ -32,18 +32,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     return Path(os.environ.get("LABKIT_SCREENSHOTS") or tmp_path / "pictures")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[BrowserContext]:
-    with browser() as started:
-        yield started
-
-
-@pytest.fixture
-def page(chromium: BrowserContext) -> Iterator[Page]:
-    with chromium.new_page() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from urllib.parse import unquote, urldefrag
 
 import nbformat
 import pytest
-from jupyter_page import browser
 from PIL import Image, ImageStat
 from playwright.sync_api import BrowserContext, Page, Request, expect
 
@@ -76,22 +75,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_site(folder / "site", folder / "work", [WITH_CALCULATOR])
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[BrowserContext]:
-    with browser() as started:
-        yield started
-
-
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Where pictures go: to be kept with LABKIT_SCREENSHOTS, for the README."""
     return Path(os.environ.get("LABKIT_SCREENSHOTS") or tmp_path)
-
-
-@pytest.fixture
-def page(chromium: BrowserContext) -> Iterator[Page]:
-    with chromium.new_page() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

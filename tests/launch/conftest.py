@@ -1,4 +1,4 @@
-"""After each test of the launcher nothing of a job may be left: no process, no directory."""
+"""What the launcher's tests share. After each nothing of a job may be left: no process, no directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 from launch_helpers import leftovers
 
+import labkit
 from labkit.launch import client
+from labkit.launch.session import Session
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +23,10 @@ def nothing_left() -> Iterator[None]:
     if left:
         client.shut_down()  # the next test starts clean
     assert left == []
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """Two ranks that stay for the test."""
+    with labkit.session(ranks=2) as running:
+        yield running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -13,12 +12,6 @@ import labkit
 from labkit.launch.session import Session
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    with labkit.session(ranks=2) as running:
-        yield running
 
 
 def test_push_and_pull(session: Session) -> None:

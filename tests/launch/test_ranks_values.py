@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import labkit
 from labkit.launch.session import Session
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    with labkit.session(ranks=2) as running:
-        yield running
 
 
 class Notebook:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -23,12 +22,6 @@ from labkit.launch.session import Session
 DIST = "import torch.distributed as dist"
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    with labkit.session(ranks=2) as running:
-        yield running
 
 
 def test_variables_persist_and_values_are_shown(session: Session) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from matplotlib.text import Text
+from figure_helpers import texts
 
 from labkit.record import Collective, Span
 from labkit.show import (
-    Picture,
     Table,
     draw_matmul_split,
     draw_parallel_mlp,
@@ -43,10 +42,6 @@ def call(rank: int, order: int, start: float, end: float | None, num_bytes: int 
 def two_ranks(calls: int = 2) -> Record:
     collectives = [call(r, k, 0.1 * k + 0.01, 0.1 * k + 0.05) for r in range(2) for k in range(calls)]
     return Record(2, collectives, [Span(r, "forward", "forward", 0.0, 0.1 * calls) for r in range(2)])
-
-
-def texts(picture: Picture) -> list[str]:
-    return [text.get_text() for axes in picture.figure.axes for text in axes.findobj(Text)]
 
 
 def test_a_timeline_has_a_row_a_rank_and_names_each_call() -> None:

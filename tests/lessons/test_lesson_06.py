@@ -5,27 +5,17 @@ Every test starts ranks, through the executor that `labkit.check` uses, on what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from lesson_grading import graded
 
-from autograder.grade.reference import graded_submission, solved_cells
+from autograder.grade.reference import solved_cells
 from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
-from labkit.checks.case import Case
-from labkit.checks.exercise import Exercise
-from labkit.checks.judge import judge_exercise
-from labkit.checks.practice import run_on_host
-from labkit.checks.report import Report
 from labkit.checks.source.submission import Cell
 
 EXERCISES = registry.exercises("06")
-
-
-def graded(exercise: Exercise, cells: Sequence[Cell], cases: list[Case]) -> Report:
-    submission, own_parts = graded_submission(cells, exercise)
-    return judge_exercise(exercise, cases, submission, own_parts, run_on_host)
 
 
 def with_mistake(answer: WrongAnswer) -> list[Cell]:

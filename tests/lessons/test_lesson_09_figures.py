@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from figure_helpers import texts
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
 
-from labkit.show import Picture
 from labkit.show.grid import draw_groups, draw_over_nodes, draw_terms
 
 STEPS = {
     "one": {"compute": 2.0, "tensor": 0.5, "bubble": 0.25, "data": 0.25},
     "other": {"compute": 1.0, "tensor": 0.0, "bubble": 0.0, "data": 3.0},
 }
-
-
-def texts(picture: Picture) -> list[str]:
-    return [text.get_text() for axes in picture.figure.axes for text in axes.findobj(Text)]
 
 
 def test_ranks_of_one_group_have_one_letter_and_colour() -> None:
