@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -35,8 +36,12 @@ def serve(start: Start) -> None:
         next(contender, None)
 
 
+LONGEST = 120.0
+"""Seconds a contender may take to start, or for a round: many times what the slowest need."""
+
+
 class Contender:
-    """A contender's process. One that is not installed, or fails, has no times and a reason instead.
+    """A contender's process. One that is not installed, fails or takes too long has a reason instead.
 
     The script that is running is started again with `--contender NAME`, and has to call `serve`.
     """
@@ -51,17 +56,26 @@ class Contender:
             stderr=self._log,
             text=True,
         )
-        self._expect("ready")
 
-    def round(self) -> None:
+    def warm_up(self, longest: float = LONGEST) -> None:
+        """Wait until it is ready."""
+        self._expect("ready", longest)
+
+    def round(self, longest: float = LONGEST) -> None:
+        """Have it do its thing once."""
         if not self.missing:
             assert self._process.stdin is not None
-            self._process.stdin.write("once\n")
-            self._process.stdin.flush()
-            self._expect("")
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and says nothing more
+                self._process.stdin.write("once\n")
+                self._process.stdin.flush()
+            self._expect("", longest)
 
-    def _expect(self, word: str) -> None:
+    def _expect(self, word: str, longest: float) -> None:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], longest)[0]:
+            self._process.kill()
+            self.missing = f"no answer within {longest:g} s"
+            return
         line = self._process.stdout.readline().strip()
         if not line:
             self._log.seek(0)
@@ -71,20 +85,32 @@ class Contender:
             self.times.append(float(line))
 
     def close(self) -> None:
+        """Have it end what it started; one that does not in a minute is killed."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
         self._log.close()
 
 
-def race(names: Sequence[str], rounds: int) -> dict[str, Contender]:
-    """Run the contenders in turn, `rounds` times each."""
-    contenders = {name: Contender(name) for name in names}
-    for _ in range(rounds):
-        for contender in contenders.values():
-            contender.round()
-    for contender in contenders.values():
-        contender.close()
+def race(names: Sequence[str], rounds: int, longest: float = LONGEST) -> dict[str, Contender]:
+    """Run the contenders in turn, `rounds` times each, in `longest` seconds a round. None runs on after that,
+    also when this is interrupted.
+    """
+    contenders: dict[str, Contender] = {}
+    with contextlib.ExitStack() as running:
+        for name in names:
+            contenders[name] = running.enter_context(contextlib.closing(Contender(name)))
+            contenders[name].warm_up(longest)
+        for _ in range(rounds):
+            for contender in contenders.values():
+                contender.round(longest)
     return contenders
 
 

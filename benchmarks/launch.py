@@ -56,16 +56,13 @@ def labkit_launch() -> Iterator[Callable[[], None]]:
 
 
 def torchrun() -> Iterator[Callable[[], None]]:
-    script = Path(tempfile.mkdtemp()) / "job.py"
-    script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    yield (
-        lambda: (
-            subprocess.run([*command, str(script)], check=True, capture_output=True, env=environment) and None
-        )
-    )
-    script.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "job.py")
+        script.write_text(SCRIPT)
+        command.append(str(script))
+        yield lambda: subprocess.run(command, check=True, capture_output=True, env=environment) and None
 
 
 def bare_fork() -> Iterator[Callable[[], None]]:
@@ -237,9 +234,9 @@ def idle() -> list[Row]:
         line.split(":")[0]: int(line.split()[1]) / 1024
         for line in (proc / "smaps_rollup").read_text().splitlines()[1:]
     }
-    before = sum(map(int, (proc / "stat").read_text().rpartition(")")[2].split()[11:13]))
+    before = _ticks(proc)
     time.sleep(5)
-    ticks = sum(map(int, (proc / "stat").read_text().rpartition(")")[2].split()[11:13])) - before
+    ticks = _ticks(proc) - before
     own = memory["Private_Clean"] + memory["Private_Dirty"]
     note = f"of which {own:.0f} MiB are its own; the rest is shared with other processes that use torch"
     return [
