@@ -65,11 +65,12 @@ def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None
     )  # with the reference graded: else most kills would meet that, and no student's grading
     for number in range(STUDENTS):
         hand_in(tmp_path, f"student{number}", notebook(solution(F_ID), f"# {number}"))
-    draw, done_before = random.Random(7), dict[str, str]()
+    draw, done_before, ran = random.Random(7), dict[str, str](), list[bool]()
     for _ in range(KILLS):
         grading = start(tmp_path)
         time.sleep(draw.uniform(2, 7))
-        inside = psutil.Process(grading.pid).children(recursive=True) if grading.poll() is None else []
+        ran.append(grading.poll() is None)
+        inside = psutil.Process(grading.pid).children(recursive=True) if ran[-1] else []
         grading.send_signal(signal.SIGKILL)
         grading.wait(20)
         psutil.wait_procs(inside, timeout=10)
@@ -77,6 +78,7 @@ def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None
         done_now = {r.student: r.graded_at for r in load_all(tmp_path, LESSON)}
         assert {s: done_now[s] for s in done_before} == done_before, "what was graded is not graded again"
         done_before = done_now
+    assert any(ran), "no kill met a grading that ran"
     assert start(tmp_path).wait(300) == 0, (tmp_path / "grading.txt").read_text()
     most = registry.exercise(F_ID).max_points
     assert {r.student: r.points for r in load_all(tmp_path, LESSON)} == {
