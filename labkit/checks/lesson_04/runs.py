@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -69,23 +70,36 @@ class Watch:
 
 
 class WatchedStage(nn.Module):
-    """A stage that tells a Watch about its forwards, its backwards, and what they keep."""
+    """A stage of which a watch hears.
 
-    def __init__(self, stage: Stage, number: int, watch: Watch) -> None:
+    run: runs the stage and tells it; what it knows is out of the student's reach.
+    """
+
+    def __init__(self, stage: Stage, run: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.stage, self.number, self.watch, self.forwards = stage, number, watch, 0
+        self.stage, self.run = stage, run
 
     def forward(self, x: Tensor) -> Tensor:
-        which, self.forwards = self.forwards, self.forwards + 1
-        self.watch.log.append(["forward", self.number, which])
-        if self.number:
-            self.watch.keep_input((self.number, which), x)
-        keep = partial(self.watch.keep, (self.number, which))
+        return self.run(x)
+
+
+def watched(stage: Stage, number: int, watch: Watch) -> WatchedStage:
+    """A stage that tells a Watch about its forwards, its backwards, and what they keep."""
+    forwards = itertools.count()
+
+    def run(x: Tensor) -> Tensor:
+        which = next(forwards)
+        watch.log.append(["forward", number, which])
+        if number:
+            watch.keep_input((number, which), x)
+        keep = partial(watch.keep, (number, which))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.tensor):
-            out = self.stage(x)
+            out = stage(x)
         if out.requires_grad:
-            out.register_hook(lambda grad: self.watch.log.append(["backward", self.number, which]))
+            out.register_hook(lambda grad: watch.log.append(["backward", number, which]))
         return out
+
+    return WatchedStage(stage, run)
 
 
 def nobody(stage: int) -> None:
@@ -260,7 +274,7 @@ def make_part(
 ) -> PipelinePart:
     """What the student's executor is handed."""
     return PipelinePart(
-        stages={number: WatchedStage(stage, number, watch) for number, stage in stages.items()},
+        stages={number: watched(stage, number, watch) for number, stage in stages.items()},
         num_stages=last_stage(rank.case) + 1,
         micro_batches=micro_batches(rank.case, rank.inputs, step),
         loss_fn=partial(loss_fn, rank.case),

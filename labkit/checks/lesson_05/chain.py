@@ -23,13 +23,13 @@ class _Layer(nn.Module):
 
     def __init__(self, index: int, width: int, inner: int, log: list[int]):
         super().__init__()
-        self.index, self.log = index, log
+        self.note = lambda: log.append(index)  # the list itself is out of the student's reach
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
         self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.log.append(self.index)
+        self.note()
         if self.training:
             self.seen += len(x)
         out = x + self.down(torch.tanh(self.up(x)))
@@ -41,10 +41,10 @@ class _Bare(nn.Module):
 
     def __init__(self, index: int, log: list[int]):
         super().__init__()
-        self.index, self.log = index, log
+        self.note = lambda: log.append(index)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.log.append(self.index)
+        self.note()
         return torch.tanh(x)
 
 

@@ -45,40 +45,31 @@ from labkit.checks.shared.held import bytes_kept
 SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful solution keeps besides stays below
 
 
-class Counted:
-    """A function that counts its calls."""
+def _counted(function: Call) -> tuple[Call, list[str]]:
+    """A function to hand out, and where its calls are noted, out of its reach: the dtype of each result."""
+    types: list[str] = []
 
-    def __init__(self, function: Call):
-        self.function = function
-        self.calls = 0
-
-    def __call__(self, *args: Any) -> Any:
-        self.calls += 1
-        return self.function(*args)
-
-
-class Typed(Counted):
-    """A function that notes the type of each result."""
-
-    def __init__(self, function: Call):
-        super().__init__(function)
-        self.types: list[JSON] = []
-
-    def __call__(self, *args: Any) -> Any:
-        result = super().__call__(*args)
-        self.types.append(str(result.dtype))
+    def noted(*args: Any) -> Any:
+        types.append("")
+        result = function(*args)
+        types[-1] = str(result.dtype) if isinstance(result, Tensor) else ""
         return result
 
+    return noted, types
 
-class RaisesInSecondRun(Counted):
+
+def _raises_in_its_second_run(function: Call) -> Call:
     """Runs once; the second time it draws a random number and raises."""
+    noted, calls = _counted(function)
 
-    def __call__(self, *args: Any) -> Any:
-        result = super().__call__(*args)
-        if self.calls > 1:
+    def second(*args: Any) -> Any:
+        result = noted(*args)
+        if len(calls) > 1:
             torch.rand(1)
             raise ArithmeticError("the second run failed")
         return result
+
+    return second
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -148,11 +139,11 @@ def _once(rank: Rank, recipe: Recipe) -> None:
 def _without_gradients(rank: Rank, recipe: Recipe) -> None:
     """Under no_grad. Answers: output. Facts: calls, graph (whether the result has one)."""
     subject = recipe.subject(rank.case, rank.inputs)
-    function = Counted(subject.function)
+    function, calls = _counted(subject.function)
     with torch.no_grad():
         output = rank.student.checkpoint(function, *subject.args)
     rank.answer("output", output)
-    rank.fact("calls", function.calls)
+    rank.fact("calls", len(calls))
     rank.fact("graph", output.requires_grad)
 
 
@@ -185,11 +176,11 @@ def _measured(rank: Rank, recipe: Recipe) -> None:
     subject = recipe.subject(rank.case, rank.inputs)
     left = bytes_kept(lambda: partial(back_and_forth, prepare()))
     rank.fact("left_bytes", left - subject.grad_output.nbytes)
-    function = Counted(subject.function)
+    function, calls = _counted(subject.function)
     output = rank.student.checkpoint(function, *subject.args)
-    calls = [function.calls]
+    after_forward = len(calls)
     output.backward(subject.grad_output)
-    rank.fact("calls", [*calls, function.calls])
+    rank.fact("calls", [after_forward, len(calls)])
 
 
 def _types(rank: Rank, recipe: Recipe) -> None:
@@ -198,28 +189,28 @@ def _types(rank: Rank, recipe: Recipe) -> None:
     """
     for where, dtype in (("outside", None), ("inside", torch.float16)):
         subject = replace(recipe.subject(rank.case, rank.inputs), autocast=dtype)
-        function = Typed(subject.function)
+        function, types = _counted(subject.function)
         with _autocast(subject):
             output = rank.student.checkpoint(function, *subject.args)
         with torch.autocast("cpu", torch.bfloat16), rank.attempt("autocast"):
             output.backward(subject.grad_output.to(output.dtype))
-        rank.fact(f"types_{where}", function.types)
+        rank.fact(f"types_{where}", list[JSON](types))
 
 
 def _nested(rank: Rank, recipe: Recipe) -> None:
     """Fact: inner_calls."""
     subject = recipe.subject(rank.case, rank.inputs)
     *first, last = subject.module.children()
-    inner = Counted(nn.Sequential(*first))
+    inner, calls = _counted(nn.Sequential(*first))
     subject.function = lambda x: last(rank.student.checkpoint(inner, x))
     _send(rank, subject)
-    rank.fact("inner_calls", inner.calls)
+    rank.fact("inner_calls", len(calls))
 
 
 def _raises(rank: Rank, recipe: Recipe) -> None:
     """Answers: state_before, state_after. Fact: second_run."""
     subject = recipe.subject(rank.case, rank.inputs)
-    output = rank.student.checkpoint(RaisesInSecondRun(subject.function), *subject.args)
+    output = rank.student.checkpoint(_raises_in_its_second_run(subject.function), *subject.args)
     rank.answer("state_before", torch.get_rng_state())
     with rank.expect_error("second_run"):
         output.backward(subject.grad_output)

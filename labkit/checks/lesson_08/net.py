@@ -172,10 +172,11 @@ class Timed(nn.Module):
 
     def __init__(self, width: int, log: list[float]):
         super().__init__()
-        self.linear, self.log = nn.Linear(width, width, bias=False), log
+        self.linear = nn.Linear(width, width, bias=False)
+        self.note = lambda: log.append(time.monotonic())  # the list itself is out of the student's reach
 
     def forward(self, x: Tensor) -> Tensor:
-        self.log.append(time.monotonic())
+        self.note()
         return torch.tanh(self.linear(x))
 
 

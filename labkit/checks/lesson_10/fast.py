@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -33,7 +33,7 @@ from labkit.model import Transformer, explicit_attention
 from labkit.record.journal import flops_of
 from labkit.record.live import bytes_of_process, settled_bytes_of_process
 from labkit.record.matching import everybody_came
-from labkit.record.replay import Act, replay
+from labkit.record.replay import replay
 from labkit.theory import breakdown  # as in `exposed`
 from labkit.theory.models import ModelConfig, gpt
 from labkit.torch_private import WatchingMode, tree_iter
@@ -135,35 +135,50 @@ def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
     send_losses(rank, losses, dtype_of(rank.case))
 
 
-class WatchedBatches:
-    """Hands out one batch a step, and looks what this process holds when one is asked for after the first.
+class _Batches:
+    """One batch a step, as a notebook's loader has them.
 
-    most: bytes of all tensors then, at most.
+    asked: called before each with its number; what it knows is out of the student's reach.
     """
 
-    def __init__(self, batches: Sequence[Tensor], acts: Sequence[Act]) -> None:
-        self.batches, self.acts = batches, acts
-        self.most = 0
-        self._done: list[int] = []  # operations of products, when each batch was asked for
+    def __init__(self, batches: Sequence[Tensor], asked: Callable[[int], None]) -> None:
+        self._batches, self._asked = batches, asked
 
     def __iter__(self) -> Iterator[Tensor]:
-        for number, batch in enumerate(self.batches):
-            if number:
-                self.most = max(self.most, settled_bytes_of_process(SETTLING))
-            self._done.append(sum(act.flops for act in self.acts))
+        for number, batch in enumerate(self._batches):
+            self._asked(number)
             yield batch
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._batches)
+
+
+class _Watch:
+    """Looks what this process holds, and has done, when a batch is asked for.
+
+    most: bytes of all tensors then, at most, but for the first batch. steps: how many batches there are.
+    done: operations of products so far.
+    """
+
+    def __init__(self, steps: int, done: Callable[[], int]) -> None:
+        self.most = 0
+        self._steps, self._done = steps, done
+        self._at_batches: list[int] = []
+
+    def look(self, number: int) -> None:
+        """Before the batch of this number."""
+        if number:
+            self.most = max(self.most, settled_bytes_of_process(SETTLING))
+        self._at_batches.append(self._done())
 
     @property
     def early(self) -> bool:
         """Whether one was asked for before the one before it was worked on, or most of that: the batches are
         of one size. To be asked when all is trained.
         """
-        whole = sum(act.flops for act in self.acts)
-        of_steps = [after - before for before, after in pairwise([*self._done, whole])]
-        return any(done * len(self.batches) <= SEEN * whole for done in of_steps)
+        whole = self._done()
+        of_steps = [after - before for before, after in pairwise([*self._at_batches, whole])]
+        return any(done * self._steps <= SEEN * whole for done in of_steps)
 
 
 def _measure(rank: Rank) -> None:
@@ -173,10 +188,12 @@ def _measure(rank: Rank) -> None:
     model = model_of(rank.case)
     others = bytes_of_process() - weight_bytes(model)
     with rank.recording("training"), rank.journal("acts") as acts, watched_elsewhere() as elsewhere:
-        batches = WatchedBatches(_batches(rank.case, rank.inputs), acts)
+        given = _batches(rank.case, rank.inputs)
+        watch = _Watch(len(given), lambda: sum(act.flops for act in acts))
+        batches = _Batches(given, lambda number: watch.look(number))  # a bound method would lead to the watch
         losses = rank.student.train(model, batches, rank.group, rank.params["learning_rate"])
-    rank.fact("held_bytes", batches.most - others)
-    rank.fact("early", batches.early)
+    rank.fact("held_bytes", watch.most - others)
+    rank.fact("early", watch.early)
     rank.fact("elsewhere_bytes", elsewhere.num_bytes)
     _send(rank, model, losses)
 
