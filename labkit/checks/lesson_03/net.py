@@ -73,6 +73,9 @@ def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
 
+EVERY_LAYER = ["first", "second", "last", "aside"]
+
+
 class Pointwise(nn.Module):
     """A linear layer without bias whose weight has four dimensions, [out, in, 1, 1], as a convolution's."""
 

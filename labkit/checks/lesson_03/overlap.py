@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_03.buckets import BUCKETS_ID
+from labkit.checks.lesson_03.handles import asked_handles, waits_for_all
 from labkit.checks.lesson_03.net import (
     GRADIENTS,
     MICRO_BATCHES,
@@ -47,7 +47,6 @@ from labkit.checks.shared.beside import STEPS, calls_of, calls_text, nbytes, sta
 from labkit.checks.shared.places import enter_group
 
 OVERLAP_ID = "03.overlapped-data-parallel"
-ASKING = ("get_future", "is_completed", "synchronize", "result")  # of a handle, in place of wait
 
 
 def _cases(seed: int) -> list[Case]:
@@ -112,8 +111,8 @@ def _forwards(case: Case) -> int:
 
 
 def _time_backward(rank: Rank) -> None:
-    """One forward and backward pass. Facts: ready, the second at which each gradient was; asked, of how many
-    handles. Recordings: forward, step 0.
+    """Two forward and backward passes, and one inside no_sync between them. Recordings: forward, step STEP.
+    Facts: ready STEP, the second at which each gradient was; asked STEP, of how many handles.
     """
     net = net_of(rank.case, rank.inputs)
     ready: list[float] = []
@@ -122,32 +121,14 @@ def _time_backward(rank: Rank) -> None:
     model = _wrap(rank, net)
     with rank.recording("forward"):
         loss = own_loss(rank, model, 0)
-    with _asked() as asked, rank.recording("step 0") as begin:  # of two zeros, a pause would be overlap
-        loss.backward()
-    rank.fact("ready", [moment - begin for moment in ready])
-    rank.fact("asked", len(asked))
-
-
-@contextlib.contextmanager
-def _asked() -> Iterator[dict[int, dist.Work]]:
-    """The handles, by their ids, of which something in ASKING is called inside: who waits so is in no
-    recording.
-    """
-    found: dict[int, dist.Work] = {}
-    with contextlib.ExitStack() as stack:
-        for name in ASKING:
-            original = vars(dist.Work)[name]
-            stack.callback(setattr, dist.Work, name, original)
-            setattr(dist.Work, name, _noting(getattr(dist.Work, name), found))
-        yield found
-
-
-def _noting(original: Callable[..., Any], found: dict[int, dist.Work]) -> Callable[..., Any]:
-    def method(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        found[id(work)] = work
-        return original(work, *args, **kwargs)
-
-    return method
+    for step in range(STEPS):
+        ready.clear()
+        with asked_handles(rank, f"step {step}"), rank.recording(f"step {step}") as begin:
+            loss.backward()  # timed from the recording's zero: of two, a pause would be overlap
+        rank.fact(f"ready {step}", [moment - begin for moment in ready])
+        with model.no_sync():
+            own_loss(rank, model, 0).backward()
+        loss = own_loss(rank, model, 1)
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -265,12 +246,13 @@ def _bytes_text(sizes: list[int]) -> str:
 def _starts_early_and_waits_late(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         yield _moves_once(evidence, answer)
-        yield from _times(answer)
+        for step in range(STEPS):
+            yield from _times(answer, step)
 
 
-def _times(answer: RankAnswer) -> Iterator[Finding]:
-    ready = answer.facts["ready"]
-    calls = [call for call in answer.collectives["step 0"] if call["op"] == "all_reduce"]
+def _times(answer: RankAnswer, step: int) -> Iterator[Finding]:
+    ready = answer.facts[f"ready {step}"]
+    calls = [call for call in answer.collectives[f"step {step}"] if call["op"] == "all_reduce"]
     if not calls or not ready:
         yield Finding(False, "an all_reduce that starts during backward", "none", answer.rank)
         return
@@ -283,17 +265,6 @@ def _times(answer: RankAnswer) -> Iterator[Finding]:
     waited = [call for call in calls if call["end"] is not None and call["end"] < last]
     told = "nothing is waited for before the last gradient is ready"
     yield Finding(not waited, told, f"{len(waited)} all_reduces were waited for", answer.rank)
-
-
-def _waits_for_all(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    """One whose all_reduce nobody waits for may be used before it has arrived, however rarely."""
-    for answer in evidence.answers:
-        calls = [call for call in answer.collectives["step 0"] if call["op"] == "all_reduce"]
-        ends = [call["end"] for call in calls if call["source"] == "python"]
-        left = ends.count(None) - answer.facts["asked"]
-        yield Finding(
-            left <= 0, "every all_reduce waited for", f"{left} of {len(ends)} were not", answer.rank
-        )
 
 
 def _is_silent_inside(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -332,7 +303,7 @@ EXERCISE = Exercise(
             2,
             "After backward every gradient is the mean over the ranks",
             "a handle was not waited for, or a flat bucket was cut at the wrong offsets",
-            {"values": GRADIENTS, "many": _waits_for_all},
+            {"values": GRADIENTS, "many": every(*(waits_for_all(f"step {step}") for step in range(STEPS)))},
         ),
         Property(
             "trained-weights",

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_03.handles import asked_handles, waits_for_all
 from labkit.checks.lesson_03.net import (
+    EVERY_LAYER,
     GRADIENTS,
     PAIRS,
     TORCHS_OWN,
@@ -81,7 +83,7 @@ def _broadcast(rank: Rank) -> None:
     tensors = [*net.parameters(), *net.buffers()]
     called_before(rank, tensors, lambda: rank.student.broadcast_module(net, group))
     before = _addresses(net)
-    with rank.recording("broadcast"):
+    with asked_handles(rank, "broadcast"), rank.recording("broadcast"):
         rank.student.broadcast_module(net, group)
     rank.fact("moved", sorted(name for name, at in _addresses(net).items() if before[name] != at))
     rank.fact("asks", {name: parameter.requires_grad for name, parameter in net.named_parameters()})
@@ -163,7 +165,7 @@ BROADCAST = Exercise(
             2,
             "All ranks end with the first rank's parameters",
             "frozen parameters are left out, or what was received is not written into the parameter",
-            on={"values": _has_the_firsts("parameters")},
+            on={"values": every(_has_the_firsts("parameters"), waits_for_all("broadcast"))},
         ),
         Property(
             "buffers",
@@ -206,6 +208,7 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
         net_case("another layer on each rank", "unused", 2, seed, without=[["first"], ["second"]]),
+        net_case("no layer on one rank", "unused", 2, seed, without=[EVERY_LAYER, []]),
         net_case("a parameter with two names", "values", 2, seed, tied=True),
         net_case(
             "another frozen layer in each step", "frozen", 2, seed, frozen=first, swapped=[*first, *then]
@@ -236,13 +239,16 @@ def _average(rank: Rank) -> None:
         frozen = [p for p in net.parameters() if not p.requires_grad] if step else []
         for parameter in frozen:
             parameter.grad = torch.ones_like(parameter)
-        with rank.recording(f"step {step}"):
+        with asked_handles(rank, f"step {step}"), rank.recording(f"step {step}"):
             rank.student.average_gradients(net, group)
         for parameter in frozen:
             parameter.grad = None
         rank.fact(f"graphs {step}", [name for name, p in net.named_parameters() if _has_graph(p.grad)])
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
+
+
+AWAITED = [waits_for_all(f"step {step}") for step in range(STEPS)]
 
 
 def _has_graph(gradient: Tensor | None) -> bool:
@@ -280,7 +286,7 @@ AVERAGE = Exercise(
             3,
             "Every gradient is the mean over the ranks",
             "a sum without dividing by the group's size",
-            {"values": every(GRADIENTS, _hold_no_graph)},
+            {"values": every(GRADIENTS, _hold_no_graph, *AWAITED)},
         ),
         Property(
             "trained-weights",
