@@ -10,6 +10,11 @@ import torch
 from labkit.checks import registry
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.judge import draw_inputs
+from labkit.checks.lesson_04.model import build_stages
+from labkit.checks.lesson_04.runs import Watch, watched
+from labkit.checks.lesson_05 import chain, recomputing
+from labkit.checks.lesson_08.net import stack
+from labkit.checks.lesson_10 import fast
 from labkit.checks.shared.beside import refused
 from labkit.checks.shared.places import place_of
 
@@ -69,3 +74,47 @@ def test_a_refusal_names_a_number_and_not_a_part_of_another(message: str, names_
     fact = {"raised": "ValueError", "kinds": ["ValueError"], "message": message}
     answer = RankAnswer(0, {}, {"refusal": fact}, {}, {})
     assert refused("refusal", ["ValueError"], answer, [6]).passed == names_it
+
+
+def first_case(exercise_id: str) -> tuple[Case, Inputs]:
+    case, inputs, _ = next(handed(exercise_id))
+    return case, inputs
+
+
+def reached(start: object) -> Iterator[object]:
+    """What attributes, entries and bound methods lead to. Closures are another matter: who looks into one is
+    flagged.
+    """
+    todo, seen = [start], set[int]()
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        yield thing
+        if isinstance(thing, dict):
+            todo += [*thing.keys(), *thing.values()]
+        elif isinstance(thing, list | tuple | set):
+            todo += thing
+        todo += [*getattr(thing, "__dict__", {}).values(), getattr(thing, "__self__", None)]
+
+
+def test_what_counts_is_out_of_reach_of_who_is_handed_what_is_counted() -> None:
+    log, notes, watch, of_steps = list[float](), list[int](), Watch(), fast._Watch(1, lambda: 0)
+    stacked = stack(Case("", 1, {"width": 2, "layers": 2, "dtype": "float64"}, 1), log)
+    stage = watched(build_stages(*first_case("04.run-schedule"), [0])[0], 0, watch)
+    function, types = recomputing._counted(torch.tanh)
+    batches = fast._Batches([torch.ones(1)], lambda number: of_steps.look(number))
+    chained = chain._layers(*first_case("05.checkpoint-sequential"), notes)
+    for handed_out, counts in (
+        (stacked, log),
+        (stage, watch),
+        (stage, watch.log),
+        (function, types),
+        (batches, of_steps),
+        (chained, notes),
+    ):
+        assert not any(thing is counts for thing in reached(handed_out))
+    stacked(torch.ones(1, 2, dtype=torch.float64))
+    function(torch.ones(2))
+    assert (len(log), types) == (2, ["torch.float32"])
