@@ -575,11 +575,12 @@ class OnDevice(torch.autograd.Function):
 # ### Exercise: weights that come just in time
 # The first `resident_layers` layers live on the device. The others live in pinned host memory; their
 # parameters are the same `nn.Parameter` objects, so that any optimizer finds weight and gradient on the host.
-# Buffers are constants here; those of offloaded layers may wait on the host or stay on the device, where they
-# must be when their layer works. While a layer works, the next offloaded one is on its way, and the first of
-# them while the last resident layer works; in backward the next one is the one before. The device never holds
-# more than the resident layers, the layer at work, and the one on its way, beside activations and gradients;
-# a pass that is over leaves no activations there, and a copy that it left over is too old for the next one.
+# No two layers share a parameter. Buffers are constants here; those of offloaded layers may wait on the host
+# or stay on the device, where they must be when their layer works. While a layer works, the next offloaded
+# one is on its way, and the first of them while the last resident layer works, or earlier; in backward the
+# next one is the one before. The device never holds more than the resident layers, the layer at work, and the
+# one on its way, beside activations and gradients; a pass that is over leaves no activations there, and a
+# copy that it left over is too old for the next one.
 #
 # `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside. Leave alone
 # what torch keeps to itself (`torch._C`), here and elsewhere: no exercise needs it, and code that reaches for

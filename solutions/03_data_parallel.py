@@ -247,9 +247,9 @@ labkit.check("03.broadcast-module", broadcast_module)
 # ### Exercise: average_gradients
 #
 # Replace every gradient by its mean over the group, one all-reduce each, in one order on all ranks. Careful
-# with parameters that a rank did not use in this step: their `grad` is `None` here and may not be elsewhere
-# (where no rank has one, `None` or zeros are right). And a gradient lies in memory as its parameter does, so
-# perhaps in another order than on the other ranks.
+# with parameters that a rank did not use in this step, which may be all: their `grad` is `None` here and may
+# not be elsewhere (where no rank has one, `None` or zeros are right). And a gradient usually lies in memory
+# as its parameter does, so perhaps in another order than on the other ranks: look at the gradient itself.
 #
 # <details><summary>Hint</summary>A rank that skips an all-reduce leaves the others waiting, or, worse,
 # pairs its next gradient with their current one. What would this rank contribute to the sum?</details>
@@ -741,8 +741,10 @@ Table(
 #
 # Data parallelism will **average** gradients over
 # ranks, whatever you do. Write the loss to call `backward` on, so that this average is the gradient of the
-# mean over all tokens of all ranks, to the precision of the sum you are given. One number may be sent. A rank
-# may have no tokens at all: it takes part in the averaging all the same, with gradients of zeros.
+# mean over all tokens of all ranks, to the precision of the sum you are given (all ranks together have 16
+# million tokens at most). One number may be sent. What you return is a scalar, of the dtype of `loss_sum` or
+# wider. A rank may have no tokens at all: it takes part in the averaging all the same, with gradients of
+# zeros.
 #
 # <details><summary>Hint</summary>Write the loss you want, $\sum_r S_r / \sum_r n_r$, as $\frac1d \sum_r
 # (\dots)$. What is in the parentheses?</details>
