@@ -173,7 +173,7 @@ def test_the_queue_has_its_deadline_also_when_slurm_does_not_answer(
     assert f"waiting (no reason given yet); Slurm {silent} (" in late.stderr
     assert f"did not start the job within 3 s (no reason given), and {silent}. `squeue --me`" in late.stderr
     slurm.wait_until_idle()
-    up = lab(slurm, tmp_path, *asked, "--queue", "0.1", PATH=path)
+    up = lab(slurm, tmp_path, *asked, "--queue", "4", PATH=path)
     assert up.returncode == 0, up.stderr
     assert "http://127.0.0.1" in up.stdout
     lab(slurm, tmp_path, "--stop")
