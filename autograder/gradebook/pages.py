@@ -20,10 +20,12 @@ from typing import Any
 from bs4 import BeautifulSoup
 from jinja2 import PackageLoader, pass_context
 from nbconvert.exporters import HTMLExporter
+from nbconvert.filters import Highlight2HTML
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_notebook
 from traitlets.config import Config
 
+from autograder.gradebook.patience import Patience
 from autograder.gradebook.sanitise import clean_html, images_of, is_base64
 from labkit.show import html as labkit_html
 
@@ -51,6 +53,8 @@ class SubmissionPage(HTMLExporter):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.extra_loaders = [PackageLoader("autograder.gradebook", "templates")]
+        self.filters = {**self.filters, "highlight_code": self.highlight_code}
+        self._patience = Patience()
 
     def from_notebook_node(
         self, nb: NotebookNode, resources: Any = None, **kw: Any
@@ -58,6 +62,7 @@ class SubmissionPage(HTMLExporter):
         """The page, with its policy. Every text in `resources` is taken for a text, not for HTML."""
         resources = {**(resources or {})}
         resources.update({name: escape(text) for name, text in resources.items() if isinstance(text, str)})
+        self._patience = Patience()
         empty, _ = super().from_notebook_node(new_notebook(), copy.deepcopy(resources), **kw)
         page, resources = super().from_notebook_node(self.shown(nb), resources, **kw)
         return with_policy(page, empty), resources
@@ -79,7 +84,21 @@ class SubmissionPage(HTMLExporter):
             return f"<pre>{escape(source)}</pre>"
         there = context.get("cell", {}).get("attachments", {})
         pictured = _LINKED_IMAGE.sub(lambda found: found[0] if found[1] in there else "missing:", source)
-        return self.clean(super().markdown2html(context, pictured))
+        set_as_markdown = super().markdown2html
+        return self._patience.set(
+            source,
+            lambda: self.clean(set_as_markdown(context, pictured)),
+            lambda text: f"<pre>{escape(text)}</pre>",
+        )
+
+    def highlight_code(self, source: str, language: str | None = None, metadata: Any = None) -> str:
+        """The template's filter for code cells."""
+        in_colours = Highlight2HTML(pygments_lexer="python", parent=self)
+        return self._patience.set(
+            source,
+            lambda: str(in_colours(source, language, metadata)),
+            lambda text: f'<div class="highlight"><pre>{escape(text)}</pre></div>',
+        )
 
     def clean(self, html: str) -> str:
         """What may stand in the page of a piece of HTML."""

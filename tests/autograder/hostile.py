@@ -72,6 +72,11 @@ def text_cell(source: str, **more: Any) -> dict[str, Any]:
     return {"cell_type": "markdown", "source": source, "metadata": {}, **more}
 
 
+def code_cell(source: str) -> dict[str, Any]:
+    """A code cell's JSON."""
+    return {"cell_type": "code", "source": source, "metadata": {}, "outputs": [], "execution_count": None}
+
+
 def cells() -> list[dict[str, Any]]:
     """Every attempt in a cell of its own."""
     texts = [text_cell(source) for source in TEXTS.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import nbgrader
 import pytest
 from bs4 import BeautifulSoup
 from click.testing import CliRunner
-from hostile import JS, NAMES, PIXEL, TEXTS, cells, text_cell
+from hostile import JS, NAMES, PIXEL, TEXTS, cells, code_cell, text_cell
 from nbformat import NotebookNode
 from traitlets.config import Config
 
 from autograder.cli import main
 from autograder.grade.records import Record
-from autograder.gradebook import rebuild
+from autograder.gradebook import patience, rebuild
 from autograder.gradebook.feedback_page import FeedbackPage
 from autograder.gradebook.listing import Listing, as_csv
 from autograder.gradebook.pages import LONGEST_TEXT, SubmissionPage
@@ -168,6 +169,21 @@ def test_texts_without_end_are_cut() -> None:
     images = [text_cell("z", attachments={"a": {"image/png": "AAAA" * 2**20}}) for _ in range(20)]
     kept = [cell for cell in autograded(*images).cells if cell.get("attachments")]
     assert len(kept) == rebuild.MOST_IMAGES // 2**22
+
+
+@pytest.mark.parametrize("slow", [code_cell("\n " * 99_990), text_cell("\\\\[" * 5000)])
+def test_a_text_that_takes_an_afternoon_is_shown_plain(
+    slow: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cell alone; and once a page has used up its time, all cells after it."""
+    monkeypatch.setattr(patience, "OF_A_TEXT", 0.3)
+    began = time.process_time()
+    page = page_of(autograded(slow, code_cell("class After: pass")))
+    assert time.process_time() - began < 4
+    assert '<span class="k">class</span>' in page
+    monkeypatch.setattr(patience, "OF_A_PAGE", 0.1)
+    page = page_of(autograded(slow, code_cell("class After: pass")))
+    assert '<div class="highlight"><pre>class After: pass</pre></div>' in page
 
 
 def test_marks_that_grading_did_not_write_are_not_shown() -> None:
