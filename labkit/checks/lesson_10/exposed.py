@@ -55,9 +55,9 @@ EXERCISE = Exercise(
             "touching",
             "robustness",
             1,
-            "Stretches that touch leave no gap between them, and none of no length counts.",
+            "Stretches that touch leave no gap, none of no length counts, and the lists are not changed.",
             "a loop that leaves out a stretch which begins where another ends",
-            {"touching": RIGHT},
+            {"touching": every(RIGHT, changes_nothing)},
         ),
         Property(
             "any-order",
@@ -99,8 +99,8 @@ def exposed_cases(seed: int, prefix: str) -> list[Case]:
     overlapping = [_row([[0, 2]], [[1, 8], [4, 6], [5, 12]]), *(_dense(draw, True) for _ in range(4))]
     touching = [
         _row([[0, 5], [5, 9]], [[3, 7], [7, 12]]),
-        _row([[0, 5]], [[5, 9], [9, 9], [9, 11]]),
-        _row([[2, 2], [4, 8]], [[0, 4], [8, 9]]),
+        _row([[0, 5]], [[5, 9], [9, 9], [9, 11], [12, 12]]),
+        _row([[2, 2], [4, 8], [10, 10]], [[0, 4], [8, 9]]),
     ]
     unsorted = [
         _row([[20, 30], [0, 5]], [[25, 40], [3, 9], [0, 1]]),
