@@ -38,9 +38,9 @@ def _cases(seed: int) -> list[Case]:
         pair_case("three keys, float32", "past", [3, 8, 5], 0, seed, dtype="float32", columns=3),
         pair_case("views", "past", [2, 3, 12, 4], 4, seed, views=True),
         pair_case("scores of hundreds", "past", [2, 2, 12, 3], 4, seed, scale=600.0),
-        pair_case("the block on the diagonal", "diagonal", [2, 2, 12, 3], 8, seed),
+        pair_case("on the diagonal, float32", "diagonal", [2, 2, 12, 3], 8, seed, dtype="float32"),
         pair_case("scores of hundreds on the diagonal", "diagonal", [3, 4, 4, 3], 0, seed, scale=600.0),
-        pair_case("alone on the diagonal, within a backward", "diagonal", [2, 4, 6], 0, seed, off=True),
+        pair_case("one head, alone, within a backward", "diagonal", [4, 6], 0, seed, off=True),
     ]
 
 
