@@ -60,6 +60,7 @@ def _cases(seed: int) -> list[Case]:
         spread_case(
             "tokens in bfloat16", "low", 3, [6, 4, 5], [8, 4, 2], 2, seed, dtype="bfloat16", offset=32.0
         ),
+        spread_case("called again before backward", "again", 2, [6, 4], [4, 3, 2], 2, seed),
         spread_case("crossed groups", "subgroup", 4, [4, 6, 5, 3], [4, 3, 2], 2, seed, groups=CROSSED),
         spread_case("alone", "alone", 1, [7], [4, 3, 4], 2, seed, idle=[1]),
         spread_case("all parts your own", "own-parts", 3, [4, 6, 5], [4, 3, 2], 2, seed),
@@ -125,9 +126,10 @@ def _tokens(rank: Rank, step: int) -> Tensor:
 
 
 def _once(rank: Rank) -> None:
-    """Forward and backward, and between them a forward in evaluation. Answers output, evaluated,
-    grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward and backward; fact seen: the rows of each
-    call of each expert in forward and backward; fact changed: tokens that are no longer as they were.
+    """Forward and backward, and between them a forward in evaluation, of kind "again" in training too.
+    Answers output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward and backward;
+    fact seen: the rows of each call of each expert in forward and backward; fact changed: tokens that are no
+    longer as they were.
     """
     group = enter_group(rank)
     module, router, experts = _build(rank, group)
@@ -144,6 +146,8 @@ def _once(rank: Rank) -> None:
     with torch.no_grad():
         rank.answer("evaluated", module(others))
     module.train()
+    if rank.case.kind == "again":
+        module(_tokens(rank, 1)[1:])  # another micro-batch, whose backward is not due yet
     evaluated = [len(calls) for calls in seen]
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * rank.inputs["grad"]).sum().backward()
@@ -267,6 +271,7 @@ EXERCISE = Exercise(
         "idle": TRAINED,
         "empty": TRAINED,
         "low": ONCE,
+        "again": ONCE,
         "subgroup": ONCE,
         "alone": ONCE,
         "own-parts": ONCE,
@@ -286,8 +291,9 @@ EXERCISE = Exercise(
             "numbers",
             3,
             "Tokens and router get the gradients of one process.",
-            "gates taken out of the graph, or rows that come back to others' places in backward",
-            {"values": _is("grad.tokens", "grad.router")},
+            "gates taken out of the graph; or rows that come back to others' places in backward, or by the"
+            " splits of a later call",
+            dict.fromkeys(("values", "again"), _is("grad.tokens", "grad.router")),
         ),
         Property(
             "expert-gradients",
@@ -320,7 +326,7 @@ EXERCISE = Exercise(
             2,
             "Each expert is called once, with the rows of all ranks together.",
             "a call for each rank that rows came from: rows of an expert have to lie together first",
-            {"values": on_each(_one_call_each)},
+            dict.fromkeys(("values", "idle"), on_each(_one_call_each)),
         ),
         Property(
             "idle",
