@@ -34,7 +34,7 @@ def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **par
     zero. frozen: those on which it does not ask for one. without: the kind of which the model has no
     parameters. turned: matrices are stored column after column, their gradients too. late: the ranks that
     come last. tuples: parameters are handed over as tuples. after_alone: another model comes first, one that
-    every rank has for itself.
+    every rank has for itself. narrow: parameters in bfloat16, whatever the others are in.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -49,9 +49,11 @@ def _cases(seed: int) -> list[Case]:
     zero = {"shared.0": [2], "experts.1": [0]}
     without = {"shared.1": [0, 3], "experts.2": [0, 2]}
     frozen = {**without, "shared.0": [0, 1, 2, 3], "experts.0": [1], "experts.1": [0, 1, 2, 3]}
+    narrow = ["shared.0", "experts.0", "experts.1"]
     return [
         reduce_case("two copies over two", "values", 2, 2, seed, late=[1], turned=True),
         reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
+        reduce_case("float32 beside bfloat16", "mixed", 2, 2, seed, dtype="float32", narrow=narrow),
         reduce_case("one copy over three", "single", 1, 3, seed),
         reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone, zero=zero),
         reduce_case("frozen here and there", "missing", 2, 2, seed, missing=without, frozen=frozen),
@@ -74,12 +76,17 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each rank KIND.NUMBER.R, the gradients it comes with; none where they are missing."""
     missing, zero = case.params.get("missing", {}), case.params.get("zero", {})
     return {
-        f"{kind}.{number}.{rank}": gradient * (rank not in zero.get(f"{kind}.{number}", []))
+        f"{kind}.{number}.{rank}": gradient.to(_dtype(case, f"{kind}.{number}"))
+        * (rank not in zero.get(f"{kind}.{number}", []))
         for rank in range(case.ranks)
         for kind, shapes in shapes_of(case, SHAPES).items()
         for number, gradient in enumerate(drawn(case, generator, *shape) for shape in shapes)
         if rank not in missing.get(f"{kind}.{number}", [])
     }
+
+
+def _dtype(case: Case, name: str) -> torch.dtype:
+    return torch.bfloat16 if name in case.params.get("narrow", []) else dtype_of(case)
 
 
 def _stored(rank: Rank, tensor: Tensor) -> Tensor:
@@ -99,7 +106,7 @@ def parameters_of(rank: Rank, of_kinds: Shapes) -> dict[str, Sequence[nn.Paramet
 
 
 def _parameter(rank: Rank, name: str, shape: tuple[int, ...]) -> nn.Parameter:
-    zeros = torch.zeros(shape, dtype=dtype_of(rank.case), device=rank.device)
+    zeros = torch.zeros(shape, dtype=_dtype(rank.case, name), device=rank.device)
     parameter, gradient = nn.Parameter(_stored(rank, zeros)), rank.inputs.get(name)
     parameter.grad = None if gradient is None else _stored(rank, gradient)
     parameter.requires_grad_(rank.rank not in rank.params.get("frozen", {}).get(name, []))
@@ -146,7 +153,7 @@ def _frozen_as_before(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _total(evidence: Evidence, name: str, ranks: list[int], shape: tuple[int, ...]) -> Tensor:
-    zeros = torch.zeros(shape, dtype=dtype_of(evidence.case))
+    zeros = torch.zeros(shape, dtype=_dtype(evidence.case, name))
     found = (evidence.inputs.get(f"{name}.{rank}", zeros) for rank in ranks)
     return torch.stack(list(found)).sum(0)
 
@@ -249,7 +256,7 @@ EXERCISE = Exercise(
     "Gradients of two kinds",
     ("reduce_gradients",),
     {
-        **dict.fromkeys(("values", "single", "missing", "subgroup"), RUN),
+        **dict.fromkeys(("values", "mixed", "single", "missing", "subgroup"), RUN),
         "trained": Run(_train, _layer_inputs, _own_layer, Layer),
     },
     _cases,
@@ -260,7 +267,7 @@ EXERCISE = Exercise(
             3,
             "All gradients are those of the mean of the ranks' losses.",
             "experts divided by the number of their copies: they have seen the tokens of every rank",
-            {"values": _means},
+            dict.fromkeys(("values", "mixed"), _means),
         ),
         Property(
             "messages",

@@ -13,4 +13,4 @@ def reduce_gradients(shared, experts, everyone, replicas) -> None:
         flat = torch.cat([g.reshape(-1) for g in gradients]) / size
         dist.all_reduce(flat, group=group)
         for p, part in zip(owned, flat.split([p.numel() for p in owned]), strict=True):
-            p.grad = part.view_as(p).clone()
+            p.grad = part.view_as(p).to(p.dtype, copy=True)
