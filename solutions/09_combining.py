@@ -1063,8 +1063,8 @@ your_plan = GridPlan(data=1, tensor=1, pipeline=1, micro_batch=1)
 # GPUs a node, or six. A plan within 5% of the best one's seconds is as good as the best; beyond 20%, or if
 # it does not run, it earns nothing there.
 #
-# A thousand plans are quick to price and slow to check for memory: which should you ask first? A case may
-# take some 20 seconds.
+# A thousand plans are quick to price and slow to check for memory: which should you ask first? All calls of
+# a check together, about twenty, may take a minute.
 #
 # <details><summary>Hint</summary>$t$ divides the GPUs of a node, $p$ is at most $L$, $d = n / (tp)$, the
 # micro-batch divides $B/d$. Sort by seconds, and take the first that <code>feasible</code> has nothing

@@ -155,7 +155,8 @@ draw_pairs([0, 0, 0, 0])
 # ### Exercise: attention block by block
 #
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
-# FlashAttention does inside one GPU.
+# FlashAttention does inside one GPU. Scores and probabilities of a pair, in any form, are gone when those of
+# the next have been used; partial outputs of one row of blocks may stay.
 #
 # <details><summary>Hint</summary>
 #
@@ -444,7 +445,8 @@ draw_timeline(job)
 # gradients. Every rank adds what its queries have to say about the keys it holds, and passes the sum on. A
 # sum must follow its keys through all ranks *and then come home*: $n$ steps, where keys and values need
 # $n - 1$. With $k$, $v$, $\mathrm dk$ and $\mathrm dv$ each a message, that is $2(n-1) + 2n = 4n - 2$ of
-# them. Gradients of the queries stay where they are.
+# them. (Keys and values may be stacked into one message, and their sums too: it is the same bytes.) Gradients
+# of the queries stay where they are.
 #
 # What is kept from forward: $q$, $k$ and $v$, themselves and not copies, the output and $\ell$, of a rank's
 # own tokens. Nothing of anybody else's.
@@ -868,7 +870,7 @@ labkit.check("11.sharded-loss", sharded_loss)
 # ### Exercise: a GPT on divided sequences
 #
 # Ranks with other tokens send each other the messages of the ring, the two numbers of a loss, and each
-# gradient once, to sum it.
+# gradient once, to sum it. All parameters are trained; `sum_gradients` is called once, after one backward.
 #
 # <details><summary>Hint 1</summary>
 #
