@@ -60,9 +60,12 @@ class Graded:
     jobs: list[JobEvidence] = field(default_factory=list)  # those that ran to their end
 
 
-def hold_back(graded: Graded) -> None:
-    """Take the points that rest on a record which is not true, until a person has looked: not a zero."""
-    graded.held = [row.name for row in graded.report.rows if row.kind == "mechanism" and row.passed]
+def hold_back(graded: Graded, everything: bool = False) -> None:
+    """Take the points that rest on a record which is not true, or all, until a person has looked: not a
+    zero.
+    """
+    rows = [row for row in graded.report.rows if everything or row.kind == "mechanism"]
+    graded.held = [row.name for row in rows if row.passed]
     told = "held back until a person has looked at it"
     rows = [
         replace(row, passed=False, points=0, seen=told) if row.name in graded.held else row
@@ -150,7 +153,7 @@ class Harness:
         contradictions = baseline.flags(graded.jobs)
         graded.flags += contradictions
         if contradictions or any(flag.holds for flag in graded.flags):
-            hold_back(graded)
+            hold_back(graded, any(flag.holds_all for flag in graded.flags))
 
     def run_job(self, directory: Path, request: RunRequest) -> JobFailure | None:
         """Run the request in `directory` inside, and put what came out beside it. How it failed, if it

@@ -14,14 +14,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+import labkit
 from autograder.grade.detours import ASKED_OF, detours, handed_on, is_module, looks_up_a_class
 from autograder.grade.watched_names import (
     ATTRIBUTES,
     BY_ANY_NAME,
+    BY_NAME,
     CALLS,
     CLASSES,
     GRADING_WORDS,
@@ -29,8 +32,12 @@ from autograder.grade.watched_names import (
     HAS_ALL_NAMES,
     INTERPRETER,
     MODULES,
+    NEEDED,
+    OF_LABKIT,
     PLAIN,
+    PRIVATE_BUT_USUAL,
     PUBLIC,
+    TEXTS_OF_NUMBERS,
     UNCOUNTED,
 )
 from labkit.checks.source.submission import Submission
@@ -47,6 +54,7 @@ class Flag:
     line_number: int = 0
     line: str = ""
     holds: bool = False  # with this a record can be forged: what rests on one waits for a person
+    holds_all: bool = False  # with this the checks can be had to answer for themselves: all points wait
 
     def __str__(self) -> str:
         where = f"{self.cell}, line {self.line_number}: {self.line}" if self.cell else ""
@@ -63,8 +71,11 @@ class Clue(msgspec.Struct, frozen=True):
     chain: str = ""
     # given: by an import, under its full name; made: by a name that is only known when it runs; handed: as a
     # value, which may get another name; modules: an attribute of that name, which sys has too, is read (no
-    # chain where that could be the one of sys whatever the names before it are)
-    use: Literal["", "given", "read", "set", "patched", "made", "base", "handed", "modules"] = ""
+    # chain where that could be the one of sys whatever the names before it are); looked_up: by a name that
+    # comes from elsewhere; spelled: a text is made of numbers
+    use: Literal[
+        "", "given", "read", "set", "patched", "made", "base", "handed", "modules", "looked_up", "spelled"
+    ] = ""
 
 
 class Clues(msgspec.Struct):
@@ -79,7 +90,10 @@ class Clues(msgspec.Struct):
 
 
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
+MOST_MEANINGS = 20  # that one name has in a submission
+IN_NUMBERS = "looks something up by a name, beside texts that are made of numbers"
 LAYERS = "torch.nn.modules"  # torch's own package of them, as in `nn.modules.batchnorm._BatchNorm`
+_LABKIT = Path(labkit.__file__).parent
 Names = Mapping[str, Sequence[str]]  # what each name may stand for
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
@@ -103,16 +117,23 @@ def scan(
     cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
     clues = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
     renamed = _merged(each.renamed for each in clues.values())
-    imported = _with_modules(_merged(each.imported for each in clues.values()), renamed)
+    meant = _merged(each.imported for each in clues.values())
+    crowded = [name for name, full in meant.items() if len(full) > MOST_MEANINGS]
+    imported = _with_modules({name: full[:MOST_MEANINGS] for name, full in meant.items()}, renamed)
     bound = {name for each in clues.values() for name in each.bound}
     never_else = {} if "*" in imported else {n: full for n, full in imported.items() if n not in bound}
-    flags = []
+    flags = [Flag(f"imports more than {MOST_MEANINGS} things as {name}", holds=True) for name in crowded]
+    uses = {clue.use for found in clues.values() for clue in found.found}
+    in_numbers = {"looked_up", "spelled"} <= uses
     for statement, found in clues.items():
         lines = python_lines(submission.sources[statement.cell])
         for clue in found.found:
-            for why in _reasons(clue, imported, never_else, renamed, forbids):
+            reasons = _reasons(clue, imported, never_else, renamed, forbids)
+            if clue.use in ("looked_up", "spelled"):
+                reasons = iter([IN_NUMBERS] if in_numbers else [])
+            for why in reasons:
                 text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
-                flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why)))
+                flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why), _finds_checks(why)))
     return list(dict.fromkeys(flags))
 
 
@@ -166,6 +187,10 @@ def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
         yield f"uses {dotted}, forbidden here"
     if use != "given" and (way := _on_the_way(dotted)):
         yield way
+    elif _is_private(dotted):
+        yield f"reaches for {dotted}, which torch keeps to itself"
+    if beneath := next((name for name in forbids if _is_beneath(dotted, name)), ""):
+        yield f"uses {dotted}, which is beneath {beneath}, forbidden here"
     if use == "made" or dotted.endswith(".__dict__"):
         yield f"reaches into {dotted.removesuffix('.__dict__')} by a name that is made"
     if use == "base" and dotted in ("torch.Tensor", "torch.nn.Parameter"):
@@ -203,6 +228,8 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
             ):
                 yield Clue(line, chain=chain, use="patched")
             case ast.Call(func=ast.Name(id="getattr"), args=[target, name, *_]) if chain := _chain(target):
+                if not isinstance(name, ast.Constant) and chain != "torch":
+                    yield Clue(line, use="looked_up")
                 match name:
                     case ast.Constant(value=str(written)):
                         yield Clue(line, chain=f"{chain}.{written}", use="read")
@@ -210,6 +237,8 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
                         pass  # `dtype=getattr(torch, kept)` is how a dtype's name is turned back
                     case _:
                         yield Clue(line, chain=chain, use="made")
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in TEXTS_OF_NUMBERS:
+                yield Clue(line, use="spelled")
             case ast.ClassDef(bases=bases):
                 yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := _chain(base)))
 
@@ -285,7 +314,16 @@ def _on_the_way(dotted: str) -> str:
         inner = MODULES.get(parts[length - 1]) if parts[length - 1] in INTERPRETER else None
         if name != PUBLIC and (why := MODULES.get(name) or inner):
             return f"reaches for {name} ({why})"
+        if _is_inner(name):
+            return f"reaches for {name}, which no exercise needs"
     return ""
+
+
+def _is_beneath(dotted: str, forbidden: str) -> bool:
+    """Whether a name is of what a forbidden function is made of: its module's own, or torch's operators."""
+    module, _, name = forbidden.rpartition(".")
+    operator = dotted.startswith("torch.ops.") and name.removesuffix("_attention") in dotted
+    return operator or dotted.startswith(f"{module}._")
 
 
 def _of_a_module_used_in_part(dotted: str) -> str:
@@ -301,10 +339,32 @@ def _can_forge(why: str) -> bool:
     return not any(harmless in why for harmless in HARMLESS)
 
 
+def _finds_checks(why: str) -> bool:
+    """Whether what was found is, or can lead to, the checks with their own answers."""
+    return why == IN_NUMBERS or f"({BY_NAME})" in why or "(the checks)" in why
+
+
 def _module(name: str) -> str:
     parts = name.split(".")
     known = next((m for m in (".".join(parts[:n]) for n in range(1, len(parts) + 1)) if m in MODULES), None)
-    return f"imports {name} ({MODULES[known]})" if known else ""
+    if known:
+        return f"imports {name} ({MODULES[known]})"
+    unneeded = parts[0] not in NEEDED or _is_inner(name)
+    return f"imports {name}, which no exercise needs" if unneeded else ""
+
+
+def _is_inner(name: str) -> bool:
+    """Whether it is a module of labkit that is behind what exercises use."""
+    if not name.startswith("labkit.") or name in OF_LABKIT or name.startswith(OF_LABKIT[:2]):
+        return False
+    path = _LABKIT.joinpath(*name.split(".")[1:])
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def _is_private(name: str) -> bool:
+    """Whether a full name leads through what torch keeps to itself."""
+    first, *parts = name.split(".")
+    return first == "torch" and any(p.startswith("_") and not PRIVATE_BUT_USUAL.fullmatch(p) for p in parts)
 
 
 def _aliases(statement: ast.stmt) -> dict[str, list[str]]:

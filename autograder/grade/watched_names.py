@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 CONNECTS, STARTS, RUNS_DATA = "opens connections", "starts programs or processes", "runs code from data"
 BESIDE, FRAMES = "runs beside the check", "walks frames"
 BY_NAME, OPERATORS = "imports by name", "changes what torch's functions do"
@@ -12,7 +14,9 @@ MODULES = {
     **dict.fromkeys(("timeit", "profile", "cProfile", "doctest", "dill", "cloudpickle", "joblib"), RUNS_DATA),
     **dict.fromkeys(("typing.get_type_hints", "typing.ForwardRef", "numpy.testing", "numpy.f2py"), RUNS_DATA),
     **dict.fromkeys(("torch.fx", "torch.package", "torch.hub", "torch.serialization"), RUNS_DATA),
-    "torch.utils.cpp_extension": "calls into C",
+    **dict.fromkeys(("torch.utils.cpp_extension", "torch.ops.load_library", "torch.classes"), "calls into C"),
+    "torch.jit": RUNS_DATA,
+    "torch.utils.data": STARTS,
     **dict.fromkeys(("torch.multiprocessing", "torch.distributed.elastic", "torch.distributed.run"), STARTS),
     **dict.fromkeys(("threading", "_thread", "asyncio", "concurrent", "atexit", "signal"), BESIDE),
     **dict.fromkeys(("inspect", "traceback", "dis", "faulthandler"), FRAMES),
@@ -41,6 +45,27 @@ MODULES = {
     "labkit.record": "the recorder",
     "torch._C": "torch's internals",
 }
+# What an answer may need besides torch's public names; every other module is flagged when it is imported.
+NEEDED = {
+    *("__future__", "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy"),
+    *("dataclasses", "datetime", "decimal", "enum", "errno", "fractions", "functools", "glob", "graphlib"),
+    *("hashlib", "heapq", "io", "itertools", "json", "keyword", "logging", "math", "numbers", "numpy"),
+    *("operator", "pathlib", "pprint", "queue", "random", "re", "secrets", "statistics", "string", "struct"),
+    *("tempfile", "textwrap", "time", "torch", "types", "typing", "typing_extensions", "uuid", "warnings"),
+    *("weakref", "zlib", "matplotlib", "pandas", "safetensors", "scipy", "tqdm", "labkit"),
+}
+# Modules of labkit that exercises use; with a dot at the end, and all in them.
+OF_LABKIT = (
+    *("labkit.show.", "labkit.theory.", "labkit.show", "labkit.theory", "labkit.devices", "labkit.launch"),
+    *("labkit.model", "labkit.parallel", "labkit.parallel.block", "labkit.parallel.own"),
+    *("labkit.parallel.streams", "labkit.pipeline", "labkit.tensor_parallel", "labkit.whole_file"),
+)
+# What torch keeps to itself and right answers use all the same.
+PRIVATE_BUT_USUAL = re.compile(
+    r"_foreach_\w+|_utils|_pytree|_execution_engine|_(un)?flatten_dense_tensors|_tensor|_BatchNorm|_NormBase"
+    r"|__\w+__"
+)
+TEXTS_OF_NUMBERS = {"decode", "chr", "bytes", "bytearray", "fromhex", "a85decode", "b64decode"}
 # What of these leads nowhere: after `import gc`, with no name of one's own for it, each may be read as it is
 # written here.
 PLAIN = {
@@ -120,6 +145,9 @@ ATTRIBUTES = {
         "__bases__",
     ),
     *(
+        "__reduce_ex__",
+        "update_wrapper",
+        "currentframe",
         "__match_args__",
         "__instancecheck__",
         "__annotations__",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conftest import F_ID
 
@@ -12,6 +14,21 @@ from labkit.checks.source.submission import Cell, collect
 
 SUSPICIOUS = [
     ("import ctypes", "imports ctypes"),
+    ("def f():\n    import posix", "imports posix, which no exercise needs"),
+    ("def f():\n    from traitlets.utils.importstring import import_item", "which no exercise needs"),
+    ("import yaml\ndef f(x): return yaml.unsafe_load(x)", "imports yaml, which no exercise needs"),
+    ("def f():\n    from labkit.devices.session import open_session", "imports labkit.devices.session"),
+    ("def f():\n    from labkit.devices import session", "imports labkit.devices.session"),
+    ("import labkit\ndef f(): return labkit.devices.session.open_session()", "reaches for labkit.devices"),
+    ("def f():\n    import labkit.torch_private", "imports labkit.torch_private"),
+    ("import torch\ndef f(x): torch._dynamo.config = x", "which torch keeps to itself"),
+    ("def f():\n    from torch._inductor.codecache import CppCodeCache", "which torch keeps to itself"),
+    ("import torch\ndef f(x): torch.ops.load_library(x)", "calls into C"),
+    ("import torch\ndef f(x): return torch.jit.CompilationUnit(x)", "runs code from data"),
+    ("def f(x, codes): return getattr(x, bytes(codes).decode())", "texts that are made of numbers"),
+    ("def f(x, n): return getattr(x, n)\nclass A:\n    def g(self): return f(self, chr(95))", "of numbers"),
+    ("def f(x): return x.__reduce_ex__(2)", "__reduce_ex__"),
+    ("import functools\ndef f(x): functools.update_wrapper(x, f)", "update_wrapper"),
     ("from gc import get_objects", "imports gc"),
     ("import gc as collector\ndef f(): return collector.collect()", "imports gc"),
     ("import gc\ndef f(x): return gc.get_referents(x)", "walks all objects"),
@@ -133,6 +150,14 @@ SUSPICIOUS = [
     ("from torch.overrides import TorchFunctionMode\nclass A(TorchFunctionMode): pass", "changes what torch"),
 ]
 HONEST = [
+    "import random, bisect, statistics\nfrom pathlib import Path",
+    "from torch.utils._pytree import tree_map\nfrom torch._utils import _flatten_dense_tensors",
+    "import torch\ndef f(x): torch._foreach_add_(x, 1)",
+    "import torch\ndef f(x): torch.autograd.Variable._execution_engine.queue_callback(x)",
+    "import torch\ndef f(m): return isinstance(m, torch.nn.modules.batchnorm._BatchNorm)",
+    "def f(x, names): return [getattr(x, name) for name in names]",
+    "import json\ndef f(path): return json.loads(path.read_bytes().decode())",
+    "from labkit import devices\nfrom labkit.theory.models import gpt\nimport labkit.show.table",
     "import torch\ndef f(kept): return torch.zeros(2, dtype=getattr(torch, kept['dtype']))",
     "def f(model, name): return getattr(model, name) + getattr(model, f'{name}_norm')",
     "import torch\ndef f(x): return torch.trace(x) + getattr(x, 'T') + getattr(torch, 'float32').itemsize",
@@ -192,6 +217,36 @@ def test_references_and_stubs_are_clean(lesson: str) -> None:
         for cells in (solved_cells(lesson), stub_cells(lesson)):
             for submission in graded_submission(cells, exercise):
                 assert scan(submission, exercise.forbids) == []
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "beneath"),
+    [
+        ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint._checkpoint_without_reentrant"),
+        ("torch.nn.functional.scaled_dot_product_attention", "torch.ops.aten._scaled_dot_product_flash"),
+    ],
+)
+def test_what_a_forbidden_function_is_made_of_is_forbidden_too(forbidden: str, beneath: str) -> None:
+    submission = collect([Cell("cell 1", f"import torch\ndef f(x): return {beneath}(x)")], F_ID, ["f"])
+    assert any(f"beneath {forbidden}" in flag.why for flag in scan(submission, (forbidden,)))
+
+
+def test_a_source_of_thousands_of_names_is_read_in_seconds() -> None:
+    names = "\n".join(f"    import a{n} as x" for n in range(2000))
+    used = "\n".join(f"    x.b{n}" for n in range(4000))
+    submission = collect([Cell("cell 1", f"class A:\n{names}\n{used}")], F_ID, ["A"])
+    began = time.process_time()
+    assert any("more than 20 things as x" in flag.why for flag in scan(submission))
+    assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("reached", "all_of_them"), [("from labkit.checks import judge", True), ("f.__closure__", False)]
+)
+def test_who_can_ask_the_checks_waits_for_all_points(reached: str, all_of_them: bool) -> None:
+    flags = scan(collect([Cell("cell 1", f"def f():\n    {reached}")], F_ID, ["f"]))
+    assert all(flag.holds for flag in flags)
+    assert any(flag.holds_all for flag in flags) is all_of_them
 
 
 def test_forbidden_names_are_found_through_aliases() -> None:
