@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -49,17 +50,6 @@ class UploadProblem(Exception):
     """One upload cannot be collected; the message says which, and why."""
 
 
-@dataclass(frozen=True)
-class Upload:
-    """One notebook, or what a student asks beside it: whose it is, what it is called, where it was found."""
-
-    student: str
-    name: str
-    source: str  # the archive, and the name in it up to the student's number
-    data: bytes
-    late: bool = False
-
-
 class Whose(NamedTuple):
     """What a path in an archive says. source: the name up to and with the student's number. name: of the
     notebook, or of the request for another look; empty for other files. late: marked so by the platform.
@@ -69,6 +59,26 @@ class Whose(NamedTuple):
     source: str
     name: str
     late: bool
+
+
+class File(NamedTuple):
+    """A file that is not read yet. path: its name in the archive. size: bytes that it says it has."""
+
+    archive: str
+    path: str
+    size: int
+    read: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One notebook, or what a student asks beside it: whose it is, what it is called, where it was found."""
+
+    student: str
+    name: str
+    source: str  # the archive, and the name in it up to the student's number
+    data: bytes
+    late: bool = False
 
 
 class UploadExtractor(ExtractorPlugin):
@@ -90,31 +100,67 @@ class UploadExtractor(ExtractorPlugin):
         handed in.
         """
         participants = read_worksheets(Path(archive_path))
-        found: dict[str, list[Upload]] = {}
         others: dict[str, list[str]] = {}
-        for upload in self._uploads(Path(archive_path), others):
-            found.setdefault(upload.student, []).append(upload)
-        for student, names in others.items():
-            if not any(upload.name != REQUEST for upload in found.get(student, [])):
-                told = ", ".join(names[:MOST_NAMED])
-                self._tell(f"no notebook was collected for {student}: expected a file *.ipynb, found {told}")
-        for student, uploads in found.items():
+        with ExitStack() as archives:
+            found = self._by_student(self._files(Path(archive_path), archives), others)
+            for student, names in others.items():
+                if not any(whose.name != REQUEST for whose, _ in found.get(student, [])):
+                    told = ", ".join(names[:MOST_NAMED])
+                    self._tell(
+                        f"no notebook was collected for {student}: expected a file *.ipynb, found {told}"
+                    )
+            for student, files in found.items():  # each is written before the next is read
+                chosen = self._chosen(student, files)
+                known = participants.get(student, Participant("", None))
+                at = known.at or (self._just_late(student) if any(one.late for one in chosen[:1]) else None)
+                folder = Path(extracted_path) / _usable(known.address, student) / (f"{AT}{at}" if at else "")
+                for upload in chosen:
+                    path = folder / upload.name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(upload.data)
+
+    def _by_student(
+        self, files: Iterable[File], others: dict[str, list[str]]
+    ) -> dict[str, list[tuple[Whose, File]]]:
+        """What is to be collected. others: takes, of each student, the names of what is not."""
+        found: dict[str, list[tuple[Whose, File]]] = {}
+        for file in files:
+            try:
+                whose = self.whose(file.path)
+            except UploadProblem as problem:
+                self._tell_of_file(file, problem)
+                continue
+            if whose.name:
+                found.setdefault(whose.student, []).append((whose, file))
+            else:
+                others.setdefault(whose.student, []).append(file.path.rpartition("/")[2][:100])
+        return found
+
+    def _chosen(self, student: str, files: Sequence[tuple[Whose, File]]) -> list[Upload]:
+        """What is collected for a student, read; nothing where it cannot be, with a word about why."""
+        try:
+            if (size := sum(file.size for _, file in files)) > LARGEST_NOTEBOOK:
+                raise UploadProblem(
+                    f"expected at most {LARGEST_NOTEBOOK // 2**20} MiB, found {size // 2**20} MiB in "
+                    f"{len(files)} files; ask for the notebook alone, without outputs"
+                )
+            uploads = [upload for whose, file in files for upload in self._read(whose, file)]
             for name in left_out(uploads):
                 self.log.warning(
                     "%s", visible(f"{student} uploaded more than one {name}: the outermost counts")
                 )
-            try:
-                chosen = one_upload(uploads)
-            except UploadProblem as problem:
-                self._tell(f"nothing was collected for {student}: {problem}")
-                continue
-            known = participants.get(student, Participant("", None))
-            at = known.at or (self._just_late(student) if chosen[0].late else None)
-            folder = Path(extracted_path) / _usable(known.address, student) / (f"{AT}{at}" if at else "")
-            for upload in chosen:
-                path = folder / upload.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(upload.data)
+            return one_upload(uploads)
+        except UploadProblem as problem:
+            self._tell(f"nothing was collected for {student}: {problem}")
+            return []
+
+    def _read(self, whose: Whose, file: File) -> Iterator[Upload]:
+        """The upload, or none with a word about why."""
+        try:
+            source = f"{file.archive}: {whose.source}"
+            yield Upload(whose.student, whose.name, source, file.read(), whose.late)
+        except (UploadProblem, zipfile.BadZipFile, RuntimeError, OSError, NotImplementedError) as problem:
+            self._tell_of_file(file, problem)
 
     def _just_late(self, student: str) -> datetime | None:
         """A second after the due date, for what is known to be late and not by how much."""
@@ -128,43 +174,30 @@ class UploadExtractor(ExtractorPlugin):
         self.log.warning("%s handed in late, by how much is not told: taken for a second", student)
         return due.replace(tzinfo=UTC) + timedelta(seconds=1)
 
-    def _uploads(self, folder: Path, others: dict[str, list[str]]) -> Iterator[Upload]:
-        """What is to be collected. others: takes, of each student, the names of what is not."""
+    def _files(self, folder: Path, archives: ExitStack) -> Iterator[File]:
+        """What there is under a folder and in its archives, which are held open until `archives` ends."""
         for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path)):
             if not path.is_file() or path.is_symlink():
                 continue
             if path.suffix == ".csv" and path.parent == folder:
                 continue  # the platform's worksheet
             if path.suffix == ".zip" and path.parent == folder:
-                yield from self._zipped(path, others)
+                yield from self._zipped(path, archives)
             else:
-                yield from self._upload(str(path.relative_to(folder)), folder.name, path.read_bytes, others)
+                name = str(path.relative_to(folder))
+                yield File(folder.name, name, path.stat().st_size, path.read_bytes)
 
-    def _zipped(self, path: Path, others: dict[str, list[str]]) -> Iterator[Upload]:
+    def _zipped(self, path: Path, archives: ExitStack) -> Iterator[File]:
         try:
-            with zipfile.ZipFile(path) as zipped:
-                members = [member for member in zipped.infolist() if not member.is_dir()]
-                if len(members) > MOST_FILES:
-                    raise UploadProblem(f"{len(members)} files; at most {MOST_FILES} are read")
-                members.sort(key=lambda member: member.filename.count("/"))  # of one name, the outermost
-                for member in members:
-                    read = partial(_read, zipped, member)
-                    yield from self._upload(member.filename, path.name, read, others)
+            zipped = archives.enter_context(zipfile.ZipFile(path))
+            members = [member for member in zipped.infolist() if not member.is_dir()]
+            if len(members) > MOST_FILES:
+                raise UploadProblem(f"{len(members)} files; at most {MOST_FILES} are read")
+            members.sort(key=lambda member: member.filename.count("/"))  # of one name, the outermost
+            for member in members:
+                yield File(path.name, member.filename, member.file_size, partial(_read, zipped, member))
         except (zipfile.BadZipFile, OSError, UploadProblem) as problem:
             self._tell(f"{path.name} cannot be read: {problem}")
-
-    def _upload(
-        self, path: str, archive: str, read: Callable[[], bytes], others: dict[str, list[str]]
-    ) -> Iterator[Upload]:
-        """The upload of this path, or none with a word about why."""
-        try:
-            whose = self.whose(path)
-            if whose.name:
-                yield Upload(whose.student, whose.name, f"{archive}: {whose.source}", read(), whose.late)
-            else:
-                others.setdefault(whose.student, []).append(path.rpartition("/")[2][:100])
-        except (UploadProblem, zipfile.BadZipFile, RuntimeError, OSError, NotImplementedError) as problem:
-            self._tell(f"{archive}: {path[:300]} was not collected: {problem}")
 
     def whose(self, path: str) -> Whose:
         """What a path in an archive says. UploadProblem where it has no student's number, or could have two,
@@ -185,6 +218,9 @@ class UploadExtractor(ExtractorPlugin):
         groups = matches[0].groupdict()
         return Whose(students.pop(), source, _own_name(parts, groups), bool(groups.get("late")))
 
+    def _tell_of_file(self, file: File, problem: Exception) -> None:
+        self._tell(f"{file.archive}: {file.path[:300]} was not collected: {problem}")
+
     def _tell(self, problem: str) -> None:
         self.log.error("%s", visible(problem))
 
@@ -197,6 +233,8 @@ def one_upload(uploads: Iterable[Upload]) -> list[Upload]:
     by_source: dict[str, dict[str, Upload]] = {}
     for upload in uploads:
         by_source.setdefault(upload.source, {}).setdefault(upload.name, upload)
+    if not by_source:
+        return []
     first, *others = by_source.values()
     contents = {name: upload.data for name, upload in first.items()}
     if any({name: upload.data for name, upload in other.items()} != contents for other in others):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -179,6 +181,45 @@ def test_a_broken_archive_spoils_only_itself(tmp_path: Path) -> None:
     out = tmp_path / "extracted"
     UploadExtractor().extract(str(folder), str(out))
     assert [str(path.relative_to(out)) for path in out.rglob("*.ipynb")] == [f"123/{LESSON}.ipynb"]
+
+
+def test_an_upload_that_fills_the_memory_costs_nobody_else_theirs(tmp_path: Path) -> None:
+    """Twenty notebooks of zeros, 5 MB as they are packed, for a collector that may have 1 GiB more than it
+    begins with.
+    """
+    folder = tmp_path / "downloaded" / LESSON / "archive"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "all.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for number in range(20):
+            file.writestr(f"{EVE}/{number}.ipynb", bytes(63 * 2**20))
+        file.writestr(f"{MOODLE}/{LESSON}.ipynb", source("ada"))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, before[1]))
+    try:
+        UploadExtractor().extract(str(folder), str(tmp_path / "extracted"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    found = (tmp_path / "extracted").rglob("*.ipynb")
+    assert [str(path.relative_to(tmp_path / "extracted")) for path in found] == [f"123/{LESSON}.ipynb"]
+
+
+def test_one_student_after_the_other_is_read_and_written(tmp_path: Path) -> None:
+    """What all of a class handed in need not fit in the memory at once."""
+    folder, out = tmp_path / "downloaded" / LESSON / "archive", tmp_path / "extracted"
+    folder.mkdir(parents=True)
+    for number in range(6):
+        path = folder / f"Ada_{number}_assignsubmission_file_" / f"{LESSON}.ipynb"
+        path.parent.mkdir()
+        with path.open("wb") as file:
+            file.truncate(40 * 2**20)
+    tracemalloc.start()
+    try:
+        UploadExtractor().extract(str(folder), str(out))
+        assert tracemalloc.get_traced_memory()[1] < 3 * 40 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert len(list(out.rglob("*.ipynb"))) == 6
 
 
 @pytest.mark.parametrize(
