@@ -24,7 +24,7 @@ W = 8  # windows of so many runs keep one
 ENOUGH = 0.25  # the share of the smaller one's passages from which a pair is listed
 FEWEST = 8  # common passages, below which there is too little to say
 JOINT = "\n\n"  # between two cells, where they are shown
-MOST_SOURCE = 100_000  # characters of a cell that are looked at
+MOST_TOKENS = 100_000  # of a student's that are looked at; whole lessons have a tenth of it
 _LAYOUT = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
@@ -76,6 +76,14 @@ def winnow(cells: Iterable[str], handed_out: Collection[int] = ()) -> list[Passa
     return [runs[number] for number in sorted(kept)]
 
 
+def is_cut(cells: Sequence[str]) -> bool:
+    """Whether there is more of a student's than is looked at."""
+    if sum(map(len, cells)) <= MOST_TOKENS:
+        return False  # a token has a character at least
+    tokens = itertools.chain.from_iterable(map(_tokens, cells))
+    return any(True for _ in itertools.islice(tokens, MOST_TOKENS, None))
+
+
 def _compared(one: str, other: str, kept: Mapping[str, Sequence[Passage]]) -> Pair:
     first, second = ({p.hash for p in kept[student]} for student in (one, other))
     common = first & second
@@ -98,9 +106,10 @@ def _common_to_many(found: Iterable[Sequence[Passage]]) -> set[int]:
 
 def _runs(cells: Iterable[str]) -> Iterator[Passage]:
     """Every run of K tokens within a cell. Lines are those of the cells joined by JOINT."""
-    line = 0
+    line, left = 0, MOST_TOKENS
     for cell in cells:
-        tokens = list(_tokens(cell[:MOST_SOURCE]))
+        tokens = list(itertools.islice(_tokens(cell), left))
+        left -= len(tokens)
         for start in range(len(tokens) - K + 1):
             part = tokens[start : start + K]
             words = "\0".join(text for text, _ in part).encode("utf-8", "replace")

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from jinja2 import Environment, PackageLoader
 
+from autograder.grade.reading import read_within_limits
 from autograder.grade.records import FOLDER
 from autograder.grade.reference import reference_cells, stub_cells
 from autograder.grade.submitted import read_notebook
 from autograder.gradebook.course import Course
 from autograder.gradebook.roster import Roster, read_roster
-from autograder.gradebook.similar import JOINT, Pair, alike
+from autograder.gradebook.similar import JOINT, MOST_TOKENS, Pair, alike, is_cut
 from labkit.checks.source.notebook import BadNotebook
+from labkit.checks.source.text import python_lines
 from labkit.whole_file import write_whole
 
 PAGE = "similar.html"
@@ -27,20 +29,35 @@ def similar(course: Course, lesson: str) -> str:
     page.parent.mkdir(parents=True, exist_ok=True)
     write_whole(page, _page(lesson, pairs, cells, roster).encode("utf-8", "replace"))
     lines = [f"{pair.share:>5.0%}  {pair.common:>4} passages  {_who(pair, roster)}" for pair in pairs]
-    return "\n".join([*(lines or ["no two are more alike than work done apart is"]), f"side by side: {page}"])
+    lines = lines or ["no two are more alike than work done apart is"]
+    lines += [
+        f"{roster.called(student)}: only the first {MOST_TOKENS} tokens were compared; look at the rest"
+        for student, theirs in cells.items()
+        if is_cut(theirs)
+    ]
+    return "\n".join([*lines, f"side by side: {page}"])
 
 
 def own_cells(course: Course, lesson: str) -> dict[str, list[str]]:
-    """Student -> the code cells that are not as they were handed out. What cannot be read is left out."""
+    """Student -> the code cells that are not as they were handed out, and that define something, as grading
+    collects them: without IPython's own lines. What cannot be read is left out.
+    """
     released = {cell.source.strip() for cell in stub_cells(lesson)}
     found = {}
     for submitted in course.submissions(lesson):
         try:
-            cells = [cell.source for cell in read_notebook(submitted.notebook).cells]
+            there = read_notebook(submitted.notebook).cells
         except BadNotebook:
             continue
-        found[submitted.student] = [source for source in cells if source.strip() not in released]
+        cells = read_within_limits([cell for cell in there if cell.source.strip() not in released])
+        parsed = (cell.read() for cell in cells)
+        found[submitted.student] = [_lines_of(cell.source) for cell in parsed if cell.statements]
     return found
+
+
+def _lines_of(source: str) -> str:
+    """The source with line ends of one kind: Python takes three kinds, its `tokenize` two."""
+    return "\n".join(line.rstrip("\r\n") for line in python_lines(source))
 
 
 def handed_out(lesson: str) -> list[str]:

@@ -9,6 +9,7 @@ import re
 import tokenize
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,7 @@ from conftest import notebook
 from autograder.cli import main
 from autograder.grade.reference import REPOSITORY, graded_lessons, stub_cells
 from autograder.gradebook.course import init_course
-from autograder.gradebook.similar import alike
+from autograder.gradebook.similar import MOST_TOKENS, alike
 from autograder.gradebook.similar_page import handed_out
 from autograder.selftest.alternatives import alternatives
 
@@ -41,6 +42,17 @@ def disguised(source: str) -> str:
         text = "# mine\n" if token.type == tokenize.COMMENT else text
         tokens.append((token.type, text))
     return tokenize.untokenize(tokens)
+
+
+def reported(course: Path, submissions: dict[str, dict[str, Any]]) -> list[str]:
+    """The lines of `report --similar` for a class that handed these in."""
+    init_course(course)
+    for student, what in submissions.items():
+        path = course / "submitted" / student / LESSON / f"{LESSON}.ipynb"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(what))
+    done = CliRunner().invoke(main, ["report", "00", "--similar", "--course", str(course)])
+    return done.stdout.splitlines()
 
 
 def test_copies_are_found_and_work_done_apart_is_not() -> None:
@@ -95,7 +107,6 @@ def test_the_reference_and_what_was_handed_out_are_no_sign() -> None:
 
 
 def test_the_report_lists_pairs_and_shows_them_side_by_side(tmp_path: Path) -> None:
-    init_course(tmp_path)
     first = [found[0] for found in answers(LESSON).values()]
     hostile = "x = '</pre><script>window.ran = 1</script>'"
     submissions = {
@@ -105,18 +116,46 @@ def test_the_report_lists_pairs_and_shows_them_side_by_side(tmp_path: Path) -> N
         "zoe": notebook(*(cell.source for cell in stub_cells(LESSON))),
         "odd": notebook("def (:", "!ls", "'''open"),
     }
-    for student, what in submissions.items():
-        path = tmp_path / "submitted" / student / LESSON / f"{LESSON}.ipynb"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(what))
-    told = CliRunner().invoke(main, ["report", "00", "--similar", "--course", str(tmp_path)]).stdout
-    lines = told.splitlines()
+    lines = reported(tmp_path, submissions)
     assert len(lines) == 2
     assert lines[0].endswith("ada and bob")
     page = (tmp_path / "records" / LESSON / "similar.html").read_text()
     assert page.count("<h3>") == 2
     assert page.count("<mark>") > 20
     assert "<script" not in page
+
+
+HIDDEN = {
+    "by a line that only IPython reads": "!'''\n{}",
+    "below a long comment": "#" * 100_001 + "\n{}",
+    "below many comments": "# a\n" * 40_000 + "{}",
+    "by other line ends": "{}",
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_a_copy_is_found_however_it_is_hidden_in_its_cells(tmp_path: Path, way: str) -> None:
+    """What grading collects is what is compared."""
+    first = [found[0] for found in answers(LESSON).values()]
+    copies = [HIDDEN[way].format(source) for source in first]
+    if way == "by other line ends":
+        copies = [source.replace("\n", "\r") for source in copies]
+    ours, *_ = reported(tmp_path, {"ada": notebook(*first), "bob": notebook(*copies)})
+    assert ours.endswith("ada and bob")
+
+
+def test_more_code_than_can_be_compared_is_told(tmp_path: Path) -> None:
+    """Not what comes of no definition, and not what nobody could have written by hand."""
+    first = [found[0] for found in answers(LESSON).values()]
+    filler = "x = [" + "1," * 40_000 + "]"
+    submissions = {
+        "ada": notebook(*first),
+        "bob": notebook(*["print([" + "1," * 40_000 + "])"] * 10, *first),
+        "eve": notebook(filler, filler, *first),
+    }
+    pair, cut, _ = reported(tmp_path, submissions)
+    assert pair.endswith("ada and bob")
+    assert cut == f"eve: only the first {MOST_TOKENS} tokens were compared; look at the rest"
 
 
 @pytest.mark.parametrize("source", ["", "x", "'''open", "def (:\n  !", "\x00", "if 1:\n\tx\n  y"])
