@@ -336,11 +336,11 @@ labkit.check("05.checkpoint", checkpoint)
 # %% [markdown]
 # ### Exercise: checkpoint_sequential
 #
-# Run `layers` one after the other in `segments`
-# checkpoints. Every layer stands in exactly one segment, and their lengths differ by at most one: 7 layers
-# in 3 segments are 3, 2 and 2, in whatever order. An impossible number of segments is a `ValueError` that
-# names it and the number of layers. What you are handed stays as it is, and so does the layers' mode; their
-# buffers change once, as without checkpoints.
+# Run `layers` one after the other in `segments` checkpoints. Every layer stands in exactly one segment, and
+# their lengths differ by at most one: 7 layers in 3 segments are 3, 2 and 2, in whatever order. An
+# impossible number of segments is a `ValueError` that names it and the number of layers. What you are
+# handed stays as it is, and so does the layers' mode; their buffers change once, as without checkpoints.
+# Layers may be modules of any kind, `nn.Sequential` too; one that stands in `layers` twice runs twice.
 #
 # <details><summary>Hint</summary><code>divmod(7, 3)</code> is <code>(2, 1)</code>: every segment has 2
 # layers, and 1 of them has one more.</details>

@@ -82,7 +82,8 @@ def _checkpoint_cases(seed: int) -> list[Case]:
 
 def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **params: object) -> Case:
     """A chain of layers in so many segments. frozen: the numbers of layers whose parameters are. bare: those
-    of layers that have none.
+    of layers that have none. again_at_the_end: those of layers that stand in it twice. in_pairs: each is an
+    nn.Sequential of two. handed: the sequence that holds them, one of `chain.SEQUENCES`.
     """
     sizes = {"layers": layers, "segments": segments, "rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
@@ -94,6 +95,15 @@ def _chain_cases(seed: int) -> list[Case]:
         chain_case("5 layers in 5, one frozen", "values", 5, 5, seed, frozen=[2]),
         chain_case("4 layers in 1", "values", 4, 1, seed),
         chain_case("11 layers in 4", "values", 11, 4, seed),
+        chain_case(
+            "an nn.ModuleList, two of its layers once more at the end",
+            "any-sequence",
+            4,
+            2,
+            seed,
+            handed="nn.ModuleList",
+            again_at_the_end=[3, 0],
+        ),
         chain_case("9 layers in 3, measured", "bytes", 9, 3, seed, rows=48, width=32, inner=96),
         chain_case("segments that cannot be", "refused", 4, 0, seed),
         chain_case("with your own checkpoint", "own-parts", 7, 3, seed),
@@ -280,10 +290,14 @@ EXERCISES = [
                 "forward-values",
                 "numbers",
                 1,
-                "The result is that of the layers one after the other, in evaluation too; what was handed"
-                " over stays",
-                "a segment is left out where lengths are uneven, or runs in another order",
-                {"values": every(chain_gives("output", "evaluated", "others", "asked"), leaves_the_list)},
+                "The result is that of the layers one after the other, in evaluation too, whatever sequence"
+                " holds them; what was handed over stays",
+                "a segment is left out where lengths are uneven, or runs in another order; a layer that"
+                " stands twice runs once",
+                {
+                    "values": every(chain_gives("output", "evaluated", "others", "asked"), leaves_the_list),
+                    "any-sequence": chain_gives("output"),
+                },
             ),
             Property(
                 "input-gradients",
@@ -299,7 +313,10 @@ EXERCISES = [
                 1,
                 "Every layer's gradients are those of plain autograd",
                 "a function made in a loop sees the loop's last segment, not its own",
-                {"values": every(chain_gives("grad"), chain.leaves_frozen_alone)},
+                {
+                    "values": every(chain_gives("grad"), chain.leaves_frozen_alone),
+                    "any-sequence": chain_gives("grad"),
+                },
             ),
             Property(
                 "forward-counts",

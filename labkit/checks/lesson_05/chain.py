@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,11 @@ from labkit.checks.lesson_05.recomputing import SLACK_BYTES
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import PlainSeat, Seat, State, observe, refused, same
 from labkit.checks.shared.held import bytes_kept
+
+SEQUENCES: Mapping[str, Callable[[list[nn.Module]], Sequence[nn.Module]]] = {
+    "tuple": tuple,
+    "nn.ModuleList": nn.ModuleList,  # type: ignore[dict-item]
+}
 
 
 class _Layer(nn.Module):
@@ -50,7 +55,7 @@ class _Bare(nn.Module):
 
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
     """The first has a hook, as libraries add them; every third one is in evaluation mode; those that the case
-    says are frozen.
+    says are frozen. In pairs, each is an nn.Sequential of two, which has a length and can be indexed.
     """
     sizes, bare = (case.params["width"], case.params["inner"]), case.params.get("bare", ())
     layers = nn.ModuleList(
@@ -62,7 +67,14 @@ def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
         layer.eval()
     for index in case.params.get("frozen", ()):
         layers[index].requires_grad_(False)
+    if case.params.get("in_pairs"):
+        return nn.ModuleList(nn.Sequential(layer, nn.Tanh()) for layer in layers)
     return layers
+
+
+def _in_a_row(case: Case, layers: nn.ModuleList) -> list[nn.Module]:
+    """The layers in the order in which they run; those that the case says stand at the end once more."""
+    return [*layers, *(layers[index] for index in case.params.get("again_at_the_end", ()))]
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -103,6 +115,17 @@ def _use_chain(rank: Rank) -> None:
     rank.fact("backward", list(log))
     rank.fact("left", len(handed))
     _tell_buffers(rank, layers)
+
+
+def _use_sequence(rank: Rank) -> None:
+    """Forward and backward, of a sequence of any kind. Answers: those of `observe`."""
+    layers, x = _layers(rank.case, rank.inputs, []), rank.inputs["x"].clone().requires_grad_()
+    handed = SEQUENCES[rank.params["handed"]](_in_a_row(rank.case, layers))
+
+    def forward(_: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
+        return rank.student.checkpoint_sequential(handed, arguments[0], rank.params["segments"])
+
+    observe(rank, layers, [x], rank.inputs["grad_output"], use=forward)
 
 
 def _use_twice(rank: Rank) -> None:
@@ -162,8 +185,8 @@ def _wrong_segments(case: Case) -> tuple[tuple[int, int], ...]:
     return (layers, 0), (layers, layers + 1), (layers, -2), (0, 1)
 
 
-def _one_after_the_other(layers: nn.Module, arguments: Sequence[Tensor]) -> Tensor:
-    return nn.Sequential(*layers.children())(*arguments)
+def _one_after_the_other(case: Case, layers: nn.ModuleList, arguments: Sequence[Tensor]) -> Tensor:
+    return nn.Sequential(*_in_a_row(case, layers))(*arguments)
 
 
 class BesidePlainChain(Evidence):
@@ -174,10 +197,11 @@ class BesidePlainChain(Evidence):
         """output, input_grad, grad.NAME, buffer.NAME, evaluated, others and asked."""
         seat, layers = PlainSeat(), _layers(self.case, self.inputs, [])
         x = self.inputs["x"].clone().requires_grad_()
-        observe(seat, layers, [x], self.inputs["grad_output"], use=_one_after_the_other)
+        in_a_row = partial(_one_after_the_other, self.case)
+        observe(seat, layers, [x], self.inputs["grad_output"], use=lambda _, given: in_a_row(layers, given))
         _tell_buffers(seat, layers)
-        seat.answer("evaluated", _one_after_the_other(layers.eval(), [x]))
-        seat.answer("others", _one_after_the_other(_halved(_layers(self.case, self.inputs, [])), [x]))
+        seat.answer("evaluated", in_a_row(layers.eval(), [x]))
+        seat.answer("others", in_a_row(_halved(_layers(self.case, self.inputs, [])), [x]))
         seat.answer("asked", torch.tensor(False))
         return seat.tensors
 
@@ -185,6 +209,7 @@ class BesidePlainChain(Evidence):
 RUNS: Mapping[str, Run] = {
     "values": Run(_use_twice, _inputs, evidence=BesidePlainChain),
     "own-parts": Run(_use_chain, _inputs, evidence=BesidePlainChain),
+    "any-sequence": Run(_use_sequence, _inputs, evidence=BesidePlainChain),
     "bytes": Run(_measure_chain, _inputs),
     "refused": Run(_offer_wrong_segments, _inputs),
 }
