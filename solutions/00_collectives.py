@@ -668,10 +668,10 @@ run_and_read(on_grid, broken_row_and_column_sums, ranks=4)
 # the second, one all-reduce in each group in the third. In the second and the third, nothing that differs
 # between ranks may decide *whether* or *in which order* collectives are called.
 #
-# The first and the third take a tensor of any shape and dtype. The mean is a tensor of shape `[]` in the
-# dtype of the losses, half precision too, and nan if one of them is. It is right where their sum or their
-# number is more than float16, bfloat16 or float32 holds: float16 ends at 65,504. What all three return has
-# memory of its own, each time they are called.
+# The first and the third take a contiguous tensor of any shape and dtype, the same on every rank. The mean
+# is a tensor of shape `[]` in the dtype of the losses, half precision too, and nan if one of them is. It is
+# right where their sum or their number is more than float16, bfloat16 or float32 holds: float16 ends at
+# 65,504. What all three return has memory of its own, each time they are called.
 #
 # <details><summary>Hint 1</summary>You solved the first one in your ring. A group of one has no neighbours:
 # return a copy.</details>

@@ -60,7 +60,7 @@ def _cases(seed: int) -> list[Case]:
         loss_case([4, 0, 7], "loss", seed, again=True),
         loss_case([2, 1], "loss", seed, first="nan"),
         loss_case([600, 200], "loss", seed, first="1", dtype="bfloat16"),
-        loss_case([0, 0, 0], "loss-none", seed),
+        loss_case([0, 0, 0], "loss-none", seed, again=True),
         grid_case(2, 2, "grid", seed, again=True),
         grid_case(2, 3, "grid-shapes", seed, dtype="int64"),
         pass_case(1, [2], "pass-any-group", seed),
@@ -126,6 +126,7 @@ def _mean_loss(rank: Rank, x: Tensor) -> None:
     with rank.recording("calls"):
         mean = rank.student.mean_loss(losses, group)
     rank.answer("mean", _told(rank.case, mean))
+    mean.fill_(1.0)  # the caller's now: an earlier mean must not share its memory
     rank.answer("earlier", earlier)
 
 
@@ -181,7 +182,7 @@ def _first_stays(evidence: Evidence, answer: RankAnswer) -> Finding:
     earlier = answer.tensors.get("earlier")
     stays = (earlier is not None and not earlier.any()) or "again" not in evidence.case.params
     told = "zeros, which a call before this one gave for zeros, as they were"
-    return Finding(bool(stays), told, "what the second call wrote there", answer.rank)
+    return Finding(bool(stays), told, "what was written to the second call's result", answer.rank)
 
 
 def _from_left(evidence: Evidence, answer: RankAnswer) -> Finding:
