@@ -700,8 +700,8 @@ Table(
 # `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
 # happened, even when an exception ends the block, `KeyboardInterrupt` among them: there the stream goes on
 # too, and the exception leaves the block. The same seed gives the same streams each time, in another process
-# too, another seed others, and a rank counts by its number in `group`. Nothing is sent. Nobody enters a
-# stream inside another one.
+# too; another seed gives a rank other streams, and a rank counts by its number in `group`. Nothing is sent.
+# Nobody enters a stream inside another one.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>
