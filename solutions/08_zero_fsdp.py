@@ -1125,10 +1125,10 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 #
 # Scale every gradient by $\min(1,\ \mathrm{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place (a `.grad`
 # may be a view of a flat tensor, which is clipped with it), and return the norm before scaling, the same
-# scalar on every rank. Sum in float64. A parameter may have no gradient (on this rank), and then has none
-# afterwards; a frozen one may have one, which counts, and there may be no shards, or no replicated ones.
-# Replicated ones have any shape, and their `.grad` may be transposed. `max_norm` is 0 or more. What becomes
-# of the padding does not matter. One all-reduce, also where there are no shards.
+# scalar on every rank, in float32 or float64. Sum in float64. A parameter may have no gradient (on this
+# rank), and then has none afterwards; a frozen one may have one, which counts, and there may be no shards,
+# or no replicated ones. Replicated ones have any shape, and their `.grad` may be transposed. `max_norm` is
+# 0 or more. What becomes of the padding does not matter. One all-reduce, also where there are no shards.
 
 
 # %% exercise="08.global-grad-norm" difficulty=2 minutes=8

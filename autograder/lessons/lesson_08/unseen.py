@@ -184,7 +184,16 @@ def _norm(seed: int) -> list[Case]:
     totals = [draw.randint(3, 40) for _ in range(3)]
     return [
         norm_case("unseen: three ranks", "values", 3, seed, totals=[3 * t for t in totals]),
-        norm_case("unseen: float32", "values", 2, seed, totals=[2 * t for t in totals], dtype="float32"),
+        norm_case(
+            "unseen: float32, which cannot hold their squares",
+            "values",
+            2,
+            seed,
+            totals=[2 * t for t in totals],
+            dtype="float32",
+            scale=1e20,
+            max_norm=1e19,
+        ),
         norm_case("unseen: small norm", "values", 3, seed, totals=[3, 6], max_norm=50.0),
         norm_case("unseen: padded", "padded", 4, seed, totals=[4 * t + 1 for t in totals]),
         norm_case("unseen: whole ones", "replicated", 4, seed, replicated=totals, max_norm=1.5),

@@ -71,9 +71,9 @@ def _is_used(case: Case, index: int) -> bool:
 
 
 def _clip(rank: Rank) -> None:
-    """Answers: norm, shard.N, whole.N (gradients afterwards). Facts: shape, of the norm; made, how many
-    parameters that had no gradient have one now; elsewhere, the names of those whose gradient is not what the
-    tensor holds that it was a view of. Recording: clip.
+    """Answers: norm (in float32 where it is told so), shard.N, whole.N (gradients afterwards). Facts: shape,
+    of the norm; made, how many parameters that had no gradient have one now; elsewhere, the names of those
+    whose gradient is not what the tensor holds that it was a view of. Recording: clip.
     """
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
     shards, owned, replicated = [], [], []
@@ -93,7 +93,8 @@ def _clip(rank: Rank) -> None:
     without = [p for p in (*shards, *replicated) if p.grad is None]
     with rank.recording("clip"):
         norm = rank.student.clip_grad_norm(shards, owned, replicated, rank.params["max_norm"], group)
-    rank.answer("norm", torch.as_tensor(norm, dtype=torch.float64).reshape(()))
+    as_told = torch.float32 if getattr(norm, "dtype", None) == torch.float32 else torch.float64
+    rank.answer("norm", torch.as_tensor(norm, dtype=as_told).reshape(()))
     rank.fact("shape", list(torch.as_tensor(norm).shape))
     rank.fact("made", sum(p.grad is not None for p in without))
     found: dict[str, Tensor | None] = {}
@@ -148,7 +149,8 @@ def norm_is_global(evidence: Evidence) -> Iterator[Finding]:
     """The returned number is the norm of everything, on every rank."""
     for answer in evidence.answers:
         told = "the norm of all gradients, as it was before"
-        yield same(told, torch.tensor(_norm(evidence, answer.rank), dtype=torch.float64), answer, "norm")
+        expected = torch.tensor(_norm(evidence, answer.rank), dtype=answer.tensors["norm"].dtype)
+        yield same(told, expected, answer, "norm")
 
 
 def norm_is_no_number(evidence: Evidence) -> Iterator[Finding]:
