@@ -245,8 +245,9 @@ labkit.check("08.step-traffic", step_traffic)
 #
 # Return the size of a shard, $\lceil N/d \rceil$, and for each rank the list of its pieces: `(parameter,
 # start, stop)` says that the rank owns elements `start` to `stop` (excluded) of that parameter, flattened.
-# Pieces come in the order of the flat tensor, none is empty. The padding is at the end of the flat tensor and
-# belongs to no piece. There may be fewer elements than ranks, and parameters without elements.
+# Pieces come in the order of the flat tensor, none is empty. The padding is at the end of the flat tensor
+# and belongs to no piece. There may be fewer elements than ranks, and parameters without elements. `numels`
+# stays as it is.
 
 
 # %% exercise="08.flat-layout" difficulty=2 minutes=12

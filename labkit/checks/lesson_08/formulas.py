@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,11 +39,12 @@ def _plain(value: object) -> JSON:
 
 
 def _asks(call: Callable[[Any, Setting], object]) -> Run:
-    """Calls the student's function once a setting. Fact: answers."""
+    """Calls the student's function once a setting. Facts: answers, and whether settings were changed."""
 
     def on_rank(rank: Rank) -> None:
-        answers = [_plain(call(rank.student, setting)) for setting in rank.params["settings"]]
-        rank.fact("answers", answers)
+        handed = copy.deepcopy(rank.params["settings"])
+        rank.fact("answers", [_plain(call(rank.student, setting)) for setting in handed])
+        rank.fact("changed", handed != rank.params["settings"])
 
     return Run(on_rank)
 
@@ -259,7 +261,7 @@ def step_traffic_cases(seed: int, prefix: str, even: list[int], odd: list[int]) 
 
 def _flat_layout(student: Any, setting: Setting) -> object:
     numels, world_size = setting
-    return student.flat_layout(list(numels), world_size)
+    return student.flat_layout(numels, world_size)
 
 
 def _shard_size(setting: Setting, seen: Any) -> Iterator[Finding]:
@@ -273,6 +275,11 @@ def _owned(setting: Setting, seen: Any) -> Iterator[Finding]:
     found = seen[1] if isinstance(seen, list) and len(seen) == 2 else seen
     about = f"{setting[0]} on {setting[1]} ranks"
     yield Finding(found == [[list(p) for p in own] for own in pieces], f"{pieces} for {about}", str(found))
+
+
+def _numels_stay(evidence: Evidence) -> Iterator[Finding]:
+    changed = evidence.answers[0].facts["changed"]
+    yield Finding(not changed, "numels as they were handed over", "they were changed" if changed else "")
 
 
 FLAT_LAYOUT = Exercise(
@@ -294,9 +301,10 @@ FLAT_LAYOUT = Exercise(
             "pieces",
             "numbers",
             3,
-            "Every element belongs to the rank its place in the flat tensor says, in order.",
+            "Every element belongs to the rank its place in the flat tensor says, in order, and numels stays"
+            " as it is.",
             "a parameter that spans three shards, or offsets that count parameters",
-            {"plain": _each(_owned)},
+            {"plain": every(_each(_owned), _numels_stay)},
         ),
         Property(
             "fewer-elements-than-ranks",
