@@ -830,8 +830,9 @@ class FlatUnit:
 #   for when its own unit's turn comes, not before.
 # * A unit may have no parameters, it may return a tensor that it was given (also by keyword, or in a list),
 #   and tensors in lists, tuples and dicts, one in the other, of which some are not used. It may be called
-#   twice, the module too before one backward, or not at all; then all ranks do so. It may be in `eval()`
-#   and have gradients all the same.
+#   twice, the module too before one backward, or not at all; then all ranks do so. For one that is not
+#   called nothing is scattered, or zeros: the `.grad` of its shards stays None, or is zeros. It may be in
+#   `eval()` and have gradients all the same.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
 # tensors, free those that neither this unit nor the next one in this direction needs; start gathering the
