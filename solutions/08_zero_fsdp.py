@@ -1202,7 +1202,7 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #   the ranks' files come together when all have saved.)
 # * **A step may be saved again**, by a job that was resumed, perhaps on fewer ranks, and what is there of it
 #   may be half written: parts of the two saves must never be read as one. If the second one fails, the first
-#   may be lost with it, but no other step.
+#   may be lost with it, but no other step: loading then gives the step before it, never an error.
 # * **A rank that cannot write** raises; the others may raise too, or wait until their group gives up.
 # * **On the disk**: what a rank wrote is there when `save_shards` returns on it, and parts are before a name
 #   says "whole": the checks cut the power. `Path` does all that is needed, and its `rename` replaces a file;

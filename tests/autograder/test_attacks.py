@@ -1,5 +1,5 @@
 """Every attack: no points gained, nothing read, nothing left, a person told where there is something to
-see. A third is tried, another one each day; `make thorough` tries all.
+see. A quarter is tried, another one each day; `make thorough` tries all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
-TODAY = part_of(ATTACKS, 3, today())
+TODAY = part_of(ATTACKS, 4, today())
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Every lesson is graded as it should be: references earn all, stubs nothing, each mistake its own loss.
 
 Most tests start ranks, on what the grader would run. Lesson 01 does not communicate and has its own, faster
-tests. Of the wrong answers one in thirty-two is tried, others each day; `make thorough` tries all
+tests. Of the wrong answers one in forty-eight is tried, others each day; `make thorough` tries all
 on all cases.
 """
 
@@ -20,7 +20,7 @@ from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED
 from labkit.checks.practice import VISIBLE_SEED
 
-PARTS = 32
+PARTS = 48
 LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
 EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
 EVERY_WRONG_ANSWER = [answer for lesson in LESSONS for answer in wrong_answers(lesson)]

@@ -52,7 +52,7 @@ def checkpoint_cases(seed: int) -> list[Case]:
         ),
         full_disk_case("a full disk on the last rank", 2, 1, seed),
         full_disk_case("a full disk on the first rank", 2, 0, seed),
-        killed_case("the first rank is killed while it saves", 2, 0, seed),
+        killed_case("the first rank is killed while it saves a step again", 2, 0, seed, steps=[3, 9, 9, 9]),
         killed_case("a rank is killed while it saves a step again", 2, 1, seed, steps=[3, 9, 9, 9]),
         checkpoint_case("a rank is killed before", "killed", 2, seed, steps=[3, 9, 9, 9], never_comes=0),
         checkpoint_case("a power failure after a save", "power", 2, seed, tensors=large),
