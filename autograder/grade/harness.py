@@ -65,7 +65,7 @@ def hold_back(graded: Graded, everything: bool = False) -> None:
     zero.
     """
     rows = [row for row in graded.report.rows if everything or row.kind == "mechanism"]
-    graded.held = [row.name for row in rows if row.passed]
+    graded.held += [row.name for row in rows if row.passed]
     told = "held back until a person has looked at it"
     rows = [
         replace(row, passed=False, points=0, seen=told) if row.name in graded.held else row
@@ -141,19 +141,20 @@ class Harness:
 
     def cross_check(self, graded: Graded, exercise: Exercise, seed: int, baseline: Baseline | None) -> None:
         """Flag jobs whose record the network contradicts, and hold back what rests on the record; so too
-        where code reaches for what could forge one.
+        where code reaches for what could forge one, and all points where it could ask the checks.
 
         baseline: what the reference sends; where it is not known, it is measured now.
         """
-        if not any(row.kind == "mechanism" and row.passed for row in graded.report.rows):
-            return
-        if baseline is None:
-            reference = self.grade(exercise, solved_cells(exercise.lesson), seed)
-            baseline = Baseline.of(reference.jobs)
-        contradictions = baseline.flags(graded.jobs)
-        graded.flags += contradictions
-        if contradictions or any(flag.holds for flag in graded.flags):
-            hold_back(graded, any(flag.holds_all for flag in graded.flags))
+        if graded.jobs and any(row.kind == "mechanism" and row.passed for row in graded.report.rows):
+            if baseline is None:
+                reference = self.grade(exercise, solved_cells(exercise.lesson), seed)
+                baseline = Baseline.of(reference.jobs)
+            contradictions = baseline.flags(graded.jobs)
+            graded.flags += contradictions
+            if contradictions or any(flag.holds for flag in graded.flags):
+                hold_back(graded)
+        if any(flag.holds_all for flag in graded.flags):
+            hold_back(graded, everything=True)
 
     def run_job(self, directory: Path, request: RunRequest) -> JobFailure | None:
         """Run the request in `directory` inside, and put what came out beside it. How it failed, if it
@@ -242,8 +243,7 @@ def grade_cells(
     with Harness(sandbox, hidden_files(exercises)) as harness:
         for exercise in exercises:
             graded.append(harness.grade(exercise, cells, seed))
-            if graded[-1].jobs:
-                harness.cross_check(graded[-1], exercise, seed, baseline)
+            harness.cross_check(graded[-1], exercise, seed, baseline)
             on_graded(graded[-1])
     return graded
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -349,8 +351,17 @@ def _module(name: str) -> str:
     known = next((m for m in (".".join(parts[:n]) for n in range(1, len(parts) + 1)) if m in MODULES), None)
     if known:
         return f"imports {name} ({MODULES[known]})"
-    unneeded = parts[0] not in NEEDED or _is_inner(name)
+    unneeded = (parts[0] not in NEEDED and _is_installed(parts[0])) or _is_inner(name)
     return f"imports {name}, which no exercise needs" if unneeded else ""
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    """Whether there is such a package or module at all: trying for one that is not leads nowhere."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # __main__, say
+        return True
 
 
 def _is_inner(name: str) -> bool:

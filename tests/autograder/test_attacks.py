@@ -22,6 +22,7 @@ from autograder.attacks.prying import CANARY
 from autograder.grade.evidence import Baseline
 from autograder.grade.feedback import LONGEST_BESIDE_OURS, LONGEST_TOGETHER, SHORTEST
 from autograder.grade.harness import Graded, Harness
+from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 from labkit.checks.source.submission import Cell
@@ -109,8 +110,23 @@ def test_a_forged_record_earns_nothing(
     harness.cross_check(graded, f_exercise, SEED, baseline)
     assert not graded.report.row("communication").passed
     if claimed:
-        assert graded.held == ["communication"]
+        assert "communication" in graded.held
         assert any("the network carried" in flag.why for flag in graded.flags)
+
+
+def test_who_asks_the_checks_for_the_answer_waits_for_all_points(harness: Harness) -> None:
+    """Of an exercise whose points are numbers alone, which rest on no record."""
+    route = registry.exercise("12.route")
+    source = """
+from labkit.checks.lesson_12.reference import routed
+def route(tokens, router, k, bias=None):
+    return tuple(routed(tokens, router, k, bias))
+"""
+    graded = harness.grade(route, [Cell("cell 1", source)], SEED, route.cases(SEED)[:2])
+    assert graded.report.points
+    harness.cross_check(graded, route, SEED, None)
+    assert graded.report.points == 0
+    assert graded.held
 
 
 @pytest.mark.parametrize("id", ["locks-its-folder", "no-room-of-its-own"])
