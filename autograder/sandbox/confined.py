@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Literal
 
@@ -146,10 +146,10 @@ class Confined:
     def _reply(self) -> bool:
         """Whether a line has come within the next moment. What it says does not matter."""
         stdout, stderr = self._pipe("stdout"), self._pipe("stderr")
-        ready, _, _ = select.select([stdout, stderr], [], [], LOOK_EVERY)
-        if stderr in ready:
+        ready = wait([stdout.fileno(), stderr.fileno()], LOOK_EVERY)  # select knows no number from 1024 on
+        if stderr.fileno() in ready:
             self._drain_errors()
-        if stdout not in ready:
+        if stdout.fileno() not in ready:
             return False
         data = os.read(stdout.fileno(), LONGEST_REPLY)
         if not data:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shlex
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import tempfile
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from labkit import processes
@@ -72,7 +72,7 @@ def _copy(process: subprocess.Popen[bytes], deadline: float, write: Callable[[st
     assert process.stdout is not None
     decoder = getincrementaldecoder("utf-8")("replace")  # a character may come in two pieces
     while time.monotonic() < deadline:
-        if select.select([process.stdout], [], [], 0.1)[0]:
+        if wait([process.stdout.fileno()], 0.1):  # select knows no number from 1024 on
             data = os.read(process.stdout.fileno(), 65536)
             write(decoder.decode(data, final=not data))
             if not data:
