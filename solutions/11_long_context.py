@@ -156,7 +156,7 @@ draw_pairs([0, 0, 0, 0])
 #
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
 # FlashAttention does inside one GPU. Scores and probabilities of a pair, in any form, are gone when those of
-# the next have been used; partial outputs of one row of blocks may stay.
+# the next have been used; partial outputs of one row of blocks may stay. What is given is not changed.
 #
 # <details><summary>Hint</summary>
 #
@@ -580,8 +580,8 @@ draw_exchange(heads=8, ranks=4)
 #
 # `Exchange` gives away pieces along one dimension and joins what comes along another one; with it,
 # attention is four lines. It is a way there: what is checked is `ulysses_attention`. `attend` is handed in:
-# attention of some heads over a whole sequence. What is sent goes by all-to-alls, or by sends and receives of
-# the pieces.
+# attention of some heads over a whole sequence, whose output may lie in memory in any order, as that of fused
+# kernels does. What is sent goes by all-to-alls, or by sends and receives of the pieces.
 #
 # <details><summary>Hint</summary>
 #

@@ -152,7 +152,7 @@ EXERCISE = Exercise(
             2,
             "dq is this block's part of the queries' gradient, and what was given is as it was.",
             "scores were divided by sqrt(d), and so are their gradients",
-            {"past": every(gradient_is("q"), on_each(unchanged))},
+            {"past": every(gradient_is("q"), on_each(unchanged)), "diagonal": on_each(unchanged)},
         ),
         Property(
             "diagonal",

@@ -17,6 +17,8 @@ from labkit.checks.lesson_11.partial import (
     causal,
     queries_keys_values,
     reported,
+    tell_changed,
+    unchanged,
     whole_attention,
 )
 from labkit.checks.rank import Rank
@@ -49,11 +51,15 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _attend(rank: Rank) -> None:
-    """Answers attended.out, .lse, .empty; facts products, largest, and held, bytes of tensors at most."""
-    q, k, v = (rank.inputs[name].clone() for name in ("q", "k", "v"))
+    """Answers attended.out, .lse, .empty; facts changed, products, largest, and held,
+    bytes of tensors at most.
+    """
+    given = {name: rank.inputs[name].clone() for name in ("q", "k", "v")}
+    q, k, v = given.values()
     with LiveBytes([q, k, v]) as live, Worked() as worked:
         partial = rank.student.blockwise_attention(q, k, v, rank.params["block"])
     answer_partial(rank, "attended", partial)
+    tell_changed(rank, given)
     rank.fact("products", worked.products)
     rank.fact("largest", worked.largest)
     rank.fact("held", live.peak)
@@ -151,9 +157,9 @@ EXERCISE = Exercise(
             "values",
             "numbers",
             3,
-            "Output and lse are those of causal attention.",
+            "Output and lse are those of causal attention, and what was given is as it was.",
             "the block on the diagonal needs a mask, and those before it none",
-            {"values": _is_attention},
+            {"values": every(_is_attention, on_each(unchanged))},
         ),
         Property(
             "memory",

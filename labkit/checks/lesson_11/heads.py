@@ -73,6 +73,11 @@ def attend_whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return whole_attention(q, keys_of_heads, values, causal(queries, keys))[0]
 
 
+def as_kernels_give(case: Case, out: Tensor) -> Tensor:
+    """An output [b, a, s, d]; of kind "subgroup" it lies in memory as of fused kernels, [b, s, a, d]."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2) if case.kind == "subgroup" else out
+
+
 @dataclass(frozen=True)
 class WholeSequences(Evidence):
     """With attention over each group's sequence, and its gradients."""
@@ -107,7 +112,7 @@ def _attend(rank: Rank) -> None:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         attended.append([list(q.shape), list(k.shape)])
-        return attend_whole(q, k, v)
+        return as_kernels_give(rank.case, attend_whole(q, k, v))
 
     with rank.recording("forward"):
         out = rank.student.ulysses_attention(*leaves, group, attend)

@@ -64,8 +64,11 @@ def as_views(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tell_changed(rank: Rank, given: Mapping[str, Tensor]) -> None:
-    """Fact changed: inputs that are no longer what they were, of those handed over."""
-    rank.fact("changed", [name for name, t in given.items() if not torch.equal(t, rank.inputs[name])])
+    """Fact changed: inputs that are no longer what they were, of those handed over, or that ask for a
+    gradient, which none of them did.
+    """
+    changed = (name for name, t in given.items() if t.requires_grad or not torch.equal(t, rank.inputs[name]))
+    rank.fact("changed", list(changed))
 
 
 def unchanged(evidence: Evidence, answer: RankAnswer) -> Finding:
