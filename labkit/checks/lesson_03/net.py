@@ -24,6 +24,7 @@ from labkit.checks.shared.beside import STEPS, State, descend, same
 from labkit.checks.shared.places import groups_of, place_of
 
 MICRO_BATCHES = 3
+TOO_LARGE = 2**60 + 1  # to be exact in float64, or within some hundreds of it
 SPARE = 200  # addresses that parameters may have
 PAIRS = [[0, 3], [1, 2]]
 TORCHS_OWN = (
@@ -209,12 +210,13 @@ def add_earlier_gradients(case: Case, net: nn.Module) -> None:
 
 
 def net_inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Everything is drawn, and differs on every rank."""
+    """Everything is drawn, and differs on every rank. Of kind "values" a float rounds whole numbers."""
     found: Inputs = {}
     for rank in range(case.ranks):
         for name, tensor in state_of(_empty_net(case)).items():
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-            found[f"state.{rank}.{name}"] = drawn if tensor.is_floating_point() else (drawn * 100).long()
+            whole = (drawn * 100).long() + (TOO_LARGE if case.kind == "values" else 0)
+            found[f"state.{rank}.{name}"] = drawn if tensor.is_floating_point() else whole
     shape = (STEPS, case.ranks, MICRO_BATCHES, case.params["rows"], case.params["width"])
     return found | {n: torch.randn(shape, generator=generator, dtype=torch.float64) for n in ("x", "target")}
 

@@ -236,6 +236,7 @@ def _average(rank: Rank) -> None:
         net.zero_grad()
     for step in range(STEPS):
         own_loss(rank, net, step).backward()
+        _turn_gradients(rank, net, step)
         frozen = [p for p in net.parameters() if not p.requires_grad] if step else []
         for parameter in frozen:
             parameter.grad = torch.ones_like(parameter)
@@ -246,6 +247,17 @@ def _average(rank: Rank) -> None:
         rank.fact(f"graphs {step}", [name for name, p in net.named_parameters() if _has_graph(p.grad)])
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
+
+
+def _turn_gradients(rank: Rank, net: Net, step: int) -> None:
+    """On the ranks that are not among the case's `views_on`, where it has some: gradients of contiguous
+    matrices are stored column after column in the second step.
+    """
+    if step == 0 or rank.rank in rank.params.get("views_on", [rank.rank]):
+        return
+    for parameter in net.parameters():
+        if parameter.grad is not None and parameter.dim() == 2:
+            parameter.grad = parameter.grad.t().contiguous().t()
 
 
 AWAITED = [waits_for_all(f"step {step}") for step in range(STEPS)]
