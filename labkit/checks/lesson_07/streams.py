@@ -193,6 +193,19 @@ def _by_group(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(alike, told, "another draw than the group's first rank", answer.rank)
         lonely = answer.rank == first.rank or not _same(answer, first, "own 1")
         yield Finding(lonely, "own streams of their own", "the first rank's draw", answer.rank)
+    for answer, other in _alike_in_their_groups(evidence):
+        told = f"own: what rank {other.rank} draws, which has the same number in its group"
+        yield Finding(_same(answer, other, "own 1"), told, "something else", answer.rank)
+
+
+def _alike_in_their_groups(evidence: Evidence) -> Iterator[tuple[RankAnswer, RankAnswer]]:
+    """Pairs of ranks with one number in groups of their own."""
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        for other in evidence.answers[: answer.rank]:
+            there = place_of(evidence.case, other.rank)
+            if place.index != there.index and place.position == there.position:
+                yield answer, other
 
 
 def _numbers(answer: RankAnswer, stream: str) -> set[float]:
