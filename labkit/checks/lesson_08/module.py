@@ -186,7 +186,7 @@ def scatters_once(evidence: Evidence) -> Iterator[Finding]:
     no shard of something frozen is among those for an optimizer.
     """
     case = evidence.case
-    trained = [sum(p.numel() for p in u.parameters() if p.requires_grad) for u in net_of(case).units()]
+    trained = [sum(p.numel() for p in unit if p.requires_grad) for unit in _parameters_of_units(case)]
     passes = case.params["micro_batches"] * dtype_of(case).itemsize * case.ranks
     most = passes * sum(-(-numel // case.ranks) for numel in trained)
     for answer in evidence.answers:
@@ -196,6 +196,15 @@ def scatters_once(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(scattered <= most, told, f"{scattered:,}", answer.rank)
         frozen = answer.facts["trained"].count(False)
         yield Finding(not frozen, "shards of what is trained alone", f"{frozen} frozen ones", answer.rank)
+
+
+def _parameters_of_units(case: Case) -> Iterator[list[nn.Parameter]]:
+    """Of each unit, without those that an earlier one has."""
+    before: list[nn.Parameter] = []
+    for unit in net_of(case).units():
+        own = [p for p in unit.parameters() if not any(p is other for other in before)]
+        before += own
+        yield own
 
 
 def shards_of_its_own(evidence: Evidence) -> Iterator[Finding]:
@@ -313,9 +322,9 @@ FULLY_SHARDED_MODULE = Exercise(
             "tied-weights",
             "robustness",
             2,
-            "Two units that share a weight train it as one.",
+            "Two units that share a weight train it as one, and scatter its gradient once.",
             "the second unit has a copy, or its gradient was scattered before the first's was there",
-            {"tied": _ALL},
+            {"tied": every(_ALL, scatters_once)},
         ),
         Property(
             "called-twice",
