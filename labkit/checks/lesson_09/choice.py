@@ -97,7 +97,7 @@ def _cases(seed: int) -> list[Case]:
         ("little memory", "small", _little_memory()),
         ("little memory, and many plans", "small", _far_from_the_first()),
         ("one question after the other", "usual", _one_thing_changed()),
-        ("two GPUs a node, or six", "pairs", _odd_nodes()),
+        ("two GPUs a node, six, or sixteen", "pairs", _odd_nodes()),
         ("nothing fits", "refused", impossible),
         ("all parts your own", "own-parts", _three_clusters()[1:2]),
     ]
@@ -105,12 +105,12 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _three_clusters() -> list[Setting]:
-    # 128 replicas, with one micro-batch of 23 each: half of them, or even ones, take half as long again.
+    # 128 replicas, with one micro-batch of 47 each: half of them, or powers of 2, take half as long again.
     flat = {**H100, "links": 100e9, "network": 200e9, "falloff": 0.0}
     return [
         setting(LLAMA_8B, machines(16, 8, H100), 256, 4096),
         setting(SMALL_GPT, machines(4, 8, A100_40), 192, 2048),
-        setting(SMALL_GPT, machines(16, 8, flat), 2944, 256),
+        setting(SMALL_GPT, machines(16, 8, flat), 6016, 128),
     ]
 
 
@@ -143,9 +143,11 @@ def _little_memory() -> list[Setting]:
 
 
 def _odd_nodes() -> list[Setting]:
+    fast = {**H100, "links": 900e9, "layer_floor": 0.0}  # all sixteen of a node: eight are a seventh slower
     return [
         setting(LLAMA_8B, machines(16, 2, A100_40), 96, 2048),
         setting(SMALL_GPT, machines(2, 6, {**A100_40, "layer_floor": 0.0}), 4, 2048),
+        setting({**LLAMA_8B, "num_kv_heads": 32}, machines(4, 16, fast), 4, 4096),
     ]
 
 
@@ -243,7 +245,7 @@ EXERCISE = Exercise(
             "two-gpus-a-node",
             "robustness",
             1,
-            "Also on nodes of two GPUs, or of six.",
+            "Also on nodes of two GPUs, of six, or of sixteen.",
             "8 GPUs a node taken for granted",
             {"pairs": within(0.05)},
         ),
