@@ -374,9 +374,9 @@ prediction("rows that leave, of all", your_part, "(n - 1) / n = 2/3", "computed"
 # %% [markdown]
 # ### Exercise: a layer of experts over ranks
 #
-# Keep the router and the modules that are handed over, as a parameter and as modules of the layer: others
-# hold them too. Rows travel in the tokens' dtype, and only those there are. One all-to-all of counts and two
-# of rows in forward, two in backward, and each expert is called once.
+# Keep the router and the modules that are handed over, as a parameter and as modules of the layer, frozen
+# where they are: others hold them too. Rows travel in the tokens' dtype, and only those there are. One
+# all-to-all of counts and two of rows in forward, two in backward, and each expert is called once.
 #
 # <details><summary>Hint</summary>
 #

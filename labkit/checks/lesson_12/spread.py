@@ -104,12 +104,15 @@ def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 def _build(rank: Rank, group: dist.ProcessGroup) -> tuple[nn.Module, nn.Parameter, list[nn.Module]]:
     """The student's module, and the parameter and modules that it was handed. Another one is made after it,
-    over all ranks, with an expert on each: what a module needs is its own.
+    over all ranks, with an expert on each, frozen: what a module needs is its own. Fact thawed: how many of
+    its parameters are trained now.
     """
     router, experts = nn.Parameter(rank.inputs["router"].clone()), make_experts(rank.inputs)
     module = rank.student.ExpertParallel(router, experts, rank.params["k"], group)
-    small = nn.Parameter(router.new_zeros(rank.case.ranks, router.shape[1]))
-    rank.student.ExpertParallel(small, make_experts({p: rank.inputs[p][:1] for p in PARTS}), 1, rank.group)
+    small = nn.Parameter(router.new_zeros(rank.case.ranks, router.shape[1]), requires_grad=False)
+    one = make_experts({p: rank.inputs[p][:1] for p in PARTS})[0].requires_grad_(False)
+    rank.student.ExpertParallel(small, [one], 1, rank.group)
+    rank.fact("thawed", sum(p.requires_grad for p in (small, *one.parameters())))
     return module, router, experts
 
 
@@ -213,6 +216,13 @@ def _is(*names: str) -> Judge:
     return judge
 
 
+def _frozen_stay(evidence: Gathered) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        thawed = answer.facts["thawed"]
+        told = "a frozen router and frozen experts as they were handed over"
+        yield Finding(not thawed, told, f"{thawed} of their parameters are trained", answer.rank)
+
+
 def _plain_stay(evidence: Gathered) -> Iterator[Finding]:
     for answer in evidence.answers:
         if answer.rank in evidence.case.params.get("plain", []):
@@ -284,7 +294,7 @@ EXERCISE = Exercise(
             3,
             "Each token gets the gated sum of its experts, wherever they are.",
             "gates of one order multiply rows of another; or the sum was divided by the number of ranks",
-            {"values": every(_is("output", "evaluated"), on_each(as_handed))},
+            {"values": every(_is("output", "evaluated"), on_each(as_handed), _frozen_stay)},
         ),
         Property(
             "gradients",
