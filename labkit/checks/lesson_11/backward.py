@@ -18,6 +18,7 @@ from labkit.checks.lesson_11.partial import (
     whole_attention,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import on_each, same
 
 GRADIENTS = ("q", "k", "v")
@@ -84,6 +85,7 @@ def _differentiate(rank: Rank) -> None:
     if rank.params.get("views"):
         given = as_views(given)
     with torch.set_grad_enabled("off" not in rank.params):
+        rank.student.block_backward(*others(*given.values()), rank.case.kind == "diagonal")
         gradients = rank.student.block_backward(*given.values(), rank.case.kind == "diagonal")
     tell_changed(rank, given)
     for name, gradient in zip(GRADIENTS, gradients, strict=True):

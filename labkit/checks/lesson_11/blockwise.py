@@ -22,6 +22,7 @@ from labkit.checks.lesson_11.partial import (
     whole_attention,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.held import allocated
 from labkit.checks.shared.worked import Worked
@@ -56,6 +57,7 @@ def _attend(rank: Rank) -> None:
     """
     given = {name: rank.inputs[name].clone() for name in ("q", "k", "v")}
     q, k, v = given.values()
+    rank.student.blockwise_attention(*others(q, k, v), rank.params["block"])
     with LiveBytes([q, k, v]) as live, Worked() as worked:
         partial = rank.student.blockwise_attention(q, k, v, rank.params["block"])
     answer_partial(rank, "attended", partial)

@@ -22,6 +22,7 @@ from labkit.checks.lesson_11.partial import (
     whole_attention,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import calls_of, is_refused, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 
@@ -114,6 +115,7 @@ def _attend(rank: Rank) -> None:
         attended.append([list(q.shape), list(k.shape)])
         return as_kernels_give(rank.case, attend_whole(q, k, v))
 
+    rank.student.ulysses_attention(*others(*leaves), group, attend_whole)
     with rank.recording("forward"):
         out = rank.student.ulysses_attention(*leaves, group, attend)
     rank.fact("attended", list(attended))

@@ -19,6 +19,7 @@ from labkit.checks.lesson_11.partial import (
     whole_attention,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import same
 from labkit.checks.shared.split import dtype_of
 
@@ -75,6 +76,7 @@ def _merge(rank: Rank) -> None:
     views = rank.params.get("views", False)
     given = as_views(rank.inputs) if views else {name: t.clone() for name, t in rank.inputs.items()}
     one, other = ((given[f"{name}.out"], given[f"{name}.lse"]) for name in ("one", "other"))
+    rank.student.merge(*others(*one, *other))
     merged, swapped = rank.student.merge(*one, *other), rank.student.merge(*other, *one)
     tell_changed(rank, given)
     answer_partial(rank, "merged", merged)

@@ -31,6 +31,7 @@ from labkit.checks.lesson_11.ring import (
     sends,
 )
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import all_awaited, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.record.current import current_recorder
@@ -52,6 +53,7 @@ def _go_round(rank: Rank) -> None:
     group, recorder = enter_group(rank), current_recorder()
     assert recorder is not None
     given = {name: as_handed(rank, name) for name in PARTS}
+    rank.student.ring_forward(*others(*given.values()), group, _block)
     opened, behind = list[list[float]](), set[int]()
     first, heads = len(recorder.entries), math.prod(given["q"].shape[:-2])
 

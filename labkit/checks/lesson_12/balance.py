@@ -94,6 +94,7 @@ def _balance(rank: Rank) -> None:
     group = enter_group(rank)
     probabilities = rank.inputs["probabilities"].clone().requires_grad_()
     experts, bias = rank.inputs["experts"].clone(), rank.inputs["bias"].clone()
+    rank.student.balance_loss(probabilities.detach().flip(-1), experts, group)
     with rank.recording("loss"):
         loss = rank.student.balance_loss(probabilities, experts, group)
     rank.answer("loss", loss.reshape(()))
@@ -104,6 +105,7 @@ def _balance(rank: Rank) -> None:
         evaluated = rank.student.balance_loss(probabilities.detach(), experts, group)
     rank.answer("evaluated", evaluated.reshape(()))
     visits = _own_visits(rank.case, experts)
+    rank.student.nudge(bias.clone(), visits.flip(0), rank.params["rate"], group)
     with rank.recording("nudge"):
         nudged = rank.student.nudge(bias, visits, rank.params["rate"], group)
     rank.answer("bias", nudged)

@@ -15,6 +15,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, e
 from labkit.checks.lesson_12.handed import turned
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import is_refused, same
 from labkit.checks.shared.leaving import numbers_leaving
 from labkit.checks.shared.split import drawn
@@ -125,6 +126,7 @@ def _drop(rank: Rank) -> None:
         gates, experts = turned(gates), turned(experts)
     gates.requires_grad_()
     num_experts, capacity = rank.params["experts"], rank.params["capacity"]
+    rank.student.drop(*others(gates), experts.flip(0), num_experts, capacity)
     with Worked() as worked, numbers_leaving() as leaving:
         found = rank.student.drop(gates, experts, num_experts, capacity)
     rank.fact("operations", worked.calls)

@@ -13,6 +13,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, e
 from labkit.checks.lesson_12.handed import as_handed, tell_changed, turned
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
 from labkit.checks.shared.worked import Worked
@@ -117,6 +118,7 @@ def _permute(rank: Rank) -> None:
     tokens, experts = rank.inputs["tokens"].clone().requires_grad_(), rank.inputs["experts"].clone()
     if "turned" in rank.params:
         experts = turned(experts)
+    rank.student.permute(*others(tokens), experts.flip(0), rank.params["shape"][2])
     with Moved() as worked:
         found = Permuted(*rank.student.permute(tokens, experts, rank.params["shape"][2]))
     rank.fact("products", worked.products)
@@ -143,6 +145,7 @@ def _unpermute(rank: Rank) -> None:
     rank.student.permute(
         rank.inputs["grad"], torch.arange(gates.shape[1]).repeat(len(gates), 1), rank.params["shape"][2]
     )
+    rank.student.unpermute(*others(rows), places.flip(0), gates.detach())
     with Worked() as worked:
         out = rank.student.unpermute(rows, places, gates)
     rank.fact("products", worked.products)

@@ -41,6 +41,13 @@ def called_before(rank: Rank, tensors: Iterable[Tensor], call: Callable[[], Retu
     return returned
 
 
+def others(*tensors: Tensor) -> list[Tensor]:
+    """Tensors of the same shapes and dtypes with other numbers, halves, for a call that comes first: who
+    keeps what that one gave, by shapes, gives it again.
+    """
+    return [tensor.detach() * 0.5 for tensor in tensors]
+
+
 def fill_with_zeros(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors, leaves that ask for a gradient too."""
     for tensor in tensors:
