@@ -14,7 +14,7 @@ WHOLE = .venv/.has-all
 include lab.mk
 
 PYTEST =
-WORKERS = 3
+WORKERS = 4
 PART =
 OUT = gpu-report
 BUNDLE = gpu-bundle

@@ -21,7 +21,7 @@ from labkit.checks import registry
 EXERCISE = "03.token-weighted-loss"
 SUM = "dist.all_reduce(total, group=group)"
 # Drawn anew by each run, of exercises drawn anew: measuring the reference takes longer than an edit.
-IN_CI, OF = 40, 5
+IN_CI, OF = 24, 5
 # An edit of one of these takes up to a minute: one of them, and a few.
 LONG = (
     *("07.tensor-parallel-block", "08.fully-sharded-module", "08.sharded-checkpoint", "08.sharded-optimizer"),

@@ -20,7 +20,7 @@ from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED
 from labkit.checks.practice import VISIBLE_SEED
 
-PARTS = 48
+PARTS = 64
 LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
 EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
 EVERY_WRONG_ANSWER = [answer for lesson in LESSONS for answer in wrong_answers(lesson)]
