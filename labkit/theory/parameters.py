@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from labkit.theory.models import ModelConfig
 
@@ -93,6 +94,7 @@ def routed_weights(config: ModelConfig, layer: int, routed: int | None = None) -
     return mlp_weights(config, mixture.expert_ffn) * (mixture.num_experts if routed is None else routed)
 
 
+@lru_cache(maxsize=4096)
 def layer_weights(config: ModelConfig, layer: int = 0, routed: int | None = None) -> Weights:
     """One layer: attention, MLP or experts with their router, and two norms.
 
@@ -144,6 +146,7 @@ class ParameterCount:
         return "\n".join(f"{part:<10}{getattr(self, part):>22,}" for part in parts)
 
 
+@lru_cache(maxsize=4096)
 def count_parameters(config: ModelConfig) -> ParameterCount:
     """Every parameter of the model, exactly as `labkit.model.Transformer(config)` creates them.
 
