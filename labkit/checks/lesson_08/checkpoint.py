@@ -39,7 +39,7 @@ from labkit.checks.shared.beside import is_refused, nbytes, same
 EMPTY = "nothing-saved"  # a folder
 FULL_DISK = 2**20  # bytes; a part is larger
 SMALL = 4096  # bytes of a file that are looked at
-PATIENCE = 3.0  # seconds a rank waits for one that could not write
+PATIENCE = 1.5  # seconds a rank waits for one that could not write
 
 
 # -- runs
@@ -117,7 +117,7 @@ def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], No
                 growths = count_growths(folder, partial(_save, rank, folder, save, rank.group))
         rank.fact("growths", growths)
         impatient = dist.new_group(list(range(size)), timeout=timedelta(seconds=PATIENCE))
-        over = time.monotonic() + PATIENCE + 1.5
+        over = time.monotonic() + PATIENCE + 1.0
         with rank.expect_error("saving"):
             second(rank, folder, impatient)
         time.sleep(max(0.0, over - time.monotonic()))  # whoever waits for the others has given up by then
@@ -153,7 +153,7 @@ def _be_killed(rank: Rank, folder: Path, group: dist.ProcessGroup) -> None:
         return
     if rank.rank == rank.params.get("killed"):
         last = rank.result.facts["growths"]
-        rank.fact("killed", stop_while_writing(folder, last, save, 10 * PATIENCE))  # on a busy host
+        rank.fact("killed", stop_while_writing(folder, last, save, 20 * PATIENCE))  # on a busy host
     else:
         save()
 
