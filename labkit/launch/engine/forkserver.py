@@ -32,6 +32,7 @@ from labkit.launch.handover.reserved import write_reserved
 
 MESSAGE_BYTES = 65536
 _IDLE = 1000  # milliseconds without work after which there is time for more imports
+_BUSY = 2  # jobs after which they are made without such a pause, as ranks that need them pay for them
 _FOR_EVERY_JOB = (
     "labkit.launch.engine.agent",
     "labkit.launch.engine.worker",
@@ -60,6 +61,7 @@ class Engine:
         self._forgotten: set[str] = set()  # jobs whose directories nobody will remove
         self._gpus = GpuLocks()
         self._complete = False  # whether everything that ranks may need is imported
+        self._had = 0  # jobs that have ended
         self._poll = select.poll()
         self._children = _woken_by_children()
         for descriptor in (control.fileno(), self._children, self._owner_ended):
@@ -76,9 +78,10 @@ class Engine:
             self._clean_up()
 
     def _turn(self) -> bool:
-        idle = not self._complete and not self._jobs
-        events = dict(self._poll.poll(_IDLE if idle or self._owner_ended is None else None))
-        if idle and not events:
+        idle, busy = not self._complete and not self._jobs, self._had >= _BUSY
+        pause = _IDLE if idle or self._owner_ended is None else None
+        events = dict(self._poll.poll(0 if idle and busy else pause))
+        if idle and (busy or not events):
             import_the_rest()
             self._complete = True
         if self._children in events:
@@ -139,6 +142,7 @@ class Engine:
 
     def _ended(self, pid: int) -> None:
         running = self._jobs.pop(pid)
+        self._had += 1
         _, status = os.waitpid(pid, 0)
         self._end_strays()
         self._gpus.give_back(running.gpus)
