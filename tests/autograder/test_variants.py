@@ -21,13 +21,13 @@ from labkit.checks import registry
 EXERCISE = "03.token-weighted-loss"
 SUM = "dist.all_reduce(total, group=group)"
 # Drawn anew by each run, of exercises drawn anew: measuring the reference takes longer than an edit.
-IN_CI, OF = 24, 5
+IN_CI, OF = 12, 3
 # An edit of one of these takes up to a minute: one of them, and a few.
 LONG = (
     *("07.tensor-parallel-block", "08.fully-sharded-module", "08.sharded-checkpoint", "08.sharded-optimizer"),
     *("09.train-3d", "09.choose-plan"),
 )
-OF_LONG = 4
+OF_LONG = 2
 
 
 def variant(was: str, becomes: str) -> Variant:
