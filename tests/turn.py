@@ -9,6 +9,7 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 EVERYTHING = "LABKIT_EVERYTHING"  # in the environment: no parts
+SAMPLE = "LABKIT_SAMPLE"  # in the environment of `make test`: a number that draws what is drawn at random
 
 
 def today() -> int:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from turn import SAMPLE
 
 from autograder.selftest import record, survivors
 from autograder.selftest.edits import Edit
@@ -67,7 +68,7 @@ def test_a_sample_of_fresh_edits_loses_points() -> None:
 
     LABKIT_SAMPLE: a number that draws the sample anew; `run_sample` tells it.
     """
-    seed, told = int(os.environ.get("LABKIT_SAMPLE") or secrets.randbelow(2**31)), list[str]()
+    seed, told = int(os.environ.get(SAMPLE) or secrets.randbelow(2**31)), list[str]()
     long, short = (sorted(set(explained()) & set(LONG)), sorted(set(explained()) - set(LONG)))
     draw = random.Random(seed)
     assert run_sample(draw.sample(short, OF), IN_CI, seed, 2, told.append), "\n".join(told)
