@@ -35,6 +35,7 @@ from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
 from labkit.checks.source.submission import Cell, Submission
 from labkit.launch.failure.words import LOCKED_OUT
+from labkit.launch.handover.directory import remove_stale
 
 GRACE = 10.0
 _BY_RECORD = (
@@ -86,7 +87,8 @@ class Harness:
         self.sandbox, self.hide, self.grace = sandbox, hide, grace
         self.outcomes: list[Outcome] = []
         self.evidence: list[JobEvidence] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="grading-")
+        remove_stale()
+        self._folder = tempfile.TemporaryDirectory(prefix="labkit-grading-")
         self._confined: Confined | None = None
         self._count = 0
 

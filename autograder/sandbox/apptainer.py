@@ -107,7 +107,7 @@ class _Image:
     """The folder that becomes / inside: nothing but places to mount at, and links."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="sandbox-")
+        self._folder = tempfile.TemporaryDirectory(prefix="labkit-sandbox-")
         folder = Path(self._folder.name)
         self.root, self.seccomp, self._nothing = folder / "root", folder / "seccomp.json", folder / "nothing"
         for path in (self._nothing, *(self.root / name for name in ("proc", "dev", "tmp", "out", "etc"))):

@@ -46,9 +46,9 @@ def test_an_end_in_between_leaves_nothing(
     hand_in(course, "ada", notebook(solution(F_ID)))
     grading = start(course, TMPDIR=str(scratch))
     deadline = time.monotonic() + 60
-    while not list(scratch.glob("grading-*")) and time.monotonic() < deadline:
+    while not list(scratch.glob("labkit-grading-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert list(scratch.glob("grading-*")), (course / "grading.txt").read_text()
+    assert list(scratch.glob("labkit-grading-*")), (course / "grading.txt").read_text()
     inside = psutil.Process(grading.pid).children(recursive=True)
     grading.send_signal(ending)
     assert grading.wait(30) != 0

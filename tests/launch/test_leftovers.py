@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import labkit
 from labkit import processes
 from labkit.launch import client, here, torchrun
 from labkit.launch.failure.errors import JobTimeout, RankError
+from labkit.launch.handover import directory
 from labkit.launch.torchrun import run_script
 
 pytestmark = pytest.mark.timeout(60)
@@ -70,6 +72,21 @@ def test_a_launch_on_a_rank_leaves_nothing() -> None:
     assert ranks == [0, 1]
     assert directory != client.engine().directory
     assert soon(lambda: not directory.exists(), within=1)
+
+
+@pytest.mark.parametrize("kind", ["check", "grading", "sandbox"])
+def test_what_a_killed_check_or_grader_left_goes_after_a_day(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, in_use = (tmp_path / f"labkit-{kind}-{name}" for name in ("left", "in_use"))
+    for folder in (left, in_use):
+        folder.mkdir()
+        (folder / "inputs.bin").write_bytes(b"0" * 100)
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(left, (two_days_ago, two_days_ago))
+    directory.remove_stale()
+    assert sorted(tmp_path.iterdir()) == [in_use]
 
 
 def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,10 @@ _KEPT = {  # seconds
     "unknown": 60,  # another process may be between creating its directory and signing it
     "elsewhere": 30 * 86400,  # no job lasts longer
 }
+# Temporary folders of one check and one sandbox, which change with each job, and no such job lasts a day.
+# They stay when their process is killed, with all that the ranks were handed.
+_OF_CHECKS = ("labkit-check-*", "labkit-grading-*", "labkit-sandbox-*")
+_A_DAY = 86400
 
 
 def _prefix() -> str:
@@ -36,12 +40,18 @@ def remove(path: Path) -> None:
 
 
 def remove_stale() -> None:
-    """Remove the directories, and end the processes, of owners that no longer run."""
+    """Remove the directories, and end the processes, of owners that no longer run; so too what a check or a
+    sandbox left a day ago.
+    """
     root = Path(tempfile.gettempdir())
     for path in root.glob(_prefix() + "*"):
         with contextlib.suppress(OSError):
             if path.stat().st_uid == os.getuid() and not _owned(path):
                 sweep(str(path))
+                remove(path)
+    for path in (found for name in _OF_CHECKS for found in root.glob(name)):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid() and _age(path) > _A_DAY:
                 remove(path)
 
 
