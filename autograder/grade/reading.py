@@ -72,6 +72,7 @@ def _read(cells: Sequence[Cell]) -> list[_Read]:
             stderr=subprocess.DEVNULL,
             cwd=Path(__file__).parents[2],
             timeout=SECONDS,
+            start_new_session=True,  # an interrupt at the terminal ends it too, else, and that costs a cell
         )
         answered = done.stdout
     except subprocess.TimeoutExpired as stopped:

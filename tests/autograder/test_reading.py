@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -10,6 +13,7 @@ from conftest import notebook
 
 from autograder.cli import main
 from autograder.grade.reading import MOST_FAILURES, read_within_limits
+from autograder.grade.reference import REPOSITORY
 from labkit.checks.source.submission import Cell, collect
 
 
@@ -47,3 +51,34 @@ def test_a_cell_that_cannot_be_read_is_named_in_the_report(tmp_path: Path) -> No
     done = CliRunner().invoke(main, ["verify", str(path), "--unsafe-no-sandbox"])
     assert done.exit_code == 0
     assert "note: cell 1, line 1: SyntaxError: duplicate argument 'x'" in done.output
+
+
+INTERRUPTED = """
+import os, signal, threading
+from autograder.grade.reading import read_within_limits
+from labkit.checks.source.submission import Cell
+
+signal.signal(signal.SIGINT, lambda number, frame: None)  # as grading, which finishes what it has begun
+over = threading.Event()
+
+def interrupt():
+    while not over.wait(0.02):
+        os.killpg(0, signal.SIGINT)  # as a terminal does
+
+threading.Thread(target=interrupt).start()
+try:
+    found = read_within_limits([Cell(f"cell {n}", f"K{n} = {n}") for n in range(20)])
+finally:
+    over.set()
+print([cell.parsed.problem for cell in found if cell.parsed.problem])
+"""
+
+
+def test_an_interrupt_at_the_terminal_costs_no_cell() -> None:
+    """What was being read then would be a cell that took too long, in a record that is kept."""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    words = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(
+        words, env=env, capture_output=True, text=True, timeout=100, start_new_session=True, check=True
+    )
+    assert done.stdout == "[]\n"
