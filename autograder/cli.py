@@ -89,9 +89,13 @@ def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe:
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def init(folder: Path) -> None:
     """Make FOLDER a course: nbgrader's configuration with the steps of this grader."""
-    from autograder.gradebook.course import init_course
+    from autograder.gradebook.course import CONFIG_FILE, Course, init_course
 
-    click.echo(f"wrote {init_course(folder)}")
+    if (folder / CONFIG_FILE).exists():
+        Course(folder).try_configuration()
+        click.echo(f"{folder / CONFIG_FILE} is there, with this grader's steps")
+    else:
+        click.echo(f"wrote {init_course(folder)}")
 
 
 @main.command()

@@ -30,7 +30,7 @@ from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
 from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.gradebook.report import Score
-from autograder.gradebook.steps import scores
+from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades, scores
 from autograder.gradebook.versions import check_can_be_added
 from labkit.build.course import instructor_notebook
 from labkit.build.release import Complaints
@@ -80,6 +80,7 @@ class Course:
         options = {"coursedir": self.directory, "config": self.config}
         try:
             autograde, feedback = Autograde(**options), GenerateFeedback(**options)
+            self._check_steps(autograde)
             _make_steps(autograde, [*autograde.sanitize_preprocessors, *autograde.autograde_preprocessors])
             _make_steps(feedback, feedback.preprocessors)
             read_extensions(self.root)
@@ -88,6 +89,20 @@ class Course:
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
             raise CourseError(f"{self.root / CONFIG_FILE} cannot be used: {told}") from error
+
+    def _check_steps(self, autograde: Any) -> None:
+        """CourseError where nbgrader would take its own steps, which execute submissions unconfined."""
+        if (
+            not issubclass(autograde.exporter_class, SafeExporter)
+            or GradeInSandbox not in autograde.sanitize_preprocessors
+            or SaveGrades not in autograde.autograde_preprocessors
+        ):
+            line = "from autograder.gradebook.nbgrader_config import configure; configure(c)"
+            raise CourseError(
+                f"{self.root / CONFIG_FILE} does not have this grader's steps, and nbgrader's own would "
+                f"execute what students wrote on this machine: add `{line}` below `c = get_config()`, and "
+                "take out what it sets of c.Autograde"
+            )
 
     def add_lesson(self, lesson: str) -> None:
         """Put a lesson's instructor version into source/, its release into release/, and its cells into

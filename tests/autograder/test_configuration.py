@@ -6,10 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from conftest import LESSON
 
 from autograder.batch.run import grade_course
+from autograder.cli import main
 from autograder.gradebook.course import CONFIG_FILE, Course, init_course
+from autograder.gradebook.nbgrader_config import COURSE_FILE
 from autograder.gradebook.problems import CourseError
 from labkit import doctor
 
@@ -49,6 +52,25 @@ def test_a_plugin_that_is_not_there_stops_before_anybody_is_graded(tmp_path: Pat
 
     with pytest.raises(CourseError, match=rf"{CONFIG_FILE} cannot be used"):
         grade_course(course, LESSON, 1, None, False, no_sandbox)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", [["grade", "06", "--course"], ["init"]])
+@pytest.mark.parametrize("later", ["", "configure(c)\nc.Autograde.autograde_preprocessors = []\n"])
+def test_a_course_of_nbgraders_own_is_not_graded_with_nbgraders_steps(
+    tmp_path: Path, command: list[str], later: str
+) -> None:
+    """They would execute submissions on this machine."""
+    first = COURSE_FILE.replace("configure(c)\n", "") + "c.CourseDirectory.course_id = 'tml'\n"
+    (tmp_path / CONFIG_FILE).write_text(first + later)
+    done = CliRunner().invoke(main, [*command, str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"{CONFIG_FILE} does not have this grader's steps" in done.stderr
+    assert not (tmp_path / "source").exists()
+
+
+def test_a_course_that_is_one_is_not_made_again(tmp_path: Path) -> None:
+    assert "wrote" in CliRunner().invoke(main, ["init", str(tmp_path)]).stdout
+    assert "is there" in CliRunner().invoke(main, ["init", str(tmp_path)]).stdout
 
 
 @pytest.mark.parametrize("lines", ["import nosuch", "c.X = (", "1 / 0", "exit()"])
