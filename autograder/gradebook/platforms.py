@@ -60,13 +60,13 @@ def fill_moodle(worksheet: str, scores: Sequence[Score]) -> Filled:
     Rows of students without a score stay as they are, and Moodle leaves these alone.
     """
     head, rows = _read(worksheet, ("Identifier", "Grade"))
-    found = _matched(rows, scores)
+    found, doubled = _matched(rows, scores)
     problems = []
     for row, score in found:
         row["Grade"] = score.text
         most = row.get("Maximum Grade") or row.get("Maximum grade") or ""
         problems += _other_maximum("Moodle", most, [score], "leaves a higher grade out")
-    return _filled(head, rows, found, scores, problems)
+    return _filled(head, rows, found, doubled, scores, problems)
 
 
 def fill_canvas(gradebook: str, scores: Sequence[Score], lesson: str, column: str = "") -> Filled:
@@ -79,19 +79,20 @@ def fill_canvas(gradebook: str, scores: Sequence[Score], lesson: str, column: st
     assignments = [name for name in head if name not in _CANVAS]
     if chosen not in assignments:
         raise CourseError(f"expected an assignment's column {chosen!r}; there are {assignments}")
-    found = _matched(rows, scores)
+    found, doubled = _matched(rows, scores)
     for row, score in found:
         row[chosen] = score.text
     most = next((row[chosen] for row in rows if (row["Student"] or "").strip() == "Points Possible"), "")
     kept = [name for name in head if name in _CANVAS] + [chosen]
-    return _filled(kept, rows, found, scores, _other_maximum("Canvas", most, scores, "counts it by its own"))
+    problems = _other_maximum("Canvas", most, scores, "counts it by its own")
+    return _filled(kept, rows, found, doubled, scores, problems)
 
 
 def _other_maximum(platform: str, most: str | None, scores: Sequence[Score], what: str) -> list[str]:
     """A sentence where the platform's maximum is another than the lesson's. what: the platform does then."""
     possible = max((score.max_score for score in scores), default=0.0)
     most = (most or "").strip()
-    if not scores or not re.fullmatch(r"[\d.]+", most) or float(most) == possible:
+    if not scores or not re.fullmatch(r"\d+(\.\d*)?", most) or float(most) == possible:
         return []
     return [
         f"the assignment's maximum is {most}, the lesson has {possible:g} points: {platform} {what}, so set "
@@ -101,33 +102,47 @@ def _other_maximum(platform: str, most: str | None, scores: Sequence[Score], wha
 
 def _column_of(head: Sequence[str], lesson: str) -> str:
     titles = {name: re.sub(r" \(\d+\)$", "", name).strip() for name in head if name not in _CANVAS}
-    found = [name for name, title in titles.items() if lesson in title.lower() or lesson[:2] == title[:2]]
+    number = re.compile(rf"{lesson[:2]}(?![\d%])")  # "100 points" is none of lesson 10
+    found = [name for name, title in titles.items() if lesson in title.lower() or number.match(title)]
     if len(found) != 1:
         raise CourseError(f"which column is {lesson}? --column NAME, one of {list(titles)}")
     return found[0]
 
 
-def _matched(rows: Sequence[dict[str, str]], scores: Sequence[Score]) -> list[tuple[dict[str, str], Score]]:
-    by_student = {score.student: score for score in scores}
-    found = []
+def _matched(
+    rows: Sequence[dict[str, str]], scores: Sequence[Score]
+) -> tuple[list[tuple[dict[str, str], Score]], list[Score]]:
+    """Whose row each is; and scores whose id several rows have.
+
+    One's number on the platform may be another's at school.
+    """
+    by_student = {score.student: score for score in scores if score.complete}
+    rows_of: dict[str, list[dict[str, str]]] = {}
     for row in rows:
-        score = next((by_student[one] for one in ids_of(row) if one in by_student), None)
-        if score is not None and score.complete:
-            found.append((row, score))
-    return found
+        if (student := next((one for one in ids_of(row) if one in by_student), None)) is not None:
+            rows_of.setdefault(student, []).append(row)
+    found = [(its[0], by_student[student]) for student, its in rows_of.items() if len(its) == 1]
+    doubled = [by_student[student] for student, its in rows_of.items() if len(its) > 1]
+    return found, doubled
 
 
 def _filled(
     head: Sequence[str],
     rows: Sequence[Mapping[str, str]],
     found: Sequence[tuple[Mapping[str, str], Score]],
+    doubled: Sequence[Score],
     scores: Sequence[Score],
     problems: Sequence[str],
 ) -> Filled:
-    there = {score.student for _, score in found}
+    there = {score.student for score in (*(score for _, score in found), *doubled)}
+    told = [
+        f"several rows have the id {score.student!r}, and none of them was filled in: write the score "
+        f"{score.text} where it belongs"
+        for score in doubled
+    ]
     unknown = [score.student for score in scores if score.complete and score.student not in there]
     text = _written(head, [[row.get(name) or "" for name in head] for row in rows])
-    return Filled(text, unknown, list(dict.fromkeys(problems)))
+    return Filled(text, unknown, [*told, *dict.fromkeys(problems)])
 
 
 def _read(text: str, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:

@@ -18,6 +18,7 @@ from autograder.batch.submissions import Event
 from autograder.cli import main
 from autograder.grade.records import load, save
 from autograder.gradebook.course import Course
+from autograder.gradebook.platforms import fill_canvas
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.report import lost_points
 from autograder.gradebook.roster import read_roster
@@ -171,6 +172,26 @@ def test_another_maximum_of_canvass_is_told(course: Course, tmp_path: Path) -> N
     (tmp_path / "Grades.csv").write_text(CANVAS.replace(f",{MOST},", ",100,", 1), encoding="utf-8")
     done = autograder(course, "export", "00", "--to", "canvas", "--into", str(tmp_path / "Grades.csv"))
     assert f"the assignment's maximum is 100, the lesson has {MOST} points: Canvas counts" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["moodle", "canvas"])
+def test_an_id_that_two_rows_have_is_filled_into_neither(course: Course, tmp_path: Path, form: str) -> None:
+    """One's number on the platform may be another's at school: who handed nothing in would get the score."""
+    sheet = WORKSHEET.replace("Identifier,", "Identifier,ID number,", 1)
+    sheet = sheet.replace("4711,Marie", "4711,m17,Marie").replace("99,Nobody", "99,4711,Nobody")
+    text = {"moodle": sheet, "canvas": CANVAS.replace("12,a1", "12,4711")}[form]
+    (tmp_path / "Grades.csv").write_text(text, encoding="utf-8")
+    done = autograder(course, "export", "00", "--to", form, "--into", str(tmp_path / "Grades.csv"))
+    column = "Grade" if form == "moodle" else "00 Collectives (8)"
+    people = [row for row in csv.DictReader(io.StringIO(done.stdout)) if row[column] != f"{MOST}"]
+    assert [row[column] for row in people] == ["", ""]
+    assert "several rows have the id '4711', and none of them was filled in" in done.stderr
+    assert "not in Grades.csv: 4711" not in done.stderr
+
+
+def test_a_column_whose_title_only_begins_with_the_digits_is_another() -> None:
+    with pytest.raises(CourseError, match="which column is 10_planning"):
+        fill_canvas("Student,ID,Section,100 points bonus (3)\n", [], "10_planning")
 
 
 def test_canvass_own_columns_are_not_written_into(course: Course, tmp_path: Path) -> None:
