@@ -7,8 +7,10 @@ upload is opened.
 
 from __future__ import annotations
 
+import lzma
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from nbgrader.plugins import ExtractorPlugin
 from traitlets import List, Unicode
 
 from autograder.gradebook.lateness import due_date
-from autograder.gradebook.problems import student_id_problem
+from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.gradebook.requests import FILE as REQUEST
 from autograder.gradebook.worksheet import Participant, read_worksheets
 from labkit.checks.source.notebook import LARGEST_NOTEBOOK
@@ -43,11 +45,19 @@ EXTRACTED = (
 )
 ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar")
 MOST_FILES = 100_000  # in one archive
+LONGEST_NAME = 255  # bytes: more, no file system takes
 MOST_NAMED = 5  # files that a message names
 
 
 class UploadProblem(Exception):
     """One upload cannot be collected; the message says which, and why."""
+
+
+# What reading a file of an archive raises where the archive is broken, or packed as nobody expects.
+UNREADABLE = (
+    *(UploadProblem, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
+    *(RuntimeError, OSError, NotImplementedError, ValueError),
+)
 
 
 class Whose(NamedTuple):
@@ -99,7 +109,11 @@ class UploadExtractor(ExtractorPlugin):
         A Moodle worksheet beside the archives gives students the addresses as ids, and tells when they
         handed in.
         """
-        participants = read_worksheets(Path(archive_path))
+        try:
+            participants = read_worksheets(Path(archive_path))
+        except CourseError as problem:
+            self._tell(f"nothing was collected: {problem}")
+            raise SystemExit(1) from None
         others: dict[str, list[str]] = {}
         with ExitStack() as archives:
             found = self._by_student(self._files(Path(archive_path), archives), others)
@@ -107,13 +121,19 @@ class UploadExtractor(ExtractorPlugin):
                 if not any(whose.name != REQUEST for whose, _ in found.get(student, [])):
                     told = ", ".join(names[:MOST_NAMED])
                     self._tell(
-                        f"no notebook was collected for {student}: expected a file *.ipynb, found {told}"
+                        f"no notebook was collected for {student}: expected a file *.ipynb with a name of at "
+                        f"most {LONGEST_NAME} bytes, found {told}"
                     )
             for student, files in found.items():  # each is written before the next is read
                 chosen = self._chosen(student, files)
                 known = participants.get(student, Participant("", None))
                 at = known.at or (self._just_late(student) if any(one.late for one in chosen[:1]) else None)
-                folder = Path(extracted_path) / _usable(known.address, student) / (f"{AT}{at}" if at else "")
+                if known.shared:
+                    self._tell(
+                        f"the worksheet gives {known.address} to others too: {student} keeps this number"
+                    )
+                address = "" if known.shared else known.address
+                folder = Path(extracted_path) / _usable(address, student) / (f"{AT}{at}" if at else "")
                 for upload in chosen:
                     path = folder / upload.name
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +179,7 @@ class UploadExtractor(ExtractorPlugin):
         try:
             source = f"{file.archive}: {whose.source}"
             yield Upload(whose.student, whose.name, source, file.read(), whose.late)
-        except (UploadProblem, zipfile.BadZipFile, RuntimeError, OSError, NotImplementedError) as problem:
+        except UNREADABLE as problem:
             self._tell_of_file(file, problem)
 
     def _just_late(self, student: str) -> datetime | None:
@@ -263,7 +283,12 @@ def _own_name(parts: tuple[str, ...], groups: dict[str, str | None]) -> str:
     own = parts[-1] if len(parts) > 1 else f"{groups.get('file') or ''}{groups.get('end') or ''}"
     if own.casefold() == REQUEST:
         return REQUEST
-    usable = own.endswith(".ipynb") and not own.startswith(".") and own.isprintable() and len(own) <= 200
+    usable = (
+        own.endswith(".ipynb")
+        and not own.startswith(".")
+        and own.isprintable()
+        and len(own.encode()) <= LONGEST_NAME
+    )
     return own if usable else ""
 
 

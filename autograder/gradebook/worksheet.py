@@ -6,12 +6,14 @@ this assignment's, another one for the same student in the next.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from dateutil import parser
 
+from autograder.gradebook.problems import CourseError
 from autograder.gradebook.roster import participant
 from autograder.gradebook.tables import table_of
 
@@ -20,19 +22,34 @@ NUMBER, ADDRESS, HANDED_IN = "Identifier", "Email address", "Last modified (subm
 
 @dataclass(frozen=True)
 class Participant:
-    """What a worksheet says of one student. at: with the time zone of this machine."""
+    """What a worksheet says of one student. at: with the time zone of this machine. shared: others have the
+    address too.
+    """
 
     address: str
     at: datetime | None
+    shared: bool = False
 
 
 def read_worksheets(folder: Path) -> dict[str, Participant]:
-    """The participants of all worksheets in a folder, by number."""
+    """The participants of all worksheets in a folder, by number. CourseError where one is in another
+    language: its students would be known by other ids, and its times be lost.
+    """
     found = {}
     for path in sorted(folder.glob("*.csv")):
-        for row in table_of(path.read_bytes().decode("utf-8-sig", "replace"), str(path)).rows:
+        table = table_of(path.read_bytes().decode("utf-8-sig", "replace"), str(path))
+        if missing := [name for name in (NUMBER, HANDED_IN) if name not in table.columns]:
+            raise CourseError(
+                f"{path}: expected Moodle's grading worksheet in English, found no column "
+                f"{' and no '.join(missing)} among {', '.join(table.columns)[:300]}; download it in English, "
+                "or take it out of this folder"
+            )
+        owners = Counter((row.get(ADDRESS) or "").strip() for row in table.rows)
+        for row in table.rows:
             if number := participant(row.get(NUMBER) or ""):
-                found[number] = Participant((row.get(ADDRESS) or "").strip(), _time(row.get(HANDED_IN) or ""))
+                address = (row.get(ADDRESS) or "").strip()
+                shared = bool(address) and owners[address] > 1
+                found[number] = Participant(address, _time(row.get(HANDED_IN) or ""), shared)
     return found
 
 

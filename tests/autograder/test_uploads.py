@@ -19,7 +19,9 @@ from nbgrader.api import Gradebook
 from nbgrader.utils import parse_utc
 
 from autograder.gradebook.course import Course, init_course
+from autograder.gradebook.problems import CourseError
 from autograder.gradebook.uploads import UploadExtractor, UploadProblem
+from autograder.gradebook.worksheet import read_worksheets
 
 MOODLE = "Ada Byron_123_assignsubmission_file_"
 EVE = "Eve_666_assignsubmission_file_"
@@ -112,7 +114,8 @@ def test_an_upload_without_a_notebook_is_told(tmp_path: Path) -> None:
     }
     found, said = collected(tmp_path, {"all.zip": members})
     assert sorted(found) == [f"123/{LESSON}/regrade.txt", f"666/{LESSON}/{LESSON}.ipynb"]
-    assert f"no notebook was collected for 123: expected a file *.ipynb, found {LESSON}.IPYNB" in said
+    assert "no notebook was collected for 123: expected a file *.ipynb with a name of at most 255" in said
+    assert f"found {LESSON}.IPYNB" in said
     assert "photo.png" not in said
 
 
@@ -181,6 +184,45 @@ def test_a_broken_archive_spoils_only_itself(tmp_path: Path) -> None:
     out = tmp_path / "extracted"
     UploadExtractor().extract(str(folder), str(out))
     assert [str(path.relative_to(out)) for path in out.rglob("*.ipynb")] == [f"123/{LESSON}.ipynb"]
+
+
+def test_an_upload_that_cannot_be_read_or_written_costs_nobody_else_theirs(tmp_path: Path) -> None:
+    """Bytes that no packer wrote, and a name of more bytes than a file's can have."""
+    folder = tmp_path / "downloaded" / LESSON / "archive"
+    folder.mkdir(parents=True)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr(f"{EVE}/{LESSON}.ipynb", os.urandom(2000))
+        file.writestr(f"Bob_8_assignsubmission_file_/{'я' * 150}.ipynb", source("bob"))
+        file.writestr(f"{MOODLE}/{'я' * 120}.ipynb", source("ada"))
+    broken = bytearray(packed.getvalue())
+    broken[100:200] = b"\xff" * 100
+    (folder / "all.zip").write_bytes(broken)
+    out = tmp_path / "extracted"
+    UploadExtractor().extract(str(folder), str(out))
+    assert [str(path.relative_to(out)) for path in out.rglob("*.ipynb")] == [f"123/{'я' * 120}.ipynb"]
+
+
+def test_an_address_that_two_have_is_nobodys_id(tmp_path: Path) -> None:
+    """Else one of the two notebooks would be written over the other."""
+    (tmp_path / "Grades.csv").write_text(WORKSHEET.replace("Eve,,", "Eve,ada@x.org,"), encoding="utf-8")
+    uploads = {f"{MOODLE}/{LESSON}.ipynb": source("ada"), f"{EVE}/{LESSON}.ipynb": source("eve")}
+    (tmp_path / "all.zip").write_bytes(zipped(uploads))
+    out = tmp_path / "extracted"
+    UploadExtractor().extract(str(tmp_path), str(out))
+    found = {path.relative_to(out).parts[0]: path.read_bytes() for path in out.rglob("*.ipynb")}
+    assert found == {"123": source("ada"), "666": source("eve")}
+
+
+def test_a_worksheet_in_another_language_is_refused(tmp_path: Path) -> None:
+    """Without its times late work would be in time."""
+    german = WORKSHEET.replace("Identifier", "ID").replace("Last modified", "Zuletzt geändert")
+    (tmp_path / "Grades.csv").write_text(german, encoding="utf-8")
+    (tmp_path / "all.zip").write_bytes(zipped({f"{MOODLE}/{LESSON}.ipynb": source("ada")}))
+    with pytest.raises(CourseError, match="worksheet in English, found no column Identifier and no Last"):
+        read_worksheets(tmp_path)
+    with pytest.raises(SystemExit):
+        UploadExtractor().extract(str(tmp_path), str(tmp_path / "extracted"))
 
 
 def test_an_upload_that_fills_the_memory_costs_nobody_else_theirs(tmp_path: Path) -> None:
