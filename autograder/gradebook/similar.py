@@ -61,8 +61,14 @@ def alike(sources: Mapping[str, Sequence[str]], given: Iterable[str]) -> list[Pa
     found = {student: winnow(source, handed_out) for student, source in sources.items()}
     often = _common_to_many(found.values())
     kept = {student: [p for p in passages if p.hash not in often] for student, passages in found.items()}
-    pairs = (_compared(one, other, kept) for one, other in itertools.combinations(kept, 2))
-    listed = [pair for pair in pairs if pair.share >= ENOUGH and pair.common >= FEWEST]
+    hashes = {student: {p.hash for p in passages} for student, passages in kept.items()}
+    listed = []
+    for one, other in itertools.combinations(kept, 2):
+        common = hashes[one] & hashes[other]
+        share = len(common) / (min(len(hashes[one]), len(hashes[other])) or 1)
+        if share >= ENOUGH and len(common) >= FEWEST:
+            lines = (_lines(kept[one], common), _lines(kept[other], common))
+            listed.append(Pair((one, other), share, len(common), lines))
     return sorted(listed, key=lambda pair: (-pair.share, -pair.common, pair.students))
 
 
@@ -82,14 +88,6 @@ def is_cut(cells: Sequence[str]) -> bool:
         return False  # a token has a character at least
     tokens = itertools.chain.from_iterable(map(_tokens, cells))
     return any(True for _ in itertools.islice(tokens, MOST_TOKENS, None))
-
-
-def _compared(one: str, other: str, kept: Mapping[str, Sequence[Passage]]) -> Pair:
-    first, second = ({p.hash for p in kept[student]} for student in (one, other))
-    common = first & second
-    fewer = min(len(first), len(second))
-    lines = (_lines(kept[one], common), _lines(kept[other], common))
-    return Pair((one, other), len(common) / fewer if fewer else 0.0, len(common), lines)
 
 
 def _lines(passages: Iterable[Passage], common: set[int]) -> frozenset[int]:
