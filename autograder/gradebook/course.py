@@ -19,6 +19,8 @@ import nbformat
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.converters import Autograde, GenerateAssignment, GenerateFeedback
 from nbgrader.coursedir import CourseDirectory
+from sqlalchemy import create_engine
+from sqlalchemy.exc import ArgumentError
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograder.grade.grading import digest_of
@@ -30,6 +32,7 @@ from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
 from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.gradebook.report import Score
+from autograder.gradebook.roster import read_roster
 from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades, scores
 from autograder.gradebook.versions import check_can_be_added
 from labkit.build.course import instructor_notebook
@@ -63,6 +66,13 @@ class Course:
         self.config = _read_config(self.root)
         self.directory = CourseDirectory(config=self.config)
         self.directory.root = str(self.root)
+        try:
+            create_engine(self.db_url)
+        except (ArgumentError, ImportError) as error:
+            raise CourseError(
+                f"{self.root / CONFIG_FILE}: c.CourseDirectory.db_url cannot be used: {error}; expected one "
+                "such as postgresql+psycopg://USER@HOST/NAME, with the package for it installed"
+            ) from None
         if not self.db_url.startswith("sqlite:") and not self.directory.course_id:
             # nbgrader stores lessons of the course "", which only SQLite lets pass
             line = 'c.CourseDirectory.course_id = "tml"'
@@ -84,6 +94,7 @@ class Course:
             _make_steps(autograde, [*autograde.sanitize_preprocessors, *autograde.autograde_preprocessors])
             _make_steps(feedback, feedback.preprocessors)
             read_extensions(self.root)
+            read_roster(self.root)
         except CourseError:
             raise
         except Exception as error:
@@ -259,9 +270,10 @@ def put_in_place(submitted: Submitted, lesson: str) -> None:
 def _choose(folder: Path, lesson: str, graded: Record | None) -> list[Path]:
     """The notebook to grade, then the others: the right name first, then the newest.
 
-    A copy that `put_in_place` made of what was graded under another name is not the student's.
+    A copy that `put_in_place` made of what was graded under another name is not the student's. Names with a
+    dot in front are no work: macOS keeps what else it knows of x.ipynb in ._x.ipynb.
     """
-    there = [p for p in folder.glob("*.ipynb") if p.is_symlink() or p.is_file()]
+    there = [p for p in folder.glob("[!.]*.ipynb") if p.is_symlink() or p.is_file()]
     if graded is not None and len(there) > 1 and graded.notebook != f"{lesson}.ipynb":
         there = [p for p in there if p.stem != lesson or digest_of(p) != graded.sha256]
     there.sort(key=lambda p: (p.stem != lesson, -p.lstat().st_mtime, p.name))

@@ -32,7 +32,7 @@ def _reasons(folder: Path, lesson: str) -> Iterator[str]:
     if work.is_dir():
         if problem := student_id_problem(folder.name):
             yield problem
-        if not any(p.is_symlink() or p.is_file() for p in work.glob("*.ipynb")):
+        if not any(p.is_symlink() or p.is_file() for p in work.glob("[!.]*.ipynb")):
             yield f"no notebook: expected a file *.ipynb in {lesson}/, found {_names(work)}"
         return
     for path in sorted(folder.iterdir()):

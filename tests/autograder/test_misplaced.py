@@ -13,7 +13,7 @@ from recorded import LESSON, new_course
 from autograder.batch.submissions import grade_lesson, grade_one
 from autograder.grade.grading import Conditions
 from autograder.grade.records import load_all
-from autograder.gradebook.course import CONFIG_FILE, Course
+from autograder.gradebook.course import CONFIG_FILE, Course, init_course
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import CourseError, student_id_problem
@@ -69,6 +69,20 @@ def test_each_name_that_is_none_is_told(tmp_path: Path) -> None:
 )
 def test_why_a_name_is_none(name: str, why: str) -> None:
     assert why in student_id_problem(name)
+
+
+def test_what_macos_keeps_beside_a_file_is_not_graded(tmp_path: Path) -> None:
+    """Nor is it named among a student's other notebooks; alone it is none."""
+    work = hand_in(tmp_path, "ada", notebook("x = 1"), "mine", LESSON)
+    kept = work.with_name("._mine.ipynb")
+    kept.write_bytes(b"\0\5\x16\7")
+    os.utime(kept, (2**31, 2**31))  # the newest
+    init_course(tmp_path)
+    (found,) = Course(tmp_path).submissions(LESSON)
+    assert (found.notebook.name, found.others) == ("mine.ipynb", ())
+    work.unlink()
+    assert list(Course(tmp_path).submissions(LESSON)) == []
+    assert "no notebook" in not_gradable(tmp_path, LESSON)["ada"]
 
 
 def test_files_whose_names_are_no_text_are_graded(tmp_path: Path) -> None:

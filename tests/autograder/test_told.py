@@ -17,9 +17,9 @@ from recorded import LESSON, MOST, RING, new_course, record
 from autograder.cli import main
 from autograder.grade.deciding import checks_digest
 from autograder.grade.evidence import Baseline
-from autograder.grade.records import FOLDER
+from autograder.grade.records import FOLDER, load
 from autograder.gradebook.alone import alone
-from autograder.gradebook.course import Course
+from autograder.gradebook.course import CONFIG_FILE, Course
 from autograder.gradebook.platforms import fill_moodle
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.report import Score
@@ -160,6 +160,23 @@ def test_what_is_no_course_is_left_as_it_is(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "is not a course" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["postgres://tml@host/tml", "gradebook.db"])
+def test_a_gradebook_whose_address_is_none(course: Course, url: str) -> None:
+    with (course.root / CONFIG_FILE).open("a") as config:
+        config.write(f"c.CourseDirectory.db_url = {url!r}\nc.CourseDirectory.course_id = 'tml'\n")
+    for command in ("grade", "report"):
+        said = refused(course, command)
+        assert f"{CONFIG_FILE}: c.CourseDirectory.db_url cannot be used" in said
+
+
+def test_a_roster_that_cannot_be_read_is_told_before_anybody_is_graded(course: Course) -> None:
+    """Or the class would be graded first, and what was wrong with whom not be told."""
+    (course.root / "roster.csv").write_text("number,called\n1,Ada\n")
+    hand_in(course.root, "bob", b"{}", lesson=LESSON)
+    assert "expected the columns id and name" in refused(course, "grade")
+    assert load(course.root, LESSON, "bob") is None
 
 
 def test_one_command_at_a_time(course: Course) -> None:
