@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -110,11 +111,19 @@ def backend_for(wanted: str | None, ranks: int, gpus: int) -> str:
 def cores() -> int:
     """CPU cores that this process may use: those it may run on, cut to the quota of a container or job."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for group in _groups():
-        quota, _, period = _first_line(group / "cpu.max").partition(" ")
+    for quota, period in _quotas():
         if quota.isdigit() and period.isdigit():
             found = min(found, max(1, int(quota) // int(period)))
     return found
+
+
+def _quotas() -> Iterator[tuple[str, str]]:
+    """How long this process's groups may run, and in what time, as version 2 and version 1 tell it."""
+    for group in _groups():
+        quota, _, period = _first_line(group / "cpu.max").partition(" ")
+        yield quota, period
+    for group in _groups("cpu"):
+        yield _first_line(group / "cpu.cfs_quota_us"), _first_line(group / "cpu.cfs_period_us")
 
 
 def free_memory() -> int:
@@ -122,21 +131,30 @@ def free_memory() -> int:
     import psutil
 
     found = int(psutil.virtual_memory().available)
-    files = [(group / "memory.max", group / "memory.current") for group in _groups()]
-    with contextlib.suppress(OSError, ValueError):
-        groups = own_groups(controller="memory")
-        files += [(group / "memory.limit_in_bytes", group / "memory.usage_in_bytes") for group in groups]
-    for limit, used in files:
-        most, now = _first_line(limit), _first_line(used)
+    files = [(group, "memory.max", "memory.current", "inactive_file") for group in _groups()]
+    files += [
+        (group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        for group in _groups("memory")
+    ]
+    for group, limit, used, cached in files:
+        most, now = _first_line(group / limit), _first_line(group / used)
         if most.isdigit() and now.isdigit():
-            found = min(found, max(0, int(most) - int(now)))
+            found = min(found, max(0, int(most) - int(now) + _counted(group / "memory.stat", cached)))
     return found
 
 
-def _groups() -> list[Path]:
-    """The control groups whose limits count for this process."""
+def _counted(path: Path, name: str) -> int:
+    """A number of a group's. Pages of files that were not used of late stand there: the kernel takes these
+    back before it refuses anybody memory, so what is counted against a limit is more than is taken.
+    """
+    told = re.search(rf"^{name} (\d+)$", _text(path), re.MULTILINE)
+    return int(told[1]) if told else 0
+
+
+def _groups(controller: str = "") -> list[Path]:
+    """The control groups whose limits count for this process, as `own_groups` has them."""
     with contextlib.suppress(OSError, ValueError):
-        return list(own_groups())
+        return list(own_groups(controller=controller))
     return []
 
 
@@ -154,14 +172,17 @@ def _text(path: Path) -> str:
 def gpu_count(root: Path = Path("/")) -> int:
     """GPUs that ranks of this process would see, respecting CUDA_VISIBLE_DEVICES.
 
-    In a container the devices count: the driver's own list may have all of the machine, or be missing. Where
-    nothing has made the devices yet, the first use of CUDA does, and the list counts.
+    In a container the devices count, and in a job those that it may open: the driver's own list may have all
+    of the machine, or be missing. Where nothing has made the devices yet, the first use of CUDA does, and the
+    list counts.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len(list(takewhile(_names_gpu, visible.split(","))))
     devices = [path for path in root.glob("dev/nvidia*") if path.name.removeprefix("nvidia").isdigit()]
-    return len(devices) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
+    if devices:
+        return sum(os.access(path, os.R_OK | os.W_OK) for path in devices)
+    return len(list(root.glob("proc/driver/nvidia/gpus/*")))
 
 
 def _names_gpu(part: str) -> bool:

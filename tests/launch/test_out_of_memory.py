@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,3 +55,51 @@ def test_what_is_free_is_what_the_group_leaves(small_group: Path) -> None:
             assert 0 < int(told.stdout) < LIMIT
     finally:
         step.rmdir()
+
+
+def test_pages_of_files_that_were_read_are_free(small_group: Path, tmp_path: Path) -> None:
+    """They fill the group up to its limit, as in a job that has read its data."""
+    ask = f"exec {sys.executable} -c 'from labkit.hosts import free_memory; print(free_memory())'"
+    write = f"dd if=/dev/zero of={tmp_path}/data bs=1M count={LIMIT >> 20} conv=fsync status=none"
+    words = ["sh", "-c", f"echo $$ > {small_group}/cgroup.procs; {write}; {ask}"]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert LIMIT / 2 < int(told.stdout) < LIMIT
+
+
+def test_a_quota_of_version_1_cuts_the_cores() -> None:
+    group = Path(f"/sys/fs/cgroup/cpu/labkit-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group of version 1 can be made here: {error}")
+    try:
+        (group / "cpu.cfs_quota_us").write_text("150000")
+        ask = f"exec {sys.executable} -c 'from labkit.hosts import cores; print(cores())'"
+        words = ["sh", "-c", f"echo $$ > {group}/cgroup.procs && {ask}"]
+        told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        assert told.stdout == "1\n"
+    finally:
+        group.rmdir()
+
+
+def test_a_gpu_that_the_job_may_not_open_does_not_count(tmp_path: Path) -> None:
+    """As Slurm keeps a job from those of its node that it did not ask for (ConstrainDevices)."""
+    group = Path(f"/sys/fs/cgroup/devices/labkit-test-{os.getpid()}")
+    (tmp_path / "dev").mkdir()
+    try:
+        for number in range(2):
+            os.mknod(tmp_path / f"dev/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(195, number))
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group of devices can be made here: {error}")
+    count = (
+        f"from labkit.hosts import gpu_count; from pathlib import Path; print(gpu_count(Path('{tmp_path}')))"
+    )
+    try:
+        (group / "devices.deny").write_text("c 195:1 rwm")
+        words = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec {sys.executable} -c "{count}"']
+        environment = {n: v for n, v in os.environ.items() if n != "CUDA_VISIBLE_DEVICES"}
+        told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, env=environment)
+        assert told.stdout == "1\n"
+    finally:
+        group.rmdir()
