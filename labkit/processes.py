@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ENGINE_MARK = "LABKIT_ENGINE"  # in the environment of every process of an engine: its directory
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -21,6 +22,12 @@ def die_with_parent(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Ctrl-C, a job's end, and a closed terminal, but where nohup has said that it is to be outlived."""
+    outlived = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in _ENDING if number != signal.SIGHUP or not outlived]
 
 
 def adopt_orphans() -> None:

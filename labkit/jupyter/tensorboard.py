@@ -14,11 +14,11 @@ from pathlib import Path
 
 from labkit.jupyter.behind_jupyter import jupyter_around
 from labkit.jupyter.lab import CannotStart, free_port, host_in_url, is_remote, own_port, tunnel
+from labkit.processes import ending_signals
 
 # Above the well-known ports, and below those that Linux gives to outgoing connections (from 32768).
 PORTS = (16000, 31999)
 _RACES = 20
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a job's end, a closed terminal
 
 
 def run(*, logdir: Path, port: int | None = None, ip: str = "127.0.0.1") -> int:
@@ -84,7 +84,7 @@ def _serve(logdir: Path, ip: str, first: int, prefix: str) -> int:
 def _end_asked() -> Iterator[threading.Event]:
     """An event that a signal to end sets, in place of what the signal did before."""
     asked = threading.Event()
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in _ENDING}
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in ending_signals()}
     try:
         yield asked
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from labkit.processes import ending_signals
 from labkit.prove.part import Part
 from labkit.prove.report import to_json
 from labkit.prove.running import UnknownPart, chosen, prove
@@ -45,9 +46,12 @@ def run(parts: Sequence[Part], names: Sequence[str], out: Path, as_json: bool = 
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Have SIGTERM do what Ctrl-C does: the time limit of a job sends it, and a report is due then too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Have SIGTERM and SIGHUP do what Ctrl-C does: the time limit of a job sends the one, a terminal that is
+    closed the other, and a report is due then too.
+    """
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

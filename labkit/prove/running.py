@@ -9,9 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from labkit.hosts import gpu_count
+from labkit.processes import die_with_parent
 from labkit.prove.part import Part
 from labkit.prove.report import Proof, write
 from labkit.prove.result import Result, read_results
@@ -87,6 +89,7 @@ def _child(part: Part, log: Path, found: Found) -> list[Result]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None,
         )
         try:
             while process.poll() is None and time.monotonic() < deadline:

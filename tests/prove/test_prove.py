@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from labkit.hosts import gpu_count
@@ -86,7 +87,7 @@ def test_an_unknown_part_names_the_known() -> None:
         chosen(PARTS, ["ranks", "nothing"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupt_ends_the_part_and_writes_the_report(tmp_path: Path, number: signal.Signals) -> None:
     program = f"""
 import sys
@@ -96,12 +97,17 @@ from labkit.prove.command import run
 part = Part("p", "asks", (sys.executable, "-c", {HANGS + "time.sleep(1000)"!r}), 900)
 sys.exit(run([part], [], Path({str(tmp_path)!r})))
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], start_new_session=True, stderr=subprocess.PIPE
-    )
+    command = ["env", "--default-signal=HUP", f"TMPDIR={tmp_path}", sys.executable, "-c", program]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)
     child = _pid_in(tmp_path / "p.log")
+    own = psutil.Process(child).parent()
     os.kill(process.pid, number)
     _, said = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert own is not None
+        own.wait(30)  # it was the part's own process, and goes with us
+        os.kill(child, signal.SIGKILL)
+        return
     assert process.returncode == 130
     assert b"interrupted" in said
     assert "**Interrupted**" in (tmp_path / "report.md").read_text()
