@@ -50,8 +50,9 @@ def probe_shared_memory() -> list[Finding]:
 
 def probe_temporary_folder() -> list[Finding]:
     """The folder for jobs: writable, with room, and short enough for a socket's path (108 bytes)."""
-    folder = tempfile.gettempdir()
+    folder = os.environ.get("TMPDIR", "/tmp")
     try:
+        folder = tempfile.gettempdir()
         with (
             tempfile.TemporaryDirectory(prefix="labkit-doctor-") as made,
             socket.socket(socket.AF_UNIX) as probe,

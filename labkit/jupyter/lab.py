@@ -24,12 +24,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from labkit.processes import die_with_parent
+from labkit.processes import die_with_parent, ending_signals
 
 _PORTS_TRIED, _PORTS_EACH = 50, 10
 _SAY_EVERY = 60.0  # seconds without an answer after which whoever waits is told, and told again
 _LOCK = "lock"
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a job's end, a closed terminal
+_ANY, _LOOPBACK = ("0.0.0.0", "::", "", "*"), ("127.0.0.1", "::1", "localhost")  # to listen on
 _NBGRADER_SERVER = [
     f"nbgrader.server_extensions.{part}"
     for part in ("formgrader", "validate_assignment", "assignment_list", "course_list")
@@ -231,7 +231,7 @@ def announcement(
 
 def host_in_url(ip: str) -> str:
     """The name this host's own browser reaches a server by that listens on `ip`."""
-    if ip in ("0.0.0.0", "::", "", "*", "localhost"):
+    if ip in (*_ANY, "localhost"):
         return "127.0.0.1"
     return f"[{ip}]" if ":" in ip else ip
 
@@ -240,11 +240,12 @@ def tunnel(ip: str, port: int, environment: Mapping[str, str], host: str) -> str
     """The ssh command that brings `port` of this host to the person's own machine."""
     user = environment.get("USER") or getpass.getuser()
     login = environment.get("SLURM_SUBMIT_HOST")
+    seen = host_in_url(ip)  # from this host itself
     if "SLURM_JOB_ID" not in environment or login in (None, host):
-        return f"ssh -N -L {port}:127.0.0.1:{port} {user}@{host}"
-    if ip == "127.0.0.1":  # only the node itself can reach it: go through the login node to the node
-        return f"ssh -N -L {port}:127.0.0.1:{port} -J {user}@{login} {user}@{host}"
-    return f"ssh -N -L {port}:{host}:{port} {user}@{login}"
+        return f"ssh -N -L {port}:{seen}:{port} {user}@{host}"
+    if ip in _LOOPBACK:  # only the node itself can reach it: go through the login node to the node
+        return f"ssh -N -L {port}:{seen}:{port} -J {user}@{login} {user}@{host}"
+    return f"ssh -N -L {port}:{host if ip in _ANY else seen}:{port} {user}@{login}"
 
 
 @contextmanager
@@ -254,11 +255,16 @@ def _private_folder() -> Iterator[Path]:
     Whoever is killed leaves theirs, with the secrets of a server in it, and the next one removes it: a folder
     is in use as long as somebody holds a lock on a file in it.
     """
-    parent = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
     prefix = f"labkit-lab-{os.getuid()}-"
-    for left in parent.glob(f"{prefix}*"):
-        _remove_unused(left)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
+    try:
+        parent = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
+        for left in parent.glob(f"{prefix}*"):
+            _remove_unused(left)
+        made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        remedy = "make room in /tmp, or export TMPDIR=/path/to/a/short/folder"
+        raise CannotStart(f"no temporary folder can be made: {error}; {remedy}") from error
+    with made as folder:
         path = Path(folder)
         with (path / "unlocked").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -267,9 +273,11 @@ def _private_folder() -> Iterator[Path]:
 
 
 def _remove_unused(folder: Path) -> None:
-    with contextlib.suppress(OSError), (folder / _LOCK).open() as lock:  # it may be locked, or another user's
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if folder.stat().st_uid == os.getuid():
+    with contextlib.suppress(OSError):
+        if folder.lstat().st_uid != os.getuid():  # what another has put there may be a pipe: nobody opens it
+            return
+        with (folder / _LOCK).open() as lock:  # it may be locked
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -312,7 +320,7 @@ class _SignalsTo:
         self.server = server
 
     def __enter__(self) -> None:
-        self.before = {number: signal.signal(number, self._pass_on) for number in _ENDING}
+        self.before = {number: signal.signal(number, self._pass_on) for number in ending_signals()}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():

@@ -125,6 +125,23 @@ def test_doctor_with_options_that_do_not_go_together(words: list[str], says: str
     assert says in done.stderr
 
 
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["doctor", "--json"], "No usable temporary directory"),
+        (["lab"], "labkit: no temporary folder can be made"),
+    ],
+)
+def test_no_folder_for_temporary_files(words: list[str], says: str) -> None:
+    """All of the machine can be read here, and nothing be written."""
+    alone = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--die-with-parent"]
+    command = [*alone, sys.executable, "-m", "labkit.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_doctor_knows_which_slurm_is_too_old() -> None:
     """By what `sinfo --version` tells, in Slurm's own packages and in Debian's."""
     assert "no --overlap" in slurm_too_old("slurm 20.02.7")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,6 +43,10 @@ SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada", "SSH
         ("127.0.0.1", {"SSH_CONNECTION": "there", "USER": "ada"}, "ssh -N -L 8888:127.0.0.1:8888 ada@n07"),
         ("127.0.0.1", SLURM, "ssh -N -L 8888:127.0.0.1:8888 -J ada@login1 ada@n07"),
         ("0.0.0.0", SLURM, "ssh -N -L 8888:n07:8888 ada@login1"),
+        ("10.0.0.7", {"SSH_CONNECTION": "there", "USER": "ada"}, "ssh -N -L 8888:10.0.0.7:8888 ada@n07"),
+        ("10.0.0.7", SLURM, "ssh -N -L 8888:10.0.0.7:8888 ada@login1"),
+        ("localhost", SLURM, "ssh -N -L 8888:127.0.0.1:8888 -J ada@login1 ada@n07"),
+        ("::1", SLURM, "ssh -N -L 8888:[::1]:8888 -J ada@login1 ada@n07"),
     ],
 )
 def test_the_tunnel_ends_where_jupyter_listens(ip: str, environment: dict[str, str], expected: str) -> None:
@@ -115,14 +120,19 @@ def test_a_server_that_does_not_answer_is_told_again_and_again(
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """`labkit lab`, by a command that runs it in its own place."""
     root = tmp_path / "my lessons"
     root.mkdir()
     (root / "hello.ipynb").write_text("{}")
     environment = {**os.environ, "HOME": str(tmp_path), "SSH_CONNECTION": "there"}
     words = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(root), "--port", "18888"]
     with subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*getattr(request, "param", ["env", "--default-signal=HUP"]), *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         yield process
         for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
@@ -162,6 +172,33 @@ def test_the_printed_url_works_and_one_signal_ends_everything(
     assert folder.exists() == (number == signal.SIGKILL)
     with module._private_folder():  # which the next `labkit lab` does
         assert not folder.exists()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lab", [["nohup"]], indirect=True)
+def test_nohup_has_it_outlive_the_terminal(lab: subprocess.Popen[str]) -> None:
+    url = _printed_url(lab)
+    lab.send_signal(signal.SIGHUP)
+    lab.send_signal(signal.SIGCONT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        lab.wait(3)
+    with urllib.request.urlopen(url.replace("/lab?", "/api/contents?"), timeout=30) as answer:
+        assert b"hello.ipynb" in answer.read()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make something that is another user's")
+def test_what_another_user_put_in_tmp_holds_nobody_up() -> None:
+    folder = Path(f"/tmp/labkit-lab-{os.getuid()}-stranger-{os.getpid()}")
+    folder.mkdir()
+    os.mkfifo(folder / "lock")
+    os.chown(folder, 65534, 65534)
+    try:
+        with module._private_folder() as own:
+            assert own.is_dir()
+        assert folder.is_dir()
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_a_folder_in_use_stays() -> None:
