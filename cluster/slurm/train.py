@@ -50,13 +50,13 @@ def train(steps: int, every: int, pause: float, path: Path, profiles: Path | Non
     """Gradient descent on a mean squared error; rank 0 prints and saves."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    x, y = (part.to(device).chunk(ranks)[rank] for part in data(64, 4))
+    x, y = (part.to(device).tensor_split(ranks)[rank] for part in data(max(64, ranks), 4))
     model = nn.Linear(4, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     begin = 0
     if path.exists():
-        saved = torch.load(path, weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)  # not all onto rank 0's GPU
         begin = saved["step"]
         model.load_state_dict(saved["model"])
     wrapped = DistributedDataParallel(model.to(device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -99,6 +100,42 @@ def test_its_profiles_make_one_trace(
     steps = {(e["pid"], e["name"]) for e in events if e["name"].startswith("ProfilerStep")}
     assert len({pid for pid, _ in steps}) == 4
     assert {name for _, name in steps} == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}
+
+
+ALONE = """
+import importlib.util, sys, torch, torch.distributed as dist
+from pathlib import Path
+from torch.testing._internal.distributed.fake_pg import FakeStore
+spec = importlib.util.spec_from_file_location("train", sys.argv[1])
+train = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(train)
+rank, ranks = int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+train.DistributedDataParallel = lambda model: model
+torch.serialization.location_tag = lambda storage: "cuda:0"
+train.train(int(sys.argv[5]), 1, 0.0, Path(sys.argv[2]), None)
+"""
+
+
+def alone(checkpoint: Path, rank: int, ranks: int, steps: int) -> str:
+    """One rank of many, whose messages nobody reads; what it saves is said to be from the first GPU."""
+    words = [str(SCRIPTS / "train.py"), str(checkpoint), *map(str, (rank, ranks, steps))]
+    done = subprocess.run([sys.executable, "-c", ALONE, *words], capture_output=True, text=True, timeout=100)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("ranks", [12, 100])
+def test_every_rank_has_a_share_of_the_data(tmp_path: Path, ranks: int) -> None:
+    """12 are three nodes of four GPUs: 64 samples do not divide among them."""
+    told = alone(tmp_path / "train.pt", ranks - 1, ranks, 1)
+    assert told.startswith(f"rank {ranks - 1} of {ranks} ")
+    assert "Error" not in told
+
+
+def test_a_checkpoint_goes_on_elsewhere_than_on_the_gpu_that_saved_it(tmp_path: Path) -> None:
+    assert "step 1: loss" in alone(tmp_path / "train.pt", 0, 1, 1)
+    told = alone(tmp_path / "train.pt", 0, 1, 2)
+    assert "from step 1\nstep 2: loss" in told, told
 
 
 def log_of(folder: Path) -> str:
