@@ -83,6 +83,13 @@ def expand(nodes: str) -> list[str]:
     return command("scontrol", "show", "hostnames", nodes).split()
 
 
+def gpus_of(job: str) -> int:
+    """GPUs that a job has on each of its nodes: the fewest, however they were asked for."""
+    told = command("scontrol", "-o", "--details", "show", "job", job)
+    nodes = re.findall(r"\sGRES=(\S*)", told)  # as gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2)
+    return min((sum(map(int, re.findall(r"\bgpu:(?:[^:(,]+:)?(\d+)", one))) for one in nodes), default=0)
+
+
 @cache
 def node_address(name: str) -> str:
     """How the other nodes reach a node: its NodeAddr, as its name may not resolve, or to another network."""

@@ -34,11 +34,11 @@ def interrupt_soon(seconds: float = 0.7) -> None:
 
 
 @contextmanager
-def allocation(slurm: LocalSlurm) -> Iterator[dict[str, str]]:
+def allocation(slurm: LocalSlurm, *options: str) -> Iterator[dict[str, str]]:
     """A job of both nodes, four cores each; what its processes find in their environment."""
     slurm.wait_until_idle()
     command = ["salloc", "--no-shell", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4"]
-    slurm.run(*command, "--job-name=inside")
+    slurm.run(*command, "--job-name=inside", *options)
     job = slurm.run("squeue", "--noheader", "--name=inside", "--format=%A")
     told = {"JOB_ID": job, "JOB_NODELIST": "n[1-2]", "JOB_CPUS_PER_NODE": "4(x2)", "CONF": str(slurm.config)}
     with cancelled_at_last(slurm, job):

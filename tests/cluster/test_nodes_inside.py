@@ -12,12 +12,13 @@ from shutil import rmtree
 
 import pytest
 import torch
-from cluster_helpers import interrupt_soon, wait_for_output, without_answers
+from cluster_helpers import allocation, interrupt_soon, wait_for_output, without_answers
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
 from slurm_cluster import LocalSlurm
 
 import labkit
+from labkit import hosts
 from labkit.launch.failure.errors import (
     DeadlockError,
     InfrastructureError,
@@ -26,8 +27,10 @@ from labkit.launch.failure.errors import (
     RankError,
 )
 from labkit.launch.handover.owner import sign
+from labkit.launch.handover.request import Wanted
 from labkit.launch.nodes import beats
 from labkit.launch.nodes.files import remove_stale
+from labkit.launch.nodes.place import Nodes
 from labkit.magics import RanksMagics
 from labkit.slurm import commands
 
@@ -246,6 +249,19 @@ def test_a_job_that_has_finished_does_not_ask_slurm(
     monkeypatch.setattr(commands, "job_state", asked.append)
     assert [value for value, _ in job.wait().results] == [46.0] * 4
     assert asked == []
+
+
+@pytest.mark.parametrize("asked", ["--gpus-per-node=2", "--gres=gpu:2"])
+def test_a_shell_on_the_login_node_counts_the_gpus_of_its_job(
+    slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Where `salloc` leaves it. Files stand for the nodes' GPUs, so it is only planned."""
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
+    with allocation(slurm, asked) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        request, _ = Nodes(2).plan(Wanted())
+    assert (request.ranks, request.backend, request.devices) == (4, "nccl", [0, 1, 0, 1])
 
 
 def test_steps_have_this_environment_whatever_the_job_was_told(

@@ -35,7 +35,7 @@ class Nodes:
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
         site, inside = current_site(), slurm.allocation()
         _check(wanted.ranks, self.nodes, inside)
-        gpus, notes = hosts.usable(hosts.gpu_count() if inside else site.gpus)
+        gpus, notes = hosts.usable(_gpus_of_a_node(inside) if inside else site.gpus)
         total = wanted.ranks or self.nodes * (gpus or hosts.RANKS_WITHOUT_GPU)
         if total % self.nodes:
             raise ValueError(
@@ -90,6 +90,11 @@ def _refused(request: Request, error: slurm.SlurmError) -> InfrastructureError:
     summary = f"nodes={request.nodes} needs a Slurm that takes the job: {error}"
     hint = "ask for what there is; without nodes= the ranks run on this machine"
     return InfrastructureError(Diagnosis("infrastructure", summary, hint=hint))
+
+
+def _gpus_of_a_node(inside: slurm.Allocation) -> int:
+    """Those of this node; on the login node, where `salloc` may leave its shell, those of the nodes."""
+    return hosts.gpu_count() if "SLURMD_NODENAME" in os.environ else slurm.gpus_of(inside.job)
 
 
 def _check(ranks: int | None, nodes: int, inside: slurm.Allocation | None) -> None:
