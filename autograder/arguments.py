@@ -40,7 +40,7 @@ def number_of_jobs(text: str, automatic: int | None = None) -> int:
 
     if text == "auto":
         return automatic or auto_jobs()
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise click.ClickException(f"--jobs: expected a number from 1, or auto, found {text!r}")
     return int(text)
 

@@ -156,7 +156,7 @@ def check_time(submission: Path) -> None:
 
 def _digits(lesson: str) -> str:
     """The two digits of a lesson given by its number or name. Programs for tables write 1 for 01."""
-    found = lesson.zfill(2) if lesson.isdigit() else lesson[:2]
+    found = lesson.zfill(2) if lesson.isdecimal() else lesson[:2]
     if found not in registry.lessons():
         raise ValueError(f"there is no lesson {lesson!r}")
     return found

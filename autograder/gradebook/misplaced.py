@@ -44,7 +44,7 @@ def _reasons(folder: Path, lesson: str) -> Iterator[str]:
 def _is_about(name: str, lesson: str) -> bool:
     """Whether a name that is not the lesson's means the lesson."""
     meant = name.strip().casefold().replace("-", "_").replace(" ", "_")
-    return lesson in meant or (meant.isdigit() and int(meant) == int(lesson[:2]))
+    return lesson in meant or (meant.isdecimal() and int(meant) == int(lesson[:2]))
 
 
 def _names(folder: Path) -> str:

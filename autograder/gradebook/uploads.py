@@ -199,9 +199,9 @@ class UploadExtractor(ExtractorPlugin):
         for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path)):
             if not path.is_file() or path.is_symlink():
                 continue
-            if path.suffix == ".csv" and path.parent == folder:
+            if path.suffix.lower() == ".csv" and path.parent == folder:
                 continue  # the platform's worksheet
-            if path.suffix == ".zip" and path.parent == folder:
+            if path.suffix.lower() == ".zip" and path.parent == folder:
                 yield from self._zipped(path, archives)
             else:
                 name = str(path.relative_to(folder))

@@ -36,7 +36,7 @@ def read_worksheets(folder: Path) -> dict[str, Participant]:
     language: its students would be known by other ids, and its times be lost.
     """
     found = {}
-    for path in sorted(folder.glob("*.csv")):
+    for path in sorted(folder.glob("*.[cC][sS][vV]")):
         table = table_of(path.read_bytes().decode("utf-8-sig", "replace"), str(path))
         if missing := [name for name in (NUMBER, HANDED_IN) if name not in table.columns]:
             raise CourseError(

@@ -263,6 +263,7 @@ def test_command_line(graded: tuple[Path, Run], tmp_path: Path, monkeypatch: pyt
         (["report", "77"], "77"),
         (["regrade", "06", "--exercise", "06.nothing"], "06.nothing"),
         (["grade", "06", "--jobs", "no"], "no"),
+        (["grade", "06", "--jobs", "²"], "²"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -32,6 +32,7 @@ FILES = {
     f"mine/my {LESSON}.ipynb": f"expected a folder {LESSON}/",
     f"other/homework/{LESSON}.ipynb": f"expected a folder {LESSON}/ with the notebook in it, found homework",
     f"folder/{LESSON}/{LESSON}.ipynb/x": f"found {LESSON}.ipynb/, a folder",
+    f"square/²/{LESSON}.ipynb": f"expected a folder {LESSON}/",
     f"{LESSON}.ipynb": f"move it to submitted/STUDENT/{LESSON}/",
 }
 

@@ -126,12 +126,12 @@ def test_one_number_twice_is_told_and_everybody_else_is_collected(tmp_path: Path
         f"{EVE}/{LESSON}.ipynb": source("eve"),
         f"Bob_8_assignsubmission_file_{LESSON}.ipynb": source("bob"),
     }
-    found, said = collected(tmp_path, {"a.zip": first, "b.zip": second})
+    found, said = collected(tmp_path, {"a.zip": first, "b.ZIP": second})
     assert found == {
         f"666/{LESSON}/{LESSON}.ipynb": source("eve"),
         f"8/{LESSON}/{LESSON}.ipynb": source("bob"),
     }
-    told = "nothing was collected for 123: 2 uploads have this number: a.zip: Ada Byron_123, b.zip: Another"
+    told = "nothing was collected for 123: 2 uploads have this number: a.zip: Ada Byron_123, b.ZIP: Another"
     assert told in said
 
 
@@ -146,7 +146,7 @@ def test_times_and_ids_come_from_moodles_worksheet(tmp_path: Path) -> None:
     """A number is of this assignment alone; where the worksheet has an address, that is the student's id."""
     folder = tmp_path / "downloaded" / LESSON / "archive"
     folder.mkdir(parents=True)
-    (folder / "Grades.csv").write_text(WORKSHEET, encoding="utf-8")
+    (folder / "Grades.CSV").write_text(WORKSHEET, encoding="utf-8")
     found, _ = collected(
         tmp_path, {"all.zip": {f"{MOODLE}/a.ipynb": source("ada"), f"{EVE}/b.ipynb": source("eve")}}
     )
