@@ -52,9 +52,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _new_session(ranks: int | None, options: Any) -> Session:
+def _new_session(ranks: int | None, options: Any, there: Session | None) -> Session:
+    nodes = options.nodes or 1
     try:
-        return new_session(ranks, nodes=options.nodes or 1, seed=options.seed, queue=options.queue)
+        return new_session(ranks, nodes=nodes, seed=options.seed, queue=options.queue, instead_of=there)
     except ValueError as error:
         raise UsageError(f"%%ranks: {error}") from None
 
@@ -172,20 +173,18 @@ class RanksMagics(Magics):
     def _session(self, ranks: int | None, options: Any) -> Session:
         """The session that fits what is asked for: the one that there is, where nothing else is asked for."""
         there = self.session
-        if there is not None and (
-            ranks not in (None, there.ranks)
+        if (
+            there is None
+            or ranks not in (None, there.ranks)
             or options.nodes not in (None, there.nodes)
             or options.seed not in (None, there.seed)
         ):
-            there.stop()
-            self.session = None
-        if self.session is None:
-            self.session = _new_session(ranks, options)
-            for note in self.session.notes:
+            self.session = there = _new_session(ranks, options, there)
+            for note in there.notes:
                 print(note)
         elif options.fresh:
-            self.session.restart()
-        return self.session
+            there.restart()
+        return there
 
     @magic_arguments()
     @argument("--nproc-per-node", "--nproc_per_node", type=int, default=2, help="how many ranks")

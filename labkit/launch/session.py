@@ -40,8 +40,10 @@ class Session(Exchange):
     `push`, `pull`, `scatter` and `gather` are in `values.Exchange`.
     """
 
-    def __init__(self, place: Place, wanted: Wanted) -> None:
+    def __init__(self, place: Place, wanted: Wanted, instead_of: Session | None = None) -> None:
         request, notes = place.plan(wanted)
+        if instead_of is not None:
+            instead_of.stop()
         self._place = place
         self._request = replace(request, target=place.session_target, timeout=0)
         self.ranks, self.backend, self.nodes = request.ranks, request.backend, place.nodes
@@ -418,10 +420,13 @@ def session(
     nodes: int = 1,
     seed: int | None = None,
     queue: float | None = None,
+    instead_of: Session | None = None,
 ) -> Session:
     """Ranks that stay alive: `session.run("x = 1")`, `session.run("x")`, `session.call(fn, 2)`.
 
     nodes: over how many machines of a Slurm cluster they are spread; seed: for their random numbers; queue:
-    seconds to wait for one's turn there; all as in `launch`.
+    seconds to wait for one's turn there; all as in `launch`. instead_of: a session to stop, but not where
+    ValueError says that the new ranks cannot be had.
     """
-    return Session(api.place_for(nodes), Wanted(ranks, backend, env=env or {}, seed=seed, queue=queue))
+    wanted = Wanted(ranks, backend, env=env or {}, seed=seed, queue=queue)
+    return Session(api.place_for(nodes), wanted, instead_of)

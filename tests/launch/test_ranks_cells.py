@@ -140,3 +140,10 @@ def test_a_cell_runs_while_the_notebook_goes_on(kernel: Kernel) -> None:
     kernel.run("job.result()")
     assert "late = 3" in kernel.text("%ranks locals 1")
     assert kernel.text("%%ranks --rank 0,9\n1").startswith("UsageError: %%ranks --rank 9: the session has")
+
+
+def test_ranks_that_cannot_be_had_cost_no_variable(kernel: Kernel) -> None:
+    kernel.run("%%ranks 2\nkept = rank + 40")
+    assert "UsageError: %%ranks: " in kernel.text("%%ranks 100000\n1")
+    assert "too few for 3 nodes" in kernel.text("%%ranks 2 --nodes 3\n1")
+    assert kernel.text("%%ranks\nkept") == "[rank 0] 40\n[rank 1] 41"
