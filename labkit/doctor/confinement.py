@@ -105,7 +105,11 @@ def apptainer_refuses() -> str:
     apptainer = shutil.which("apptainer")
     if not apptainer:
         return "no Apptainer"
-    with tempfile.TemporaryDirectory(prefix="labkit-doctor-") as folder:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="labkit-doctor-")
+    except OSError as error:
+        return f"Apptainer cannot be tried: {error}"
+    with made as folder:
         root, profile = Path(folder, "root"), Path(folder, "seccomp.json")
         for path in (*SYSTEM, "/proc", "/dev", "/tmp"):
             Path(f"{root}{path}").mkdir(parents=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 
 from labkit.theory.models import ModelConfig
 
@@ -94,7 +94,6 @@ def routed_weights(config: ModelConfig, layer: int, routed: int | None = None) -
     return mlp_weights(config, mixture.expert_ffn) * (mixture.num_experts if routed is None else routed)
 
 
-@lru_cache(maxsize=4096)
 def layer_weights(config: ModelConfig, layer: int = 0, routed: int | None = None) -> Weights:
     """One layer: attention, MLP or experts with their router, and two norms.
 
@@ -146,18 +145,18 @@ class ParameterCount:
         return "\n".join(f"{part:<10}{getattr(self, part):>22,}" for part in parts)
 
 
-@lru_cache(maxsize=4096)
 def count_parameters(config: ModelConfig) -> ParameterCount:
     """Every parameter of the model, exactly as `labkit.model.Transformer(config)` creates them.
 
     `head` is the output matrix alone (0 when tied); the final norm is among `norms`.
     """
-    layers = range(config.num_layers)
+    alike = Counter(map(config.has_experts, range(config.num_layers)))  # a plan is chosen among thousands
+    layers = {config.has_experts(layer): layer for layer in range(config.num_layers)}
     attention = attention_weights(config).total * config.num_layers
     norms = norm_weights(config).total * (2 * config.num_layers + 1)
-    whole_layers = sum(layer_weights(config, i).total for i in layers)
+    whole_layers = sum(layer_weights(config, layers[kind]).total * n for kind, n in alike.items())
     visited = config.mixture.active_experts if config.mixture else None
-    active_layers = sum(layer_weights(config, i, visited).total for i in layers)
+    active_layers = sum(layer_weights(config, layers[kind], visited).total * n for kind, n in alike.items())
     embedding, final = embedding_weights(config).total, head_weights(config).total
     return ParameterCount(
         embedding=embedding,
