@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from slurm_cluster import LocalSlurm
+from turn import SAMPLE, today
 
 from labkit import doctor
 from labkit.hosts import gpu_count
@@ -64,6 +65,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    its_days = item.get_closest_marker("days")
+    if its_days and SAMPLE in os.environ and its_days.kwargs["even"] != (today() % 2 == 0):
+        pytest.skip("a long one, which `make test` tries every other day; pytest runs it")
     for marker in ("gpu", "browser", "sandbox", "apptainer", "slurm", "hub"):
         if item.get_closest_marker(marker) is None:
             continue

@@ -59,6 +59,7 @@ def test_an_end_in_between_leaves_nothing(
     assert "Traceback" not in said
 
 
+@pytest.mark.days(even=True)
 def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None:
     make_course(
         tmp_path

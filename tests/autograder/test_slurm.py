@@ -60,6 +60,7 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path, make_
         assert {s: gradebook.find_submission(LESSON, s).score for s in expected} == expected
 
 
+@pytest.mark.days(even=False)
 def test_one_student_again_is_that_student_alone(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:
@@ -75,6 +76,7 @@ def test_one_student_again_is_that_student_alone(
     assert after["bob"] == before["bob"]
 
 
+@pytest.mark.days(even=False)
 def test_an_interrupt_ends_the_array_and_no_grade_is_lost(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:
