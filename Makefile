@@ -32,15 +32,16 @@ BUSY = $(addprefix --ignore=,$(QUIET))
 # What failed beside others is tried once more with nobody beside it: on a machine with fewer cores than workers some waits are
 # too short. Both tries are told; what fails twice has failed, and a sample drawn at random is drawn alike.
 test: .venv/.has-all
-	@status=0; export LABKIT_SAMPLE=$$(date +%s); \
+	@status=0; export LABKIT_SAMPLE=$$(date +%s); types=$$(mktemp); trap 'rm -f $$types' EXIT; \
 	$(RUN) -m ruff check . || status=1; \
-	$(RUN) -m mypy || status=1; \
+	$(RUN) -m mypy >$$types 2>&1 & mypy=$$!; \
 	$(RUN) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(or $(PYTEST),$(BUSY)); first=$$?; \
 	if [ $$first = 1 ]; then \
 		echo "Once more, alone, what failed:"; \
 		$(RUN) -m pytest --last-failed --maxfail 4 $(or $(PYTEST),$(BUSY)); first=$$?; \
 	fi; \
 	[ $$first = 0 ] || status=1; \
+	wait $$mypy || status=1; cat $$types; \
 	$(if $(PYTEST),,$(RUN) -m pytest $(QUIET) || status=1;) \
 	exit $$status
 

@@ -28,7 +28,7 @@ def one_of_each(lesson: str, turn: int) -> list[Alternative]:
     return [found[turn % len(found)] for found in by_exercise.values()]
 
 
-EXERCISES_IN_TURN = 12  # the days until each exercise was tried; then its next answer is
+EXERCISES_IN_TURN = 16  # the days until each exercise was tried; then its next answer is
 EACH = [a for lesson in graded_lessons() for a in one_of_each(lesson, today() // EXERCISES_IN_TURN)]
 TODAY = part_of(EACH, EXERCISES_IN_TURN, today())
 BUILT_ON_IT = [(a, exercise) for a in TODAY for exercise in a.graded if exercise.id != a.exercise.id]
