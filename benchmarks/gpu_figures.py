@@ -207,7 +207,7 @@ def held_over_a_step(model: Transformer, ids: Tensor, state: int) -> Figure:
     mark()
     loss = model.loss(ids, ids)
     mark()
-    turn = len(marks) - 1
+    turn = len(marks)
     loss.backward()
     mark()
     torch.cuda.synchronize()

@@ -17,14 +17,15 @@ def draw_held(
 ) -> Picture:
     """Bytes alive after each operation of a training step, one curve a plan.
 
-    histories: plan -> bytes after each operation. turns: plan -> the operation at which backward began.
+    histories: plan -> bytes after each operation. turns: plan -> how many were over when backward began.
     counted: what a step along the axis is.
     """
     figure, (axes,) = new_figure(3.2)
     most = max(max(held) for held in histories.values())
     unit, name_of_unit = (GIB, "GiB") if most >= 4 * GIB else (MIB, "MiB")
     for (name, held), color, line in zip(histories.items(), _COLORS, _LINES, strict=False):
-        axes.plot([b / unit for b in held], color=color, linestyle=line, linewidth=1.8, label=name)
+        so_far = range(1, len(held) + 1)  # as many are over at a point of the curve
+        axes.plot(so_far, [b / unit for b in held], color=color, linestyle=line, linewidth=1.8, label=name)
         axes.plot(turns[name], held[turns[name] - 1] / unit, "o", color=color, markersize=6)
     axes.set(
         xlabel=f"{counted} (the dot: backward begins)",
