@@ -39,8 +39,14 @@ def shares_of_ranks(job: HasRecord, step: str = "", warm_up: int = 0) -> list[St
         first event to its last. Computing is what the other spans name, but for those of kind "idle",
         "communication" and "step".
     warm_up: how many steps of each rank to leave out, from the first.
-    ValueError where a rank has no step left.
+    ValueError where a rank has no step left, or nothing was recorded.
     """
+    if not step and warm_up:
+        raise ValueError(f'warm_up={warm_up} leaves out steps: say how they are named too, step="step"')
+    if not (step or job.spans or job.collectives):
+        raise ValueError(
+            "nothing was recorded: no communication and no region; put `with labkit.span(...):` around work"
+        )
     came = everybody_came(job.collectives)
     shares = []
     for rank in range(job.ranks):

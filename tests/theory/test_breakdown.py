@@ -109,6 +109,13 @@ def test_warm_up_is_left_out_and_must_leave_a_step() -> None:
         shares_of_ranks(record(), "step", 2)
 
 
+def test_without_a_step_it_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"^nothing was recorded: no communication and"):
+        draw_breakdown(replace(record(), spans=[], collectives=[]))
+    with pytest.raises(ValueError, match=r"^warm_up=1 leaves out steps: say how they are named"):
+        draw_breakdown(record(), warm_up=1)
+
+
 def test_the_drawing_says_it_in_words() -> None:
     told = draw_breakdown(record(), "step").alt
     assert (
