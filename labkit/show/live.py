@@ -20,13 +20,25 @@ def checked_start(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
 
 
 def menu(start: Mapping[str, Any], name: str, text: str, options: list[Any]) -> widgets.Dropdown:
-    """A menu that begins with the setting `name` of `start`. text: beside it."""
-    return widgets.Dropdown(options=options, value=start[name], description=text, **LOOK)
+    """A menu that begins with the setting `name` of `start`. text: beside it. ValueError lists options."""
+    return widgets.Dropdown(options=options, value=_one_of(options, start, name), description=text, **LOOK)
 
 
 def slider(start: Mapping[str, Any], name: str, text: str, options: list[int]) -> widgets.SelectionSlider:
-    """A slider over the options that begins with the setting `name` of `start`. text: beside it."""
-    return widgets.SelectionSlider(options=options, value=start[name], description=text, **LOOK)
+    """A slider over the options that begins with the setting `name` of `start`. text: beside it. ValueError
+    lists the options.
+    """
+    value = _one_of(options, start, name)
+    return widgets.SelectionSlider(options=options, value=value, description=text, **LOOK)
+
+
+def _one_of(options: list[Any], start: Mapping[str, Any], name: str) -> Any:
+    """The setting to begin with. An option may be a pair, of what is shown and its value."""
+    values = [option[1] if isinstance(option, tuple) else option for option in options]
+    if start[name] not in values:
+        there_are = ", ".join(map(str, values))
+        raise ValueError(f"expected {name} to be one of {there_are}; found {start[name]!r}")
+    return start[name]
 
 
 class Live:

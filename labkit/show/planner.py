@@ -15,7 +15,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.show.html import render
-from labkit.show.live import LOOK, Live, checked_start, menu, slider
+from labkit.show.live import Live, checked_start, menu, slider
 from labkit.show.memory import MemoryBars
 from labkit.show.table import Table
 from labkit.theory.hardware import GPUS
@@ -142,13 +142,8 @@ class Planner(Live):
 def _controls(start: Mapping[str, Any]) -> dict[str, widgets.ValueWidget]:
     return {
         "model": menu(start, "model", "model", list(PRESETS)),
-        "ep": widgets.Dropdown(
-            # 0 and not None: a menu whose value is None shows nothing
-            options=[("any number of ranks", 0), *_degrees()],
-            value=start["ep"] or 0,
-            description="experts over",
-            **LOOK,
-        ),
+        # 0 and not None: a menu whose value is None shows nothing
+        "ep": menu({"ep": start["ep"] or 0}, "ep", "experts over", [("any number of ranks", 0), *_degrees()]),
         "recipe": menu(start, "recipe", "precision", list(RECIPES)),
         "sequence": slider(start, "sequence", "sequence s", [2**i for i in range(9, 18)]),
         "batch": slider(start, "batch", "sequences a step", [2**i for i in range(3, 13)]),

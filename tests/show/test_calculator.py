@@ -90,4 +90,8 @@ def test_the_picture_stays_where_widgets_do_not_run() -> None:
 def test_a_wrong_start_is_told() -> None:
     with pytest.raises(TypeError, match="no setting sequence_length; there are model, gpu"):
         MemoryCalculator(sequence_length=5)
+    with pytest.raises(ValueError, match=r"expected sequence to be one of 512, 1024, .* found 5000"):
+        MemoryCalculator(sequence=5000)
+    with pytest.raises(ValueError, match=r"expected model to be one of .*Llama 3 8B.* found 'Llama 3'"):
+        MemoryCalculator(model="Llama 3")
     assert set(MemoryCalculator().settings) == set(START)

@@ -105,6 +105,10 @@ def test_what_does_not_fit_is_told() -> None:
 def test_a_wrong_start_is_told() -> None:
     with pytest.raises(TypeError, match="no setting gpus; there are model, recipe"):
         Planner(gpus=5)
+    with pytest.raises(ValueError, match=r"expected nodes to be one of 1, 2, 4, .* found 3"):
+        Planner(nodes=3)
+    with pytest.raises(ValueError, match=r"expected ep to be one of 0, 1, 2, 4, .* found 3"):
+        Planner(ep=3)
 
 
 def test_the_answer_stays_where_widgets_do_not_run() -> None:
