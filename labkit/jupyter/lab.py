@@ -23,6 +23,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from urllib.parse import quote
 
 from labkit.processes import die_with_parent, ending_signals
 
@@ -214,7 +215,8 @@ def announcement(
     ip: str, port: int, token: str, root: Path, environment: Mapping[str, str], host: str
 ) -> str:
     """What to open, and from a remote node also the tunnel that makes it reachable."""
-    url = f"http://{host_in_url(ip)}:{port}/lab?token={token}"
+    page = page_of_lab(token)
+    url = f"http://{host_in_url(ip)}:{port}/{page}"
     lines = ["", f"JupyterLab is open on {root}", ""]
     if is_remote(environment):
         lines += [
@@ -223,10 +225,15 @@ def announcement(
             f"    {tunnel(ip, port, environment, host)}",
             "",
         ]
-        lines += ["then in your browser:", "", f"    http://127.0.0.1:{port}/lab?token={token}", ""]
+        lines += ["then in your browser:", "", f"    http://127.0.0.1:{port}/{page}", ""]
     else:
         lines += [f"    {url}", ""]
     return "\n".join([*lines, "Ctrl-C ends it.", ""])
+
+
+def page_of_lab(token: str) -> str:
+    """JupyterLab's page, which the token opens: one that somebody has set may have a + or a &."""
+    return f"lab?token={quote(token, safe='')}"
 
 
 def host_in_url(ip: str) -> str:

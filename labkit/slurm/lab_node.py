@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from labkit.jupyter.lab import CannotStart, own_port, run, tunnel
+from labkit.jupyter.lab import CannotStart, own_port, page_of_lab, run, tunnel
 from labkit.settings import SettingsError
 from labkit.slurm import lab_files
 from labkit.slurm.commands import SlurmError, node_address
@@ -34,7 +34,7 @@ def main(root: Path, idle: float) -> None:
         reached = {**os.environ, **({"SLURM_SUBMIT_HOST": site.login} if site.login else {})}
 
         def tell(port: int, token: str) -> None:
-            page = f"lab?token={token}"
+            page = page_of_lab(token)
             url = f"http://127.0.0.1:{port}{base.format(port=port)}{page}"
             through = f"{os.environ['LABKIT_JUPYTER']}{below.format(port=port)}{page}" if around else ""
             line = tunnel(ip, port, reached, node)

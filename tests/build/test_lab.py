@@ -175,6 +175,14 @@ def test_the_printed_url_works_and_one_signal_ends_everything(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("lab", [["env", "JUPYTER_TOKEN=2+2/4=&1 #"]], indirect=True)
+def test_a_token_that_somebody_has_set_opens_the_printed_url(lab: subprocess.Popen[str]) -> None:
+    url = _printed_url(lab)
+    with urllib.request.urlopen(url.replace("/lab?", "/api/contents?"), timeout=30) as answer:
+        assert b"hello.ipynb" in answer.read()
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("lab", [["nohup"]], indirect=True)
 def test_nohup_has_it_outlive_the_terminal(lab: subprocess.Popen[str]) -> None:
     url = _printed_url(lab)
