@@ -14,6 +14,7 @@ What students hand in can be read by all who know its name, which ends in 72 ran
 from __future__ import annotations
 
 import contextlib
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def problems(root: Path, course_id: str, course: Path) -> Iterator[str]:
         yield from _must(above, "x", "students do not reach the exchange")
     yield from _must(root, "rwx", "nbgrader refuses to fetch and to submit")
     if not root.stat().st_mode & stat.S_ISVTX:
-        yield f"{root}: everybody may rename or remove a course: chmod +t {root}"
+        yield f"{root}: everybody may rename or remove a course: chmod +t {shlex.quote(str(root))}"
     exchange = root / course_id
     for path in (exchange, exchange / "inbound", *_below(exchange / "outbound")):
         inbound = path.name == "inbound"
@@ -98,14 +99,14 @@ def _must(path: Path, wanted: str, otherwise: str) -> Iterator[str]:
     """A sentence when others may not do all of `wanted` (of r, w, x) with `path`."""
     lacking = "".join(letter for letter in wanted if not path.stat().st_mode & _OTHERS[letter])
     if lacking:
-        yield f"{path}: {otherwise}: chmod o+{lacking} {path}"
+        yield f"{path}: {otherwise}: chmod o+{lacking} {shlex.quote(str(path))}"
 
 
 def _must_not(path: Path, denied: str, otherwise: str) -> Iterator[str]:
     """A sentence when others may do something of `denied` with `path`."""
     excess = "".join(letter for letter in denied if path.stat().st_mode & _OTHERS[letter])
     if excess:
-        yield f"{path}: {otherwise}: chmod o-{excess} {path}"
+        yield f"{path}: {otherwise}: chmod o-{excess} {shlex.quote(str(path))}"
 
 
 def _released_name(lesson: str, course: Path) -> str:

@@ -132,6 +132,17 @@ def test_a_wrong_permission_is_told_with_what_puts_it_right(
     assert list(problems(exchange, "tml", course)) == []
 
 
+def test_what_puts_it_right_goes_into_a_shell_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    exchange, course = tmp_path / "the exchange; of 2026", tmp_path / "Ada's course"
+    for folder in (exchange / "tml" / "outbound", exchange / "tml" / "inbound", course):
+        folder.mkdir(parents=True)
+    own = [told for told in problems(exchange, "tml", course) if str(exchange) in told]
+    assert own
+    for told in own:
+        subprocess.run(["sh", "-c", told.rpartition(": ")[2]], check=True)
+    assert [told for told in problems(exchange, "tml", course) if str(exchange) in told] == []
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(CannotRelease, match=r"autograder init"):
         release("00", tmp_path)
