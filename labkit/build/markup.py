@@ -77,7 +77,7 @@ def read_lesson(path: Path) -> Lesson:
     import jupytext
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors begin it with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise LessonError(path, 1, f"cannot be read as UTF-8 text: {error}") from error
     raw_cells = list(jupytext.reads(text, fmt="py:percent").cells)
@@ -104,8 +104,11 @@ def _front_matter(path: Path, raw_cells: list[Any]) -> dict[str, Any]:
     form = 'lesson: {number: "06", title: "...", minutes: 90}'
     if not raw_cells or raw_cells[0].cell_type != "raw":
         raise LessonError(path, 1, f"expected a Jupytext header (# --- ... # ---) with `{form}`")
-    header = yaml.safe_load(raw_cells[0].source.strip().strip("-")) or {}
-    lesson = header.get("lesson")
+    try:
+        header = yaml.safe_load(raw_cells[0].source.strip().strip("-"))
+    except yaml.YAMLError as error:
+        raise LessonError(path, 1, f"the header is not YAML, expected `{form}` in it: {error}") from error
+    lesson = header.get("lesson") if isinstance(header, dict) else header
     wanted = {"number": str, "title": str, "minutes": int}
     if not isinstance(lesson, dict) or {key: type(value) for key, value in lesson.items()} != wanted:
         raise LessonError(path, 1, f"expected `{form}` in the header, found {lesson!r}")

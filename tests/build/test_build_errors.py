@@ -69,6 +69,8 @@ MISTAKES = {
         "not the lesson's last cell",
     ),
     "no header": ("# lesson: {", "# lesso: {", "# ---", "expected `lesson: {number"),
+    "not YAML": ('title: "Doubling"', 'title: "Doubling" twice', "# ---", "the header is not YAML"),
+    "a list": ("# lesson: {", "# - lesson: {", "# ---", "expected `lesson: {number"),
     "minutes a word": ("minutes: 25}", 'minutes: "25"}', "# ---", "expected `lesson: {number"),
     "too few minutes": ("minutes: 25}", "minutes: 14}", "# ---", "its exercises 15 together"),
     "other number": ('number: "90"', 'number: "91"', "# ---", "the header says lesson '91'"),
@@ -144,6 +146,13 @@ def test_an_exercise_of_the_checks_that_the_lesson_lacks(tmp_path: Path) -> None
     exercises: tuple[Exercise, ...] = (*small_lesson.EXERCISES, small_lesson.exercise("90.halve-it"))
     with pytest.raises(LessonError, match=r'no cell with exercise="90\.halve-it"'):
         instructor_notebook(read_lesson(small_lesson.write(tmp_path)), exercises)
+
+
+def test_a_mark_that_windows_editors_begin_a_file_with(tmp_path: Path) -> None:
+    path = small_lesson.write(tmp_path)
+    before = read_lesson(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_lesson(path) == before
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
