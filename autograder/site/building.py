@@ -57,8 +57,13 @@ def build_site(folder: Path, work: Path, wanted: Collection[str] = ()) -> Path:
     """
     lessons = tuple(read_lesson(path) for path in find_lessons((), solutions_folder()))
     to_run = [read_lesson(path) for path in find_lessons(wanted, solutions_folder())]
+    if folder.exists() and not folder.is_dir():
+        raise SiteError(f"{folder} is no folder: give a new or an empty one")
     if folder.exists() and any(folder.iterdir()) and not (folder / "objects.inv").is_file():
         raise SiteError(f"{folder} has something in it that is no site: give a new or an empty folder")
+    one, other = folder.resolve(), work.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise SiteError(f"{folder}, which is replaced, and {work}, where runs are kept, must be apart")
     contents = Contents(lessons, run_lessons(to_run, work / "runs"), host_in_words())
     sources, built = work / "sources", work / "html"
     for made in (sources, built):

@@ -1,4 +1,4 @@
-"""Runs of lessons for the web site: what is told meanwhile, and what becomes of one that is too slow."""
+"""Runs of lessons for the web site: what is told, what becomes of a slow one, where they are kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from autograder.site.building import SiteError, build_site
 from autograder.site.runs import RunError, run_cells
 
 pytestmark = pytest.mark.timeout(60)
@@ -18,6 +19,20 @@ def test_each_cell_that_has_run_is_told(tmp_path: Path) -> None:
     shown = run_cells("05_made", new_notebook(cells=cells), tmp_path, 50, lambda *ran: told.append(ran))
     assert told == [(1, 2), (2, 2)]
     assert [shown[cell.id][0]["text"] for cell in cells] == ["0\n", "1\n"]
+
+
+@pytest.mark.parametrize(("folder", "work"), [("build", "build/work"), ("work/html", "work"), ("a", "a")])
+def test_runs_are_not_kept_where_the_site_is_replaced(tmp_path: Path, folder: str, work: str) -> None:
+    with pytest.raises(SiteError, match="must be apart"):
+        build_site(tmp_path / folder, tmp_path / work)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_the_site_would_be_stays(tmp_path: Path) -> None:
+    (tmp_path / "site").write_text("mine")
+    with pytest.raises(SiteError, match="is no folder"):
+        build_site(tmp_path / "site", tmp_path / "work")
+    assert (tmp_path / "site").read_text() == "mine"
 
 
 def test_a_lesson_that_takes_too_long_is_named_with_its_cell(tmp_path: Path) -> None:
