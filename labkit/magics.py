@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from argparse import ArgumentTypeError
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,24 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _name(text: str) -> str:
+    if not text.isidentifier() or iskeyword(text):
+        raise ArgumentTypeError(f"expected a name such as job and found {text!r}")
+    return text
+
+
+def _rank_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected how many ranks, such as 4, and found {text!r}")
+    return int(text)
+
+
+def _path(text: str) -> Path:
+    """A path as it is typed: IPython leaves quotes on, and ~ as it is."""
+    bare = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+    return Path(bare).expanduser()
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -53,7 +72,7 @@ def _seconds(text: str) -> float:
 
 
 def _new_session(ranks: int | None, options: Any, there: Session | None) -> Session:
-    nodes = options.nodes or 1
+    nodes = 1 if options.nodes is None else options.nodes
     try:
         return new_session(ranks, nodes=nodes, seed=options.seed, queue=options.queue, instead_of=there)
     except ValueError as error:
@@ -78,7 +97,14 @@ class RanksMagics(Magics):
     @argument("--rank", type=_rank_list, default=None, help="only these ranks, such as 0,2")
     @argument("--seed", type=int, default=None, help="for the random numbers of new ranks, as in launch")
     @argument("--push", type=_names, default=(), help="send the notebook's values of names such as a,b")
-    @argument("--async", dest="handle", default=None, metavar="NAME", help="do not wait: NAME.result() does")
+    @argument(
+        "--async",
+        dest="handle",
+        type=_name,
+        default=None,
+        metavar="NAME",
+        help="do not wait: NAME.result() does",
+    )
     @argument("--fresh", action="store_true", help="start new ranks first, without the variables")
     @argument("--timeout", type=_seconds, default=60.0, help="seconds until the cell is ended")
     @line_cell_magic
@@ -111,7 +137,7 @@ class RanksMagics(Magics):
             "stop": detail is None,
             "restart": detail is None,
             "trace": detail is not None,
-            "locals": detail is None or detail.isdigit(),
+            "locals": detail is None or detail.isdecimal(),
         }
         if not fits.get(what):
             asked = " ".join(filter(None, (what, detail)))
@@ -127,7 +153,7 @@ class RanksMagics(Magics):
             self.session.stop()
             self.session = None
         elif detail is not None:
-            print(trace(self.session.record(), detail))
+            print(trace(self.session.record(), _path(detail)))
         else:
             self.session.restart()
 
@@ -187,16 +213,15 @@ class RanksMagics(Magics):
         return there
 
     @magic_arguments()
-    @argument("--nproc-per-node", "--nproc_per_node", type=int, default=2, help="how many ranks")
+    @argument("--nproc-per-node", "--nproc_per_node", type=_rank_count, default=2, help="how many ranks")
     @argument("--timeout", type=_seconds, default=120.0, help="seconds until it is ended")
-    @argument("--script", default="torchrun_cell.py", help="where the cell is written")
+    @argument("--script", type=_path, default=Path("torchrun_cell.py"), help="where the cell is written")
     @cell_magic
     def torchrun(self, line: str, cell: str) -> None:
         """Write the cell to a script and run it with torch's own torchrun command, which is shown."""
         options = parse_argstring(self.torchrun, line)
-        script = Path(options.script)
-        script.write_text(cell)
-        run_script(script, options.nproc_per_node, options.timeout, sys.stdout.write)
+        options.script.write_text(cell, encoding="utf-8")
+        run_script(options.script, options.nproc_per_node, options.timeout, sys.stdout.write)
 
 
 class CellSyntaxError(Exception):
@@ -247,9 +272,10 @@ def _reloads(shell: InteractiveShell) -> bool:
 def _count(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"%%ranks {text}: expected how many ranks, such as %%ranks 4")
-    return int(text)
+    try:
+        return _rank_count(text)
+    except ArgumentTypeError:
+        raise UsageError(f"%%ranks {text}: expected how many ranks, such as %%ranks 4") from None
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:

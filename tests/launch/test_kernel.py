@@ -102,7 +102,10 @@ def test_interrupting_torchrun(kernel: Kernel) -> None:
 
 def test_wrong_use_of_the_magic(kernel: Kernel) -> None:
     assert "expected how many ranks" in kernel.text("%%ranks four\n1")
+    assert "expected how many ranks" in kernel.text("%%ranks ²\n1")
+    assert "expected how many ranks" in kernel.text("%%torchrun --nproc-per-node 0\n1")
     assert "expected status, stop, restart" in kernel.text("%ranks begin")
+    assert "expected status, stop, restart" in kernel.text("%ranks locals ²")
     assert "--rank 7: the session has ranks 0 to 1" in kernel.text("%%ranks 2 --rank 7\n1")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,14 +137,28 @@ def test_a_cell_runs_while_the_notebook_goes_on(kernel: Kernel) -> None:
     assert "started with --async" in kernel.text("%%ranks\n1")
     assert kernel.text("job.result()") == "[rank 0] begun\n[rank 0] 3\n[rank 1] begun\n[rank 1] 4"
     assert kernel.text("%%ranks\nrank") == "[rank 0] 0\n[rank 1] 1"
+    assert "expected a name such as job and found '4'" in kernel.text("%%ranks --async 4\n1")
+    assert kernel.text("%%ranks\nrank") == "[rank 0] 0\n[rank 1] 1"
     kernel.run("%%ranks --async job\nlate = 3\nlate / 0")
     kernel.run("job.result()")
     assert "late = 3" in kernel.text("%ranks locals 1")
     assert kernel.text("%%ranks --rank 0,9\n1").startswith("UsageError: %%ranks --rank 9: the session has")
 
 
+def test_paths_are_as_in_a_shell(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("%%ranks 1\n1")
+    kernel.run(f"import os\nhome = os.environ['HOME']\nos.environ['HOME'] = {str(tmp_path)!r}")
+    kernel.run("%ranks trace ~/step.json")
+    kernel.run("%ranks trace '~/a step.json'")
+    assert {path.name for path in tmp_path.iterdir()} == {"step.json", "a step.json"}
+    kernel.run('%%torchrun --nproc-per-node 1 --script "~/a script.py"\nprint("é")')
+    kernel.run("os.environ['HOME'] = home")
+    assert (tmp_path / "a script.py").read_text(encoding="utf-8") == 'print("é")\n'
+
+
 def test_ranks_that_cannot_be_had_cost_no_variable(kernel: Kernel) -> None:
     kernel.run("%%ranks 2\nkept = rank + 40")
     assert "UsageError: %%ranks: " in kernel.text("%%ranks 100000\n1")
+    assert "nodes must be a whole number from 1, found 0" in kernel.text("%%ranks --nodes 0\n1")
     assert "too few for 3 nodes" in kernel.text("%%ranks 2 --nodes 3\n1")
     assert kernel.text("%%ranks\nkept") == "[rank 0] 40\n[rank 1] 41"
