@@ -116,6 +116,20 @@ def new_figure(
     return figure, list(axes)
 
 
+def mark_guess(axes: Axes, milliseconds: float) -> bool:
+    """A dashed line at a guess on the x axis, whose limits are set, or a word above it where the guess is
+    beyond them. Whether it is a line.
+    """
+    low, high = axes.get_xlim()
+    if low <= milliseconds <= high:
+        axes.axvline(milliseconds, color=VERMILION, linestyle="--", linewidth=1.2)
+        return True
+    told = f"your guess: {milliseconds:,g} ms"
+    told = f"← {told}" if milliseconds < low else f"{told} →"
+    axes.set_title(told, loc="right", fontsize=8, color=VERMILION)
+    return False
+
+
 def drawing_board(axes: Axes) -> None:
     """Turn a plot into a plain sheet for shapes: no axes, equal scales."""
     axes.set_axis_off()

@@ -11,7 +11,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from labkit.record import Collective, Span
-from labkit.show.style import HATCHES, INK, PAPER, VERMILION, Picture, kind_color, lettering, new_figure
+from labkit.show.style import (
+    HATCHES,
+    INK,
+    PAPER,
+    VERMILION,
+    Picture,
+    kind_color,
+    lettering,
+    mark_guess,
+    new_figure,
+)
 from labkit.theory.units import binary_text
 
 BAR = 0.62  # of a row's height
@@ -43,7 +53,8 @@ def draw_timeline(
     """Draw the regions that `labkit.span` named, and every collective with its bytes.
 
     Communication that goes on behind other work is drawn below it.
-    guess_ms: a prediction in milliseconds from the first event, drawn as a line; `...` stands for none yet.
+    guess_ms: a prediction in milliseconds from the first event, drawn as a line, or told above where it is
+        beyond the last; `...` stands for none yet.
     start_at: leave out what began before the first region of this name.
     """
     if not hasattr(job, "collectives"):
@@ -65,8 +76,7 @@ def draw_timeline(
     names = [*_names_of_calls(calls), *_names_without_room(spans, width / 1e3)]
     levels = _write_above(axes, [((at - origin) * 1e3, text) for at, text in sorted(names)], width)
     _finish_axes(axes, job.ranks, width, levels)
-    if isinstance(guess_ms, (int, float)):
-        axes.axvline(guess_ms, color=VERMILION, linestyle="--", linewidth=1.2)
+    if isinstance(guess_ms, (int, float)) and mark_guess(axes, guess_ms):
         axes.text(guess_ms, job.ranks - 0.45, " your guess", color=VERMILION, fontsize=8, va="center")
     _legend(figure, [s.kind for s in sorted(spans, key=lambda s: s.start)] + ["communication"] * bool(calls))
     return Picture(figure, _in_words(job.ranks, spans, calls, width))

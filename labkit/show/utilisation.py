@@ -9,7 +9,7 @@ from typing import Protocol
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from labkit.show.style import HATCHES, INK, KINDS, VERMILION, Picture, kind_color, new_figure
+from labkit.show.style import HATCHES, INK, KINDS, Picture, kind_color, mark_guess, new_figure
 
 BAR = 0.6
 
@@ -62,7 +62,7 @@ def draw_utilisation(
         axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
         if isinstance(guess_ms, (int, float)):
-            axes.axvline(guess_ms, color=VERMILION, linestyle="--", linewidth=1.2)
+            mark_guess(axes, guess_ms)
     panels[-1].set_xlabel("milliseconds", fontsize=9)
     kinds = list(dict.fromkeys(w.kind for works in timelines.values() for w in works))
     figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=5, frameon=False, fontsize=8)

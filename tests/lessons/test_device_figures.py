@@ -51,6 +51,13 @@ def test_utilisation_is_the_share_of_time_a_device_works() -> None:
     assert (pytest.approx(400), pytest.approx(200)) in bars
 
 
+def test_a_guess_beyond_the_end_is_told_where_its_line_would_not_be_seen() -> None:
+    (axes,) = draw_utilisation({"two devices": STAIRS}, guess_ms=300).figure.axes
+    assert axes.lines[0].get_xdata() == [300, 300]
+    (axes,) = draw_utilisation({"two devices": STAIRS}, guess_ms=900).figure.axes
+    assert axes.get_title(loc="right") == "your guess: 900 ms →"
+
+
 def test_copies_on_their_own_stream_have_their_own_row() -> None:
     works = [Busy(0, 1, "copy", "communication", 0.0, 0.2), Busy(0, 0, "layer", "forward", 0.1, 0.4)]
     picture = draw_utilisation({"streaming": works})

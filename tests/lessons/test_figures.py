@@ -111,6 +111,17 @@ def test_a_guess_is_drawn_once_it_is_made() -> None:
     assert " your guess" in texts(draw_timeline(two_ranks(), guess_ms=50))
 
 
+def test_a_guess_far_from_what_happened_is_told_and_leaves_the_figure_as_it_is() -> None:
+    """It was written where its line would be, and the axes shrank until that was on the page."""
+    usual = draw_timeline(two_ranks())
+    for guess, told in ((20_000, "your guess: 20,000 ms →"), (-300, "← your guess: -300 ms")):
+        picture = draw_timeline(two_ranks(), guess_ms=guess)
+        (axes,) = picture.figure.axes
+        assert axes.get_title(loc="right") == told
+        assert " your guess" not in texts(picture)
+        assert axes.get_xlim() == usual.figure.axes[0].get_xlim()
+
+
 def test_traffic_is_as_long_as_the_bytes() -> None:
     picture = draw_traffic(two_ranks())
     assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [2048] * 4
