@@ -105,7 +105,7 @@ def _check_exercise_cell(lesson: Lesson, cell: Cell, exercise: Exercise) -> None
 def stub(source: str, exercise_id: str) -> str:
     """`source` with each solution region replaced as the released notebook will have it."""
     return re.sub(
-        rf"^( *){BEGIN}\n.*?^ *{END}$",
+        rf"^([ \t]*){BEGIN}[ \t]*\n.*?^[ \t]*{END}[ \t]*$",
         lambda match: match[1] + stub_line(exercise_id),
         source,
         flags=re.DOTALL | re.MULTILINE,

@@ -50,6 +50,16 @@ def test_the_checked_stub_is_the_released_one(released: Any) -> None:
     assert stub(written[0], "90.double-it") == cell(released, "90_double-it").source
 
 
+def test_blanks_behind_a_mark_leave_no_solution_in_the_checked_stub(tmp_path: Path) -> None:
+    """What looks for solutions in what is handed out takes what is in the stub for no secret."""
+    blanks = small_lesson.SOURCE.replace("SOLUTION\n", "SOLUTION \t\n")
+    lesson = read_lesson(small_lesson.write(tmp_path, blanks))
+    assert "### END SOLUTION \t" in blanks
+    exercise = next(c for c in lesson.cells if "exercise" in c.options)
+    made = student_notebook(lesson, small_lesson.EXERCISES)
+    assert stub(exercise.source, "90.double-it") == cell(made, "90_double-it").source
+
+
 def test_the_instructors_notebook_keeps_the_solution(source: Path) -> None:
     notebook = instructor_notebook(read_lesson(source), small_lesson.EXERCISES)
     assert "### BEGIN SOLUTION" in cell(notebook, "90_double-it").source
