@@ -95,7 +95,10 @@ def compare(source: Path, notebooks: Path, exercises: Sequence[Exercise] | None 
     path = notebook_path(lesson, notebooks)
     if not path.is_file():
         return Difference(path, "does not exist")
-    found = path.read_text(encoding="utf-8")
+    try:
+        found = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        return Difference(path, f"is not a notebook: {error}")
     return None if found == expected else Difference(path, _summary(found, expected))
 
 
@@ -113,7 +116,7 @@ def _summary(found: str, expected: str) -> str:
     """Which cells differ, and the first lines of how."""
     try:
         ours, theirs = _cells(found), _cells(expected)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"is not a notebook: {error}"
     gone = [f"cell {name}: is on disk, the source has none" for name in ours if name not in theirs]
     new = [f"cell {name}: is in the source, not on disk" for name in theirs if name not in ours]

@@ -152,10 +152,12 @@ def test_a_difference_names_the_cell_and_the_line(source: Path, tmp_path: Path) 
     assert "cell your-guess: is in the source, not on disk" in difference.summary
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"cells": [{}]}'])
-def test_a_notebook_that_is_none_is_a_difference(source: Path, tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"{", b"[]", b'{"cells": [{}]}', b'{"cells": ["a"]}', b"\xff\xfe{"]
+)
+def test_a_notebook_that_is_none_is_a_difference(source: Path, tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "90_doubling" / "90_doubling.ipynb"
     if content is not None:
         path.parent.mkdir()
-        path.write_text(content)
+        path.write_bytes(content)
     assert compare(source, tmp_path, small_lesson.EXERCISES) is not None
