@@ -109,11 +109,13 @@ def read_extensions(course: Path) -> Mapping[tuple[str, str], datetime]:
     path = course / EXTENSIONS
     if not path.is_file():
         return {}
-    found = {}
+    found: dict[tuple[str, str], datetime] = {}
     for number, row in enumerate(table_of(text_of(path), str(path)).rows, 2):
         try:
             student, lesson, until = ((row[column] or "").strip() for column in COLUMNS)
-            found[student, _digits(lesson)] = _utc(until)
+            at = _utc(until)
+            if found.setdefault((student, _digits(lesson)), at) != at:
+                raise ValueError("a line above gives the same student another time")
         except (KeyError, ValueError, OverflowError) as problem:
             raise CourseError(
                 f"{path}, line {number}: expected {','.join(COLUMNS)}, as in "

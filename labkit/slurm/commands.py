@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -41,14 +42,30 @@ def command(*words: str, stdin: str | None = None, seconds: float = _SECONDS) ->
     if shutil.which(words[0]) is None:
         raise SlurmError(f"no {words[0]} here: this needs a machine whose jobs Slurm runs")
     try:
-        done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=seconds)
+        done = _run(words, stdin, seconds)
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{words[0]} did not answer within {seconds:g} s; {_LATER}") from None
+        heard = "; `squeue --me` shows whether it was heard" if words[0] == "sbatch" else ""
+        raise SlurmError(f"{words[0]} did not answer within {seconds:g} s; {_LATER}{heard}") from None
     if "Unable to contact slurm controller" in done.stderr:
         raise SlurmError(f"Slurm's controller does not answer ({words[0]} tried to reach it); {_LATER}")
     if done.returncode:
         raise SlurmError(_plain(done.stderr) or f"{words[0]} ended with exit status {done.returncode}")
     return done.stdout.strip()
+
+
+def _run(words: Sequence[str], stdin: str | None, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Names of users, jobs and partitions are bytes to Slurm, and not always UTF-8. A terminal's Ctrl-C is
+    for us alone.
+    """
+    return subprocess.run(
+        words,
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=seconds,
+        start_new_session=True,
+    )
 
 
 def _plain(stderr: str) -> str:
@@ -250,7 +267,7 @@ def submit(options: Sequence[str], script: str) -> str:
     options = ["--export=ALL", *options]
     try:
         _check_that_it_can_start(options, script)
-        return command("sbatch", "--parsable", *options, stdin=script).split(";")[0]
+        return _queued(options, script)
     except SlurmError as error:
         if not any(
             sign in str(error) for sign in ("not available", "limit", "can not be satisfied", "Invalid")
@@ -260,6 +277,20 @@ def submit(options: Sequence[str], script: str) -> str:
             option for option in options if re.match(r"--(nodes|gpus|cpus|time|part|acc|mem)", option)
         )
         raise SlurmError(f"Slurm refused the job: {error}. Asked: {asked}{_there_is()}") from None
+
+
+def _queued(options: Sequence[str], script: str) -> str:
+    """The number of the new job. Who interrupts sbatch does not know whether it was heard: so its answer is
+    waited for, and the job cancelled.
+    """
+    with ThreadPoolExecutor(1) as beside:  # an interrupt is the main thread's
+        answer = beside.submit(command, "sbatch", "--parsable", *options, stdin=script)
+        try:
+            return answer.result().split(";")[0]
+        except KeyboardInterrupt:
+            with contextlib.suppress(SlurmError):
+                cancel(answer.result().split(";")[0])
+            raise
 
 
 def _check_that_it_can_start(options: Sequence[str], script: str) -> None:

@@ -49,7 +49,12 @@ def slurm_options(command: _Command) -> _Command:
         _option("account", "."),
         _option("qos", ": a quality of service."),
         _option("queue", ": seconds it may wait for its turn; 0 for no end.", type=click.FloatRange(0)),
-        _option("idle", ": minutes without use after which it ends; 0 for never.", show_default=True),
+        _option(
+            "idle",
+            ": minutes without use after which it ends; 0 for never.",
+            type=click.FloatRange(0),
+            show_default=True,
+        ),
     )
     for option in reversed(options):
         command = option(command)

@@ -112,6 +112,18 @@ def test_a_line_that_cannot_be_read_stops_before_anybody_is_graded(course: Cours
     (course.root / "extensions.csv").unlink()
 
 
+def test_two_times_for_one_student_are_refused(course: Course) -> None:
+    """Which of them was meant is not for a program to say; the same one twice is no question."""
+    file = course.root / "extensions.csv"
+    once = "student,lesson,until\nada,00,2026-12-02 12:00\nada,0,2026-12-02 13:00 +0100\n"
+    file.write_text(once)
+    assert len(read_extensions(course.root)) == 1
+    file.write_text(f"{once}ada,00_collectives,2026-12-03 12:00\n")
+    with pytest.raises(CourseError, match=r"line 4: .*a line above gives the same student another time"):
+        read_extensions(course.root)
+    file.unlink()
+
+
 def test_an_extension_that_is_none_is_told(course: Course) -> None:
     """It would make the student later still."""
     file = course.root / "extensions.csv"
