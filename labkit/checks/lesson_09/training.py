@@ -159,16 +159,17 @@ def _train(rank: Rank, **more: Any) -> Any:
 
 
 def _train_beside(rank: Rank) -> None:
-    """As `_step`, with parts that are handed over. Facts: changed, what of the model that was handed over;
-    used, how often each of those parts was called.
+    """As `_step`, with parts that are handed over. Facts: changed, what of the model and the rows that were
+    handed over; used, how often each of those parts was called.
     """
     full, used = _whole(rank), Counter[str]()
     before = _seen_of(full)
-    _step(rank, _trainer(rank, full, rank.case.seed, parts=counted_parts(used)))
+    rows = _step(rank, _trainer(rank, full, rank.case.seed, parts=counted_parts(used)))
     rank.fact("used", dict(used))
     after = _seen_of(full)
     both = before.keys() & after.keys()
     changed = (before.keys() ^ after.keys()) | {name for name in both if not before[name].equal(after[name])}
+    changed |= {name for name in rows if not torch.stack(rows[name]).equal(rank.inputs[name])}
     rank.fact("changed", sorted(changed)[:5])
 
 
@@ -182,21 +183,21 @@ def _seen_of(full: Transformer) -> dict[str, Tensor]:
     return found
 
 
-def _step(rank: Rank, model: Any) -> None:
+def _step(rank: Rank, model: Any) -> Mapping[str, list[Tensor]]:
     """Answers, when all steps are over: loss.STEP, norm.STEP, and trained.NAME of what the stage holds.
-    Recording: the last step.
+    Recording: the last step. Returns the ids and the targets that it was handed, as they are then.
     """
-    found = []
+    found, rows = [], {name: [step.clone() for step in rank.inputs[name]] for name in ("ids", "targets")}
     for step in range(STEPS):
-        rows = rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone()
         with rank.recording("step"):
-            loss, norm = model.step(*rows, *asked_in(rank.case, step))
+            loss, norm = model.step(rows["ids"][step], rows["targets"][step], *asked_in(rank.case, step))
         found.append((loss, norm))
     for step, (loss, norm) in enumerate(found):
         rank.answer(f"loss.{step}", loss)
         rank.answer(f"norm.{step}", norm)
     for name, tensor in model.to_full().items():
         rank.answer(f"trained.{name}", tensor)
+    return rows
 
 
 def _train_with_dropout(rank: Rank) -> None:
@@ -310,7 +311,7 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             "A rank keeps its stage's blocks, cut over its tensor-parallel group, and nothing else; the model"
-            " that it is handed stays as it is, and the parts that it is handed are used.",
+            " and the rows that it is handed stay as they are, and the parts that it is handed are used.",
             "the whole model was kept as an attribute, or a module of it is trained; or parts of the library"
             " where others are handed over",
             {

@@ -114,10 +114,10 @@ def keeps_its_stage(evidence: GridEvidence) -> Iterator[Finding]:
 
 
 def leaves_the_model(evidence: GridEvidence) -> Iterator[Finding]:
-    """Training changes nothing of the model that was handed over."""
+    """Training changes nothing of the model and the rows that were handed over."""
     for answer in evidence.answers:
         seen = f"{', '.join(answer.facts['changed'])} changed"
-        yield Finding(not answer.facts["changed"], "the whole model as it was", seen, answer.rank)
+        yield Finding(not answer.facts["changed"], "model, ids and targets as they were", seen, answer.rank)
 
 
 def holds_no_other(evidence: GridEvidence) -> Iterator[Finding]:
