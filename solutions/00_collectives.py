@@ -777,8 +777,8 @@ draw_times({"your ring": (sizes, ours), "dist.all_reduce": (sizes, theirs)})
 #
 # ## All of them on one page
 #
-# To look up later. The six from above, with a message and the two that only one rank begins or ends: what
-# each of four ranks holds before and after.
+# To look up later. The six from above, a message, and two more, scatter and gather: what each of four ranks
+# holds before and after.
 
 
 # %%
@@ -821,10 +821,11 @@ draw_collectives(labkit.launch(nine_collectives, ranks=4, backend="gloo").result
 # | `all_gather` | each has a part, all get $S$ | $\frac{n-1}{n}S$ | `reduce_scatter` | 07, 08 |
 # | `all_to_all` | each has $n$ parts, gets one of each rank | $\frac{n-1}{n}S$ | `all_to_all` | 11, 12 |
 #
-# $S$ is the whole tensor's size on $n$ ranks, and the third column is that of a ring (direct messages for
-# scatter, gather and all-to-all). The fourth: what has to be done to gradients if the call was a step of the
-# forward pass, and each rank's loss uses what that rank got. All of them are called by every rank of the
-# group, in one order, but for `send` and `recv`, and move memory as it lies: hand them contiguous tensors.
+# $S$ is the size of the whole tensor, $n$ the number of ranks, and the third column is that of a ring (direct
+# messages for scatter, gather and all-to-all). The fourth: what has to be done to gradients if the call was a
+# step of the forward pass, and each rank's loss uses what that rank got. All of them are called by every rank
+# of the group, in one order, but for `send` and `recv`, and move memory as it lies: hand them contiguous
+# tensors.
 #
 # ## Where this leaves you
 #
