@@ -576,8 +576,8 @@ except labkit.LaunchError as error:
 # `Mail` and `check_list` are suggestions: only `run_schedule` and `train_step` are called from outside.
 # `check_list` finds mistakes before anything is sent: an action that is neither forward nor backward (such
 # as a zero-bubble schedule's), a stage that is not here, a micro-batch that does not exist, an action that
-# is there twice, a backward before its forward, and a forward or backward that is missing, though it be
-# both of a micro-batch. What is sent back from a stage is sent where the stage before it is frozen, too. An
+# is there twice, a backward before its forward, and a forward or backward that is missing, also where both
+# of a micro-batch are. What is sent back from a stage is sent where the stage before it is frozen, too. An
 # output that was sent may be kept until the end, when all sends are waited for; what was received may not.
 #
 # <details><summary>Hint 1</summary>Start with GPipe on two ranks and nothing else. Keep (input, output)
