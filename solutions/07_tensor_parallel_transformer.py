@@ -867,8 +867,8 @@ labkit.check("07.initial-weights", initial_weight)
 #
 # Norm, dropout and residual work on each token alone. So between the cut regions the ranks can divide the
 # **tokens**: each normalises and drops $s/t$ of them, and keeps $1/t$ for backward. (An article lists layer
-# normalization among the places where GPUs all-reduce. With whole tokens on every rank there is nothing to
-# reduce, with or without this.)
+# normalization among the places where GPUs all-reduce. It needs the $h$ numbers of one token, and a rank has
+# all of them, with or without this: in forward there is nothing to reduce.)
 
 # %%
 draw_block(ranks=4, sequence_parallel=True)
