@@ -1182,7 +1182,7 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #
 # Written is not yet on the disk: the kernel keeps what a program wrote in memory for a while, and a node that
 # loses power in between has the marker, perhaps, and not the parts. `on_disk(path)` of the setup returns when
-# the disk has the file's bytes (`fsync`). It makes saving slower, and a checkpoint out of it.
+# the disk has the file's bytes (`fsync`). Saving takes longer with it, and is not done without it.
 
 # %% [markdown]
 # ### Exercise: sharded checkpoint
