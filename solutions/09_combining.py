@@ -1222,13 +1222,13 @@ Table(
 # | 16,384 | 8 | 1 | 16 | 128 | 8,192 | 16 | 16M | 41% |
 # | 16,384 | 8 | 16 | 16 | 8 | 131,072 | 16 | 16M | 38% |
 #
-# (405B on H100; arXiv 2407.21783, Table 4.) Read it with your formulas. $t = 8$ is the node, as a model of
-# this size cannot do with less. The second row has twice the replicas for the *same* tokens a step, so half
-# the sequences for each: the bubble grows, and two points of MFU go. The third row is about sequences of
-# 131,072 tokens: one is too long for one pipeline, so *context parallelism* (CP) cuts the sequence itself
-# over 16 ranks (lesson 11), and replicas pay for it: $16{,}384 / (8 \cdot 16 \cdot 16) = 8$. (The first
-# version of the paper prints 4 there. Which can it be? $8 \times 16 \times 131{,}072$ tokens are 16 M; 4
-# would be half.)
+# (405B on H100; arXiv 2407.21783, Table 4.) Read it with your formulas. $t = 8$ is the node: at $t = 4$,
+# with nothing recomputed, the activations alone would not fit. The second row has twice the replicas for the
+# *same* tokens a step, so half the sequences for each: the bubble grows, and two points of MFU go. The third
+# row is about sequences of 131,072 tokens: one is too long for one pipeline, so *context parallelism* (CP)
+# cuts the sequence itself over 16 ranks (lesson 11), and replicas pay for it:
+# $16{,}384 / (8 \cdot 16 \cdot 16) = 8$. (The first version of the paper prints 4 there. Which can it be?
+# $8 \times 16 \times 131{,}072$ tokens are 16 M; 4 would be half.)
 #
 # The order of their axes is TP, CP, PP, DP from inside to outside: DP outermost, where its traffic hides
 # behind compute (section 3.3). Your `best_order` asks for the fewest bytes, which is not quite the same
