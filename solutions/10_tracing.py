@@ -116,7 +116,7 @@ draw_breakdown(job, "step", warm_up=1)
 # ## What torch.profiler sees
 #
 # The recorder knows calls and regions. `torch.profiler` knows every operation, and on a GPU every kernel. It
-# runs on each rank alone; a run of it has four phases, which `schedule` counts in steps: *wait* (not
+# runs on each rank alone; a run of it has three phases, which `schedule` counts in steps: *wait* (not
 # watching), *warm-up* (watching and throwing away: the first watched step is slow by itself), *active*, and
 # again from the beginning, `repeat` times. `record_function` does what `labkit.span` does.
 
