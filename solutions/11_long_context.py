@@ -783,8 +783,8 @@ Table(
 # These are whole blocks. Your ring is causal, and in a step it computes two of the four pairs of halves: half
 # the operations for the same bytes, so it needs $2F/B$ tokens.
 #
-# With $a/k$ heads to each of the keys' the same keys serve more queries, and $\frac{F}{B} \cdot \frac{k}{a}$
-# tokens are enough.
+# With $a/k$ heads to each of the keys' the same keys serve more queries, and yours needs
+# $2\frac{F}{B} \cdot \frac{k}{a}$ tokens.
 #
 # **Ring or Ulysses?**
 #
