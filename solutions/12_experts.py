@@ -10,7 +10,8 @@
 #
 # DeepSeek-V3 has 671 billion parameters, and each token is multiplied with 37 billion of them. The MLP of a
 # layer is not one but 256, called *experts*, and a small matrix, the *router*, sends each token to 8. So the
-# model is large and a token is cheap. But 256 experts fit on no GPU; they lie on many, and the tokens too.
+# model is large and a token is cheap. But 58 layers of 256 experts fit on no GPU; they lie on many, and the
+# tokens too.
 # **How does a token get to an expert that lives on another rank, and back, and how do gradients?**
 #
 # **You need** all-to-all and groups (lesson 00), a `torch.autograd.Function` (lesson 05), and what data
@@ -709,8 +710,8 @@ Table(
 )
 
 # %% [markdown]
-# Both columns on the right are waste, and a factor trades one for the other. What you built before, with
-# splits as long as there are rows, has neither, and is called *dropless* (MegaBlocks, arXiv 2211.15841).
+# Dropped visits and empty rows are both waste, and a factor trades one for the other. What you built before,
+# with splits as long as there are rows, has neither, and is called *dropless* (MegaBlocks, arXiv 2211.15841).
 
 # %% [markdown]
 # ## Large and cheap: the numbers
@@ -841,8 +842,8 @@ Table(
 
 # %% [markdown]
 # Small experts are many visits, and each visit is a row on the way: DeepSeek's send several times as much for
-# each operation as Mixtral's. That is why it allows a token no more than 4 nodes, and hides what is left
-# behind arithmetic.
+# each operation as Mixtral's. That is why DeepSeek-V3 allows a token no more than 4 nodes, and hides what is
+# left behind arithmetic.
 
 # %% [markdown]
 # ## Two kinds of gradients
