@@ -1443,7 +1443,8 @@ draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) 
 # the speed. Where the ranks of a replica are many and micro-batches few, it costs: the 8.86B model on 16
 # nodes, d = 16, TP 8, 2 micro-batches: 66.9 GB and 6,028 tokens a second on each GPU without, 51.9 GB and
 # 5,067 with stage 1. The fastest run of each size, by tokens a second on each GPU, and its memory. (Not by
-# MFU: the data count the tied head of the 1.34B model twice in pipelines, where it comes out 17% too high.)
+# MFU: the data count the tied head of the 1.34B model twice in pipelines, where it comes out 17% too high.
+# "GB" is as printed: nanotron divides bytes by $1024^3$ before it prints that, so these are most likely GiB.)
 #
 # | nodes | 1.34B model | 8.86B model |
 # |---|---|---|
