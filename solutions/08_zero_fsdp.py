@@ -1460,8 +1460,7 @@ draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) 
 
 # %%
 all_gather_gbs = {1: 249.8, 4: 119.0, 16: 55.0, 64: 11.0}  # GB/s of an all-gather, by nodes of 8
-parameters, tokens, flops = 8_860_000_000, 4096, 0.45 * 989e12  # of an H100 in bf16: 7,503 tokens a second
-compute = 6 * parameters * tokens / flops
+parameters, compute = 8_860_000_000, 4096 / 7503  # seconds of a sequence, as fast as the run on one node
 rows = []
 for nodes, gbs in all_gather_gbs.items():
     sent = {stage: 2 * step_traffic([parameters], stage, 8 * nodes) / (gbs * 1e9) for stage in (1, 3)}
@@ -1473,8 +1472,8 @@ Table(
 )
 
 # %% [markdown]
-# On one node a micro-batch of one sequence hides what stage 3 sends. On 16 it takes two, and on 64 ten: more
-# than memory has room for, and 5,120 sequences a step on all ranks. Stage 1 sends its two passes once a
+# On one node a micro-batch of one sequence hides what stage 3 sends. On 16 it takes two, and on 64 nine: more
+# than memory has room for, and 4,608 sequences a step on all ranks. Stage 1 sends its two passes once a
 # step, however many micro-batches there are: where its state fits, beside tensor and pipeline parallelism,
 # it wins. Stage 3 is for what does not fit otherwise, or where nobody wants to cut a model by hand: it asks
 # nothing of the model but a list of units. Lesson 09 makes that choice by arithmetic.
