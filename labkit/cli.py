@@ -96,6 +96,7 @@ def validate(notebook: Path, as_json: bool) -> None:
     from labkit.checks.registry import UnknownExercise
     from labkit.checks.source.notebook import BadNotebook
     from labkit.checks.source.text import visible
+    from labkit.launch import JobCancelled
 
     try:
         reports = validate_notebook(
@@ -103,6 +104,8 @@ def validate(notebook: Path, as_json: bool) -> None:
         )
     except (BadNotebook, UnknownExercise) as error:
         _unusable(error)
+    except JobCancelled:
+        raise click.Abort from None
     if as_json:
         click.echo(
             json.dumps({"exercises": {report.exercise: report.to_json() for report in reports}}, indent=1)

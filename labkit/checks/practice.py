@@ -109,7 +109,7 @@ def run_on_host(
 ) -> JobFailure | None:
     """Run a request as a job of `labkit.launch`, and say how it failed if it did.
 
-    device: as `run_rank` takes it.
+    device: as `run_rank` takes it. An interrupt is no failure: JobCancelled says where ranks were.
     """
     from labkit.checks.execute import run_rank
     from labkit.launch import LaunchError
@@ -125,6 +125,8 @@ def run_on_host(
         wanted = Wanted(request.ranks, backend, request.timeout, env=env, imports=imports, gpus=gpus)
         start(run_rank, (str(directory), device), wanted=wanted).wait()
     except LaunchError as error:
+        if error.diagnosis.reason == "interrupted":  # by the person, who waits for no other case either
+            raise
         verdict = "could_not_be_graded" if error.verdict == "infrastructure" else error.verdict
         return JobFailure(verdict, str(error))
     return None

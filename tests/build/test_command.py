@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +103,27 @@ def test_validate_refuses_what_is_no_lesson(
     result = labkit("validate", tmp_path / name)
     assert result.exit_code == 2, result.output
     assert says in result.stderr
+
+
+@pytest.mark.timeout(60)
+def test_one_interrupt_ends_validate(tmp_path: Path) -> None:
+    never = {"cell_type": "code", "source": "def ring_all_reduce(*given):\n    while True:\n        pass\n"}
+    notebook = tmp_path / "00_x.ipynb"
+    notebook.write_text(json.dumps({"cells": [never]}))
+    command = [sys.executable, "-m", "labkit.cli", "validate", str(notebook)]
+    with subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        try:
+            while not list(tmp_path.glob("labkit-check-*/*.begun")):
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 1
+            assert process.stderr.read().strip() == "Aborted!"
+        finally:
+            process.kill()
 
 
 def test_doctor_as_json_and_as_a_table() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,10 +16,11 @@ from autograder.grade.reference import all_cases, lesson_source, reference_cells
 from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.judge import judge_exercise
-from labkit.checks.practice import VISIBLE_SEED, run_on_host
+from labkit.checks.practice import VISIBLE_SEED, check_cells, run_on_host
 from labkit.checks.report import Report
 from labkit.checks.source.notebook import collect_exercise
-from labkit.launch import DeadlockError
+from labkit.checks.source.submission import Cell
+from labkit.launch import DeadlockError, JobCancelled
 
 RING = "00.ring-all-reduce"
 
@@ -142,3 +146,12 @@ def test_broken_program_deadlocks_and_the_report_says_who_waits(
 
 def labkit_launch(function: Callable[..., object], *args: object, ranks: int) -> None:
     labkit.launch(function, *args, ranks=ranks, backend="gloo", timeout=20)
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_ends_the_check_and_not_one_of_its_jobs() -> None:
+    """Whenever it comes: the cases of 00.ring-all-reduce need jobs of several world sizes."""
+    never = Cell("cell 1", "def ring_all_reduce(*given):\n    while True:\n        pass\n")
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises((KeyboardInterrupt, JobCancelled)):
+        check_cells(registry.exercise(RING), [never])
