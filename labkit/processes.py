@@ -37,27 +37,34 @@ def adopt_orphans() -> None:
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot: with the pid this names a process for good."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return _state(pid) not in ("", "Z", "X")
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal holds the process up until SIGCONT."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state; "" where there is none."""
+    return next(iter(_stat(pid)), "")
+
+
+def _stat(pid: int) -> list[str]:
+    """What proc(5) tells of a process behind its name; nothing where there is none.
+
+    The name is any bytes: Linux cuts it after the fifteenth, in the middle of a character too.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except OSError:
-        return False
+        return []
 
 
 def children() -> list[int]:

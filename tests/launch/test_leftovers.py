@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import rank_functions as on_ranks
+from launch_helpers import wait_for_output
 
 import labkit
 from labkit import processes
 from labkit.launch import client, here, torchrun
-from labkit.launch.failure.errors import JobTimeout, RankError
+from labkit.launch.failure.errors import InfrastructureError, JobTimeout, RankError
 from labkit.launch.handover import directory
 from labkit.launch.torchrun import run_script
 
@@ -115,6 +116,29 @@ def test_a_torchrun_that_fails_ends_nothing_but_its_own(tmp_path: Path) -> None:
         run_script(script, 1, 60, print)
     assert not [pid for pid in processes.marked(str(client.engine().directory)) if _sleeps(pid, "600")]
     assert job.wait().results == [0, 0]
+
+
+def test_a_program_whose_name_is_cut_in_a_character_is_ended_too(tmp_path: Path) -> None:
+    """Linux keeps fifteen bytes of the name: here with half of the last letter."""
+    program = tmp_path / "fourteen-bytesä"
+    program.write_text("#!/bin/sh\nsleep 600\n")
+    program.chmod(0o700)
+
+    def starts() -> None:
+        import subprocess
+        import time
+
+        subprocess.Popen([program], start_new_session=True)
+        print("ready", flush=True)
+        time.sleep(60)
+
+    job = labkit.launch(starts, ranks=1, wait=False)
+    wait_for_output(job)
+    engine = client.engine()
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(InfrastructureError, match="ended from outside"):
+        job.wait()
+    assert processes.marked(str(engine.directory)) == []
 
 
 def _sleeps(pid: int, seconds: str) -> bool:
