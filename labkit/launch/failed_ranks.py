@@ -37,6 +37,7 @@ class FailedRanks:
             raise ValueError(f"rank {rank} did not fail with an error: choose one of {others}")
         cells = {} if rank in self._asked else cell_sources()
         message = {"do": "debug", "line": line, "cells": cells}
+        self._line.interrupted = False  # as the cell that failed may have been
         try:
             answer = self._line.exchange({rank: message}, _SECONDS, _nothing, _nothing)[rank]
         except RanksLost as lost:

@@ -39,15 +39,16 @@ class Line:
 
     def __init__(self, job: Job, listener: Listener) -> None:
         self.pids: dict[int, int] = {}
-        self.interrupted = False  # by the person, during the last exchange
+        self.interrupted = False  # by the person, since `complete` or during the last exchange
         self._job, self._listener = job, listener
         self._connections: dict[int, Connection] = {}
 
     def complete(self, patience: float) -> None:
         """Wait until every rank has reported, and listen no more. RanksLost when one does not in time.
 
-        patience: seconds.
+        patience: seconds. An interrupt of what was done before is forgotten.
         """
+        self.interrupted = False
         until = time.monotonic() + patience
         while len(self._connections) < self._job.ranks:
             if self._job.poll() or time.monotonic() > until:
@@ -68,8 +69,10 @@ class Line:
         """
         self._job.run.set_deadline(timeout)
         try:
-            self.interrupted = self._send(messages)
-            answers = self._answers(list(messages), heard, look)
+            with interrupts_later() as interrupts:  # one that left answers behind would give them to the next
+                self._send(messages, interrupts)
+                answers = self._answers(list(messages), heard, look, interrupts)
+                self.interrupted |= bool(interrupts)
         except (OSError, EOFError) as error:
             raise error if isinstance(error, RanksLost) else RanksLost from None
         if not self._job.done:
@@ -89,49 +92,45 @@ class Line:
             self._connections[hello["rank"]] = connection
             self.pids[hello["rank"]] = hello["pid"]
 
-    def _send(self, messages: Mapping[int, dict[str, Any]]) -> bool:
-        """Send each its message, whole; whether the person has interrupted that."""
+    def _send(self, messages: Mapping[int, dict[str, Any]], interrupts: Sequence[int]) -> None:
+        """Send each its message, whole."""
         pickled = {id(message): pickle.dumps(message) for message in messages.values()}
         frames = {self._connections[rank]: pickled[id(message)] for rank, message in messages.items()}
         since: list[float] = []
-        with interrupts_later() as interrupts:
 
-            def may_go_on() -> bool:
-                if interrupts and not since:
-                    since.append(time.monotonic())
-                late = bool(since) and time.monotonic() > since[0] + _INTERRUPT
-                return not late and not self._job.poll()
+        def may_go_on() -> bool:
+            if interrupts and not since:
+                since.append(time.monotonic())
+            late = bool(since) and time.monotonic() > since[0] + _INTERRUPT
+            return not late and not self._job.poll()
 
-            whole = send_all(frames, may_go_on)
-        if not whole:
+        if not send_all(frames, may_go_on):
             raise RanksLost("interrupted")
-        return bool(interrupts)
 
     def _answers(
         self,
         ranks: Sequence[int],
         heard: Callable[[int, Mapping[str, Any]], None],
         look: Callable[[Answers], None],
+        interrupts: Sequence[int],
     ) -> Answers:
         answers: Answers = {}
         until = float("inf")  # when those that have not answered are taken to be stuck
         asked = 0.0  # when they were last told to stop
         next_look = time.monotonic() + _LOOK_EVERY
         while missing := [rank for rank in ranks if rank not in answers]:
-            try:
-                if self.interrupted and time.monotonic() > asked + _AGAIN:
-                    until = until if asked else time.monotonic() + _INTERRUPT
-                    asked = self._interrupt(missing)
-                for rank, answer in self._hear(missing).items():
-                    answers[rank] = answer
-                    heard(rank, answer)
-                    if not answer["ok"]:
-                        until = min(until, time.monotonic() + _SETTLE)
-                if len(answers) < len(ranks) and time.monotonic() > next_look:
-                    next_look = time.monotonic() + _LOOK_EVERY
-                    look(answers)
-            except KeyboardInterrupt:
-                self.interrupted = True
+            self.interrupted |= bool(interrupts)
+            if self.interrupted and time.monotonic() > asked + _AGAIN:
+                until = until if asked else time.monotonic() + _INTERRUPT
+                asked = self._interrupt(missing)
+            for rank, answer in self._hear(missing).items():
+                answers[rank] = answer
+                heard(rank, answer)
+                if not answer["ok"]:
+                    until = min(until, time.monotonic() + _SETTLE)
+            if len(answers) < len(ranks) and time.monotonic() > next_look:
+                next_look = time.monotonic() + _LOOK_EVERY
+                look(answers)
             behind = [rank for rank in missing if rank not in answers]
             if behind and time.monotonic() > until:
                 if asked or not self._can_hear(behind):

@@ -319,13 +319,20 @@ class Session(Exchange):
     ) -> dict[int, dict[str, Any]]:
         """Send each rank its message, and collect their answers."""
         line, ranks = self._open_line(), list(messages)
+        trouble: list[Exception] = []  # of `watch`: told when all answers are in, or the next cell had them
 
         def look(answers: Mapping[int, dict[str, Any]]) -> None:
-            if watch is not None:
-                watch(self._result(ranks, answers, self._positions))
+            if watch is not None and not trouble:
+                try:
+                    watch(self._result(ranks, answers, self._positions))
+                except Exception as error:
+                    trouble.append(error)
 
         with self._replaced_when_lost():
-            return line.exchange(messages, timeout, self._heard, look)
+            answers = line.exchange(messages, timeout, self._heard, look)
+        if trouble:
+            raise trouble[0]
+        return answers
 
     def _perform(
         self,

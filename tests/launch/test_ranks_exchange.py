@@ -81,6 +81,18 @@ def test_a_running_cell_is_interrupted_or_fails(session: Session) -> None:
     assert repr(failing) == "RunningCell, failed: error"
 
 
+def test_an_interrupt_counts_from_the_moment_that_the_cell_is_given(session: Session) -> None:
+    """Also where its ranks have not been sent it yet: of ten, about three came so early."""
+    session.run("kept = 7")
+    for _ in range(10):
+        running = session.run_async("while True: pass", timeout=10)
+        running.interrupt()
+        with pytest.raises(labkit.LaunchError) as caught:
+            running.result(20)
+        assert caught.value.verdict == "interrupted"
+    assert session.run("1 + 1").values[0] == "2"
+
+
 def test_a_session_is_stopped_while_a_cell_runs(session: Session) -> None:
     running = session.run_async("while True: pass")
     time.sleep(0.3)

@@ -16,7 +16,9 @@ import torch.distributed as dist
 
 import labkit
 from labkit.launch import client
+from labkit.launch.cell import CellResult
 from labkit.launch.failure.errors import InfrastructureError, LaunchError
+from labkit.launch.job import Job
 from labkit.launch.session import Session
 
 DIST = "import torch.distributed as dist"
@@ -176,6 +178,37 @@ def test_an_interrupt_stops_the_cell_and_keeps_the_variables(session: Session) -
         session.run("while True: pass")
     assert caught.value.verdict == "interrupted"
     assert session.run("x").values[0] == "7"
+
+
+def test_a_watch_that_fails_leaves_the_next_cell_its_own_answers(session: Session) -> None:
+    def fails(_: CellResult) -> None:
+        raise OSError("no room to draw")
+
+    with pytest.raises(OSError, match="no room to draw"):
+        session.run("import time\nx = 3\ntime.sleep(0.5)\n'first'", watch=fails)
+    assert session.run("x").values == {0: "3", 1: "3"}
+
+
+def test_an_interrupt_at_any_moment_leaves_the_next_cell_its_own_answers(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here while it is looked whether the ranks still run."""
+    looks = Job.poll
+
+    def interrupted(job: Job, timeout: float = 0.0) -> bool:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        return looks(job, timeout)
+
+    def look(_: CellResult) -> None:
+        if not moments:
+            moments.append("running")
+            monkeypatch.setattr(Job, "poll", interrupted)
+
+    moments: list[str] = []
+    with pytest.raises((labkit.LaunchError, KeyboardInterrupt)):
+        session.run("import time\nfor _ in range(100): time.sleep(0.1)\n'first'", watch=look)
+    assert session.run("'second'").values == {0: "'second'", 1: "'second'"}
 
 
 def test_an_interrupt_of_a_stuck_cell_replaces_the_ranks(session: Session) -> None:
