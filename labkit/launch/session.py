@@ -223,8 +223,12 @@ class Session(Exchange):
         with self._to_itself():
             self._begin()
             self._round(dict.fromkeys(ranks, message), timeout, None)
-            directory = self._running_job().run.directory
-            return [pickle.loads(result_path(directory, rank).read_bytes()) for rank in ranks]
+            paths = [result_path(self._running_job().run.directory, rank) for rank in ranks]
+            try:
+                return [pickle.loads(path.read_bytes()) for path in paths]
+            finally:
+                for path in paths:  # up to half a GiB each, until the next call or the session's end
+                    path.unlink(missing_ok=True)
 
     def debug(self, rank: int | None = None, command: str | None = None) -> str:
         """What pdb says to a command ("w", "p x", "u") in the frames where a rank (None: the first) failed.

@@ -89,8 +89,15 @@ def pieces(whole: Any, count: int) -> list[Any]:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """The parts one after another: tensors and arrays along their first dimension, sequences added."""
+    """The parts one after another: tensors and arrays along their first dimension, sequences added.
+
+    TypeError for what has no parts: numbers, which would be summed, and tensors without a dimension.
+    """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    told = "tensors, arrays and sequences can be gathered; `pull` gives a list of what each rank has"
+    for part in parts:
+        if not hasattr(part, "__len__") or getattr(part, "shape", None) == ():
+            raise TypeError(f"a {type(part).__name__} is no part of a whole: {told}")
     if torch is not None and isinstance(parts[0], torch.Tensor):
         return torch.cat(list(parts))
     if numpy is not None and isinstance(parts[0], numpy.ndarray):
@@ -101,7 +108,6 @@ def joined(parts: Sequence[Any]) -> Any:
             whole = whole + part
         except TypeError:
             kinds = f"{type(whole).__name__} and {type(part).__name__}"
-            told = "tensors, arrays and sequences can be gathered; `pull` gives a list of what each rank has"
             raise TypeError(f"parts of kinds {kinds} are no parts of one whole: {told}") from None
     return whole
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import labkit
+from labkit.launch import client
 from labkit.launch.session import Session
 
 pytestmark = pytest.mark.timeout(60)
@@ -49,6 +50,21 @@ def test_scatter_and_gather(session: Session, whole: object) -> None:
 def test_only_what_has_parts_is_scattered(session: Session) -> None:
     with pytest.raises(TypeError, match="can be scattered, found dict"):
         session.scatter("part", {"a": 1})
+
+
+def test_what_is_no_part_is_not_gathered(session: Session) -> None:
+    """Numbers would be summed."""
+    session.run("import torch\nloss, mean = 0.5 + rank, torch.tensor(1.0)")
+    for name, kind in (("rank", "int"), ("loss", "float"), ("mean", "Tensor")):
+        with pytest.raises(TypeError, match=f"a {kind} is no part of a whole: .* `pull` gives a list"):
+            session.gather(name)
+
+
+def test_what_was_pulled_takes_no_room_any_more(session: Session) -> None:
+    directory = client.engine().directory
+    session.run("data = bytes(10**6)")
+    assert [len(data) for data in session.pull("data")] == [10**6, 10**6]
+    assert list(directory.glob("*/*.result.pkl")) == []
 
 
 def test_a_cell_that_nobody_waits_for(session: Session) -> None:
