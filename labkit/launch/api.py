@@ -65,7 +65,8 @@ def start(
         raise TypeError(f"launch expects a function to run on the ranks, found {type(fn).__name__}: {fn!r}")
     if inspect.iscoroutinefunction(fn):
         told = "a rank does not wait for what it returns; call asyncio.run(...) in a function"
-        raise TypeError(f"launch expects a plain function, found an async one, {fn.__name__}: {told}")
+        name = getattr(fn, "__name__", repr(fn))
+        raise TypeError(f"launch expects a plain function, found an async one, {name}: {told}")
     chosen = place_for(nodes)
     request, notes = chosen.plan(wanted)
     run = chosen.start(request, pickle_call(fn, args, kwargs or {}), place.nothing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import random
@@ -243,6 +244,22 @@ async def later() -> int:
 def test_an_async_function_is_told() -> None:
     with pytest.raises(TypeError, match=r"found an async one, later: .* asyncio\.run"):
         labkit.launch(later)
+    with pytest.raises(TypeError, match=r"found an async one, functools\.partial\(<function later"):
+        labkit.launch(functools.partial(later))
+
+
+def test_an_import_path_may_have_what_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Python's import passes over it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.path.insert(0, tmp_path)  # type: ignore[arg-type]
+    (tmp_path / "beside_the_notebook.py").write_text("x = 3\n")
+
+    def imports() -> int:
+        import beside_the_notebook  # type: ignore[import-not-found]
+
+        return int(beside_the_notebook.x)
+
+    assert labkit.launch(imports, ranks=1).results == [3]
 
 
 def test_a_misspelt_option_is_told() -> None:

@@ -55,8 +55,12 @@ def dumps(value: Any) -> bytes:
 
 
 def import_path() -> list[str]:
-    """This process's import path, for the ranks, with the current directory spelled out."""
-    return [os.path.abspath(entry) if entry == "" else entry for entry in sys.path]
+    """This process's import path, for the ranks, with the current directory spelled out.
+
+    Without what is no text, such as a Path: Python's import passes over it here too.
+    """
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    return [os.path.abspath(entry) if entry == "" else entry for entry in entries]
 
 
 def find_unsendable(
