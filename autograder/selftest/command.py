@@ -18,9 +18,16 @@ from autograder.arguments import known_exercises, lesson_name, number_of_jobs, s
     "--exercise", "exercises", multiple=True, help="Only this exercise; can be given several times."
 )
 @click.option("--jobs", default="auto", help="Trials at once, or `auto`.")
-@click.option("--seeds", default=1, help="How many seeds the reference solutions are tried with.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    help="How many seeds the reference solutions are tried with.",
+)
 @click.option("--systematic", is_flag=True, help="Try every single edit of the references instead.")
-@click.option("--sample", type=int, help="With --systematic: only so many edits, drawn at random.")
+@click.option(
+    "--sample", type=click.IntRange(1), help="With --systematic: only so many edits, drawn at random."
+)
 @click.option("--seed", type=int, help="With --sample: draw the edits from this seed.")
 def selftest(
     lessons: tuple[str, ...],
@@ -87,7 +94,10 @@ def _wanted(lessons: Sequence[str], exercises: Sequence[str]) -> list[str]:
 
     named = [lesson_name(name) for name in lessons]
     if exercises:
-        return [name for name in exercises if not named or name[:2] in {lesson[:2] for lesson in named}]
+        found = [name for name in exercises if not named or name[:2] in {lesson[:2] for lesson in named}]
+        if not found:  # nothing tried is not all as it must be
+            raise click.UsageError(f"none of {', '.join(exercises)} is an exercise of {', '.join(named)}")
+        return found
     return [exercise.id for lesson in named or graded_lessons() for exercise in registry.exercises(lesson)]
 
 

@@ -132,6 +132,16 @@ def test_a_name_that_is_not_there(course: Course, command: str, words: list[str]
         (["selftest", "--sample", "3"], "give --systematic with it"),
         (["selftest", "--systematic", "--seed", "3"], "give --sample with it"),
         (["selftest", "--systematic", "--seeds", "3"], "leave it out"),
+        (["selftest", "--seeds", "0"], "0 is not in the range x>=1"),
+        (["selftest", "--systematic", "--sample", "0"], "0 is not in the range x>=1"),
+        (
+            ["selftest", "--lesson", "05", "--exercise", "06.row-parallel-linear"],
+            "an exercise of 05_checkpoint",
+        ),
+        (
+            ["selftest", "--systematic", "--lesson", "05", "--exercise", "06.row-parallel-linear"],
+            "none of 06.",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(course: Course, words: list[str], says: str) -> None:
