@@ -49,7 +49,13 @@ def launch(
     _check_options(fn, kwargs)
     wanted = Wanted(ranks, backend, timeout, env or {}, record, seed=seed, queue=queue)
     job = start(fn, args, kwargs, wanted=wanted, nodes=nodes)
-    return job.wait(watcher()) if wait else job
+    if not wait:
+        return job
+    try:
+        return job.wait(watcher())
+    except BaseException:  # also where its output cannot be shown: nobody else has the job to end it
+        job.cancel()
+        raise
 
 
 def start(

@@ -77,6 +77,20 @@ def test_output_is_printed_while_the_job_runs(capsys: pytest.CaptureFixture[str]
     assert "[rank 1] hello from 1\n" in printed
 
 
+def test_a_job_whose_output_cannot_be_shown_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prints() -> None:
+        import time
+
+        print("größer")
+        time.sleep(60)
+
+    with open(os.devnull, "w", encoding="ascii") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with pytest.raises(UnicodeEncodeError):
+            labkit.launch(prints, ranks=1)
+    assert leftovers() == []
+
+
 def test_ranks_have_torchruns_environment_and_the_notebooks_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
