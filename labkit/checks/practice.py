@@ -4,6 +4,7 @@ throughout.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,9 +96,11 @@ def validate(path: Path, on_report: Callable[[Report], None] = lambda report: No
 
 
 def exercises_of(path: Path) -> tuple[Exercise, ...]:
-    """The exercises of the lesson a notebook belongs to: its name begins with the lesson's two digits."""
+    """The exercises of the lesson a notebook belongs to: its name, or its folder's, begins with the lesson's
+    two digits. 2024-06-01.ipynb and 10min.ipynb are names that somebody gave.
+    """
     for part in (path.stem, path.resolve().parent.name):
-        if part[:2].isdigit():
+        if re.match(r"\d\d(?![^\W_])", part, re.ASCII):
             return registry.exercises(part[:2])
     raise registry.UnknownExercise(
         f"{path.name}: expected a name that begins with the lesson's number (06_tensor_parallel_ffn.ipynb)"

@@ -14,6 +14,7 @@ import pytest
 import small_lesson
 from click.testing import CliRunner, Result
 
+from labkit.checks.practice import exercises_of
 from labkit.cli import main
 from labkit.doctor.surroundings import slurm_too_old
 
@@ -103,6 +104,12 @@ def test_validate_refuses_what_is_no_lesson(
     result = labkit("validate", tmp_path / name)
     assert result.exit_code == 2, result.output
     assert says in result.stderr
+
+
+@pytest.mark.parametrize("name", ["2024-11-27.ipynb", "10min.ipynb", "my work.ipynb", "06_renamed.ipynb"])
+def test_a_renamed_notebook_is_of_its_folders_lesson(tmp_path: Path, name: str) -> None:
+    found = exercises_of(tmp_path / "06_tensor_parallel_ffn" / name)
+    assert {exercise.lesson for exercise in found} == {"06"}
 
 
 @pytest.mark.timeout(60)
