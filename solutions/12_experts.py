@@ -649,7 +649,8 @@ your_dropped = ...
 # ### Exercise: a capacity, and what it drops
 #
 # Write `expert_capacity`, the number of rows that an expert takes, and `drop`, which gives visits without
-# room a gate of 0.
+# room a gate of 0. A capacity that is a whole number stays one: $7 \cdot 200 / 25$ is 56, but in floats
+# $7 / 25 \cdot 200$ is a little more, and rounded up 57. So multiply before you divide.
 #
 # <details><summary>Hint</summary>
 #
@@ -923,6 +924,7 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 # ### Exercise: one norm, each expert once
 #
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
+# Layouts and dtypes may differ as before, and again no gradient is rounded to the dtype of another.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>

@@ -147,6 +147,7 @@ def _capacity_cases(seed: int) -> list[Case]:
     settings = [(8 * draw.randint(1, 90), draw.randint(1, 4), 8, factor) for factor in (0.5, 1.0, 1.5, 2.0)]
     ragged = [(draw.randint(1, 60), draw.randint(1, 3), draw.randint(3, 11), 1.25) for _ in range(6)]
     ragged.append((5, 1, draw.choice((2, 3, 6)), 1.25))  # 6.25, of which the whole part divides
+    ragged += [(328, 7, 41, 1.0), (232, 7, 28, 1.0)]  # whole, but more in floats if divided first
     ragged.append((10_001, 1, 10_000, 1.0))  # a little more than one
     for factor in (0.375, 1.125):  # no whole number of hundredths; never a whole number of rows
         ragged.append((2 * draw.randint(1_000, 2_000) + 1, 1, draw.randint(3, 9), factor))
@@ -158,6 +159,17 @@ def _capacity_cases(seed: int) -> list[Case]:
         drop_case("unseen: four, float16", "drops", n, e + 2, 4, -(-3 * n // (e + 2)), seed, dtype="float16"),
         drop_case("unseen: gates below 0", "drops", n, e, 2, draw.randint(2, 5), seed, signed=True),
         drop_case("unseen: bfloat16", "drops", 1_000 + n, 3, 1, 259 + 4 * e, seed, dtype="bfloat16"),
+        drop_case(
+            "unseen: more visits than 16 bits count",
+            "drops",
+            33_000 + n,
+            2,
+            1,
+            50 + n,
+            seed,
+            used=[1],
+            dtype="float32",
+        ),
         drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
         drop_case("unseen: two busy experts", "drops", n, e, 2, -(-2 * n // e), seed, used=[0, e - 1]),
         drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
@@ -234,7 +246,19 @@ def _clip_cases(seed: int) -> list[Case]:
         clip_case("unseen: nothing, a bound of 0", "small", 2, 2, seed, scale=0.0, max_norm=0.0),
         clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
         clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared", missing=nothing_here),
+        clip_case("unseen: another layout, float32", "turned", 2, 1, seed, turned=True, dtype="float32"),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
+        clip_case(
+            "unseen: of two dtypes",
+            "low",
+            2,
+            1,
+            seed,
+            dtype="float32",
+            scale=20.0,
+            max_norm=25.0 + 10 * most,
+            narrow=["shared.0", "shared.1", "experts.0"],
+        ),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
         clip_case(
             "unseen: neighbours with the same experts",

@@ -55,10 +55,12 @@ def _cases(seed: int) -> list[Case]:
         (0, 2, 8, 1.0),
         (5, 2, 3, 0.0),
         (5, 1, 3, 1.25),  # 6.25, of which the whole part divides
+        (200, 7, 25, 1.0),  # 56, but more in floats if 7 / 25 comes first
+        (232, 7, 14, 1.0),  # 116, but more in floats if 232 / 14 comes first
     ]
     return [
         size_case("published settings", "sizes", published, seed),
-        size_case("that do not divide", "ragged", ragged, seed),
+        size_case("that do not divide, and some that do", "ragged", ragged, seed),
         drop_case("twelve tokens", "drops", 12, 4, 2, 4, seed),
         drop_case("one expert each, float32", "drops", 15, 5, 1, 2, seed, dtype="float32"),
         drop_case("three experts each", "drops", 10, 5, 3, 4, seed),
@@ -203,8 +205,9 @@ EXERCISE = Exercise(
             "rounded-up",
             "robustness",
             1,
-            "Where that is no whole number it is rounded up.",
-            "rounded down, before it is divided or after, there is room for fewer rows than there are",
+            "Where that is no whole number it is rounded up, and a whole number is what it was.",
+            "rounded down, before it is divided or after, there is room for fewer rows than there are;"
+            " or divided before all is multiplied, so that an error of floats makes a row more",
             {"ragged": _sizes_are},
         ),
         Property(

@@ -12,7 +12,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import own_names
 from labkit.checks.lesson_12.grid import enter_alone, enter_grid, grid_case, seats_of, stays_in_job
-from labkit.checks.lesson_12.reducing import Shapes, parameters_of, shapes_of
+from labkit.checks.lesson_12.reducing import Shapes, dtype_of_gradient, parameters_of, shapes_of
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
@@ -24,8 +24,8 @@ SHAPES: Shapes = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
     """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None.
     frozen: the ranks on which it does not ask for a gradient. without: the kind of which the model has no
-    parameters. bare: the places along a copy's ranks that have no experts. tuples, after_alone: as for
-    `reduce_case`.
+    parameters. bare: the places along a copy's ranks that have no experts. tuples, after_alone, turned,
+    narrow: as for `reduce_case`.
     """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
 
@@ -34,11 +34,13 @@ def _cases(seed: int) -> list[Case]:
     some = {"shared.1": [0, 1], "experts.0": [0, 1]}
     frozen = {"shared.0": [0, 1, 2, 3], "shared.1": [0], "experts.0": [1], "experts.1": [1, 3]}
     one_side = {"experts.0": [0], "experts.1": [0]}
+    narrow = ["shared.0", "experts.0"]
     return [
         clip_case("two copies over two", "values", 2, 2, seed, late=[3]),
         clip_case("three copies, float32", "values", 3, 1, seed, max_norm=0.5, dtype="float32"),
         clip_case("one copy over three", "values", 1, 3, seed, max_norm=7.0),
         clip_case("a bound of 0", "values", 1, 2, seed, max_norm=0.0),
+        clip_case("gradients stored column after column", "turned", 1, 2, seed, turned=True),
         clip_case("a small norm", "small", 2, 2, seed, scale=0.01),
         clip_case("no norm at all", "small", 1, 2, seed, scale=0.0),
         clip_case("without gradient", "missing", 2, 2, seed, missing=some, frozen=frozen),
@@ -46,6 +48,17 @@ def _cases(seed: int) -> list[Case]:
         clip_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         clip_case("a rank without experts", "missing", 1, 2, seed, bare=[1]),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
+        clip_case(
+            "float32 beside bfloat16",
+            "low",
+            1,
+            2,
+            seed,
+            dtype="float32",
+            scale=30.0,
+            max_norm=60.0,
+            narrow=narrow,
+        ),
         clip_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
         clip_case("alone, with tuples", "subgroup", 1, 1, seed, tuples=True),
     ]
@@ -80,7 +93,9 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
             kind, _, number = name.partition(".")
             first = seats.everyone[0] if kind == "shared" else seats.replicas[0]
             known = inputs.get(f"{name}.{first}")
-            fresh = scale * drawn(case, generator, *SHAPES[kind][int(number)])
+            fresh = (scale * drawn(case, generator, *SHAPES[kind][int(number)])).to(
+                dtype_of_gradient(case, name)
+            )
             inputs[f"{name}.{rank}"] = fresh if known is None else known.clone()
     return inputs
 
@@ -142,7 +157,7 @@ EXERCISE = Exercise(
     "12.clip-grad-norm",
     "One norm, each expert once",
     ("clip_grad_norm",),
-    dict.fromkeys(("values", "small", "missing", "low", "subgroup"), RUN),
+    dict.fromkeys(("values", "turned", "small", "missing", "low", "subgroup"), RUN),
     _cases,
     (
         Property(
@@ -157,9 +172,10 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             2,
-            "All gradients are scaled by max_norm / norm, which is 0 where max_norm is.",
-            "experts scaled by the norm of their own rank: then copies and ranks drift apart",
-            {"values": _scaled},
+            "All gradients, of any layout, are scaled by max_norm / norm, which is 0 where max_norm is.",
+            "experts scaled by the norm of their own rank: then copies and ranks drift apart; or a copy"
+            " scaled that reshape made",
+            {"values": _scaled, "turned": BOTH},
         ),
         Property(
             "messages",
@@ -191,8 +207,8 @@ EXERCISE = Exercise(
             "low-precision",
             "robustness",
             1,
-            "Squares of 16-bit gradients are summed in 32 bits or more.",
-            "float() before square()",
+            "Squares of 16-bit gradients are summed in 32 bits or more; float32 gradients stay float32's.",
+            "float() before square(); the factor in the dtype of the first gradient",
             {"low": BOTH},
         ),
         Property(

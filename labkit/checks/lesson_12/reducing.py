@@ -76,7 +76,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each rank KIND.NUMBER.R, the gradients it comes with; none where they are missing."""
     missing, zero = case.params.get("missing", {}), case.params.get("zero", {})
     return {
-        f"{kind}.{number}.{rank}": gradient.to(_dtype(case, f"{kind}.{number}"))
+        f"{kind}.{number}.{rank}": gradient.to(dtype_of_gradient(case, f"{kind}.{number}"))
         * (rank not in zero.get(f"{kind}.{number}", []))
         for rank in range(case.ranks)
         for kind, shapes in shapes_of(case, SHAPES).items()
@@ -85,7 +85,8 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     }
 
 
-def _dtype(case: Case, name: str) -> torch.dtype:
+def dtype_of_gradient(case: Case, name: str) -> torch.dtype:
+    """Of a parameter, KIND.NUMBER, too."""
     return torch.bfloat16 if name in case.params.get("narrow", []) else dtype_of(case)
 
 
@@ -106,7 +107,7 @@ def parameters_of(rank: Rank, of_kinds: Shapes) -> dict[str, Sequence[nn.Paramet
 
 
 def _parameter(rank: Rank, name: str, shape: tuple[int, ...]) -> nn.Parameter:
-    zeros = torch.zeros(shape, dtype=_dtype(rank.case, name), device=rank.device)
+    zeros = torch.zeros(shape, dtype=dtype_of_gradient(rank.case, name), device=rank.device)
     parameter, gradient = nn.Parameter(_stored(rank, zeros)), rank.inputs.get(name)
     parameter.grad = None if gradient is None else _stored(rank, gradient)
     parameter.requires_grad_(rank.rank not in rank.params.get("frozen", {}).get(name, []))
@@ -153,7 +154,7 @@ def _frozen_as_before(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _total(evidence: Evidence, name: str, ranks: list[int], shape: tuple[int, ...]) -> Tensor:
-    zeros = torch.zeros(shape, dtype=_dtype(evidence.case, name))
+    zeros = torch.zeros(shape, dtype=dtype_of_gradient(evidence.case, name))
     found = (evidence.inputs.get(f"{name}.{rank}", zeros) for rank in ranks)
     return torch.stack(list(found)).sum(0)
 
