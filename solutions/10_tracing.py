@@ -483,7 +483,8 @@ Picture(figure, "Memory rises during forward to a peak and falls during backward
 # count, then `steps` that do, one behind the other: wait for the device once before them and once after
 # them, not in between. `measured_mfu` says what the run recomputed; decide what to make of that. `gpu` has
 # `dense_bf16` and `sparse_bf16`, FLOP/s of one GPU. Scores count for all $s^2$ positions, as
-# `train_step_flops` has it, and `config` may be a GPT or a Llama.
+# `train_step_flops` has it, and `config` may be a GPT or a Llama. A share above 1 is told as it is: then the
+# seconds are wrong, and somebody should see it.
 
 
 # %% exercise="10.measured-mfu" difficulty=2 minutes=10
@@ -761,8 +762,8 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 # second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
 # step or more, and at most half as many as there are parameters, and send every gradient once. Wait for each
 # by its `wait()`, and multiply no matrices but those of forward and backward. The batches may come from an
-# iterator: go through them once. The model may have been trained before, and may be trained again:
-# gradients that it comes with count for nothing, and hooks are removed in the end.
+# iterator: go through them once. There may be none. The model may have been trained before, and may be
+# trained again: gradients that it comes with count for nothing, and hooks are removed in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>

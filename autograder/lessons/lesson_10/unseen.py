@@ -25,6 +25,9 @@ def _overlap(seed: int) -> list[Case]:
         overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths),
         overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]], steps=3),
         overlap_case(f"{PREFIX}one rank", "alone", 1, seed, widths, steps=3),
+        overlap_case(
+            f"{PREFIX}biases as large as weights", "watched", 2, seed, [1, draw.randint(20, 28)] * 4 + [1]
+        ),
         overlap_case(f"{PREFIX}watched", "watched", 3, seed, [draw.randint(16, 24)] * 6, steps=8),
     ]
 

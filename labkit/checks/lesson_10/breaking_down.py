@@ -106,6 +106,8 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         _row(-1.5, 2.25, [[-1.25, -0.5]], [[-0.75, 1.5, 0.125]]),
         _row(0, 90 * TICK, [[3 * TICK, 40 * TICK]], [[35 * TICK, 77 * TICK, 52 * TICK]]),
         _row(0, 100, [[5, 30]], [[40, 90, 33]]),
+        _row(-20, 30, [[-15, -7]], [[-9, 21, 0]]),
+        _row(0, 3 * TICK, [[TICK / 8, TICK]], [[TICK, 2 * TICK, 1.25 * TICK]]),
         _row(LATE, LATE + 90, [[LATE + 3, LATE + 40]], [[LATE + 35, LATE + 77, LATE + 52.5]]),
     ]
     behind = [

@@ -86,8 +86,8 @@ def _train(rank: Rank) -> None:
 
 def _train_twice(rank: Rank) -> None:
     """A call for each of the steps, with batches that can be gone through once, of a net that comes with
-    gradients, the first in the whole job. Answers: trained.NAME. Recordings: training, again. Fact: hooks,
-    left on it.
+    gradients, the first in the whole job, and one without batches. Answers: trained.NAME. Recordings:
+    training, again. Fact: hooks, left on it.
     """
     own, net = enter_group(rank), net_of(rank.case)
     leave_gradients(net)
@@ -97,6 +97,7 @@ def _train_twice(rank: Rank) -> None:
         rank.student.program_1(net, iter([batches[number]]), group, rate)
 
     train_again(rank, own, step)
+    rank.student.program_1(net, iter([]), own, rate)
     rank.fact("hooks", hooks_on(net))
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
@@ -259,9 +260,9 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, with batches that can be gone through once, on a"
-            " model that comes with gradients, and again on the same model, which was trained in another"
-            " group before.",
+            "It works in a group that is not the whole job, with batches that can be gone through once, or"
+            " none, on a model that comes with gradients, and again on the same model, which was trained in"
+            " another group before.",
             "the default group was used, the batches were counted before the first step, gradients were added"
             " to those that were there, or hooks or what was made for another group were left with the model",
             {"subgroup": every(_trained, stays_in_group, on_each(leaves_no_hook), on_each(no_hook_is_left))},

@@ -170,6 +170,12 @@ def mfu_cases(seed: int, prefix: str) -> list[Case]:
         _rating(
             f"{prefix}nothing recomputed", "plain-mfu", seed, _rows(draw, ("none", "none"), (GPT, LLAMA))
         ),
+        _rating(
+            f"{prefix}seconds that cannot be",
+            "plain-mfu",
+            seed,
+            [row | {"seconds": 1e-6} for row in _rows(draw, ("none", "none"), (GPT, LLAMA))],
+        ),
         _rating(f"{prefix}recomputed", "recomputed", seed, _rows(draw, ("full", "selective"), (GPT, GPT))),
     ]
 
