@@ -73,6 +73,7 @@ def _cut_cases(seed: int) -> list[Case]:
         cut_case("unseen: chunks of one token", "cut", [(2 * ranks, ranks)], seed),
         cut_case("unseen: blocks", "blocks", settings, seed),
         cut_case("unseen: refused", "refused", [(2 * ranks * size + ranks, ranks)], seed),
+        cut_case("unseen: fewer tokens than chunks", "refused", [(ranks + 1, ranks)], seed),
         cut_case("unseen: refused alone", "refused", [(2 * size + 1, 1)], seed),
     ]
 

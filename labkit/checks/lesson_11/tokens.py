@@ -80,7 +80,7 @@ def _used_up(found: Iterable[Iterable[Any]], told: Iterable[Sequence[Any]]) -> s
 
 def _no_lists(found: Iterable[Iterable[Any]]) -> set[str]:
     """Types of what is no list of numbers."""
-    others = {type(these).__name__ for these in found if not isinstance(these, list | tuple | range)}
+    others = {type(these).__name__ for these in found if not isinstance(these, list)}
     return others | {
         f"list of {type(p).__name__}s" for these in found for p in these if isinstance(p, Tensor)
     }
