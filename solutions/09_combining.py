@@ -424,7 +424,7 @@ def stage_to_full(stage: "Stage", parts: Parts) -> dict[str, Tensor]:
 # stage gives it); otherwise all tensor-parallel ranks have it whole, with equal gradients. For that to work,
 # keep the names below; `blocks`, which `stage_to_full` reads too, is an `nn.ModuleDict` with the layers'
 # numbers in the whole model as keys, as strings. Where gradients are clipped, 1e-6 may be added to their
-# norm, as in torch.
+# norm, as in torch; a `max_norm` of 0 leaves nothing of them.
 #
 # <details><summary>Hint 1: the tied pairs</summary>As many pairs as there are ranks in a stage: for each
 # <code>dp</code> and <code>tp</code> coordinate the first and the last stage. Every rank creates

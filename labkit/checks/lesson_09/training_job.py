@@ -36,8 +36,10 @@ def plain_model(case: Case) -> Transformer:
 def asked_in(case: Case, step: int) -> tuple[int, float, float]:
     """Micro-batches, learning rate and largest norm of a step: the second has others than the first."""
     p, other = case.params, step == 1
-    micro_batches = p["micro_batches"] - other
-    return micro_batches, p["learning_rate"] * (1 + other), p["max_norm"] * (1 + 2 * other)
+    micro_batches, max_norm = p["micro_batches"] - other, p["max_norm"] * (1 + 2 * other)
+    if step == STEPS - 1:
+        max_norm = p.get("last_max_norm", max_norm)
+    return micro_batches, p["learning_rate"] * (1 + other), max_norm
 
 
 @dataclass(frozen=True)
