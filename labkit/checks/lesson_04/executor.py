@@ -192,7 +192,7 @@ def bad_lists_case(seed: int) -> Case:
         for stage in stages
     ]
     halves = [[kind, 0, 1] for kind in ("input_backward", "weight_backward")]
-    bad = {
+    bad: dict[str, tuple[Lists, int | None]] = {
         "a micro-batch that does not exist": ([*good, ["forward", 0, 7]], 7),
         "a micro-batch one too far": ([*good, ["forward", 0, 2]], 2),
         "a micro-batch before the first": ([["forward", 0, -1], *good], -1),
@@ -206,6 +206,8 @@ def bad_lists_case(seed: int) -> Case:
         "a zero-bubble schedule's two halves of a backward": ([*good[:7], *halves], 1),
         "another kind of action": ([*good[:7], ["update", 0, 1]], 1),
         "another kind of action at the end": ([*good, ["update", 0, 1]], 1),
+        "a stage that is left out": ([action for action in good if action[1] == 0], 1),
+        "no actions at all": ([], None),
     }
     return _bad_case("bad lists, one rank", seed, [good], TWO, {n: ([one], i) for n, (one, i) in bad.items()})
 
@@ -215,20 +217,22 @@ def foreign_stage_case(seed: int, widths: list[list[int]]) -> Case:
     num_ranks = len(widths)
     good = [[list(action) for action in actions] for actions in gpipe(num_ranks, 3)]
     foreign = [[*own, ["forward", (rank + 1) % num_ranks, 2]] for rank, own in enumerate(good)]
-    bad = {"a stage of another rank": (foreign, 2)}
+    bad: dict[str, tuple[Lists, int | None]] = {"a stage of another rank": (foreign, 2)}
     return _bad_case(f"bad lists, {num_ranks} ranks", seed, good, widths, bad)
 
 
 def _bad_case(
-    name: str, seed: int, good: Lists, widths: list[list[int]], bad: dict[str, tuple[Lists, int]]
+    name: str, seed: int, good: Lists, widths: list[list[int]], bad: dict[str, tuple[Lists, int | None]]
 ) -> Case:
-    """good: one list a rank. bad: the same by what is wrong with them, and the micro-batch or stage of it."""
+    """good: one list a rank. bad: the same by what is wrong with them, and the micro-batch or stage of it,
+    None where it is any.
+    """
     params = {
         "lists": good,
         "widths": widths,
         "sizes": [2] * (len(good[0]) * len(good) // (2 * len(widths))),
         "bad": {label: lists for label, (lists, _) in bad.items()},
-        "names": {label: [number] for label, (_, number) in bad.items()},
+        "names": {label: [] if number is None else [number] for label, (_, number) in bad.items()},
     }
     return Case(name, len(good), params, seed, kind="bad", timeout=PATIENCE)
 

@@ -22,7 +22,7 @@ from labkit.checks.shared.places import groups_of, place_of
 from labkit.theory.schedule import Action
 
 BYTES = 8  # of a float64
-HELD_BY_NAME = 2  # inputs that names in the student's code may hold a little longer than it needs them
+HELD_BY_NAME = 2  # messages that names in the student's code may hold a little longer than it needs them
 WORDS = {
     "grad": "gradient of stage {}, as the whole model has it after one backward of the whole batch",
     "trained": f"stage {{}}, as the whole model has it after {STEPS} steps of SGD on whole batches",
@@ -114,6 +114,9 @@ def keeps_few(evidence: Evidence) -> Iterator[Finding]:
         inputs, most = answer.facts["inputs"], most + HELD_BY_NAME
         told = f"what a stage received given up after its backward: at most {most} at once"
         yield Finding(inputs <= most, told, f"{inputs} kept", answer.rank)
+        gradients, most = answer.facts["gradients"], 1 + HELD_BY_NAME
+        told = f"a gradient that was received given up after its backward: at most {most} at once"
+        yield Finding(gradients <= most, told, f"{gradients} kept", answer.rank)
 
 
 def leaves_micro_batches(evidence: Evidence) -> Iterator[Finding]:

@@ -39,15 +39,28 @@ class Saved:
         self.tensor = tensor
 
 
+class Alive:
+    """How many of some things are there at once, whoever holds them."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now: set[int] = set()
+
+    def add(self, thing: object) -> None:
+        """A thing that is there from now on, until it is given up."""
+        self._now.add(id(thing))
+        self.most = max(self.most, len(self._now))
+        weakref.finalize(thing, self._now.discard, id(thing))
+
+
 class Watch:
     """What happens in this rank's stages, in order, and how many forwards are kept for their backward."""
 
     def __init__(self) -> None:
         self.log: list[list[JSON]] = []  # [kind, stage, which of the stage's forwards]
         self.peak = 0
-        self.most_inputs = 0
+        self.inputs, self.gradients = Alive(), Alive()  # what came into the stages by mail
         self._alive: dict[tuple[int, int], int] = {}
-        self._inputs: set[tuple[int, int]] = set()
 
     def keep(self, key: tuple[int, int], tensor: Tensor) -> Saved:
         """Called by autograd for each tensor it saves."""
@@ -56,12 +69,6 @@ class Watch:
         self.peak = max(self.peak, len(self._alive))
         weakref.finalize(saved, self._gone, key)
         return saved
-
-    def keep_input(self, key: tuple[int, int], x: Tensor) -> None:
-        """Called for what came into a stage by mail; how long this object lives is how long it is kept."""
-        self._inputs.add(key)
-        self.most_inputs = max(self.most_inputs, len(self._inputs))
-        weakref.finalize(x, self._inputs.discard, key)
 
     def _gone(self, key: tuple[int, int]) -> None:
         self._alive[key] -= 1
@@ -83,21 +90,31 @@ class WatchedStage(nn.Module):
         return self.run(x)
 
 
-def watched(stage: Stage, number: int, watch: Watch) -> WatchedStage:
-    """A stage that tells a Watch about its forwards, its backwards, and what they keep."""
+def watched(
+    stage: Stage, number: int, watch: Watch, from_before: bool = False, from_behind: bool = False
+) -> WatchedStage:
+    """A stage that tells a Watch about its forwards, its backwards, and what they keep. from_before,
+    from_behind: whether activations, and gradients, come from another rank, in memory of their own, which is
+    what is watched then.
+    """
     forwards = itertools.count()
 
     def run(x: Tensor) -> Tensor:
         which = next(forwards)
         watch.log.append(["forward", number, which])
         if number:
-            watch.keep_input((number, which), x)
+            watch.inputs.add(x.untyped_storage() if from_before else x)
         keep = partial(watch.keep, (number, which))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved.tensor):
             out = stage(x)
         if out.requires_grad:
-            out.register_hook(lambda grad: watch.log.append(["backward", number, which]))
+            out.register_hook(partial(back, which))
         return out
+
+    def back(which: int, grad: Tensor) -> None:
+        watch.log.append(["backward", number, which])
+        if from_behind:
+            watch.gradients.add(grad.untyped_storage())
 
     return WatchedStage(stage, run)
 
@@ -133,7 +150,7 @@ def use_executor(rank: Rank, before: float = 0.0) -> None:
     """Run one batch and report everything. before: what is in the gradients of all that is trained when it
     begins, if anything, and is taken off again.
 
-    Answers: output (the loss), grad.NAME. Facts: log, peak, inputs, graph. Recording: messages.
+    Answers: output (the loss), grad.NAME. Facts: log, peak, inputs, gradients, graph. Recording: messages.
     """
     group, stages, watch = enter_group(rank), own_stages(rank), Watch()
     parameters = [p for p in _parameters(stages) if before and p.requires_grad]
@@ -185,7 +202,8 @@ def _report_run(rank: Rank, loss: object, watch: Watch) -> None:
     rank.fact("returned", f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__)
     rank.fact("log", watch.log)
     rank.fact("peak", watch.peak)
-    rank.fact("inputs", watch.most_inputs)
+    rank.fact("inputs", watch.inputs.most)
+    rank.fact("gradients", watch.gradients.most)
 
 
 def _report_gradients(rank: Rank, stages: dict[int, Stage]) -> None:
@@ -273,9 +291,13 @@ def make_part(
     rank: Rank, stages: dict[int, Stage], step: int, watch: Watch, ready: Callable[[int], None] = nobody
 ) -> PipelinePart:
     """What the student's executor is handed."""
+    by_mail, last = place_of(rank.case, rank.rank).size > 1, last_stage(rank.case)
     return PipelinePart(
-        stages={number: watched(stage, number, watch) for number, stage in stages.items()},
-        num_stages=last_stage(rank.case) + 1,
+        stages={
+            number: watched(stage, number, watch, by_mail and number > 0, by_mail and number < last)
+            for number, stage in stages.items()
+        },
+        num_stages=last + 1,
         micro_batches=micro_batches(rank.case, rank.inputs, step),
         loss_fn=partial(loss_fn, rank.case),
         empty_input=lambda stage, i: torch.empty(
