@@ -78,7 +78,11 @@ def _bandwidth_cases(seed: int) -> list[Case]:
         ),
         values_case("limits", [(row(10**6, 0.1, 1), 0.0), (row(0, 0.1, 4), 0.0)]),
         refusal_case(
-            "limits", [row(10, 0.0, 4), row(10, -1.0, 4), row(10, 1.0, 0), row(10, 0.0, 1), row(10, 1.0, -2)]
+            "limits",
+            [
+                *(row(10, 0.0, 4), row(10, -1.0, 4), row(10, 1.0, 0), row(10, 0.0, 1), row(10, 1.0, -2)),
+                *(row(0, 0.0, 4), row(0, 1.0, 0)),
+            ],
         ),
     ]
 
