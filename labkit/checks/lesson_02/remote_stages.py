@@ -91,14 +91,21 @@ def _stage_of(rank: Rank) -> _Made:
 
 
 def train_stage(rank: Rank) -> None:
-    """Forward and back, then a few steps of SGD. Answers as the plain model's, numbered within the stage."""
-    made = _stage_of(rank)
+    """Forward and back, then a few steps of SGD. Answers as the plain model's, numbered within the stage.
+    Fact: changed, what is wrong with the inputs of these steps afterwards.
+    """
+    made, changed = _stage_of(rank), list[JSON]()
     _both_ways(rank, made, between=partial(_use_another, rank) if rank.case.kind == "subgroup" else None)
     for number in range(STEPS):
         x = rank.inputs[f"x{number}"].clone() if made.place.position == 0 else None
         out = _forward(made.stage, x)
         loss = squared_error(out, rank.inputs[f"target{number}"]) if _is_last(made.place) else out
         step(made.stage, loss)
+        if x is not None and x.requires_grad:
+            changed.append("it asks for a gradient")
+        if x is not None and not torch.equal(x.detach(), rank.inputs[f"x{number}"]):
+            changed.append("it has other numbers")
+    rank.fact("changed", changed)
     for number, parameter in enumerate(made.parameters):
         rank.answer(f"trained.{number}", parameter)
 
@@ -290,6 +297,12 @@ def _awaited(evidence: BesideWhole, answer: RankAnswer) -> Finding:
     return all_awaited(answer)
 
 
+def _leaves_its_input(evidence: BesideWhole, answer: RankAnswer) -> Finding:
+    """An input that asked for no gradient asks for none afterwards, and has the same numbers."""
+    changed = ", ".join(dict.fromkeys(answer.facts["changed"]))
+    return Finding(not changed, "an input that stays as it was handed over", changed, answer.rank)
+
+
 def _has_no_graph(evidence: BesideWhole, answer: RankAnswer) -> Finding:
     """Under no_grad the output has no graph."""
     kept = answer.facts["graph"] and _is_last(place_of(evidence.case, answer.rank))
@@ -369,7 +382,10 @@ EXERCISE = Exercise(
             3,
             "Every stage's parameters, and the input, get the whole model's gradients, after eval() too.",
             "the received activation does not require a gradient, or was sent on without a way back",
-            dict.fromkeys(("values", "evaluated"), stage_equals("input_grad", "grad")),
+            {
+                "values": every(stage_equals("input_grad", "grad"), on_each(_leaves_its_input)),
+                "evaluated": stage_equals("input_grad", "grad"),
+            },
         ),
         Property(
             "trained-weights",
