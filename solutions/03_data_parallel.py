@@ -124,7 +124,8 @@ draw_timeline(job_of_torch, start_at="forward")
 # All ranks must agree on the order **without talking**, so it comes from a generator that is seeded alike
 # everywhere. Every rank must get the same number of samples, or one rank starts a step, and an all-reduce,
 # that the others never join. So if the number of ranks $d$ does not divide the number of samples, fill up
-# by starting over from the front of the shuffled order. Who gets which share of it is free.
+# by starting over from the front of the shuffled order. Who gets which share of it is free, but a rank's
+# share has other samples in another epoch. All seeds are alike in this, 0 too.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>
@@ -351,7 +352,8 @@ prediction("time of 256 pieces / one piece", your_factor, round(took[-1] / took[
 # the current bucket as long as the bucket stays within `bucket_bytes`; otherwise open a new one. **Bytes**,
 # not elements: where a bucket counts elements, as in picotron, the caller has to divide the megabytes by the
 # bytes of a gradient first, or float32 buckets are four times as large as they say. A parameter that is
-# larger than a bucket has one of its own. One bucket holds one dtype. Frozen parameters are in none.
+# larger than a bucket has one of its own, which an empty one does not join either. One bucket holds one
+# dtype. Frozen parameters are in none. The parameters may come in a tuple as well as in a list.
 
 
 # %% exercise="03.assign-buckets" difficulty=2 minutes=10
@@ -676,7 +678,8 @@ Table(
 #
 # Backward for every micro-batch; only the last one sends, as the model does by itself. The gradients are
 # those of the mean over all rows together, and the mean loss is returned. Who calls it has cleared the
-# gradients before, as between steps: whether you clear them once more makes no difference.
+# gradients before, as between steps: whether you clear them once more makes no difference. Go through the
+# model's own forward, not past it to a module in it: a wrapper's forward may do more than pass its input on.
 
 
 # %% exercise="03.accumulate-gradients" difficulty=2 minutes=10

@@ -84,6 +84,13 @@ def _buckets_cases(seed: int) -> list[Case]:
         buckets_case(
             "unseen: full, then nothing", [([0], "float32", True), ([4], "float32", True)], 16, seed
         ),
+        buckets_case(
+            "unseen: larger than a bucket, then nothing",
+            [([2], "float32", True), ([0], "float32", True), ([9], "float32", True)],
+            16,
+            seed,
+        ),
+        buckets_case("unseen: complex numbers", [([4], "complex64", True)] * 5, 64, seed),
         buckets_case("unseen: the wide one last", [*[([8], "float32", True)] * 4, wide], 64, seed),
         buckets_case("unseen: the wide one first", [wide, *[([8], "float32", True)] * 4], 64, seed),
         buckets_case("unseen: tiny", some(5, ["bfloat16"], 0), 1, seed),

@@ -105,7 +105,7 @@ class _Watch:
 
     def __init__(self, net: nn.Module) -> None:
         self.passes: list[list[str | int]] = []
-        self.held = self.saved = 0
+        self.held = self.saved = self.of_model = 0
         self._kept: weakref.WeakSet[_Saved] = weakref.WeakSet()
         self._graphs: list[weakref.ref[Callable[[Tensor], None]]] = []
         net.register_forward_pre_hook(lambda *_: self._count())
@@ -115,6 +115,16 @@ class _Watch:
         if self._alive() > 1 or self._kept:
             gc.collect()
         self.held, self.saved = max(self.held, self._alive()), max(self.saved, len(self._kept))
+
+    def count_forwards(self, model: nn.Module) -> None:
+        """From now on, count the forwards of what the net is wrapped in, too."""
+        forward = model.forward
+
+        def counted(*arguments: object, **named: object) -> object:
+            self.of_model += 1
+            return forward(*arguments, **named)
+
+        vars(model)["forward"] = counted
 
     def saving(self) -> AbstractContextManager[object]:
         """Inside, what graphs save is seen."""
@@ -144,7 +154,8 @@ def _accumulate(rank: Rank) -> None:
     """Steps of several micro-batches each, through the data-parallel wrapper.
 
     Answers: loss STEP, grad STEP.NAME. Facts: graph STEP, whether the loss that was returned holds one;
-    passes STEP, each forward and backward in order, and of how many rows; held, the most graphs of earlier
+    passes STEP, each forward and backward in order, and of how many rows; of the model STEP, how many
+    forwards of the wrapper; held, the most graphs of earlier
     micro-batches when another begins; saved, the most tensors that these have saved; changed STEP, whether
     what was handed over is; modes STEP, whether all modules are in the mode in which they were. Recordings:
     plain, of a backward of one micro-batch; step STEP. The case's `resting` names layers that are in
@@ -162,6 +173,7 @@ def _accumulate(rank: Rank) -> None:
         loss.backward()
     net.zero_grad()
     watch = _Watch(net)
+    watch.count_forwards(model)
     for step in range(STEPS):
         handed, copies = (_to_hand_over(rank.case, given[step]) * _times(rank.case, step) for _ in range(2))
         modes = _modes(model)
@@ -171,6 +183,8 @@ def _accumulate(rank: Rank) -> None:
         rank.fact(f"graph {step}", isinstance(loss, Tensor) and loss.requires_grad)
         rank.fact(f"passes {step}", [*watch.passes])
         watch.passes.clear()
+        rank.fact(f"of the model {step}", watch.of_model)
+        watch.of_model = 0
         rank.fact("held", watch.held)
         rank.fact("saved", watch.saved)
         rank.fact(f"changed {step}", not _are_as_they_were(handed, copies))
@@ -256,6 +270,9 @@ def _goes_one_by_one(evidence: ReplicaEvidence) -> Iterator[Finding]:
             seen = ", ".join(f"{kind} of {size}" for kind, size in passes)
             told = f"forward and backward of one micro-batch, then of the next; of {sizes} rows"
             yield Finding(right and sorted(rows) == sorted(sizes), told, seen, answer.rank)
+            calls = answer.facts[f"of the model {step}"]
+            told = f"{len(sizes)} forwards of the model, not of the module in it"
+            yield Finding(calls == len(sizes), told, f"{calls} of the model", answer.rank)
 
 
 BOTH = every(GRADIENTS, _returns_the_mean, _leaves_what_it_is_handed, _keeps_modes)

@@ -17,13 +17,16 @@ Spec = tuple[list[int], str, bool]
 BUCKETS_ID = "03.assign-buckets"
 
 
-def buckets_case(name: str, parameters: list[Spec], bucket_bytes: int, seed: int, behind: int = 1) -> Case:
+def buckets_case(
+    name: str, parameters: list[Spec], bucket_bytes: int, seed: int, behind: int = 1, kind: str = "values"
+) -> Case:
     """Parameters that go into buckets of so many bytes. behind: so many times a parameter's memory is behind
-    it, which is a view where that is more than once.
+    it, which is a view where that is more than once. They are handed over in a list, or in a tuple where the
+    kind is "tuple".
     """
     specs = [[list(shape), dtype, asks] for shape, dtype, asks in parameters]
     params = {"parameters": specs, "bucket_bytes": bucket_bytes, "behind": behind}
-    return Case(name, 1, params, seed, kind="values")
+    return Case(name, 1, params, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
@@ -51,6 +54,7 @@ def _cases(seed: int) -> list[Case]:
         buckets_case("two that exceed a bucket by a byte", [([8], f, True)] * 4, 63, seed),
         buckets_case("views of more memory", [([4], f, True)] * 5, 32, seed, behind=3),
         buckets_case("none", [], 64, seed),
+        buckets_case("in a tuple", frozen, 64, seed, kind="tuple"),
     ]
 
 
@@ -65,7 +69,7 @@ def _parameters(case: Case) -> list[nn.Parameter]:
 def _ask_for_buckets(rank: Rank) -> None:
     """Facts: buckets; kept, whether the list of parameters is as it was."""
     parameters = _parameters(rank.case)
-    handed = [*parameters]
+    handed = tuple(parameters) if rank.case.kind == "tuple" else [*parameters]
     answer = rank.student.assign_buckets(handed, rank.params["bucket_bytes"])
     rank.fact("buckets", [[int(i) for i in bucket] for bucket in answer])
     rank.fact("kept", list(map(id, handed)) == list(map(id, parameters)))
@@ -140,7 +144,7 @@ EXERCISE = Exercise(
     BUCKETS_ID,
     "Buckets",
     ("assign_buckets",),
-    {"values": Run(_ask_for_buckets)},
+    dict.fromkeys(("values", "tuple"), Run(_ask_for_buckets)),
     _cases,
     (
         Property(
@@ -149,7 +153,7 @@ EXERCISE = Exercise(
             1,
             "Every trainable parameter is in exactly one bucket",
             "the last bucket is never added to the list, a frozen parameter is in one, or a tied one in two",
-            on={"values": _each_is_in_one},
+            on={"values": _each_is_in_one, "tuple": _each_is_in_one},
         ),
         Property(
             "reverse-order",

@@ -45,8 +45,8 @@ def _cases(seed: int) -> list[Case]:
 
 def _ask_for_shares(rank: Rank) -> None:
     """Facts: the shares of all ranks and the kinds of their elements, for each of ASKED; alone, all that a
-    rank without others reads; epochs, the same of many epochs; elsewhere, the shares that another process
-    finds; after use, those that are found when the lists of before were emptied. Answer: random.
+    rank without others reads; epochs, the same of many, by seed; elsewhere, the shares that another
+    process finds; after use, those that are found when the lists of before were emptied. Answer: random.
     """
     n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
     seed_generators(GLOBAL_SEED)
@@ -58,12 +58,20 @@ def _ask_for_shares(rank: Rank) -> None:
         rank.fact(f"kinds of {name}", sorted({type(i).__name__ for share in shares for i in share}))
     rank.answer("random", torch.rand(2))
     rank.fact("alone", [int(i) for i in ask(n, 0, 1, *ASKED["a"])])
-    rank.fact("epochs", [[int(i) for i in ask(n, 0, 1, epoch, ASKED["a"][1])] for epoch in range(EPOCHS)])
+    for seed in _seeds(n):
+        orders = [[int(i) for i in ask(n, 0, 1, epoch, seed)] for epoch in range(EPOCHS)]
+        rank.fact(f"epochs, seed {seed}", orders)
     with _texts_hash_otherwise(rank.student):
         rank.fact("elsewhere", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
     for r in range(world):
         _use_up(ask(n, r, world, *ASKED["a"]))
     rank.fact("after use", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
+
+
+def _seeds(samples: int) -> tuple[int, ...]:
+    """The seeds whose epochs are asked for: 0 is one like any other. One alone where the orders are long."""
+    seed = ASKED["a"][1]
+    return (seed,) if samples >= THOUSANDS else (seed, 0)
 
 
 def _use_up(share: Sequence[int]) -> None:
@@ -172,10 +180,15 @@ def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:
     mixed = not _rises(facts["a"][0]) and sorted(one[: n // 2]) != list(range(n // 2))
     yield Finding(mixed, "shuffled over all samples", f"rank 0 has {facts['a'][0][:8]}")
     if n >= MANY:
-        orders = facts["epochs"]
-        alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(enumerate(orders), 2) if _turned(x, y)]
-        told = f"an order of its own in each of {EPOCHS} epochs, not one that begins elsewhere"
-        yield Finding(not alike, told, f"the same: epochs {', '.join(alike[:3])}")
+        for seed in _seeds(n):
+            orders = enumerate(facts[f"epochs, seed {seed}"])
+            alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(orders, 2) if _turned(x, y)]
+            told = f"an order of its own in each of {EPOCHS} epochs of seed {seed}, not one begun elsewhere"
+            yield Finding(not alike, told, f"the same: epochs {', '.join(alike[:3])}")
+        if evidence.case.params["world"] > 1:
+            kept = all(set(one) == set(other) for one, other in zip(facts["a"], facts["b"], strict=True))
+            told = "a rank reads other samples in the next epoch"
+            yield Finding(not kept, told, "every rank the same ones, in another order")
     if n >= THOUSANDS:
         yield _parts_are_mixed(facts["alone"])
 
