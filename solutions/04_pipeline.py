@@ -319,8 +319,9 @@ prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, on_sta
 # when $m$ is a multiple of $p$.
 #
 # ### Exercise: interleaved 1F1B
-# Return what one *rank* does, all its chunks in one list. Another order is as good, a shorter warm-up too, if
-# the batch takes no longer (messages taking no time) and no rank holds more than this warm-up and one chunk.
+# Return what one *rank* does, all its chunks in one list of `Action`s; there may be just one chunk. Another
+# order is as good, a shorter warm-up too, if the batch takes no longer (messages taking no time) and no rank
+# holds more than this warm-up and one chunk.
 #
 # <details><summary>Hint 1</summary>Make the list of all forwards of the rank first: for group, for stage,
 # for micro-batch in group. The backwards differ in one word.</details>
@@ -577,8 +578,9 @@ except labkit.LaunchError as error:
 # `check_list` finds mistakes before anything is sent: an action that is neither forward nor backward (such
 # as a zero-bubble schedule's), a stage that is not here, a micro-batch that does not exist, an action that
 # is there twice, a backward before its forward, and a forward or backward that is missing, also where both
-# of a micro-batch are. What is sent back from a stage is sent where the stage before it is frozen, too. An
-# output that was sent may be kept until the end, when all sends are waited for; what was received may not.
+# of a micro-batch are, all of a stage's, or the whole list on a rank that has stages. What is sent back from
+# a stage is sent where the stage before it is frozen, too. An output that was sent may be kept until the end,
+# when all sends are waited for; what was received, an activation or a gradient, may not.
 #
 # <details><summary>Hint 1</summary>Start with GPipe on two ranks and nothing else. Keep (input, output)
 # of each forward in a dict until its backward, and pop it there: what stays in the dict stays in

@@ -47,9 +47,9 @@ def _one_f_one_b_cases(seed: int) -> list[Case]:
 
 
 def _interleaved_cases(seed: int) -> list[Case]:
-    sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2]]
+    sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2], [3, 6, 1]]
     return [
-        schedule_case("two and three chunks", seed, sizes),
+        schedule_case("one to three chunks", seed, sizes),
         schedule_case("a remainder", seed, [[4, 6, 2], [3, 2, 2]], "refused"),
         schedule_case("your own in_turn", seed, [[2, 4, 2], [3, 3, 2]], "own-parts"),
     ]
