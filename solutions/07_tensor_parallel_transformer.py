@@ -417,7 +417,8 @@ prediction("wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_loo
 #
 # An id outside the vocabulary is nobody's: it would silently become a vector of zeros. Raise an
 # `IndexError` instead. All ranks have the same ids, so all of them raise. The vectors are completed by
-# `leave`, whatever function that is. Ids may be a view, such as `tokens[:, :-1]`.
+# `leave`, whatever function that is: it may return fewer tokens. Ids may be a view, such as
+# `tokens[:, :-1]`, and int64 or int32.
 #
 # <details><summary>Hint 1</summary>Compare with both ends of the range: the first row of the next block is
 # not yours, your own last row is.</details>
@@ -813,7 +814,7 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 #
 # Either dimension can be cut; a whole weight need not divide. Mean and standard deviation may be 4% of the
 # latter off, and the numbers are normal, not uniform, each drawn by itself. A second weight of the same shape
-# has other numbers. Nothing is sent, and nobody draws a cut weight whole.
+# has other numbers. Nothing is sent, and nobody draws a cut weight whole, in one piece or in several.
 #
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.
@@ -1009,7 +1010,8 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # `torch.autograd.Function` of your own. For $Y = X W^{\mathsf T} + \text{bias}$, and with $\partial$ for the
 # gradient of the loss by something: $\partial X = \partial Y\, W$ and
 # $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is the sum of $\partial Y$ over all tokens.
-# Inputs and gradients may lie in memory in any order.
+# Inputs and gradients may lie in memory in any order. Any of x, weight and bias may ask for no gradient; the
+# others have theirs.
 #
 # What both keep between forward and backward is counted by all that the process holds: the slice, what your
 # caller keeps, and 24 KiB beside. The sums of bias gradients are not counted among the calls.
@@ -1107,12 +1109,12 @@ class TensorParallelMLP(nn.Module):
 # Which stream does this dropout draw from? Does this whole parameter see all tokens or only its own?
 #
 # Attention's dropout is inside `attend(q, k, v, dropout)`, which came along from the whole attention: wrap
-# it. What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers a token, a
-# norm that is written out keeps three times as much. It must be 0.75 to 1.12 times what the plan's formula
-# says (below, at "What a block keeps", there for 16 bits; the check counts in its own dtype). Where whole
-# parameters' gradients are summed, those calls of at most $4h$ numbers each are not counted. In training
-# dropout is at work under `no_grad` too, after `eval()` nothing is dropped. A rank does a $t$-th of the
-# matrix products.
+# it, and enter no stream inside another one. What a block keeps for backward is measured: `F.layer_norm`
+# keeps its input and a few numbers a token, a norm that is written out keeps three times as much. It must be
+# 0.75 to 1.12 times what the plan's formula says (below, at "What a block keeps", there for 16 bits; the
+# check counts in its own dtype). Where whole parameters' gradients are summed, those calls of at most $4h$
+# numbers each are not counted. In training dropout is at work under `no_grad` too, after `eval()` nothing is
+# dropped. A rank does a $t$-th of the matrix products.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
@@ -1575,9 +1577,10 @@ prediction("the norm, which should be 2", your_norm, found)
 # ### Exercise: clip the gradient's norm
 #
 # Either list may be empty, and one rank may have no gradient of what is cut where another has. A `.grad` may
-# be changed in place or replaced; all keep their types. Gradients may lie in memory in any order, be single
-# numbers, or nothing but zeros; a frozen parameter that has one counts, and a `max_norm` of 0 makes zeros of
-# all. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by $10^{-4}$.
+# be changed in place or replaced; all keep their types, of which a call may have several. Gradients may lie
+# in memory in any order, be single numbers, or nothing but zeros; a frozen parameter that has one counts, and
+# a `max_norm` of 0 makes zeros of all. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by
+# $10^{-4}$.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only, in one
 # dtype on every rank: a rank without gradients has none to take it from.</details>
