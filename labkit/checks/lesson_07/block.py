@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -149,7 +151,8 @@ def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
 
 def _use_once(rank: Rank, split: Split) -> None:
     """Answers: added and evaluated, what the block adds to x in training and after eval(). Facts: asked, with
-    which dropout heads attend; modes, what is in another mode in the whole block afterwards.
+    which dropout heads attend; modes, what is in another mode in the whole block afterwards; deepest, how
+    many streams were entered inside each other.
 
     Torch's own generator is alike on the ranks where tokens are divided, and differs where they are whole, so
     that drawing from it instead of the streams shows.
@@ -163,13 +166,33 @@ def _use_once(rank: Rank, split: Split) -> None:
         return plain(q, k, v, dropout)
 
     attention.attend = attend  # type: ignore[assignment]
-    before = modes_of(full)
-    part, x = split.build(rank, full, rank.group), rank.inputs["x"].clone()
+    before, streams = modes_of(full), _streams(rank, rank.group)
+    entered = _count_entered(streams)
+    part = rank.student.TensorParallelBlock(full, rank.group, streams, sequence_parallel(rank.case))
+    x = rank.inputs["x"].clone()
     seed_generators(0 if sequence_parallel(rank.case) else rank.rank)
     rank.answer("added", part(x) - x)
     rank.answer("evaluated", part.eval()(x) - x)
     rank.fact("asked", asked)
     rank.fact("modes", modes_changed(before, full))
+    rank.fact("deepest", max(accumulate(entered, initial=0)))
+
+
+def _count_entered(streams: Any) -> list[int]:
+    """What grows by 1 whenever one of the streams is entered, and by -1 when it is left."""
+    steps: list[int] = []
+
+    @contextmanager
+    def counted(enter: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        steps.append(1)
+        try:
+            with enter():
+                yield
+        finally:
+            steps.append(-1)
+
+    streams.shared, streams.own = partial(counted, streams.shared), partial(counted, streams.own)
+    return steps
 
 
 def _inputs_that_add_constants(case: Case, generator: torch.Generator) -> Inputs:
@@ -289,6 +312,12 @@ def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
         asked = answer.facts["asked"]
         told = f"heads attend once, with the attention's dropout {params['dropout']}, then 0.0 after eval()"
         yield Finding(asked == [params["dropout"], 0.0], told, f"{asked}", answer.rank)
+
+
+def _one_stream_at_a_time(evidence: SplitEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        deepest = answer.facts["deepest"]
+        yield Finding(deepest < 2, "no stream entered inside another one", f"{deepest} at once", answer.rank)
 
 
 def _halves_by_stream(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -418,7 +447,7 @@ EXERCISE = Exercise(
             "one stream for both: cut regions draw from own(), whole ones from shared()",
             {
                 "dropout": every(_drops_apart, _drops_alike_what_is_whole),
-                "what-drops": every(_drops_both_halves, _halves_by_stream),
+                "what-drops": every(_drops_both_halves, _halves_by_stream, _one_stream_at_a_time),
             },
         ),
         own_share(),
