@@ -21,6 +21,7 @@ from labkit.checks.shared.split import drawn, dtype_of
 CLIP_ID = "07.clip-grad-norm"
 CUT = {"first": (8, 3), "second": (4, 5)}
 WHOLE: dict[str, tuple[int, ...]] = {"norm": (7,), "positions": (3, 4), "temperature": ()}
+WIDE = 1e5  # times what is drawn: in float16 infinite
 clip_case = case_maker(max_norm=2.0)
 
 
@@ -37,15 +38,21 @@ def _cases(seed: int) -> list[Case]:
         clip_case("nothing cut", "none-cut", 2, seed),
         clip_case("nothing whole", "none-whole", 2, seed),
         clip_case("bfloat16", "low", 2, seed, dtype="bfloat16"),
+        clip_case(
+            "several types", "low", 2, seed, dtype="float16", wide=["second", "positions"], max_norm=2e5
+        ),
         clip_case("four ranks", "values", 4, seed, max_norm=0.5),
         clip_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """The gradients of the whole model for each group; the norm of the whole ones is a large part."""
+    """The gradients of the whole model for each group; the norm of the whole ones is a large part. Those that
+    the case names as wide are float32, and too large for float16.
+    """
     scale, groups = case.params.get("scale", 1.0), len(groups_of(case))
-    return {n: scale * drawn(case, generator, groups, *shape) for n, shape in (CUT | WHOLE).items()}
+    found = {n: scale * drawn(case, generator, groups, *shape) for n, shape in (CUT | WHOLE).items()}
+    return found | {name: WIDE * found[name].float() for name in case.params.get("wide", [])}
 
 
 def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
