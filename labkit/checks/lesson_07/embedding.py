@@ -55,7 +55,7 @@ embedding_case = case_maker(batch=2, sequence=5, hidden=3, vocabulary=12)
 
 def _cases(seed: int) -> list[Case]:
     return [
-        embedding_case("12 tokens", "values", 2, seed, late=[1]),
+        embedding_case("12 tokens", "values", 2, seed, sequence=40, late=[1]),
         embedding_case("a single id, bfloat16", "values", 2, seed, batch=1, sequence=1, dtype="bfloat16"),
         embedding_case("ids that are a view", "layout", 2, seed),
         embedding_case("completed otherwise", "leave", 2, seed),
@@ -86,8 +86,9 @@ def _look_up_wrong_ids(rank: Rank, split: Split) -> None:
 
 
 def _complete_otherwise(rank: Rank, split: Split) -> None:
-    """Hand in a `leave` that triples, in training, and in evaluation without gradients. Answers: others and
-    evaluated, and usual, three times what the usual one gives.
+    """Hand in a `leave` that triples, and keeps every second token, in training, and in evaluation without
+    gradients. Answers: others and evaluated; usual, the same of what the usual one gives; int32, what that
+    gives for ids of another type, and int64, for the usual ones.
     """
     from labkit.tensor_parallel import sum_over_ranks
 
@@ -96,11 +97,14 @@ def _complete_otherwise(rank: Rank, split: Split) -> None:
         split.handed(rank),
         rank.inputs["ids"],
     )
-    others = part_of(full, rank.group, lambda partial, group: 3 * sum_over_ranks(partial, group))
+    usual = part_of(full, rank.group)
+    others = part_of(full, rank.group, lambda partial, group: 3 * sum_over_ranks(partial, group)[:, ::2])
     rank.answer("others", others(ids.clone()))
     with torch.no_grad():
         rank.answer("evaluated", others.eval()(ids.clone()))
-    rank.answer("usual", 3 * part_of(full, rank.group)(ids.clone()))
+    rank.answer("int64", usual(ids.clone()))
+    rank.answer("usual", 3 * usual(ids.clone())[:, ::2])
+    rank.answer("int32", usual(ids.int()))
 
 
 def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -108,6 +112,7 @@ def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
         told = "what `leave` makes of it, whatever function that is"
         for asked in ("others", "evaluated"):
             yield same(told, answer.tensors["usual"], answer, asked)
+        yield same("the same vectors for ids that are int32", answer.tensors["int64"], answer, "int32")
 
 
 _USED = at_boundaries(EMBEDDING.run(use_part))
