@@ -21,6 +21,7 @@ from labkit.checks.lesson_07.whole_model import gpt_case
 PAIR_AND_ONE = [[0, 2], [1]]
 NEIGHBOURS = [[2, 3], [0, 1]]
 EVERY_OTHER = [[0, 2], [1, 3]]
+OTHERS = ["up_bias", "down_weight"]  # than those that the visible case freezes
 
 
 def _attention_cases(seed: int) -> list[Case]:
@@ -76,7 +77,14 @@ def _loss_cases(seed: int) -> list[Case]:
         loss_case("unseen: one more", "uneven", 4, seed, **shape, vocabulary=4 * rows + 1),
         loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
         loss_case(
-            "unseen: smoothed", "smoothed", 3, seed, **shape, vocabulary=3 * rows - 1, label_smoothing=smooth
+            "unseen: smoothed",
+            "smoothed",
+            3,
+            seed,
+            **shape,
+            vocabulary=3 * rows - 1,
+            label_smoothing=smooth,
+            beyond="nan",
         ),
         loss_case(
             "unseen: large, smoothed",
@@ -92,6 +100,17 @@ def _loss_cases(seed: int) -> list[Case]:
         loss_case("unseen: first rank", "owner", 3, seed, **shape, vocabulary=3 * rows, owner=0),
         loss_case("unseen: last rank", "owner", 3, seed, **shape, vocabulary=3 * rows - 1, owner=2),
         loss_case("unseen: float16", "bfloat16", 3, seed, **shape, vocabulary=3 * rows, dtype="float16"),
+        loss_case(
+            "unseen: bfloat16, smoothed",
+            "bfloat16",
+            3,
+            seed,
+            **shape,
+            vocabulary=3 * rows,
+            dtype="bfloat16",
+            shift=100.0,
+            label_smoothing=0.5,
+        ),
         loss_case("unseen: outside", "wrong-targets", 3, seed, **shape, vocabulary=3 * rows - 1),
         loss_case("unseen: pair", "subgroup", 3, seed, **shape, vocabulary=2 * rows, groups=PAIR_AND_ONE),
         loss_case("unseen: alone", "values", 1, seed, **shape, vocabulary=rows),
@@ -119,8 +138,15 @@ def _initial_cases(seed: int) -> list[Case]:
     draw = Random(f"07/initial/{seed}")
     shape = [6 * draw.randint(40, 60), 6 * draw.randint(60, 80)]
     return [
-        initial_case("unseen: three ranks", "values", 3, seed, shape=shape),
-        initial_case("unseen: one more", "uneven", 3, seed, shape=[shape[0] + 1, shape[1]]),
+        initial_case("unseen: three ranks", "values", 3, seed, shape=shape[::-1]),
+        initial_case(
+            "unseen: one more, neighbours",
+            "uneven",
+            4,
+            seed,
+            shape=[shape[0] + 1, shape[1]],
+            groups=NEIGHBOURS,
+        ),
         initial_case("unseen: one column more", "uneven", 3, seed, shape=[shape[0], shape[1] + 1]),
         initial_case("unseen: pair", "subgroup", 3, seed, shape=shape, groups=PAIR_AND_ONE),
         initial_case("unseen: alone", "values", 1, seed, shape=shape),
@@ -135,6 +161,7 @@ def _pair_cases(seed: int) -> list[Case]:
         pair_case("unseen: four dimensions", "values", 2, seed, [*shape, 2]),
         pair_case("unseen: views", "layout", 3, seed, [2, *shape[1:]]),
         pair_case("unseen: uneven", "uneven", 3, seed, [2, 2 * shape[1] + 1, 3]),  # two ranks could divide it
+        pair_case("unseen: uneven, neighbours", "uneven", 4, seed, shape, groups=NEIGHBOURS),
         pair_case("unseen: pairs", "subgroup", 4, seed, shape, groups=EVERY_OTHER),
         pair_case("unseen: neighbours", "subgroup", 4, seed, shape, groups=NEIGHBOURS),
         pair_case("unseen: alone", "values", 1, seed, shape),
@@ -149,6 +176,7 @@ def _products_cases(seed: int) -> list[Case]:
         products_case("unseen: without bias", "bare", 3, seed, **shape, sequence=9, bias=False),
         products_case("unseen: first layer", "first-layer", 3, seed, **shape, sequence=6),
         products_case("unseen: biases alone are trained", "first-layer", 2, seed, **shape, frozen=WEIGHTS),
+        products_case("unseen: others frozen", "frozen", 3, seed, **shape, sequence=6, frozen=OTHERS),
         products_case("unseen: kept, without bias", "kept", 2, seed, **LARGE, bias=False),
         products_case("unseen: kept of a first layer", "kept", 2, seed, **LARGE, first_layer=True),
         products_case("unseen: neighbours", "subgroup", 4, seed, **shape, groups=NEIGHBOURS),

@@ -14,7 +14,7 @@ from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import calls_are, refused, same
-from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.worked import Worked
 
 INITIAL_ID = "07.initial-weights"
@@ -52,7 +52,7 @@ DRAWN = _twice(CUT | WHOLE)
 
 def _draw_weights(rank: Rank) -> None:
     """Draw cut and whole weights, two of each kind. Answers: the names in DRAWN. Recording: all. Facts: most
-    and a name, elements of the largest tensor that was made for it, or is behind it.
+    and a name, elements of the largest tensor that was made for it, or is behind it, or all that were drawn.
 
     Torch's own generator is alike on the ranks where a weight is cut, and differs where it is whole, so that
     drawing from it instead of the streams shows.
@@ -65,7 +65,7 @@ def _draw_weights(rank: Rank) -> None:
             with Worked() as worked:
                 part = rank.student.initial_weight(shape, cut, streams, group)
             behind = part.untyped_storage().nbytes() // part.element_size()
-            rank.fact(f"most {name}", max(worked.largest, behind))
+            rank.fact(f"most {name}", max(worked.largest, worked.drawn, behind))
             rank.answer(name, part)
 
 
@@ -153,7 +153,7 @@ def _never_whole(evidence: Evidence) -> Iterator[Finding]:
             part, most = math.prod(_shape(evidence.case, name, answer)), answer.facts[f"most {name}"]
             if MOST_PARTS * part < math.prod(evidence.case.params["shape"]):
                 told = f"{name}: {part:,} numbers, this rank's part, and never the whole weight"
-                yield Finding(most <= MOST_PARTS * part, told, f"a tensor of {most:,}", answer.rank)
+                yield Finding(most <= MOST_PARTS * part, told, f"{most:,}, at once or in turn", answer.rank)
 
 
 def _same_numbers(one: Tensor, two: Tensor) -> bool:
@@ -225,7 +225,7 @@ def _go_together(lines: Tensor) -> tuple[float, float]:
 
 def _uneven_refused(evidence: Evidence) -> Iterator[Finding]:
     """The weight whose cut does not divide is refused, and no other."""
-    shape, ranks = evidence.case.params["shape"], evidence.case.ranks
+    shape, ranks = evidence.case.params["shape"], len(groups_of(evidence.case)[0])
     for name, cut in (CUT | WHOLE).items():
         if cut is not None and shape[cut] % ranks:
             sizes = (shape[cut], ranks)

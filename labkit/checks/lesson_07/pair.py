@@ -171,7 +171,8 @@ def _one_call_each_way(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _refused_tokens(case: Case) -> tuple[int, int]:
-    return case.params["shape"][1] * case.ranks - _missing(case), case.ranks
+    size = len(groups_of(case)[0])
+    return case.params["shape"][1] * size - _missing(case), size
 
 
 def _values(when: str = "") -> Judge:

@@ -51,6 +51,7 @@ def _cases(seed: int) -> list[Case]:
         products_case("four ranks", "values", 4, seed, batch=3),
         products_case("what is kept", "kept", 2, seed, **LARGE),
         products_case("x that asks for no gradient", "first-layer", 2, seed),
+        products_case("some ask for no gradient", "frozen", 2, seed, frozen=["up_weight", "down_bias"]),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
@@ -262,6 +263,7 @@ EXERCISE = Exercise(
         "kept": Run(_keep_for_backward, _inputs, _hand, ProductsEvidence),
         "bare": _USED,
         "first-layer": _USED,
+        "frozen": _USED,
         "layout": Run(_use_views, _inputs, _hand, ProductsEvidence),
         "subgroup": _USED,
     },
@@ -279,18 +281,18 @@ EXERCISE = Exercise(
             "input-gradients",
             "numbers",
             2,
-            "Each rank has its tokens of the gradient of x.",
+            "Each rank has its tokens of the gradient of x, also where weight or bias ask for none.",
             "reduce-scatter the gradient of the gathered x",
-            {"values": _right_gradients("x"), "layout": _gradient_kept},
+            {"values": _right_gradients("x"), "layout": _gradient_kept, "frozen": _right_gradients("x")},
         ),
         Property(
             "parameter-gradients",
             "numbers",
             3,
-            "Blocks of weights have the gradient of all tokens, and so has the whole bias, also where x asks"
-            " for none.",
+            "Blocks of weights have the gradient of all tokens, and so has the whole bias, also where others"
+            " ask for none.",
             "the bias is added to this rank's tokens only: its gradient must be summed over the ranks",
-            dict.fromkeys(("values", "first-layer"), _right_gradients(*CUT)),
+            dict.fromkeys(("values", "first-layer", "frozen"), _right_gradients(*CUT)),
         ),
         Property(
             "kept-slices",
