@@ -418,7 +418,7 @@ prediction("wrong vectors added", your_wrong_vectors, labkit.launch(unmasked_loo
 # An id outside the vocabulary is nobody's: it would silently become a vector of zeros. Raise an
 # `IndexError` instead. All ranks have the same ids, so all of them raise. The vectors are completed by
 # `leave`, whatever function that is: it may return fewer tokens. Ids may be a view, such as
-# `tokens[:, :-1]`, and int64 or int32.
+# `tokens[:, :-1]`.
 #
 # <details><summary>Hint 1</summary>Compare with both ends of the range: the first row of the next block is
 # not yours, your own last row is.</details>
@@ -814,7 +814,7 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 #
 # Either dimension can be cut; a whole weight need not divide. Mean and standard deviation may be 4% of the
 # latter off, and the numbers are normal, not uniform, each drawn by itself. A second weight of the same shape
-# has other numbers. Nothing is sent, and nobody draws a cut weight whole, in one piece or in several.
+# has other numbers. Nothing is sent, and nobody draws a cut weight whole.
 #
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -59,12 +59,9 @@ def ask_for_lists(call: Call) -> Callable[[Rank], None]:
     return on_rank
 
 
-def _as_facts(action: Any) -> list[JSON]:
-    """An action's kind and its numbers, numpy's and torch's too; in one piece, what has no such parts."""
-    if not all(hasattr(action, name) for name in Action._fields):
-        return [f"{action!r}, which is no Action"]
-    parts = (getattr(action, name) for name in Action._fields)
-    return [part if isinstance(part, str) else number_or_words(part) for part in parts]
+def _as_facts(action: Iterable[object]) -> list[JSON]:
+    """An action's kind and its numbers, numpy's and torch's too."""
+    return [part if isinstance(part, str) else number_or_words(part) for part in action]
 
 
 def ask_for_the_impossible(call: Call) -> Callable[[Rank], None]:
@@ -151,7 +148,7 @@ def read_lists(facts: list[list[list[JSON]]]) -> Lists:
 
 def _three(entry: list[JSON]) -> tuple[JSON, JSON, JSON]:
     if len(entry) != 3:
-        raise ValueError(f"expected Actions (kind, stage, micro_batch), found {entry[0] if entry else entry}")
+        raise ValueError(f"expected actions of (kind, stage, micro_batch), found {entry}")
     return entry[0], entry[1], entry[2]
 
 

@@ -47,10 +47,11 @@ def _one_f_one_b_cases(seed: int) -> list[Case]:
 
 
 def _interleaved_cases(seed: int) -> list[Case]:
-    sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2], [3, 6, 1]]
+    sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2]]
     return [
-        schedule_case("one to three chunks", seed, sizes),
+        schedule_case("two and three chunks", seed, sizes),
         schedule_case("a remainder", seed, [[4, 6, 2], [3, 2, 2]], "refused"),
+        schedule_case("one chunk", seed, [[3, 6, 1]], "one-chunk"),
         schedule_case("your own in_turn", seed, [[2, 4, 2], [3, 3, 2]], "own-parts"),
     ]
 
@@ -81,6 +82,7 @@ ONCE = in_every_size(every_action_once)
 IN_TIME = in_every_size(takes_as_long_as)
 TO_THE_END = in_every_size(runs_to_its_end)
 FEW_HELD = in_every_size(holds_at_most(_warm_up_and_one))
+EVERYTHING = every(ONCE, IN_TIME, FEW_HELD, TO_THE_END)
 EVERY_ACTION = Property(
     "every-action-once",
     "numbers",
@@ -169,7 +171,7 @@ INTERLEAVED = Exercise(
     {
         "values": Run(ask_for_lists(_interleaved)),
         "refused": Run(ask_for_the_impossible(_interleaved)),
-        "own-parts": Run(ask_for_lists(_interleaved)),
+        **dict.fromkeys(("one-chunk", "own-parts"), Run(ask_for_lists(_interleaved))),
     },
     _interleaved_cases,
     (
@@ -195,9 +197,9 @@ INTERLEAVED = Exercise(
             "refuses-remainder",
             "robustness",
             1,
-            "A number of micro-batches that is not a multiple of the ranks is a ValueError.",
+            "Micro-batches that are no multiple of the ranks are a ValueError; one chunk is not.",
             "the last group is not full: its chunks would wait for micro-batches that do not exist",
-            {"refused": refuses_remainders},
+            {"refused": refuses_remainders, "one-chunk": EVERYTHING},
         ),
         Property(
             "own-parts",
@@ -206,7 +208,7 @@ INTERLEAVED = Exercise(
             "It works with your own in_turn.",
             "in_turn is right for 1F1B only, drops backwards when the warm-up is longer than the forwards, or"
             " changes the lists it is handed",
-            {"own-parts": every(ONCE, IN_TIME, FEW_HELD, TO_THE_END)},
+            {"own-parts": EVERYTHING},
         ),
     ),
     builds_on=(ONE_F_ONE_B_ID,),

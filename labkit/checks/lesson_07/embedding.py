@@ -87,8 +87,7 @@ def _look_up_wrong_ids(rank: Rank, split: Split) -> None:
 
 def _complete_otherwise(rank: Rank, split: Split) -> None:
     """Hand in a `leave` that triples, and keeps every second token, in training, and in evaluation without
-    gradients. Answers: others and evaluated; usual, the same of what the usual one gives; int32, what that
-    gives for ids of another type, and int64, for the usual ones.
+    gradients. Answers: others and evaluated; usual, the same of what the usual one gives.
     """
     from labkit.tensor_parallel import sum_over_ranks
 
@@ -102,9 +101,7 @@ def _complete_otherwise(rank: Rank, split: Split) -> None:
     rank.answer("others", others(ids.clone()))
     with torch.no_grad():
         rank.answer("evaluated", others.eval()(ids.clone()))
-    rank.answer("int64", usual(ids.clone()))
     rank.answer("usual", 3 * usual(ids.clone())[:, ::2])
-    rank.answer("int32", usual(ids.int()))
 
 
 def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -112,7 +109,6 @@ def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
         told = "what `leave` makes of it, whatever function that is"
         for asked in ("others", "evaluated"):
             yield same(told, answer.tensors["usual"], answer, asked)
-        yield same("the same vectors for ids that are int32", answer.tensors["int64"], answer, "int32")
 
 
 _USED = at_boundaries(EMBEDDING.run(use_part))

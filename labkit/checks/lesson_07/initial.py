@@ -52,7 +52,7 @@ DRAWN = _twice(CUT | WHOLE)
 
 def _draw_weights(rank: Rank) -> None:
     """Draw cut and whole weights, two of each kind. Answers: the names in DRAWN. Recording: all. Facts: most
-    and a name, elements of the largest tensor that was made for it, or is behind it, or all that were drawn.
+    and a name, elements of the largest tensor that was made for it, or is behind it.
 
     Torch's own generator is alike on the ranks where a weight is cut, and differs where it is whole, so that
     drawing from it instead of the streams shows.
@@ -65,7 +65,7 @@ def _draw_weights(rank: Rank) -> None:
             with Worked() as worked:
                 part = rank.student.initial_weight(shape, cut, streams, group)
             behind = part.untyped_storage().nbytes() // part.element_size()
-            rank.fact(f"most {name}", max(worked.largest, worked.drawn, behind))
+            rank.fact(f"most {name}", max(worked.largest, behind))
             rank.answer(name, part)
 
 
@@ -153,7 +153,7 @@ def _never_whole(evidence: Evidence) -> Iterator[Finding]:
             part, most = math.prod(_shape(evidence.case, name, answer)), answer.facts[f"most {name}"]
             if MOST_PARTS * part < math.prod(evidence.case.params["shape"]):
                 told = f"{name}: {part:,} numbers, this rank's part, and never the whole weight"
-                yield Finding(most <= MOST_PARTS * part, told, f"{most:,}, at once or in turn", answer.rank)
+                yield Finding(most <= MOST_PARTS * part, told, f"a tensor of {most:,}", answer.rank)
 
 
 def _same_numbers(one: Tensor, two: Tensor) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from labkit.record.journal import flops_of
 from labkit.record.live import has_bytes
 from labkit.torch_private import WatchingMode, tree_iter
@@ -13,12 +11,12 @@ class Worked(WatchingMode):
     """Counts what is computed inside `with Worked() as worked:`.
 
     calls: of torch's operations, views too. products: operations of matrix products, a multiply-add as two.
-    largest: elements of the largest tensor that was made. drawn: random numbers.
+    largest: elements of the largest tensor that was made.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = self.products = self.largest = self.drawn = 0
+        self.calls = self.products = self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
@@ -26,7 +24,6 @@ class Worked(WatchingMode):
         if not func.is_view:
             operands = [t for t in tree_iter((args, kwargs)) if has_bytes(t)]
             self.products += flops_of(func._schema.name, operands)
-            made = [t.numel() for t in tree_iter(out) if has_bytes(t)]
+            made = (t.numel() for t in tree_iter(out) if has_bytes(t))
             self.largest = max([self.largest, *made])
-            self.drawn += sum(made) if torch.Tag.nondeterministic_seeded in func.tags else 0
         return out
