@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -54,9 +53,7 @@ def command(*words: str, stdin: str | None = None, seconds: float = _SECONDS) ->
 
 
 def _run(words: Sequence[str], stdin: str | None, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Names of users, jobs and partitions are bytes to Slurm, and not always UTF-8. A terminal's Ctrl-C is
-    for us alone.
-    """
+    """Names of users, jobs and partitions are bytes to Slurm, and not always UTF-8."""
     return subprocess.run(
         words,
         input=stdin,
@@ -64,7 +61,6 @@ def _run(words: Sequence[str], stdin: str | None, seconds: float) -> subprocess.
         encoding="utf-8",
         errors="replace",
         timeout=seconds,
-        start_new_session=True,
     )
 
 
@@ -267,7 +263,7 @@ def submit(options: Sequence[str], script: str) -> str:
     options = ["--export=ALL", *options]
     try:
         _check_that_it_can_start(options, script)
-        return _queued(options, script)
+        return command("sbatch", "--parsable", *options, stdin=script).split(";")[0]
     except SlurmError as error:
         if not any(
             sign in str(error) for sign in ("not available", "limit", "can not be satisfied", "Invalid")
@@ -277,20 +273,6 @@ def submit(options: Sequence[str], script: str) -> str:
             option for option in options if re.match(r"--(nodes|gpus|cpus|time|part|acc|mem)", option)
         )
         raise SlurmError(f"Slurm refused the job: {error}. Asked: {asked}{_there_is()}") from None
-
-
-def _queued(options: Sequence[str], script: str) -> str:
-    """The number of the new job. Who interrupts sbatch does not know whether it was heard: so its answer is
-    waited for, and the job cancelled.
-    """
-    with ThreadPoolExecutor(1) as beside:  # an interrupt is the main thread's
-        answer = beside.submit(command, "sbatch", "--parsable", *options, stdin=script)
-        try:
-            return answer.result().split(";")[0]
-        except KeyboardInterrupt:
-            with contextlib.suppress(SlurmError):
-                cancel(answer.result().split(";")[0])
-            raise
 
 
 def _check_that_it_can_start(options: Sequence[str], script: str) -> None:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -224,30 +223,6 @@ def test_a_job_that_nobody_waits_for_any_more_goes(slurm: LocalSlurm, tmp_path: 
     assert waiting.returncode == (130 if stops == "Ctrl-C" else 2)
     assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
     slurm.run("scancel", blocker)
-
-
-def test_an_interrupt_while_sbatch_has_not_answered(slurm: LocalSlurm, tmp_path: Path) -> None:
-    """The job is in the queue, and nobody has its number yet: it goes all the same."""
-    taken = tmp_path / "taken"
-    slow = tmp_path / "bin" / "sbatch"  # the real one, whose answer takes its time
-    slow.parent.mkdir()
-    wait = f'case "$*" in *--test-only*) ;; *) touch {taken}; sleep 3 ;; esac'
-    slow.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" || exit\n{wait}\n')
-    slow.chmod(0o755)
-    environment = {**slurm.environment, "LABKIT_SHARED": str(tmp_path)}
-    environment["PATH"] = f"{slow.parent}:{environment['PATH']}"
-    command = [sys.executable, "-m", "labkit.cli", "lab", "--slurm", "--root", str(tmp_path), "--time", "5"]
-    with both_nodes_taken(slurm) as others:
-        with subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as asking:
-            until = time.monotonic() + 40
-            while not taken.exists() and time.monotonic() < until:
-                time.sleep(0.05)
-            os.killpg(asking.pid, signal.SIGINT)  # as a terminal does, to all that it has started
-            told = asking.communicate(timeout=60)[1]
-        assert slurm.run("squeue", "--noheader", "--format=%A") == others, told
-    assert asking.returncode, told
 
 
 def test_a_stale_network_disk_ends_the_job_and_is_told(
