@@ -123,6 +123,16 @@ class LocalSlurm:
         told = log.read_text()[-2000:] if log.exists() else "no log"
         raise RuntimeError(f"the nodes are {seen!r} after {seconds:g} s; {told}")
 
+    def cancel(self, job: str, seconds: float = 40) -> None:
+        """And wait until it is out of the queue: its nodes count as taken until they have said that it ended, and
+        what they say while the controller reads its configuration is lost for a quarter of a minute."""
+        self.run("scancel", job)
+        deadline = time.monotonic() + seconds
+        while job in self.run("squeue", "--noheader", "--format=%A").split():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"job {job} is still in the queue {seconds:g} s after it was cancelled")
+            time.sleep(0.1)
+
     def wait_for_state(self, job: str, *states: str, seconds: float = 20) -> str:
         """Until the job is in one of the states, as scontrol names them; the state."""
         deadline = time.monotonic() + seconds

@@ -51,7 +51,7 @@ def cancelled_at_last(slurm: LocalSlurm, job: str) -> Iterator[str]:
     try:
         yield job
     finally:
-        slurm.run("scancel", job)
+        slurm.cancel(job)
 
 
 def both_nodes_taken(slurm: LocalSlurm) -> AbstractContextManager[str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
@@ -98,7 +99,7 @@ def test_a_job_that_ends_is_not_shown(slurm: LocalSlurm, tmp_path: Path) -> None
     asked = ("--slurm", "--root", str(tmp_path), "--time", "00:05:00")
     assert lab(slurm, tmp_path, *asked).returncode == 0
     first = next((tmp_path / "lab").glob("*.json")).stem
-    slurm.run("scancel", first)
+    slurm.cancel(first)
     second = lab(slurm, tmp_path, *asked)
     assert second.returncode == 0, second.stderr
     assert f"as Slurm job {first}" not in second.stdout
@@ -205,10 +206,12 @@ def test_where_the_queue_is_private_no_place_in_it_is_told(slurm: LocalSlurm, tm
 @pytest.mark.parametrize("stops", ["Ctrl-C", "folder"])
 def test_a_job_that_nobody_waits_for_any_more_goes(slurm: LocalSlurm, tmp_path: Path, stops: str) -> None:
     """Because of Ctrl-C, or because the folder where it would say how to reach it cannot be used any more."""
-    blocker = slurm.run("sbatch", "--parsable", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 100")
     command = [sys.executable, "-m", "labkit.cli", "lab", "--slurm", "--root", str(tmp_path), "--time", "5"]
     environment = {**slurm.environment, "LABKIT_SHARED": str(tmp_path)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+    with (
+        both_nodes_taken(slurm) as blocker,
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as waiting,
+    ):
         assert waiting.stderr is not None
         job = re.match(r"job (\d+): waiting", waiting.stderr.readline())
         assert job is not None
@@ -218,11 +221,10 @@ def test_a_job_that_nobody_waits_for_any_more_goes(slurm: LocalSlurm, tmp_path: 
             (tmp_path / "lab").rename(tmp_path / "moved")
             (tmp_path / "lab").touch()
         told = waiting.communicate(timeout=60)[1]
+        assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
     assert f"job {job[1]} is cancelled" in told
     assert ("/lab cannot be used (File exists)" in told) == (stops == "folder")
     assert waiting.returncode == (130 if stops == "Ctrl-C" else 2)
-    assert slurm.run("squeue", "--noheader", "--format=%A") == blocker
-    slurm.run("scancel", blocker)
 
 
 def test_a_stale_network_disk_ends_the_job_and_is_told(
@@ -253,10 +255,10 @@ def test_only_what_has_ended_is_said_to_have(
     config, deaf = slurm.config.read_text(), tmp_path / "deaf"
     slurm.config.write_text(config.replace("KillWait=2", "KillWait=60"))
     slurm.run("scontrol", "reconfigure")
+    submit = ("sbatch", "--parsable", f"--job-name={lab_job.NAME}", "--output=/dev/null")
+    ignores = f"trap '' TERM; echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {deaf}"
+    stays = slurm.run(*submit, f"--wrap={ignores}; while :; do sleep 1; done")
     try:
-        submit = ("sbatch", "--parsable", f"--job-name={lab_job.NAME}", "--output=/dev/null")
-        ignores = f"trap '' TERM; echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {deaf}"
-        stays = slurm.run(*submit, f"--wrap={ignores}; while :; do sleep 1; done")
         until = time.monotonic() + 30
         while not deaf.exists():
             assert time.monotonic() < until
@@ -267,7 +269,9 @@ def test_only_what_has_ended_is_said_to_have(
         assert told.out == f"ended: job {goes}\n"
         assert told.err == f"still ending: job {stays}\n"
     finally:
-        os.kill(int(deaf.read_text()), signal.SIGKILL)
+        with suppress(FileNotFoundError):  # it has not started
+            os.kill(int(deaf.read_text()), signal.SIGKILL)
+        slurm.cancel(stays)
         slurm.config.write_text(config)
         slurm.run("scontrol", "reconfigure")
     nothing_is_left(slurm, tmp_path)
@@ -325,7 +329,7 @@ def test_what_jobs_have_left_goes_with_the_next(
     assert "--gpus-per-node=9" in refused.stderr
     left = {"90002.json", "job-90004.log", f"{waiting}.json", f"job-{waiting}.log"}
     assert set(os.listdir(tmp_path / "lab")) == left
-    slurm.run("scancel", waiting)
+    slurm.cancel(waiting)
 
 
 def test_a_site_knows_its_limits_without_asking(slurm: LocalSlurm, tmp_path: Path) -> None:
