@@ -270,7 +270,10 @@ def release(lesson: str, course: Path, force: bool) -> None:
 )
 @click.option("--batch-tokens", default="1M", show_default=True, help="Tokens a step; 4M is 4 x 2^20.")
 @click.option("--tokens", help="Tokens of the whole training, such as 1T, for days and GPU-hours.")
-@click.option("--recipe", default="20", show_default=True, help="Precision: a name, or bytes a parameter.")
+@click.option(
+    "--recipe",
+    help="Precision: a name, or bytes a parameter.  [default: the software's own, 20 or 18]",
+)
 @click.option(
     "--software",
     type=click.Choice(["nanotron", "megatron"]),

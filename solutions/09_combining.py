@@ -1209,7 +1209,7 @@ Table(
 #   a little tensor parallelism.
 # * *Pipelines go between nodes*: they are in three of the eight, and once inside a node, because a bubble
 #   is cheap when $m$ is large (128 micro-batches for the 8B on one node) and expensive when it is not.
-# * Common to all: ZeRO 0 or 1, and never more tensor parallelism than a node.
+# * Common to all: never more tensor parallelism than a node. (Of ZeRO, stages 0 and 1 alone were measured.)
 #
 # Eight groups are few, all on one cluster with one framework, and with a small batch on 64 nodes. A rule
 # that was found on another cluster may be right there.
@@ -1222,13 +1222,15 @@ Table(
 # | 16,384 | 8 | 1 | 16 | 128 | 8,192 | 16 | 16M | 41% |
 # | 16,384 | 8 | 16 | 16 | 8 | 131,072 | 16 | 16M | 38% |
 #
-# (405B on H100; arXiv 2407.21783, Table 4.) Read it with your formulas. $t = 8$ is the node: at $t = 4$,
-# with nothing recomputed, the activations alone would not fit. The second row has twice the replicas for the
-# *same* tokens a step, so half the sequences for each: the bubble grows, and two points of MFU go. The third
-# row is about sequences of 131,072 tokens: one is too long for one pipeline, so *context parallelism* (CP)
-# cuts the sequence itself over 16 ranks (lesson 11), and replicas pay for it:
-# $16{,}384 / (8 \cdot 16 \cdot 16) = 8$. (The first version of the paper prints 4 there. Which can it be?
-# $8 \times 16 \times 131{,}072$ tokens are 16 M; 4 would be half.)
+# (405B on H100; arXiv 2407.21783, Table 4.) Read it with your formulas. $t = 8$ is the node, and memory
+# wants it: with nothing recomputed the first stage keeps 82 GB of activations by the formula of 1F1B, and at
+# $t = 4$ twice that. (82 GB are too many as well. The paper, section 3.3, says how they came to fit: tensors
+# that nothing reads again are freed at once.) The second row has twice the replicas for the *same* tokens a
+# step, so half the sequences for each: the bubble grows, and two points of MFU go. The third row is about
+# sequences of 131,072 tokens: one is too long for one pipeline, so *context parallelism* (CP) cuts the
+# sequence itself over 16 ranks (lesson 11), and replicas pay for it: $16{,}384 / (8 \cdot 16 \cdot 16) = 8$.
+# (The first version of the paper prints 4 there. Which can it be? $8 \times 16 \times 131{,}072$ tokens are
+# 16 M; 4 would be half.)
 #
 # The order of their axes is TP, CP, PP, DP from inside to outside: DP outermost, where its traffic hides
 # behind compute (section 3.3). Your `best_order` asks for the fewest bytes, which is not quite the same
@@ -1236,9 +1238,10 @@ Table(
 #
 # ## The tool
 #
-# `labkit plan` is your chooser grown up: it has an efficiency curve, interleaved stages, context
-# parallelism, ZeRO 2 and 3, experts, a memory that was held against the runs above; and it says how wrong it
-# was on them. On more nodes than 16 that is very wrong: ask it for 64, and read what it says first.
+# `labkit plan` is your chooser grown up: it has an efficiency curve, context parallelism, experts, a memory
+# that was held against the runs above; and it says how wrong it was on them. On more nodes than 16 that is
+# very wrong: ask it for 64, and read what it says first. It plans for nanotron, which ran them; with
+# `software="megatron"` stages may be interleaved too, and ZeRO has stages 2 and 3.
 
 # %%
 from labkit.theory.planning.asked import question_of

@@ -124,8 +124,9 @@ class LocalSlurm:
         raise RuntimeError(f"the nodes are {seen!r} after {seconds:g} s; {told}")
 
     def cancel(self, job: str, seconds: float = 40) -> None:
-        """And wait until it is out of the queue: its nodes count as taken until they have said that it ended, and
-        what they say while the controller reads its configuration is lost for a quarter of a minute."""
+        """And wait until it is out of the queue: its nodes count as taken until they have said that it ended,
+        and what they say while the controller reads its configuration is lost for a quarter of a minute.
+        """
         self.run("scancel", job)
         deadline = time.monotonic() + seconds
         while job in self.run("squeue", "--noheader", "--format=%A").split():

@@ -47,14 +47,15 @@ def eager_counting(element: int, device: str = "cpu") -> Counting:
 class Kept:
     """One kept tensor of one layer and one micro-batch, in bytes before any sharding.
 
-    cut_by: "tensor" is split by tensor parallelism; "sequence" only where sequence parallelism is added.
+    cut_by: "tensor" is split by tensor parallelism; "sequence" only where sequence parallelism is added;
+    "nothing": rows of all a group's tokens, as its ranks share each expert's width.
     core: made inside attention from queries, keys and values: selective recomputation drops it.
     pieces: tensor parallelism cuts it into no more than these (keys and values: whole heads); 0 for any.
     """
 
     name: str
     num_bytes: float
-    cut_by: Literal["tensor", "sequence"]
+    cut_by: Literal["tensor", "sequence", "nothing"]
     core: bool = False
     pieces: int = 0
 
@@ -125,7 +126,7 @@ def _mlp_kept(config: ModelConfig, tokens: int, counting: Counting, mixture_laye
         mixture = config.mixture
         visits = tokens * mixture.active_experts
         kept.append(Kept("router probabilities (fp32)", 4 * tokens * mixture.num_experts, "sequence"))
-        kept.append(Kept("expert inputs, permuted", e * visits * h, "sequence"))
+        kept.append(Kept("expert inputs, permuted", e * visits * h, "nothing"))  # gathered, then permuted
         kept += _mlp_inner_kept(config, visits + tokens * mixture.shared_experts, mixture.expert_ffn, e)
         kept.append(Kept("expert outputs, before weighting", e * visits * h, "sequence"))
     else:
@@ -168,7 +169,8 @@ def kept_bytes(kept: list[Kept], tensor_parallel: int = 1, sequence_parallel: bo
         for item in kept
         if item.cut_by == "tensor"
     )
-    return cut + whole / (tensor_parallel if sequence_parallel else 1)
+    uncut = sum(item.num_bytes for item in kept if item.cut_by == "nothing")
+    return uncut + cut + whole / (tensor_parallel if sequence_parallel else 1)
 
 
 def layer_activation_bytes(
@@ -190,6 +192,8 @@ def layer_activation_bytes(
     """
     if recompute not in ("none", "selective", "full"):
         raise ValueError(f'recompute must be "none", "selective" or "full", got {recompute!r}')
+    if attention not in ("explicit", "fused"):
+        raise ValueError(f'attention must be "explicit" or "fused", got {attention!r}')
     if recompute == "full":
         whole = layer_input_bytes(config, sequence, micro_batch, counting)
         return whole / tensor_parallel if shard_checkpoints else whole

@@ -12,6 +12,11 @@ def global_batch_size(micro_batch: int, accumulation_steps: int, data_parallel: 
 
 def accumulation_steps(global_batch: int, micro_batch: int, data_parallel: int) -> int:
     """Micro-batches each data-parallel rank adds up; ValueError where the batch does not divide."""
+    if min(global_batch, micro_batch, data_parallel) < 1:
+        raise ValueError(
+            f"global_batch, micro_batch and data_parallel must be 1 or more, got "
+            f"{global_batch}, {micro_batch}, {data_parallel}"
+        )
     per_step = micro_batch * data_parallel
     if global_batch % per_step:
         raise ValueError(

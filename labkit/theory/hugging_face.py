@@ -10,6 +10,8 @@ import msgspec
 
 from labkit.theory.models import LatentAttention, MixtureOfExperts, ModelConfig, gpt, llama
 
+_TIED = ("gemma", "smollm3")  # whose configs leave the entry out where the head is the embedding
+
 
 class UnknownConfig(ValueError):
     """A config.json that cannot be read as a model's shape; says what was expected and what was found."""
@@ -42,7 +44,7 @@ class LlamaShape(msgspec.Struct):
             self.vocab_size,
             self.max_position_embeddings,
             head_size=self.head_dim or 0,
-            tied_embeddings=self.model_type == "gemma" if tied is None else tied,
+            tied_embeddings=self.model_type in _TIED if tied is None else tied,
             biases="qkv" if (self.model_type == "qwen2" if biased is None else biased) else "none",
         )
 

@@ -63,6 +63,10 @@ class TrainingPlan:
     counting: Counting = field(default=PAPER)
 
     def __post_init__(self) -> None:
+        least = {"sequence": 1, "micro_batch": 1, "data_parallel": 1, "expert_parallel": 1, "num_chunks": 1}
+        for field_name, smallest in {**least, "num_micro_batches": 0, "prefetch": 0}.items():
+            if getattr(self, field_name) < smallest:
+                raise ValueError(f"{field_name} must be {smallest} or more, got {getattr(self, field_name)}")
         stages = self.layers_of_stage or layers_of_stages(self.model.num_layers, self.pipeline_parallel)
         if len(stages) != self.pipeline_parallel or sum(stages) != self.model.num_layers:
             raise ValueError(
@@ -236,8 +240,6 @@ def _sharded(plan: TrainingPlan, kept: list[Kept]) -> float:
 def stage_activation_bytes(plan: TrainingPlan, stage: int) -> float:
     """Kept by a stage at its peak: its layers (and the embedding) for every micro-batch in flight, and the
     head's input.
-
-    The head works on one micro-batch at a time: its backward follows its forward at once.
     """
     held = in_flight(plan.schedule, stage, plan.pipeline_parallel, plan.num_micro_batches, plan.num_chunks)
     shape = plan.model, plan.sequence // plan.context_parallel, plan.micro_batch, plan.counting
@@ -245,7 +247,14 @@ def stage_activation_bytes(plan: TrainingPlan, stage: int) -> float:
     if stage == 0:
         one += _sharded(plan, embedding_kept(*shape))
     head = _sharded(plan, head_kept(*shape)) if stage == plan.pipeline_parallel - 1 else 0.0
-    return held * one + head
+    return held * one + _heads_in_flight(plan) * head
+
+
+def _heads_in_flight(plan: TrainingPlan) -> int:
+    """Micro-batches whose head input and logits are kept: all of GPipe's. In the other schedules the head's
+    backward follows its forward at once.
+    """
+    return plan.num_micro_batches if plan.schedule == "gpipe" else 1
 
 
 def logits_bytes(plan: TrainingPlan, stage: int) -> float:
@@ -284,7 +293,7 @@ def training_memory(plan: TrainingPlan, stage: int = 0) -> MemoryBreakdown:
         gradients=state.gradients,
         optimizer=state.optimizer,
         activations=stage_activation_bytes(plan, stage),
-        logits=logits_bytes(plan, stage),
+        logits=_heads_in_flight(plan) * logits_bytes(plan, stage),
         working=working_bytes(plan, stage),
     )
 

@@ -82,6 +82,18 @@ class ModelConfig:
         for field in ("num_layers", "hidden", "num_heads", "vocabulary", "max_sequence"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        for field in ("num_kv_heads", "head_size", "ffn"):
+            if getattr(self, field) < 0:
+                raise ValueError(
+                    f"{field} must be at least 1, or 0 for its default, got {getattr(self, field)}"
+                )
+        for field, known in (
+            ("biases", ("all", "qkv", "none")),
+            ("norm", ("layernorm", "rmsnorm")),
+            ("positions", ("learned", "rotary")),
+        ):
+            if getattr(self, field) not in known:
+                raise ValueError(f"{field} must be one of {', '.join(known)}, got {getattr(self, field)!r}")
         if not self.head_size and self.hidden % self.num_heads:
             raise ValueError(
                 f"hidden {self.hidden} is not a multiple of num_heads {self.num_heads}: "

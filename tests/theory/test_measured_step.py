@@ -109,6 +109,28 @@ def test_two_rulers_agree(name: str) -> None:
     del loss
 
 
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_gpipe_keeps_the_logits_of_every_micro_batch(m: int) -> None:
+    """All forwards, each with its loss, before the first backward; by the formula of one, m = 5 is half."""
+    config = gpt(2, 64, 4, vocabulary=2000, max_sequence=160, dropout=0.0)
+    model = build(config, "explicit", "none")
+    batches = [torch.randint(config.vocabulary, (2, 101)) for _ in range(m)]
+    kept = measure_activations(
+        model, lambda: torch.stack([model.loss(ids[:, :-1].clone(), ids[:, 1:].clone()) for ids in batches])
+    )
+    plan = TrainingPlan(
+        config,
+        100,
+        2,
+        attention="explicit",
+        schedule="gpipe",
+        num_micro_batches=m,
+        counting=eager_counting(4),
+    )
+    theory = training_memory(plan)
+    assert kept == pytest.approx(theory.activations + theory.logits, rel=0.005)
+
+
 def test_measuring_changes_nothing() -> None:
     config = SHAPES["gpt"]
     torch.manual_seed(3)

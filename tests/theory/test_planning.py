@@ -7,14 +7,16 @@ from itertools import product
 
 import pytest
 
+from labkit.theory.memory import TrainingPlan, gathered_bytes
 from labkit.theory.models import gpt, llama, preset
 from labkit.theory.planning import MEGATRON, NANOTRON, Cluster, Job, Plan, choose, feasible, price
 from labkit.theory.planning.compute import product_seconds
 from labkit.theory.planning.feasible import memory_limit
 from labkit.theory.planning.footprint import footprints, peak_bytes
+from labkit.theory.planning.search import candidates
 from labkit.theory.planning.stages import balanced_stages, equal_stages, kinds_of, stage_parameters
 from labkit.theory.planning.step import step_time
-from labkit.theory.planning.traffic import reduce_seconds, send_seconds, tensor_seconds
+from labkit.theory.planning.traffic import context_seconds, reduce_seconds, send_seconds, tensor_seconds
 
 ONE_B = llama(16, 2048, 32, 32, 8192, 131_072, 4096, tied_embeddings=True)
 EIGHT_B = llama(32, 4096, 32, 32, 14_336, 131_072, 4096)
@@ -67,6 +69,18 @@ def test_the_first_stage_holds_most_in_flight() -> None:
     assert peak_bytes(job(EIGHT_B), Plan(2, 1, 4), NANOTRON) == max(one.total for one in held)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("name", ["Llama 3 8B", "Llama 3.2 1B", "Llama 3 70B"])
+def test_the_embedding_is_gathered_too(name: str, zero: int) -> None:
+    """Of all units it is the largest: 525 million numbers of the 8B model, whose layers have 218."""
+    one, plan = job(preset(name)), Plan(16, 2, zero=zero)
+    by_formula = TrainingPlan(
+        preset(name), 4096, recipe=one.recipe, data_parallel=16, tensor_parallel=2, zero_stage=zero
+    )
+    held = footprints(one, plan, replace(MEGATRON, gather_buffers=0))[0]
+    assert held.working == pytest.approx(gathered_bytes(by_formula, 0))
+
+
 def test_a_product_is_slower_the_smaller_it_is() -> None:
     """Large: the share of peak. Small: its operands' way through memory counts as much."""
     large = product_seconds(2**17, 2**17, 2**17, NODE, NANOTRON)
@@ -113,6 +127,18 @@ def test_zero_1_shows_the_gathering_of_weights_and_zero_0_hides_everything() -> 
     assert exposed(3, 0.0) > exposed(2, 0.0) > exposed(1, 0.0)
 
 
+@pytest.mark.parametrize("software", [NANOTRON, MEGATRON])
+@pytest.mark.parametrize("backward", [0.0, 0.01, 0.1, 1.0])
+def test_zero_3_hides_no_more_of_the_gradients_than_zero_2(software, backward: float) -> None:
+    """It sends three halves of what ZeRO 2 sends (ZeRO, section 7); only the last gather is gained."""
+
+    def exposed(zero: int, software=software) -> float:
+        return reduce_seconds(1e9, backward, job(), Plan(32, zero=zero), FOUR, software)
+
+    last_gather = exposed(1, replace(software, overlap=1e9)) if backward else 0.0
+    assert exposed(3) >= exposed(2) - last_gather - 1e-12
+
+
 def test_stages_in_one_node_send_over_its_links() -> None:
     near, far = (send_seconds(job(), Plan(d, 1, 2), FOUR, NANOTRON) for d in (4, 8))
     assert near * 9 == pytest.approx(far)
@@ -126,6 +152,7 @@ def test_stages_in_one_node_send_over_its_links() -> None:
         (Plan(32, micro_batch=3), "a batch of 64 sequences is no multiple of 96"),
         (Plan(1, 1, 32, micro_batch=64, chunks=2), "16 layers are too few for 64 pieces"),
         (Plan(8, 1, 4, micro_batch=4, chunks=2), "there are 2"),
+        (Plan(8, 1, 4, chunks=3), "16 layers are no multiple of 4 stages x 3 chunks"),
         (Plan(8, 1, 4, zero=3), "ZeRO 3 with a pipeline"),
         (Plan(32, zero=4), "there is no ZeRO stage 4"),
         (Plan(0), "data is 0, and must be 1 or more"),
@@ -179,6 +206,17 @@ def test_the_best_plans_have_different_grids_and_fit() -> None:
     assert all("slower: " in reason for _, reason in choice.runners_up)
 
 
+def test_what_the_framework_cannot_do_is_neither_proposed_nor_priced() -> None:
+    """nanotron has ZeRO 0 and 1, and of pipeline schedules all-forward-all-backward and 1F1B."""
+    for one in candidates(job(batch=256), FOUR, software=NANOTRON):
+        assert (one.zero <= 1, one.chunks) == (True, 1)
+    assert {one.zero for one in candidates(job(batch=256), FOUR, software=MEGATRON)} == {0, 1, 2, 3}
+    assert feasible(job(), Plan(32, zero=3), FOUR, MEGATRON) == []
+    with pytest.raises(ValueError, match="nanotron has no ZeRO 3: it has stages up to 1"):
+        price(job(), Plan(32, zero=3), FOUR, NANOTRON)
+    assert any("does not interleave" in said for said in feasible(job(), Plan(8, 1, 4, chunks=4), FOUR))
+
+
 def test_a_slow_network_keeps_traffic_inside_nodes() -> None:
     """With a hundredth of the network the gradients of 16 replicas cost more than anything else saves."""
     slow = replace(Cluster.of("h100", 16), network=0.5e9)
@@ -194,6 +232,17 @@ def test_bandwidth_between_nodes() -> None:
     ways = [shared.all_gather_bandwidth(8 * nodes, 1) for nodes in (1, 2, 4, 8, 16, 32, 64)]
     assert ways == [gb * 1e9 for gb in (249.8, 184.6, 119.0, 69.0, 55.0, 28.0, 11.0)]
     assert replace(shared, network=25e9).all_gather_bandwidth(16, 1) == ways[1] / 2
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "b200"])
+@pytest.mark.parametrize("fabric", ["shared", "full"])
+@pytest.mark.parametrize("network", [25e9, 50e9, 100e9, 400e9])
+def test_a_ring_over_nodes_is_no_faster_than_inside_one(gpu: str, fabric, network: float) -> None:
+    """It goes over the links of each node, too, where it has more than one GPU there."""
+    cluster = Cluster.of(gpu, 4, network=network, fabric=fabric)
+    for bandwidth in (cluster.all_reduce_bandwidth, cluster.all_gather_bandwidth):
+        for size, stride in ((16, 1), (32, 1), (8, 4), (16, 2)):
+            assert bandwidth(size, stride) <= bandwidth(8, 1)
 
 
 def test_only_many_nodes_hold_sends_up() -> None:
@@ -220,6 +269,15 @@ def test_context_parallel_ranks_share_a_sequence() -> None:
     assert held[0] == pytest.approx(2 * held[1])
     times = [step_time(long, plan, NODE, NANOTRON) for plan in (whole, halves)]
     assert times[0].products == pytest.approx(times[1].products, rel=0.02)
+
+
+def test_recomputation_sends_keys_and_values_round_once_more() -> None:
+    """Three rounds of 2 x 2 bytes a key-value column without it: forward, backward, and their gradients."""
+    long = job(EIGHT_B, batch=8, sequence=65_536)
+    once = 4 * 32_768 * 4096 / 2 / NODE.all_gather_bandwidth(2, 2)
+    for recompute, rounds in (("none", 3), ("full", 4)):
+        plan = Plan(2, 2, context=2, recompute=recompute)
+        assert context_seconds(long, plan, NODE, 0.0) == pytest.approx(rounds * once)
 
 
 def test_what_cannot_be_planned_says_why() -> None:

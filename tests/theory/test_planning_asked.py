@@ -12,7 +12,7 @@ from labkit.cli import main
 from labkit.theory.hugging_face import UnknownConfig, from_config, read_config
 from labkit.theory.models import preset
 from labkit.theory.parameters import count_parameters
-from labkit.theory.planning import Plan
+from labkit.theory.planning import MEGATRON, Cluster, Plan, choose
 from labkit.theory.planning.asked import (
     model_named,
     number_of_tokens,
@@ -50,6 +50,17 @@ def test_configs_of_hugging_face_count_as_the_released_models() -> None:
     qwen |= {"num_key_value_heads": 2, "intermediate_size": 4864, "num_hidden_layers": 24}
     qwen |= {"vocab_size": 151936, "tie_word_embeddings": True}
     assert count_parameters(from_config(qwen)).total == 494_032_768  # Qwen2-0.5B, as released
+
+
+def test_a_head_that_no_entry_speaks_of_is_tied_where_that_is_the_default() -> None:
+    """SmolLM3 3B and Gemma 2B, as released: transformers writes only what is not its class's default."""
+    smol = {k: v for k, v in LLAMA.items() if k != "tie_word_embeddings"} | {"model_type": "smollm3"}
+    smol |= {"hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16}
+    smol |= {"num_hidden_layers": 36, "num_key_value_heads": 4}
+    assert count_parameters(from_config(smol)).total == 3_075_098_624
+    gemma = smol | {"model_type": "gemma", "intermediate_size": 16384, "num_attention_heads": 8}
+    gemma |= {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256000}
+    assert count_parameters(from_config(gemma)).total == 2_506_172_416
 
 
 @pytest.mark.parametrize(
@@ -92,7 +103,7 @@ def test_numbers_of_tokens() -> None:
     assert number_of_tokens("1_000_000") == 10**6
     assert number_of_tokens("0.5m") == 2**19
     assert training_tokens("1.5T") == 1.5e12
-    for wrong in ("4X", "", "-3M", "0"):
+    for wrong in ("4X", "", "-3M", "0", "_5", "1__0"):
         with pytest.raises(ValueError, match="is no number of tokens"):
             number_of_tokens(wrong)
 
@@ -105,6 +116,8 @@ def test_plans() -> None:
         ("16,2", "needs dp, tp and pp"),
         ("a,2,4", "expected a whole number"),
         ("1,2,4,x=3", "names are dp"),
+        ("16,2,4,dp=8", "dp is given twice"),
+        ("\u00b2,2,4", "expected a whole number"),
         ("1,2,4,recompute=some", "recompute is none, selective or full"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -115,10 +128,37 @@ def test_a_question() -> None:
     question = question_of("llama-3-8b", nodes=2, sequence=8192, batch_tokens="4M", tokens="1T")
     assert (question.job.batch, question.cluster.num_gpus, question.tokens) == (512, 16, 1e12)
     assert recipe_named("18").bytes_per_parameter == 18
+    kept = [question_of("llama-3-8b", software=name).job.recipe for name in ("nanotron", "megatron")]
+    assert [recipe.bytes_per_parameter for recipe in kept] == [20, 18]  # Megatron has no 16-bit gradients
     with pytest.raises(ValueError, match="holds no sequence of 8192"):
         question_of("llama-3-8b", sequence=8192, batch_tokens="4K")
-    with pytest.raises(ValueError, match="no recipe 'int3'"):
-        recipe_named("int3")
+    for wrong in ("int3", ""):
+        with pytest.raises(ValueError, match=f"no recipe '{wrong}'"):
+            recipe_named(wrong)
+    with pytest.raises(ValueError, match="sequence must be 1 or more, got 0"):
+        question_of("llama-3-8b", sequence=0)
+    with pytest.raises(ValueError, match="no software 'deepspeed'; there are nanotron"):
+        question_of("llama-3-8b", software="deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sequence", "tokens", "batch"),
+    [
+        (3, 4096, "1M", 256),  # as asked for, though 24 GPUs do not divide it
+        (4, 6000, "1M", 176),  # 174.8 sequences: 175 have no divisor among the 32 GPUs'
+        (4, 3000, "1M", 352),
+        (4, 4096, "1_000_000", 256),
+        (64, 6000, "1M", 176),
+        (4, 6000, "6_100", 1),
+    ],
+)
+def test_a_batch_is_one_that_can_be_shared_out(nodes: int, sequence: int, tokens: str, batch: int) -> None:
+    assert question_of("llama-3-8b", nodes, sequence=sequence, batch_tokens=tokens).job.batch == batch
+
+
+def test_a_huge_batch_is_searched_at_once() -> None:
+    job = question_of("llama-3-8b", 2, batch_tokens="1000G").job
+    assert choose(job, Cluster.of("h100", 2), MEGATRON).best
 
 
 def run(*arguments: str) -> Result:

@@ -273,6 +273,22 @@ def test_a_llama_layer_by_hand() -> None:
     assert sum(k.num_bytes for k in kept) == 2 * s * b * (4 * h + h + 2 * kv + h + 4 * f)
 
 
+def test_tensor_parallel_ranks_each_keep_all_rows_of_an_expert() -> None:
+    """They share its width, so each multiplies the rows of all their tokens: Megatron's dispatcher gathers
+    them before the experts. With t = 8 that is a third more than an eighth of Mixtral's layer.
+    """
+    model, tokens = preset("Mixtral 8x7B"), 4096
+    whole, cut = (
+        layer_activation_bytes(
+            model, tokens, 1, tensor_parallel=t, sequence_parallel=t > 1, attention="fused"
+        )
+        for t in (1, 8)
+    )
+    rows = 2 * tokens * 2 * model.hidden  # 16 bits, 2 experts a token
+    assert cut == pytest.approx((whole - rows) / 8 + rows)
+    assert cut > 1.3 * whole / 8
+
+
 def test_inference_adds_weights_and_cache() -> None:
     config = preset("Llama 3 8B")
     cache = kv_cache_bytes(config, 4096, 3)
@@ -324,10 +340,21 @@ def test_units_are_always_told() -> None:
         (lambda: TrainingPlan(GPT, 128, context_parallel=2, attention="explicit"), "never stores the scores"),
         (lambda: state_bytes(1.0, RECIPES["fp32 SGD"], 4, 2), "zero_stage must be 0, 1, 2 or 3, got 4"),
         (lambda: layer_activation_bytes(GPT, 8, 1, "some"), "recompute must be"),
+        (
+            lambda: training_memory(TrainingPlan(GPT, 8, attention="flash")),
+            "attention must be .* got 'flash'",
+        ),
         (lambda: in_flight("interleaved", 0, 4, 6, 2), "needs a multiple of 4 micro-batches, got 6"),
         (lambda: in_flight("1f1b", 4, 4, 6), "stage must be 0..3"),
         (lambda: recipe("adam"), "no recipe 'adam'"),
         (lambda: preset("GPT-5"), "no preset 'GPT-5'"),
+        (lambda: TrainingPlan(GPT, 0), "sequence must be 1 or more, got 0"),
+        (lambda: TrainingPlan(GPT, 8, micro_batch=-1), "micro_batch must be 1 or more, got -1"),
+        (lambda: TrainingPlan(GPT, 8, num_micro_batches=-3), "num_micro_batches must be 0 or more, got -3"),
+        (lambda: TrainingPlan(GPT, 8, num_chunks=0), "num_chunks must be 1 or more, got 0"),
+        (lambda: GPT.but(ffn=-3), "ffn must be at least 1, or 0 for its default, got -3"),
+        (lambda: GPT.but(norm="LayerNorm"), "norm must be one of layernorm, rmsnorm, got 'LayerNorm'"),
+        (lambda: accumulation_steps(1024, 0, 8), "must be 1 or more, got 1024, 0, 8"),
     ],
 )
 def test_errors_say_what_is_wrong(make, message: str) -> None:

@@ -251,6 +251,10 @@ def test_costs_are_one_number_or_one_a_stage():
         simulate(gpipe(2, 2), Costs([1, 2, 3]))
     with pytest.raises(ValueError, match="from 0"):
         simulate(gpipe(2, 2), Costs(-1))
+    with pytest.raises(ValueError, match="from 0"):
+        simulate(gpipe(2, 2), Costs(float("nan")))
+    with pytest.raises(ValueError, match="weight_backward is a part of backward"):
+        simulate(zb_h1(2, 4), Costs(1, 2, weight_backward=3))
 
 
 def test_nothing_to_do_takes_no_time():

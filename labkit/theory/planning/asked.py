@@ -16,6 +16,7 @@ from labkit.theory.recipes import RECIPES, Recipe
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+NEAR = 0.05  # of a batch
 _POSITIONS = ("dp", "tp", "pp", "mb", "zero", "v", "cp", "ep")
 _FIELDS = {
     "dp": "data",
@@ -28,6 +29,7 @@ _FIELDS = {
     "ep": "expert",
     "recompute": "recompute",
 }
+_RECIPES = {"nanotron": "20", "megatron": "18"}  # what each keeps, in bytes a parameter
 
 
 def question_of(
@@ -40,23 +42,39 @@ def question_of(
     sequence: int = 4096,
     batch_tokens: str = "1M",
     tokens: str | None = None,
-    recipe: str = "20",
+    recipe: str | None = None,
     software: str = "nanotron",
     ep: int | None = None,
 ) -> Question:
     """The question that these words ask.
 
-    network: GB/s between nodes, a GPU.  ep: ranks that share a layer's experts out.
+    network: GB/s between nodes, a GPU.  recipe: the software's own unless given.
+    ep: ranks that share a layer's experts out.
 
-    The batch is the whole number of sequences nearest to the tokens asked for.
+    The batch is the tokens asked for. Where they are no whole number of sequences, it is one nearby that as
+    many GPUs divide as can be.
     """
+    if sequence < 1:
+        raise ValueError(f"sequence must be 1 or more, got {sequence}")
+    if software not in SOFTWARE:
+        raise ValueError(f"no software {software!r}; there are {', '.join(SOFTWARE)}")
     cluster = Cluster.of(gpu, nodes, gpus_per_node, network * 1e9, fabric)
-    batch = round(number_of_tokens(batch_tokens) / sequence)
+    batch = _sequences(number_of_tokens(batch_tokens), sequence, cluster.num_gpus)
     if batch < 1:
         raise ValueError(f"a batch of {batch_tokens} tokens holds no sequence of {sequence}: make it larger")
-    job = Job(model_named(model), sequence, batch, recipe_named(recipe))
+    job = Job(model_named(model), sequence, batch, recipe_named(recipe or _RECIPES[software]))
     whole = training_tokens(tokens) if tokens else 0.0
     return Question(job, cluster, SOFTWARE[software], whole, ep)
+
+
+def _sequences(tokens: int, sequence: int, num_gpus: int) -> int:
+    """175 sequences on 32 GPUs would leave no data parallelism to plan with: 176 do."""
+    wanted = tokens / sequence
+    if tokens % sequence == 0:
+        return tokens // sequence
+    degrees = (degree for degree in range(num_gpus, 0, -1) if num_gpus % degree == 0)
+    near = (round(wanted / degree) * degree for degree in degrees)
+    return next((batch for batch in near if abs(batch - wanted) <= NEAR * wanted), round(wanted))
 
 
 def model_named(text: str) -> ModelConfig:
@@ -82,7 +100,7 @@ def model_named(text: str) -> ModelConfig:
 def recipe_named(text: str) -> Recipe:
     """A precision recipe by the start of its name, or by its bytes a parameter: "20"."""
     for name, recipe in RECIPES.items():
-        if name.lower().startswith(text.lower()) or (
+        if (text and name.lower().startswith(text.lower())) or (
             text == str(recipe.bytes_per_parameter) and name.startswith("mixed AdamW")
         ):
             return recipe
@@ -104,7 +122,7 @@ def training_tokens(text: str) -> float:
 
 
 def _scaled(text: str, scales: dict[str, int]) -> float:
-    found = re.fullmatch(r"([\d_]*\.?\d+)\s*([A-Za-z]?)", text.strip())
+    found = re.fullmatch(r"(\d+(?:_\d+)*(?:\.\d+)?|\.\d+)\s*([A-Za-z]?)", text.strip(), re.ASCII)
     if not found or found[2].upper() not in scales or float(found[1]) <= 0:
         letters = ", ".join(letter for letter in scales if letter)
         raise ValueError(
@@ -126,6 +144,8 @@ def plan_named(text: str) -> Plan:
             name, value = (_POSITIONS[place] if place < len(_POSITIONS) else "?"), name
         if name not in _FIELDS:
             raise ValueError(f"{part!r} in the plan {text!r}: names are {', '.join(_FIELDS)}")
+        if _FIELDS[name] in fields:
+            raise ValueError(f"{part!r} in the plan {text!r}: {name} is given twice")
         fields[_FIELDS[name]] = value if name == "recompute" else _whole(value, part, text)
     if not {"data", "tensor", "pipeline"} <= set(fields):
         raise ValueError(f"the plan {text!r} needs dp, tp and pp at least, as in 16,2,4")
@@ -135,6 +155,6 @@ def plan_named(text: str) -> Plan:
 
 
 def _whole(value: str, part: str, text: str) -> int:
-    if not value.strip().isdigit():
+    if not re.fullmatch(r"\d+", value.strip(), re.ASCII):
         raise ValueError(f"{part!r} in the plan {text!r}: expected a whole number")
     return int(value)

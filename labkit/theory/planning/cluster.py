@@ -99,15 +99,20 @@ class Cluster:
         return self.network * _at(_ALL_GATHER, spread) / _at(_ALL_GATHER, 2)
 
     def _shared(self, table: tuple[float, ...], size: int, stride: int) -> float:
-        """Inside a node the measured share of the links. Between nodes the groups share the network cards."""
+        """Inside a node the measured share of the links. Between nodes the groups share the network cards;
+        those with several GPUs of a node get no more than its links carry.
+        """
         spread = self.nodes_of(size, stride)
+        links = table[0] * 1e9 * self.rates.links / RATES["H100 80 GB"].links
         if spread <= 1:
-            return table[0] * 1e9 * self.rates.links / RATES["H100 80 GB"].links
+            return links
         groups = min(stride, self.gpus_per_node)
         if self.fabric == "full":
-            return self.network * self.gpus_per_node / groups
-        cards = self.network * self.gpus_per_node / (_MEASURED_NETWORK * 8)
-        return _at(table, spread) * 1e9 * cards / groups
+            between = self.network * self.gpus_per_node / groups
+        else:
+            cards = self.network * self.gpus_per_node / (_MEASURED_NETWORK * 8)
+            between = _at(table, spread) * 1e9 * cards / groups
+        return between if stride >= self.gpus_per_node else min(links, between)
 
 
 def _at(table: tuple[float, ...], nodes: float) -> float:
@@ -118,7 +123,7 @@ def _at(table: tuple[float, ...], nodes: float) -> float:
 
 
 def find_gpu(name: str) -> GPU:
-    """A GPU by name, or by the start of one name, whatever the case; of several, the first."""
+    """A GPU by name, or by the start of one name, whatever the case; of several, the one with most memory."""
     wanted = name.lower().replace("-", " ").replace("_", " ").strip()
     for full, gpu in GPUS.items():
         if full.lower() == wanted:

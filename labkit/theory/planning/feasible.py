@@ -16,10 +16,10 @@ HEADROOM = 0.1  # of the GPU's memory: gaps between tensors, and buffers that no
 
 def feasible(job: Job, plan: Plan, cluster: Cluster, software: Software = NANOTRON) -> list[str]:
     """Every reason why the plan does not run on the cluster; none if it does."""
-    return impossible(job, plan, cluster) or too_large(job, plan, cluster, software)
+    return impossible(job, plan, cluster, software) or too_large(job, plan, cluster, software)
 
 
-def impossible(job: Job, plan: Plan, cluster: Cluster) -> list[str]:
+def impossible(job: Job, plan: Plan, cluster: Cluster, software: Software = NANOTRON) -> list[str]:
     """Every reason, apart from memory, why there is no such plan."""
     below = [
         f"{name} is {getattr(plan, name)}, and must be 1 or more"
@@ -27,7 +27,7 @@ def impossible(job: Job, plan: Plan, cluster: Cluster) -> list[str]:
         if getattr(plan, name) < 1
     ]
     reasons = _shape_reasons(job, plan), _expert_reasons(job, plan), _node_reasons(plan, cluster)
-    return below or [*chain(*reasons), *_batch_reasons(job, plan)]
+    return below or [*chain(*reasons), *_batch_reasons(job, plan), *_software_reasons(plan, software)]
 
 
 def _shape_reasons(job: Job, plan: Plan) -> Iterator[str]:
@@ -89,11 +89,21 @@ def _batch_reasons(job: Job, plan: Plan) -> Iterator[str]:
         )
     if plan.pipeline * plan.chunks > job.model.num_layers:
         yield f"{job.model.num_layers} layers are too few for {plan.pipeline * plan.chunks} pieces"
+    elif plan.chunks > 1 and job.model.num_layers % (plan.pipeline * plan.chunks):
+        pieces = f"{plan.pipeline} stages x {plan.chunks} chunks"
+        yield f"{job.model.num_layers} layers are no multiple of {pieces}"
     if plan.zero > 1 and plan.pipeline > 1:
         yield (
             f"ZeRO {plan.zero} with a pipeline would reduce or gather weights for every micro-batch of "
             f"every stage: use ZeRO 1"
         )
+
+
+def _software_reasons(plan: Plan, software: Software) -> Iterator[str]:
+    if software.most_zero < plan.zero <= 3:
+        yield f"{software.name} has no ZeRO {plan.zero}: it has stages up to {software.most_zero}"
+    if plan.chunks > 1 and not software.interleaves:
+        yield f"{software.name} does not interleave stages: {plan.chunks} chunks must be 1"
 
 
 def too_large(job: Job, plan: Plan, cluster: Cluster, software: Software) -> list[str]:

@@ -14,7 +14,7 @@ from labkit.theory.activations import (
     layer_kept,
     logits_kept,
 )
-from labkit.theory.parameters import layer_weights
+from labkit.theory.parameters import embedding_weights, head_weights, layer_weights
 from labkit.theory.pipeline import Schedule, in_flight
 from labkit.theory.planning.job import Job, Plan, Share
 from labkit.theory.planning.parts import Parts
@@ -133,11 +133,16 @@ def _state(job: Job, plan: Plan, stage: Stage) -> StateBytes:
 
 
 def _gathered_weights(job: Job, plan: Plan) -> float:
-    """What ZeRO 3 holds unsharded: a layer in use and the next; 2 and 3: a layer's gradient."""
+    """What ZeRO 3 holds unsharded: a unit in use and the next; 2 and 3: a unit's gradient. The largest of
+    layers, embedding and head count (as in labkit.theory.memory).
+    """
     if plan.zero < 2 or plan.replicas == 1:
         return 0.0
-    layer = layer_weights(job.model).per_rank(plan.tensor)
-    return layer * (job.recipe.gradients + (2 * job.recipe.weights if plan.zero == 3 else 0))
+    model = job.model
+    units = [layer_weights(model)] * model.num_layers + [embedding_weights(model), head_weights(model)]
+    largest, second, *_ = sorted((unit.per_rank(plan.tensor) for unit in units), reverse=True)
+    gathered = (largest + second) * job.recipe.weights if plan.zero == 3 else 0
+    return largest * job.recipe.gradients + gathered
 
 
 def footprints(job: Job, plan: Plan, software: Software) -> list[Footprint]:

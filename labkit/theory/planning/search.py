@@ -65,7 +65,7 @@ class Choice:
 
 def price(job: Job, plan: Plan, cluster: Cluster, software: Software = NANOTRON) -> Priced:
     """Memory and time of one plan, fitting or not. ValueError with every other reason why it cannot run."""
-    reasons = impossible(job, plan, cluster)
+    reasons = impossible(job, plan, cluster, software)
     if reasons:
         raise ValueError("; ".join(reasons))
     return _priced(job, plan, cluster, software)
@@ -100,7 +100,7 @@ def choose(
     seconds: dict[tuple[int, int, int], tuple[float, Plan]] = {}
     considered = fitting = 0
     least = float("inf")
-    for plan in candidates(job, cluster, expert):
+    for plan in candidates(job, cluster, expert, software):
         considered += 1
         peak = peak_bytes(job, plan, software)
         least = min(least, peak)
@@ -136,14 +136,20 @@ def _nothing_fits(job: Job, cluster: Cluster, considered: int, least: float, exp
     )
 
 
-def candidates(job: Job, cluster: Cluster, expert: int | None = None) -> Iterator[Plan]:
-    """Every plan that divides: grid, experts' ranks, micro-batch, chunks, ZeRO stage and recomputation."""
+def candidates(
+    job: Job, cluster: Cluster, expert: int | None = None, software: Software = NANOTRON
+) -> Iterator[Plan]:
+    """Every plan that divides and that the framework can run: grid, experts' ranks, micro-batch, chunks, ZeRO
+    stage and recomputation.
+    """
+    most_chunks = MOST_CHUNKS if software.interleaves else 1
     for plan in chain.from_iterable(_expert_degrees(job, grid, expert) for grid in _grids(job, cluster)):
         for micro_batch in _divisors(job.batch // plan.data):
-            for chunks in range(1, MOST_CHUNKS + 1):
+            for chunks in range(1, most_chunks + 1):
                 one = replace(plan, micro_batch=micro_batch, chunks=chunks)
                 if _divides(job, one):
-                    for zero, recompute in product(_stages(job, one), _recomputes(job)):
+                    stages = [zero for zero in _stages(job, one) if zero <= software.most_zero]
+                    for zero, recompute in product(stages, _recomputes(job)):
                         yield replace(one, zero=zero, recompute=recompute)
 
 
@@ -196,7 +202,8 @@ def _recomputes(job: Job) -> tuple[Recompute, ...]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def why(loser: Priced, winner: Priced) -> str:

@@ -16,6 +16,7 @@ class Software:
     """The numbers of one framework.
 
     balance: how layers are dealt out to pipeline stages (labkit.theory.planning.stages).
+    most_zero, interleaves: the highest ZeRO stage there is, and whether stages may be cut into chunks.
 
     Compute.
     matmul_efficiency: share of peak that a matrix product reaches, apart from moving its own operands.
@@ -51,6 +52,8 @@ class Software:
 
     name: str
     balance: Balance
+    most_zero: int
+    interleaves: bool
     matmul_efficiency: float
     passes: float
     layer_floor: float
@@ -79,6 +82,8 @@ class Software:
 NANOTRON = Software(
     "nanotron",
     balance="cost",
+    most_zero=1,  # its README: ZeRO-1; its pipeline engines: afab and 1f1b
+    interleaves=False,
     matmul_efficiency=0.66,
     passes=5.6,
     layer_floor=4.15e-3,
@@ -107,6 +112,8 @@ NANOTRON = Software(
 MEGATRON = Software(
     "megatron",
     balance="layers",
+    most_zero=3,  # 2 and 3 with its FSDP
+    interleaves=True,
     matmul_efficiency=0.771,
     passes=5.0,
     layer_floor=0.3e-3,

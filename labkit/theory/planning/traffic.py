@@ -55,14 +55,15 @@ def context_seconds(job: Job, plan: Plan, cluster: Cluster, hidden_by: float) ->
     """Context parallelism's traffic of one layer that its attention does not hide.
 
     Keys and values go round the ring in forward and backward, and their gradients once: three times
-    2 x 2 bytes a key-value column.
+    2 x 2 bytes a key-value column. Full recomputation repeats the forward's.
     """
     c = plan.context
     if c == 1:
         return 0.0
     heads = min(plan.tensor, job.model.num_kv_heads)
     once = 4 * plan.share.tokens(job) * job.model.kv_width / heads * (c - 1)
-    return max(0.0, 3 * once / cluster.all_gather_bandwidth(c, plan.tensor) - hidden_by)
+    times = 4 if plan.recompute == "full" else 3
+    return max(0.0, times * once / cluster.all_gather_bandwidth(c, plan.tensor) - hidden_by)
 
 
 def send_seconds(job: Job, plan: Plan, cluster: Cluster, software: Software) -> float:
@@ -104,7 +105,7 @@ def reduce_seconds(
     if plan.zero == 2:
         return max(0.0, m * (scatter - hidden)) + weights
     whole = software.gather_overlap * 1.5 * last_backward
-    return max(0.0, m * (scatter + 2 * weights - whole))
+    return max(0.0, m * (scatter + 2 * weights - whole), m * (scatter - hidden))  # sums are as in ZeRO 2
 
 
 def _halves(

@@ -39,6 +39,11 @@ class Costs:
         """[kind, stage], in the order of plan.KINDS."""
         forward, backward = per_stage(self.forward, num_stages), per_stage(self.backward, num_stages)
         half = backward / 2 if self.weight_backward is None else per_stage(self.weight_backward, num_stages)
+        if (half > backward).any():
+            raise ValueError(
+                f"weight_backward is a part of backward: expected no more than {self.backward!r}, "
+                f"found {self.weight_backward!r}"
+            )
         return np.stack([forward, backward, backward - half, half])
 
 
@@ -185,10 +190,10 @@ def _sending(plan: Plan, send: Times) -> Times:
 
 
 def per_stage(value: PerStage, num_stages: int) -> Times:
-    """One number a stage. ValueError if there are more or fewer, or if one is negative."""
+    """One number a stage. ValueError if there are more or fewer, or if one is negative or nan."""
     values = np.asarray(value, dtype=np.float64)
     if values.ndim > 1 or (values.ndim == 1 and len(values) != num_stages):
         raise ValueError(f"expected one number, or one for each of {num_stages} stages; found {value!r}")
-    if (values < 0).any():
+    if not (values >= 0).all():  # nor nan
         raise ValueError(f"expected numbers from 0, found {value!r}")
     return np.broadcast_to(values, (num_stages,))
