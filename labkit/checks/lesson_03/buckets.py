@@ -51,6 +51,7 @@ def _cases(seed: int) -> list[Case]:
         buckets_case("two dtypes of two bytes", halves, 1000, seed),
         buckets_case("two dtypes, full buckets", [([4], f, True), *[([4], d, True)] * 4], 64, seed),
         buckets_case("two without elements", empty, 16, seed),
+        buckets_case("scalars, which have no dimension", [([], f, True)] * 5, 8, seed),
         buckets_case("two that exceed a bucket by a byte", [([8], f, True)] * 4, 63, seed),
         buckets_case("views of more memory", [([4], f, True)] * 5, 32, seed, behind=3),
         buckets_case("none", [], 64, seed),

@@ -20,7 +20,7 @@ from labkit.checks.shared.beside import calls_of, calls_text, refused
 
 GLOBAL_SEED = 7  # of torch's own generator, which is to be left alone
 DRAWN_BEFORE = 3  # numbers that it has given by then
-ASKED = {"a": (0, 3), "b": (1, 3), "c": (0, 4), "again": (0, 3)}  # epoch, seed
+ASKED = {"a": (0, 3), "b": (1, 3), "c": (0, 4), "zero": (0, 0), "again": (0, 3)}  # epoch, seed
 ENOUGH = 8  # samples: fewer may keep their order by chance
 MANY = 16  # samples: of so many, two orders are not the same turned round by chance
 THOUSANDS = 1000  # samples: of so many, each part of the order has some of each part of the samples
@@ -120,7 +120,7 @@ def _ask_from_outside(rank: Rank) -> None:
 def _partitions(evidence: Evidence) -> Iterator[tuple[list[list[int]], int, int]]:
     """The shares of an epoch and seed, the number of samples, and how many each rank should have."""
     n, world = evidence.case.params["samples"], evidence.case.params["world"]
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "zero"):
         yield evidence.answers[0].facts[name], n, -(-n // world)
 
 
