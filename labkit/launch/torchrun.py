@@ -19,6 +19,7 @@ from labkit import processes
 from labkit.launch import client
 from labkit.launch.failure.errors import Diagnosis, JobCancelled, JobTimeout, RankError
 from labkit.launch.handover.environment import inherited
+from labkit.launch.handover.session_wire import interrupts_later
 
 _GRACE = 1.0
 _MARK = "LABKIT_TORCHRUN"  # in the environment of every process of one command: its directory of logs
@@ -60,7 +61,8 @@ def _run(line: list[str], logs: str, timeout: float, write: Callable[[str], obje
     except KeyboardInterrupt:
         raise JobCancelled(Diagnosis("interrupted", "torchrun was interrupted and ended")) from None
     finally:
-        _end(process, logs)
+        with interrupts_later():  # who is impatient would leave what does not end at once
+            _end(process, logs)
     if not in_time:
         raise JobTimeout(Diagnosis("timeout", f"torchrun did not finish within {timeout:g} s and was ended"))
     if process.returncode:

@@ -19,7 +19,7 @@ from launch_helpers import wait_for_output
 import labkit
 from labkit import processes
 from labkit.launch import client, here, torchrun
-from labkit.launch.failure.errors import InfrastructureError, JobTimeout, RankError
+from labkit.launch.failure.errors import InfrastructureError, JobCancelled, JobTimeout, RankError
 from labkit.launch.handover import directory
 from labkit.launch.torchrun import run_script
 
@@ -116,6 +116,25 @@ def test_a_torchrun_that_fails_ends_nothing_but_its_own(tmp_path: Path) -> None:
         run_script(script, 1, 60, print)
     assert not [pid for pid in processes.marked(str(client.engine().directory)) if _sleeps(pid, "600")]
     assert job.wait().results == [0, 0]
+
+
+def test_a_second_interrupt_of_torchrun_leaves_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while what ignores SIGTERM is given the time to end."""
+    deaf = ["sh", "-c", "trap '' TERM; sleep 600 & echo ready; wait"]
+    monkeypatch.setattr(torchrun, "command", lambda script, ranks: deaf)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt(text: str) -> None:
+        if "ready" in text and "sh" not in text:
+            for seconds in (0.1, 0.4):
+                threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    with pytest.raises(JobCancelled, match="torchrun was interrupted"):
+        run_script(tmp_path / "script.py", 1, 30, interrupt)
+    assert not [pid for pid in processes.marked(str(client.engine().directory)) if _sleeps(pid, "600")]
 
 
 def test_a_program_whose_name_is_cut_in_a_character_is_ended_too(tmp_path: Path) -> None:
