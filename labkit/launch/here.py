@@ -30,6 +30,7 @@ class Here:
 
     nodes = 1
     patience = 60.0  # the engine may have to import torch
+    parting = 2.0
     session_target = "labkit.launch.engine.session_rank:serve"
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:

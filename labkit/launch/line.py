@@ -42,6 +42,7 @@ class Line:
         self.interrupted = False  # by the person, since `complete` or during the last exchange
         self._job, self._listener = job, listener
         self._connections: dict[int, Connection] = {}
+        self._nameless: list[Connection] = []  # of ranks that have not said yet which they are
 
     def complete(self, patience: float) -> None:
         """Wait until every rank has reported, and listen no more. RanksLost when one does not in time.
@@ -53,7 +54,10 @@ class Line:
         while len(self._connections) < self._job.ranks:
             if self._job.poll() or time.monotonic() > until:
                 raise RanksLost
-            self._accept()
+            with interrupts_later() as interrupts:  # a rank that has been let in would be lost
+                self._accept()
+            if interrupts:
+                raise KeyboardInterrupt
         self._listener.close()
 
     def exchange(
@@ -81,14 +85,21 @@ class Line:
 
     def close(self) -> None:
         """Hang up: the ranks end."""
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._nameless):
             connection.close()
         self._listener.close()
 
     def _accept(self) -> None:
-        connection = self._listener.accept(_LOOK_EVERY)
-        if connection is not None:
-            hello = json.loads(connection.recv_bytes())
+        """Let a rank in that knocks, and hear which those are that have been let in."""
+        outside = self._job.ranks - len(self._connections) - len(self._nameless)
+        if outside and (connection := self._listener.accept(_LOOK_EVERY)) is not None:
+            self._nameless.append(connection)
+        for connection in _readable(self._nameless, 0 if outside else _LOOK_EVERY):
+            try:
+                hello = json.loads(connection.recv_bytes())
+            except (OSError, EOFError):
+                raise RanksLost from None
+            self._nameless.remove(connection)
             self._connections[hello["rank"]] = connection
             self.pids[hello["rank"]] = hello["pid"]
 
@@ -144,8 +155,7 @@ class Line:
     def _hear(self, ranks: Sequence[int]) -> Answers:
         """The answers that are there, or come within a moment."""
         waiting = {self._connections[rank]: rank for rank in ranks}
-        ready = wait(list(waiting), _LOOK_EVERY)
-        found = [connection for connection in ready if isinstance(connection, Connection)]
+        found = _readable(list(waiting), _LOOK_EVERY)
         return {waiting[connection]: json.loads(connection.recv_bytes()) for connection in found}
 
     def _can_hear(self, ranks: Sequence[int]) -> bool:
@@ -156,3 +166,8 @@ class Line:
         """Have ranks stop what they do; when that was. One that is still taking its message misses it."""
         self._job.run.interrupt({rank: self.pids[rank] for rank in ranks})
         return time.monotonic()
+
+
+def _readable(connections: Sequence[Connection], seconds: float) -> list[Connection]:
+    """Those on which something has come, or comes in time."""
+    return [one for one in wait(connections, seconds) if isinstance(one, Connection)]

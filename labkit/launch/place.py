@@ -78,6 +78,7 @@ class Place(Protocol):
 
     nodes: int
     patience: float  # seconds for the ranks of a session to start and report
+    parting: float  # seconds until a job has ended, and says why, whose ranks are gone
     session_target: str  # what each rank of a session calls
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:

@@ -389,15 +389,17 @@ class Session(Exchange):
     def _died(self) -> None:
         """Raise what the ranks died of; those of ranks that had come are replaced, and start already."""
         job = self._running_job()
-        until = time.monotonic() + 2
+        until = time.monotonic() + self._place.parting
         while not job.poll(0.02) and time.monotonic() < until:
             pass
+        came = len(self._open_line().pids)
+        summary, error = "the session's ranks ended", job.error
         if not job.done:
-            job.cancel()
-        error = job.error or InfrastructureError(
-            Diagnosis("infrastructure", "the session's ranks ended", hint="run the cell again")
-        )
-        came = bool(self._open_line().pids)
+            job.cancel()  # which would be its error
+            summary = (
+                f"the session's ranks do not answer: {came} of {self.ranks} had reported; all were ended"
+            )
+        error = error or InfrastructureError(Diagnosis("infrastructure", summary, hint="run the cell again"))
         if came:
             error = self._told(job, error)
         self._hang_up()

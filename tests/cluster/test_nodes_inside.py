@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from shutil import rmtree
@@ -88,6 +89,18 @@ def test_a_node_that_dies_is_named(inside: LocalSlurm) -> None:
         )
     finally:
         inside.start_node("n2")
+
+
+def test_a_node_that_dies_is_named_by_a_session_too(inside: LocalSlurm) -> None:
+    """Its ranks' connections end some seconds before anybody knows why."""
+    with labkit.session(ranks=4, nodes=2) as session:
+        session.run("import time")
+        threading.Timer(1.0, inside.kill_node, ("n2",)).start()
+        try:
+            with pytest.raises(InfrastructureError, match="node n2 died, with ranks 2 and 3"):
+                session.run("time.sleep(60)")
+        finally:
+            inside.start_node("n2")
 
 
 def test_a_node_that_falls_silent_is_named(inside: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

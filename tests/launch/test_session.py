@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ import labkit
 from labkit.launch import client
 from labkit.launch.cell import CellResult
 from labkit.launch.failure.errors import InfrastructureError, LaunchError
+from labkit.launch.handover.session_wire import Listener
+from labkit.launch.here import Here
 from labkit.launch.job import Job
 from labkit.launch.session import Session
 
@@ -265,6 +268,39 @@ def test_ranks_that_died_between_cells_are_told_of(session: Session) -> None:
         session.run("x")
     assert (caught.value.verdict, caught.value.rank) == ("killed", 1)
     assert session.run("'x' in globals()").values == {0: "False", 1: "False"}
+
+
+def test_ranks_that_do_not_report_in_time_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has cancelled them."""
+    monkeypatch.setattr(Here, "patience", 0.0)
+    with labkit.session(ranks=2) as begun:
+        with pytest.raises(InfrastructureError, match="do not answer: 0 of 2 had reported"):
+            begun.run("1")
+        monkeypatch.undo()
+        assert begun.run("1 + 1").values == {0: "2", 1: "2"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_while_ranks_report_loses_none(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here when one of them has been let in, and has not said yet which it is."""
+    accepts, came = Listener.accept, list[Connection]()
+
+    def interrupted(listener: Listener, seconds: float) -> Connection | None:
+        if (connection := accepts(listener, seconds)) is not None:
+            came.append(connection)
+            if len(came) == rank + 1:
+                os.kill(os.getpid(), signal.SIGINT)
+        return connection
+
+    monkeypatch.setattr(Listener, "accept", interrupted)
+    with labkit.session(ranks=2) as begun:
+        with pytest.raises(KeyboardInterrupt):
+            begun.run("1")
+        came.clear()
+        monkeypatch.undo()
+        began = time.monotonic()
+        assert begun.run("1 + 1").values == {0: "2", 1: "2"}
+        assert time.monotonic() - began < 20, "nobody waits for one that has gone"
 
 
 def test_a_rank_that_is_behind_one_that_failed_is_asked_to_stop(session: Session) -> None:

@@ -27,6 +27,7 @@ class Nodes:
     """`nodes` nodes of a cluster."""
 
     patience = 300.0  # to find a place in the queue, to import torch, and to meet
+    parting = 30.0  # a node that has died is given some seconds for last words
     session_target = "labkit.launch.nodes.session_rank:serve"
 
     def __init__(self, nodes: int) -> None:
