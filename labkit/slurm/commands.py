@@ -32,16 +32,26 @@ _NEVER = {
 _NEVER_FOR_ACCOUNTS = re.compile(r"(QOS|Assoc)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 
 
+# What Slurm's commands read of the environment that is of no job. Of the rest, sbatch hands on to a new job
+# what that one does not have itself, and there srun takes it for what it is asked for.
+_OF_NO_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+
+
 class SlurmError(RuntimeError):
     """Slurm refused something, or does not answer; the text is for the person who asked."""
 
 
-def command(*words: str, stdin: str | None = None, seconds: float = _SECONDS) -> str:
+def command(
+    *words: str,
+    stdin: str | None = None,
+    seconds: float = _SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """What a command of Slurm's prints. SlurmError when it is not here, fails, or takes longer."""
     if shutil.which(words[0]) is None:
         raise SlurmError(f"no {words[0]} here: this needs a machine whose jobs Slurm runs")
     try:
-        done = _run(words, stdin, seconds)
+        done = _run(words, stdin, seconds, environment)
     except subprocess.TimeoutExpired:
         heard = "; `squeue --me` shows whether it was heard" if words[0] == "sbatch" else ""
         raise SlurmError(f"{words[0]} did not answer within {seconds:g} s; {_LATER}{heard}") from None
@@ -52,7 +62,9 @@ def command(*words: str, stdin: str | None = None, seconds: float = _SECONDS) ->
     return done.stdout.strip()
 
 
-def _run(words: Sequence[str], stdin: str | None, seconds: float) -> subprocess.CompletedProcess[str]:
+def _run(
+    words: Sequence[str], stdin: str | None, seconds: float, environment: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
     """Names of users, jobs and partitions are bytes to Slurm, and not always UTF-8."""
     return subprocess.run(
         words,
@@ -61,6 +73,7 @@ def _run(words: Sequence[str], stdin: str | None, seconds: float) -> subprocess.
         encoding="utf-8",
         errors="replace",
         timeout=seconds,
+        env=environment,
     )
 
 
@@ -258,12 +271,14 @@ def configured(name: str) -> str:
 def submit(options: Sequence[str], script: str) -> str:
     """Hand a script's text to sbatch; the job's number. SlurmError says what there is if that is less.
 
-    The job has this process's environment, whatever SBATCH_EXPORT says: what we tell it is there.
+    The job has this process's environment, whatever SBATCH_EXPORT says: what we tell it is there. Of a job
+    around us it is told nothing.
     """
     options = ["--export=ALL", *options]
     try:
         _check_that_it_can_start(options, script)
-        return command("sbatch", "--parsable", *options, stdin=script).split(";")[0]
+        told = command("sbatch", "--parsable", *options, stdin=script, environment=_of_no_job(os.environ))
+        return told.split(";")[0]
     except SlurmError as error:
         if not any(
             sign in str(error) for sign in ("not available", "limit", "can not be satisfied", "Invalid")
@@ -273,6 +288,15 @@ def submit(options: Sequence[str], script: str) -> str:
             option for option in options if re.match(r"--(nodes|gpus|cpus|time|part|acc|mem)", option)
         )
         raise SlurmError(f"Slurm refused the job: {error}. Asked: {asked}{_there_is()}") from None
+
+
+def _of_no_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what Slurm has said of the job around it."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _OF_NO_JOB or not name.startswith(("SLURM_", "SLURMD_"))
+    }
 
 
 def _check_that_it_can_start(options: Sequence[str], script: str) -> None:

@@ -309,6 +309,20 @@ def test_the_job_has_what_it_was_told_whatever_the_environment_says(
     nothing_is_left(slurm, tmp_path)
 
 
+def test_a_job_that_is_asked_for_in_another_one_is_not_told_of_that(
+    slurm: LocalSlurm, tmp_path: Path
+) -> None:
+    """As in a terminal of a hub's JupyterLab with GPUs: steps of the new job would want them, too."""
+    site = tmp_path / "site.toml"
+    site.write_text('name = "steps"\ncommands = ["srun --overlap true"]\n')
+    around = {"JOB_ID": "90000", "JOB_NODELIST": "n2", "GPUS_PER_NODE": "2", "MEM_PER_NODE": "99999999"}
+    asked = ("--slurm", "--root", str(tmp_path), "--site", str(site), "--gpus", "0", "--time", "5")
+    up = lab(slurm, tmp_path, *asked, **{f"SLURM_{name}": value for name, value in around.items()})
+    assert up.returncode == 0, up.stderr
+    lab(slurm, tmp_path, "--stop")
+    nothing_is_left(slurm, tmp_path)
+
+
 def test_what_jobs_have_left_goes_with_the_next(
     slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
