@@ -48,8 +48,7 @@ def command(
     environment: Mapping[str, str] | None = None,
 ) -> str:
     """What a command of Slurm's prints. SlurmError when it is not here, fails, or takes longer."""
-    if shutil.which(words[0]) is None:
-        raise SlurmError(f"no {words[0]} here: this needs a machine whose jobs Slurm runs")
+    must_be_here(words[0])
     try:
         done = _run(words, stdin, seconds, environment)
     except subprocess.TimeoutExpired:
@@ -60,6 +59,12 @@ def command(
     if done.returncode:
         raise SlurmError(_plain(done.stderr) or f"{words[0]} ended with exit status {done.returncode}")
     return done.stdout.strip()
+
+
+def must_be_here(name: str) -> None:
+    """SlurmError when this machine has no such command."""
+    if shutil.which(name) is None:
+        raise SlurmError(f"no {name} here: this needs a machine whose jobs Slurm runs")
 
 
 def _run(

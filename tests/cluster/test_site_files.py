@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_helpers import without_answers
 
+import labkit
 from labkit import hosts
+from labkit.launch.failure.errors import InfrastructureError
 from labkit.launch.handover.request import Wanted
 from labkit.launch.nodes.place import Nodes
 from labkit.settings import SettingsError
@@ -42,15 +45,43 @@ def test_a_quality_of_service_that_is_asked_for_wins_over_the_partitions(tmp_pat
 
 @pytest.mark.parametrize(("has_cuda", "backend"), [(True, "nccl"), (False, "gloo")])
 def test_ranks_take_a_sites_gpus_where_torch_can(
-    has_cuda: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+    has_cuda: bool, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workbook may have been installed on a login node, which has no GPU and gets a torch for none."""
     monkeypatch.setenv("LABKIT_SITE", "leonardo")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "abc")
+    monkeypatch.setenv("PATH", without_answers(tmp_path / "bin", "sbatch"))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(hosts, "torch_has_cuda", lambda: has_cuda)
     request, notes = Nodes(2).plan(Wanted())
     assert (request.backend, request.ranks, bool(request.devices)) == (backend, 8, has_cuda)
     assert has_cuda or "4 GPUs there, and a torch without CUDA" in notes[0]
+
+
+def test_ranks_that_a_site_does_not_give_cost_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session is stopped for another one: not for one of two nodes where there is one, or no Slurm."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    path = tmp_path / "site.toml"
+    path.write_text("name = 'x'\n[[partitions]]\nname = 'p'\nmax_nodes = 1")
+    with labkit.session(ranks=1) as there:
+        there.run("kept = 1")
+        with monkeypatch.context() as small:
+            small.setenv("LABKIT_SITE", str(path))
+            with pytest.raises(ValueError, match="2 nodes: p of x gives at most 1"):
+                labkit.session(ranks=2, nodes=2, instead_of=there)
+        with monkeypatch.context() as without_slurm:
+            without_slurm.setenv("PATH", str(tmp_path))
+            with pytest.raises(InfrastructureError, match="no sbatch here"):
+                labkit.session(ranks=2, nodes=2, instead_of=there)
+        with monkeypatch.context() as without_slurm:
+            without_slurm.setenv("SLURM_JOB_ID", "7")
+            without_slurm.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+            without_slurm.setenv("PATH", str(tmp_path))
+            with pytest.raises(InfrastructureError, match="no scontrol here"):
+                labkit.session(ranks=2, nodes=2, instead_of=there)
+        assert there.run("kept").values == {0: "1"}
 
 
 @pytest.mark.parametrize("word", ["infinite", "UNLIMITED", "", "0"])

@@ -34,6 +34,13 @@ class Nodes:
         self.nodes = nodes
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
+        """Raises InfrastructureError where there is no Slurm."""
+        try:
+            return self._plan(wanted)
+        except slurm.SlurmError as error:
+            raise _refused(self.nodes, error) from None
+
+    def _plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
         site, inside = current_site(), slurm.allocation()
         _check(wanted.ranks, self.nodes, inside)
         gpus, notes = hosts.usable(_gpus_of_a_node(inside) if inside else site.gpus)
@@ -59,6 +66,9 @@ class Nodes:
             queue=wanted.queue or 0.0,
             key=secrets.token_hex(16),
         )
+        if inside is None:  # what would be refused is known before anybody gives up what there is
+            slurm.must_be_here("sbatch")
+            _options(request, site)
         return request, notes
 
     def start(self, request: Request, payload: bytes, prepare: Callable[[Path], None]) -> NodesRun:
@@ -67,7 +77,7 @@ class Nodes:
         try:
             directory = new_directory(request)
         except slurm.SlurmError as error:
-            raise _refused(request, error) from None
+            raise _refused(request.nodes, error) from None
         try:
             request.write(directory)
             (directory / PAYLOAD).write_bytes(payload)
@@ -75,10 +85,10 @@ class Nodes:
             return NodesRun(_step(request, directory, site, inside), directory, request)
         except slurm.SlurmError as error:
             remove(directory)
-            raise _refused(request, error) from None
+            raise _refused(request.nodes, error) from None
         except OSError as error:  # a full disk
             remove(directory)
-            raise _refused(request, unusable(directory, error)) from None
+            raise _refused(request.nodes, unusable(directory, error)) from None
         except BaseException:
             remove(directory)
             raise
@@ -87,8 +97,8 @@ class Nodes:
         return wire.listen(directory)
 
 
-def _refused(request: Request, error: slurm.SlurmError) -> InfrastructureError:
-    summary = f"nodes={request.nodes} needs a Slurm that takes the job: {error}"
+def _refused(nodes: int, error: slurm.SlurmError) -> InfrastructureError:
+    summary = f"nodes={nodes} needs a Slurm that takes the job: {error}"
     hint = "ask for what there is; without nodes= the ranks run on this machine"
     return InfrastructureError(Diagnosis("infrastructure", summary, hint=hint))
 
@@ -117,9 +127,17 @@ def _interfaces(site: Site) -> dict[str, str]:
 def _step(request: Request, directory: Path, site: Site, inside: slurm.Allocation | None) -> Step:
     if inside is not None:
         return SrunStep(directory, inside, request.nodes)
-    minutes = int(request.timeout // 60) + _MARGIN if request.timeout else site.minutes
-    each = request.ranks // request.nodes
-    gpus = min(each, site.gpus) if request.devices else 0
-    options = site.options(nodes=request.nodes, gpus=gpus, minutes=minutes)
-    cores = site.cores(gpus) or each
+    cores = site.cores(_gpus(request, site)) or request.ranks // request.nodes
+    options = _options(request, site)
     return BatchStep(directory, options, request.nodes, cores, site.setup(), request.queue)
+
+
+def _gpus(request: Request, site: Site) -> int:
+    """Of each node, for a job of its own."""
+    return min(request.ranks // request.nodes, site.gpus) if request.devices else 0
+
+
+def _options(request: Request, site: Site) -> list[str]:
+    """What sbatch is told. ValueError says what the site does not have."""
+    minutes = int(request.timeout // 60) + _MARGIN if request.timeout else site.minutes
+    return site.options(nodes=request.nodes, gpus=_gpus(request, site), minutes=minutes)
