@@ -30,7 +30,7 @@ from labkit.launch.failure.errors import (
 from labkit.launch.handover.owner import sign
 from labkit.launch.handover.request import Wanted
 from labkit.launch.nodes import beats
-from labkit.launch.nodes.files import remove_stale
+from labkit.launch.nodes.files import ORDERS, remove_stale
 from labkit.launch.nodes.place import Nodes
 from labkit.magics import RanksMagics
 from labkit.slurm import commands
@@ -122,6 +122,18 @@ def test_an_interrupt_ends_the_job_on_all_nodes(inside: LocalSlurm) -> None:
     with pytest.raises(JobCancelled) as caught:
         job.wait()
     assert caught.value.verdict == "interrupted"
+    assert inside.wait_until_no_job_processes(5) == []
+
+
+def test_an_interrupt_that_cannot_be_written_down_ends_the_job_too(inside: LocalSlurm) -> None:
+    """As on a full disk."""
+    job = labkit.launch(forever_together, nodes=2, ranks=4, wait=False)
+    wait_for_output(job)
+    (job.run.directory / ORDERS).unlink()
+    (job.run.directory / ORDERS).mkdir()
+    job.end("interrupted")
+    assert job.error is not None
+    assert job.error.verdict == "interrupted"
     assert inside.wait_until_no_job_processes(5) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +81,16 @@ def test_cancel_while_it_waits(outside: LocalSlurm) -> None:
         assert job.error is not None
         assert job.error.verdict == "cancelled"
         assert time.monotonic() - began < 8
+
+
+def test_cancel_of_a_job_whose_folder_is_gone(outside: LocalSlurm) -> None:
+    with background(forever) as job:
+        wait_for_output(job)
+        shutil.rmtree(job.run.directory)
+        job.cancel()
+        assert job.error is not None
+        assert job.error.verdict == "cancelled"
+        assert outside.run("squeue", "--noheader", "--states=RUNNING,PENDING") == ""
 
 
 def test_more_nodes_than_there_are(outside: LocalSlurm) -> None:

@@ -57,11 +57,14 @@ class NodesRun:
 
     def stop(self, reason: str) -> None:
         self._stopping = reason
-        if self._step.pending():
-            self._step.kill()
-        give_order(self.directory, do="stop", reason=reason)
         now = time.monotonic()
         self._kill_at, self._hopeless_at = now + _ORDERLY, now + _HARD
+        if self._step.pending():
+            self._step.kill()
+        try:
+            give_order(self.directory, do="stop", reason=reason)
+        except OSError:  # a full disk: no node hears of it
+            self._kill_at = now
 
     def hold(self) -> None:
         """See `place.Run.hold`: not over nodes, whose agents end a job together."""

@@ -151,7 +151,7 @@ class BatchStep:
         """The exit status of srun; -1 when Slurm ended the job before it could say; None while it runs."""
         until = time.monotonic() + timeout
         while True:
-            if told := (self._directory / EXIT).read_text().strip():
+            if told := _text(self._directory / EXIT).strip():
                 return int(told)
             state = self.state()
             if state.hopeless and not self._has_begun(state):
@@ -166,7 +166,7 @@ class BatchStep:
 
     def _has_begun(self, state: slurm.JobState) -> bool:
         """Whether it was started although Slurm does not say so."""
-        return bool(state.unanswered and (self._directory / BEGUN).read_text())
+        return bool(state.unanswered and _text(self._directory / BEGUN))
 
     def kill(self) -> None:
         """Have Slurm end the job, if it answers."""
@@ -192,8 +192,13 @@ class BatchStep:
 
 def last_words(directory: Path) -> str:
     """What srun and the nodes' agents have written, without srun's prefixes."""
+    return _text(directory / SRUN_LOG)[-2000:].strip()
+
+
+def _text(path: Path) -> str:
+    """What stands there; nothing where the disk is gone or stale."""
     with contextlib.suppress(OSError):
-        return (directory / SRUN_LOG).read_text(errors="replace")[-2000:].strip()
+        return path.read_text(errors="replace")
     return ""
 
 
