@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 
@@ -28,9 +29,10 @@ from labkit.launch.failure.errors import (
     RankError,
 )
 from labkit.launch.handover.owner import sign
-from labkit.launch.handover.request import Wanted
+from labkit.launch.handover.request import Request, Wanted, end_path, status_path
+from labkit.launch.handover.reserved import RESERVED_BYTES
 from labkit.launch.nodes import beats
-from labkit.launch.nodes.files import ORDERS, remove_stale
+from labkit.launch.nodes.files import ORDERS, new_directory, remove_stale
 from labkit.launch.nodes.place import Nodes
 from labkit.magics import RanksMagics
 from labkit.slurm import commands
@@ -68,6 +70,26 @@ def test_errors_name_rank_and_node(inside: LocalSlurm) -> None:
     assert error.ranks[3].state == "failed"
     assert "failed" not in [one.state for one in error.ranks[:3]], "they wait, or were still to come"
     assert len({one.node for one in error.ranks}) == 2
+
+
+@pytest.mark.parametrize("function", [rank_3_fails, rank_2_leaves])
+def test_evidence_that_could_not_be_written_is_missed_in_a_sentence(
+    inside: LocalSlurm, function: Callable[[], None]
+) -> None:
+    """As on a full disk, whose room nobody had taken before."""
+    job = labkit.launch(function, nodes=2, ranks=4, wait=False)
+    for rank in range(4):
+        status_path(job.run.directory, rank).unlink(missing_ok=True)
+        status_path(job.run.directory, rank).mkdir()
+    with pytest.raises(InfrastructureError, match=r"(?s)no room to write down how.*LABKIT_SHARED"):
+        job.wait()
+
+
+def test_room_for_the_evidence_is_taken_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
+    folder = new_directory(Request(ranks=4, backend="gloo", timeout=1, nodes=2))
+    for path in (end_path(folder, 3), status_path(folder, 3), folder / "node1.json"):
+        assert path.stat().st_blocks * 512 >= RESERVED_BYTES
 
 
 def test_a_deadlock_between_nodes_is_found(inside: LocalSlurm) -> None:

@@ -46,8 +46,7 @@ def diagnose_nodes(
         return _finished(directory, request)
     facts = read_facts(directory, request.ranks)
     if stopping:
-        known = stopping != "failed" or any(fact.failed or fact.died for fact in facts)
-        return diagnose(stopping if known else "cancelled", facts, request.timeout)
+        return diagnose(stopping if _is_known(stopping, facts) else "cancelled", facts, request.timeout)
     whole = _whole(told, request)
     down = [] if whole else list(silent) or unwell([report.node for report in told])
     if not down and not whole and state is not None and state.state in _BY_SLURM:
@@ -92,9 +91,20 @@ def _finished(directory: Path, request: Request) -> Diagnosis:
     return Diagnosis("finished", "every rank finished")
 
 
+def _is_known(reason: str, facts: Sequence[RankFacts]) -> bool:
+    """Whether the evidence is there that a diagnosis for this reason is made of."""
+    if reason == "stuck":
+        return any(fact.state.phase == "waiting" and fact.state.wait for fact in facts)
+    return reason != "failed" or any(fact.failed or fact.died for fact in facts)
+
+
 def _as_told(told: Sequence[Report], facts: Sequence[RankFacts]) -> Diagnosis:
     reasons = [report.reason for report in told if report.reason]
     reason = next((r for r in reasons if r != "lost"), "lost")
+    if not _is_known(reason, facts):
+        summary = f"the job ended ({reason}), and there was no room to write down how"
+        hint = "free some space in the folder of your jobs: that of LABKIT_SHARED, else ~/.labkit"
+        return Diagnosis("infrastructure", summary, hint=hint)
     if reason in ("failed", "stuck", "deadline", "flood", "cancelled", "interrupted"):
         return diagnose(reason, facts, max(report.timeout for report in told))
     if reason == "lost":

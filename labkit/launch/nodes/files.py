@@ -18,7 +18,7 @@ import msgspec
 
 from labkit.launch.handover.directory import remove
 from labkit.launch.handover.owner import OWNER, owner_of, sign
-from labkit.launch.handover.request import Request, end_path, log_path
+from labkit.launch.handover.request import Request, end_path, log_path, status_path
 from labkit.launch.handover.reserved import read_reserved, reserve, write_reserved
 from labkit.launch.nodes.beats import beat_path
 from labkit.record.state import State
@@ -110,6 +110,7 @@ def _furnish(path: Path, request: Request) -> None:
     for rank in range(request.ranks):
         log_path(path, rank).touch(0o600)
         reserve(end_path(path, rank))
+        reserve(status_path(path, rank))
     for file in [path / MEETING, *(_report_path(path, number) for number in range(request.nodes))]:
         reserve(file)
 
