@@ -48,6 +48,13 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=16 RealM
 PartitionName=all Nodes=n1,n2 Default=YES DefaultTime=10 MaxTime=120 State=UP
 """
 
+_A_DAY_LONGER = ("unshare", "--time", "--monotonic=86400", "--fork", "--kill-child")
+
+
+def has_clocks_of_nodes() -> bool:
+    """Whether processes here can have a monotonic clock of their own (time_namespaces(7))."""
+    return subprocess.run([*_A_DAY_LONGER, "true"], capture_output=True).returncode == 0
+
 
 class LocalSlurm:
     """The cluster. `environment` is what Slurm's commands need to find it; `config` is its slurm.conf."""
@@ -75,13 +82,25 @@ class LocalSlurm:
             self.start_node(node)
         self.wait_until_idle()
 
-    def start_node(self, node: str) -> None:
-        self._daemons[node] = self._daemon("slurmd", "-D", "-N", node)
+    def start_node(self, node: str, *within: str) -> None:
+        """within: a command that runs the node's slurmd, and so all that runs on it."""
+        self._daemons[node] = self._daemon(*within, "slurmd", "-D", "-N", node)
 
     def kill_node(self, node: str) -> None:
         """End a node as a power cut does: its slurmd, and all that it runs, at once."""
         self._signal_all(node, signal.SIGKILL)
         self._daemons.pop(node).wait(10)
+
+    @contextmanager
+    def node_up_for_longer(self, node: str) -> Iterator[None]:
+        """A node that was started a day before: its monotonic clock counts from there."""
+        self.kill_node(node)
+        self.start_node(node, *_A_DAY_LONGER)
+        try:
+            yield
+        finally:
+            self.kill_node(node)
+            self.start_node(node)
 
     @contextmanager
     def silent_node(self, node: str) -> Iterator[None]:

@@ -50,11 +50,17 @@ def error_of(answers: Mapping[int, Mapping[str, Any]], job: Job, output: Sequenc
     """The error that fits the answers, by rank; None where all went well. output: what each rank printed."""
     if all(answer["ok"] for answer in answers.values()):
         return None
+    clocks = job.run.clocks()
     facts = [
-        RankFacts(rank, _state(job, rank, answer), answer.get("error"), None)
+        RankFacts(rank, _state(job, rank, answer), _on_the_clock(answer.get("error"), clocks[rank]), None)
         for rank, answer in sorted(answers.items())
     ]
     return error_for(readable(on_nodes(diagnose("failed", facts, 0.0), job.nodes)), list(output))
+
+
+def _on_the_clock(error: Mapping[str, Any] | None, clock: float) -> dict[str, Any] | None:
+    """What a rank says of its failure, with the time of it as all ranks' clocks have it."""
+    return None if error is None else {**error, "time": error["time"] + clock}
 
 
 def unmentioned(error: LaunchError, notebook: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from cluster_helpers import allocation, interrupt_soon, wait_for_output, without_answers
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
-from slurm_cluster import LocalSlurm
+from slurm_cluster import LocalSlurm, has_clocks_of_nodes
 
 import labkit
 from labkit import hosts
@@ -194,6 +194,23 @@ def test_a_session_on_two_nodes(inside: LocalSlurm, capsys: pytest.CaptureFixtur
         assert session.run("x").values[3] == "3", "an interrupt keeps the variables"
         with pytest.raises(JobTimeout):
             session.run("time.sleep(60)", timeout=1)
+
+
+def test_who_failed_is_named_however_long_the_nodes_run(
+    slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are interrupted then, and say so at an earlier time of their own clock."""
+    if not has_clocks_of_nodes():
+        pytest.skip("no time namespaces here")
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
+    with slurm.node_up_for_longer("n2"), allocation(slurm) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with labkit.session(ranks=2, nodes=2) as session:
+            began = session.run("import time\ntime.monotonic()").values
+            assert float(began[1]) - float(began[0]) > 80_000
+            with pytest.raises(RankError, match="rank 1 on n2 failed: ValueError: no good"):
+                session.run("if rank == 1: raise ValueError('no good')\nfor _ in range(99): time.sleep(0.1)")
 
 
 def test_a_notebook_that_is_killed_leaves_nothing(inside: LocalSlurm, tmp_path: Path) -> None:

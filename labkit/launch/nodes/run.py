@@ -100,7 +100,7 @@ class NodesRun:
 
     def clocks(self) -> list[float]:
         clocks = [0.0] * self.request.ranks
-        for report in self._reports.values():
+        for report in self._known().values():
             for rank in report.numbers:
                 clocks[rank] = report.clock
         return clocks
