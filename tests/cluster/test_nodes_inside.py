@@ -113,8 +113,11 @@ def test_a_node_that_dies_is_named(inside: LocalSlurm) -> None:
         inside.start_node("n2")
 
 
-def test_a_node_that_dies_is_named_by_a_session_too(inside: LocalSlurm) -> None:
+def test_a_node_that_dies_is_named_by_a_session_too(
+    inside: LocalSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its ranks' connections end some seconds before anybody knows why."""
+    monkeypatch.setattr(beats, "_LOST_AFTER", 3.0)
     with labkit.session(ranks=4, nodes=2) as session:
         session.run("import time")
         threading.Timer(1.0, inside.kill_node, ("n2",)).start()
