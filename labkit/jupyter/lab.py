@@ -178,7 +178,7 @@ def free_port(ip: str, first: int) -> int:
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((ip, port))
+                probe.bind(("" if ip == "*" else ip, port))  # "*" is the server's word for all addresses
             except PermissionError as error:
                 raise CannotStart(f"port {port} needs root; give another with PORT= or --port") from error
             except OSError:

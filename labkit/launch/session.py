@@ -270,6 +270,8 @@ class Session(Exchange):
             self._busy.release()
 
     def _chosen(self, ranks: Sequence[int] | None) -> Sequence[int]:
+        if ranks is not None and not ranks:
+            raise ValueError(f"ranks= is empty: the session has ranks 0 to {self.ranks - 1}")
         wrong = [rank for rank in ranks or () if not 0 <= rank < self.ranks]
         if wrong:
             raise ValueError(f"there is no rank {wrong[0]}: the session has ranks 0 to {self.ranks - 1}")

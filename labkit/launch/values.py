@@ -79,7 +79,7 @@ def pieces(whole: Any, count: int) -> list[Any]:
     try:
         length = len(whole)
         whole[:0]
-    except TypeError as error:
+    except (TypeError, KeyError) as error:  # from Python 3.12 on a slice may be looked up in a dict
         kind = type(whole).__name__
         raise TypeError(f"a tensor, an array or a sequence can be scattered, found {kind}: {error}") from None
     each, more = divmod(length, count)

@@ -20,7 +20,7 @@ _ENDED = {
 }
 _DOUBTFUL = {
     *("PartitionConfig", "PartitionDown", "PartitionInactive", "ReqNodeNotAvail", "Reservation"),
-    *("JobHeldUser", "JobHeldAdmin", "NodeDown"),
+    *("JobHeldUser", "JobHeldAdmin", "NodeDown", "Nodes required for job are DOWN"),
 }
 _DOUBT = 30.0  # seconds: jobs that do start have some of these reasons for a moment
 _NEVER = {
@@ -208,7 +208,8 @@ def job_state(job: str) -> JobState:
         if "Invalid job id" in str(error):
             return JobState("")
         raise
-    state, reason = field(told, "JobState"), field(told, "Reason")
+    state = field(told, "JobState")
+    reason = field(told, "Reason").replace("_", " ")  # "Nodes_required_for_job_are_DOWN,_DRAINED_or_..."
     position = _position(job, field(told, "Partition")) if state == "PENDING" else 0
     return JobState(state, "" if reason == "None" else reason, position, field(told, "NodeList"))
 

@@ -77,6 +77,15 @@ def test_a_taken_port_is_passed_over() -> None:
         assert free_port("127.0.0.1", port + 1) > port
 
 
+@pytest.mark.parametrize("ip", ["*", "", "0.0.0.0"])
+def test_a_port_on_all_addresses(ip: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert port < free_port(ip, port) <= port + 100
+
+
 def test_nbgrader_is_left_on_in_a_course(tmp_path: Path) -> None:
     assert "formgrader" in " ".join(command("127.0.0.1", 8888, tmp_path, False))
     (tmp_path / "nbgrader_config.py").touch()

@@ -48,8 +48,17 @@ def test_scatter_and_gather(session: Session, whole: object) -> None:
 
 
 def test_only_what_has_parts_is_scattered(session: Session) -> None:
-    with pytest.raises(TypeError, match="can be scattered, found dict"):
-        session.scatter("part", {"a": 1})
+    for whole in ({"a": 1}, {}):
+        with pytest.raises(TypeError, match="can be scattered, found dict"):
+            session.scatter("part", whole)
+
+
+def test_values_are_of_some_rank(session: Session) -> None:
+    told = "ranks= is empty: the session has ranks 0 to 1"
+    with pytest.raises(ValueError, match=told):
+        session.scatter("part", [1, 2], ranks=[])
+    with pytest.raises(ValueError, match=told):
+        session.gather("rank", ranks=[])
 
 
 def test_what_is_no_part_is_not_gathered(session: Session) -> None:
