@@ -112,7 +112,8 @@ def path_of(course: Path, lesson: str, student: str) -> Path:
     """Where a student's record is kept. The name is a digest too, so that no student id can name
     another's file.
     """
-    readable = "".join(c for c in student if c.isascii() and (c.isalnum() or c in "-_."))[:40]
+    plain = "".join(c for c in student if c.isascii() and (c.isalnum() or c in "-_."))
+    readable = plain.lstrip(".")[:40]  # of é.dupont too: files with a dot in front are no records
     return (
         course
         / FOLDER
