@@ -24,6 +24,7 @@ CPU_SECONDS = 10  # for all cells from one failure to the next
 MEMORY = 2 * 2**30  # bytes
 SECONDS = 120.0  # by the clock, where the machine is busy
 MOST_FAILURES = 2  # cells that end the process, before the rest is left unread
+READY = b"ready"  # the process's first line: what ends it from here on is a cell's doing
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class _Read(msgspec.Struct):
 
 
 def read_within_limits(cells: Sequence[Cell]) -> list[ReadCell]:
-    """The cells, read. What a cell could not be read for is its `parsed.problem`."""
+    """The cells, read. What a cell could not be read for is its `parsed.problem`.
+
+    ChildProcessError where this host does not run the process: no cell is to blame.
+    """
     done: list[_Read] = []
     for _ in range(MOST_FAILURES):
         done += _read(cells[len(done) :])
@@ -74,10 +78,15 @@ def _read(cells: Sequence[Cell]) -> list[_Read]:
             timeout=SECONDS,
             start_new_session=True,  # an interrupt at the terminal ends it too, else, and that costs a cell
         )
-        answered = done.stdout
+        answered, ended = done.stdout, f"with status {done.returncode}"
     except subprocess.TimeoutExpired as stopped:
-        answered = stopped.stdout or b""
-    lines = answered.split(b"\n")[:-1]  # what follows the last line's end is a part of one
+        answered, ended = stopped.stdout or b"", f"after {SECONDS:g} s"
+    ready, *lines = answered.split(b"\n")[:-1] or [b""]  # what follows the last line's end is a part of one
+    if ready != READY:
+        raise ChildProcessError(
+            f"the process that reads cells was ended {ended} before it had read any: see whether this "
+            f"machine has memory left and {sys.executable} works, and run the command again"
+        )
     return [msgspec.json.decode(line, type=_Read) for line in lines]
 
 
@@ -91,6 +100,9 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for asked_label, source in json.load(sys.stdin):
+    asked = json.load(sys.stdin)
+    sys.stdout.buffer.write(READY + b"\n")
+    sys.stdout.buffer.flush()
+    for asked_label, source in asked:
         sys.stdout.buffer.write(_look_at(asked_label, source) + b"\n")
         sys.stdout.buffer.flush()

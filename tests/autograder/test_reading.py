@@ -13,8 +13,11 @@ from click.testing import CliRunner
 from conftest import notebook
 
 from autograder.cli import main
+from autograder.grade.grading import Conditions, grade_notebook
 from autograder.grade.reading import MOST_FAILURES, read_within_limits
 from autograder.grade.reference import REPOSITORY
+from autograder.gradebook.problems import PROBLEMS
+from autograder.sandbox.unconfined import Unconfined
 from labkit.checks.source.submission import Cell, collect
 
 
@@ -53,6 +56,17 @@ def test_a_cell_that_cannot_be_read_is_named_in_the_report(tmp_path: Path) -> No
     done = CliRunner().invoke(main, ["verify", str(path), "--unsafe-no-sandbox"])
     assert done.exit_code == 0
     assert "note: cell 1, line 1: SyntaxError: duplicate argument 'x'" in done.output
+
+
+def test_a_host_that_does_not_run_what_reads_cells_costs_no_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's work is taken for cells that cannot be read: that would be a zero, and kept."""
+    path = tmp_path / "06_x.ipynb"
+    path.write_text(json.dumps(notebook(MADE.source)))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(PROBLEMS, match="was ended with status 1 before it had read any"):
+        grade_notebook(path, "ada", Conditions("06_tensor_parallel_ffn", 1, Unconfined()))
 
 
 INTERRUPTED = """
