@@ -24,7 +24,7 @@ import autograder.sandbox.bubblewrap
 import autograder.sandbox.sandbox
 import labkit.cgroups
 from autograder.grade.harness import Harness
-from autograder.grade.reference import solved_cells
+from autograder.grade.reference import all_cases, solved_cells
 from autograder.gradebook.problems import PROBLEMS
 from autograder.sandbox import apptainer, bubblewrap, unconfined
 from autograder.sandbox.bubblewrap import Bubblewrap, _file, _pipe
@@ -299,6 +299,16 @@ def test_a_job_that_the_host_ended_is_run_again(f_exercise: Exercise, two_ranks:
     assert ended
     assert graded.report.verdict != "error", graded.report
     assert graded.report.row("input-gradients").passed
+
+
+def test_a_host_that_gives_ranks_no_networks_is_no_fault_of_the_students(f_exercise: Exercise) -> None:
+    """Too few files may be open for four networks and for what they are made with."""
+    cases = [c for c in all_cases(f_exercise, SEED) if c.ranks == 4][:1]
+    with Harness(find_sandbox(Limits(open_files=9), kind="bubblewrap")) as harness:
+        graded = harness.grade(f_exercise, solved_cells("06"), SEED, cases)
+        assert graded.report.verdict == "could_not_be_graded", graded.report
+        confined = harness._started()
+        assert "the ranks have no networks: [Errno 24] Too many open files" in confined.last_words()
 
 
 TRACER = """

@@ -46,21 +46,27 @@ class Mesh:
     """The namespaces of a job's ranks. Use as a context manager, in a process that may make namespaces."""
 
     def __init__(self, ranks: int) -> None:
+        """OSError where this host gives no more networks; none is left then."""
         self.ranks = ranks
-        self._home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self.places = [self._new_place() for _ in range(ranks)]
-        for low, high in combinations(range(ranks), 2):
-            self._connect(low, high)
-        with self.inside(0):
-            self.listener = socket.create_server((address(0, ranks), 0), backlog=2 * ranks)
+        self.places: list[int] = []
+        with contextlib.ExitStack() as undone:
+            self._home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            undone.callback(os.close, self._home)
+            for _ in range(ranks):
+                self.places.append(self._new_place())
+                undone.callback(os.close, self.places[-1])
+            for low, high in combinations(range(ranks), 2):
+                self._connect(low, high)
+            with self.inside(0):
+                self.listener = socket.create_server((address(0, ranks), 0), backlog=2 * ranks)
+            undone.callback(self.listener.close)
+            self._open = undone.pop_all()
 
     def __enter__(self) -> Mesh:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.listener.close()
-        for descriptor in (*self.places, self._home):
-            os.close(descriptor)
+        self._open.close()
 
     @contextlib.contextmanager
     def inside(self, rank: int) -> Iterator[None]:
