@@ -41,6 +41,7 @@ from autograder.grade.watched_names import (
     PUBLIC,
     TEXTS_OF_NUMBERS,
     UNCOUNTED,
+    UNPICKLE_BY_PLACE,
 )
 from labkit.checks.source.submission import Submission
 from labkit.checks.source.syntax import parse
@@ -74,9 +75,21 @@ class Clue(msgspec.Struct, frozen=True):
     # given: by an import, under its full name; made: by a name that is only known when it runs; handed: as a
     # value, which may get another name; modules: an attribute of that name, which sys has too, is read (no
     # chain where that could be the one of sys whatever the names before it are); looked_up: by a name that
-    # comes from elsewhere; spelled: a text is made of numbers
+    # comes from elsewhere; spelled: a text is made of numbers; unnamed: called with more than two
+    # arguments by their places
     use: Literal[
-        "", "given", "read", "set", "patched", "made", "base", "handed", "modules", "looked_up", "spelled"
+        "",
+        "given",
+        "read",
+        "set",
+        "patched",
+        "made",
+        "base",
+        "handed",
+        "modules",
+        "looked_up",
+        "spelled",
+        "unnamed",
     ] = ""
 
 
@@ -173,6 +186,8 @@ def _reasons(
         yield from _about(dotted, clue.use, forbids)
     first, dot, rest = clue.chain.partition(".")
     for dotted in (full for chain in renamed.get(first, []) for full in _full(chain, imported)):
+        if clue.use == "unnamed":
+            yield from _about(dotted + dot + rest, clue.use, forbids)
         if dotted in CLASSES and clue.use in ("base", "set", "patched"):
             yield from _about(dotted + dot + rest, clue.use, forbids)
 
@@ -180,8 +195,12 @@ def _reasons(
 def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
     """Why the use of a full name is a flag."""
     if use == "handed":
-        if is_module(dotted):
+        if is_module(dotted) or dotted in UNPICKLE_BY_PLACE:
             yield f"hands on {dotted}, which gets another name"
+        return
+    if use == "unnamed":
+        if dotted in UNPICKLE_BY_PLACE:
+            yield "runs code from data: reads what was pickled"
         return
     if use != "given" and (watched := _of_a_module_used_in_part(dotted)):
         yield watched
@@ -213,6 +232,8 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
+        if isinstance(node, ast.Call) and _goes_by_places(node) and (chain := _chain(node.func)):
+            yield Clue(line, chain=chain, use="unnamed")
         if not _reads_modules(node):
             yield from (Clue(line, why) for why in dict.fromkeys(_suspicions(node)))
         elif node not in methods:  # called it is a model's own method, as sys.modules cannot be called
@@ -262,6 +283,11 @@ def _handed_chains(nodes: Sequence[ast.AST]) -> Iterator[ast.Attribute]:
     yield from (node for node in chains if isinstance(node.ctx, ast.Load) and node not in passed)
 
 
+def _goes_by_places(call: ast.Call) -> bool:
+    """Whether it has a third argument without a name, or may have one that is unpacked."""
+    return len(call.args) > 2 or any(isinstance(each, ast.Starred) for each in call.args)
+
+
 def _reads_modules(node: ast.AST) -> bool:
     """`model.modules`, `nn.modules` or `sys.modules`, which is not put in its place."""
     return isinstance(node, ast.Attribute) and node.attr == "modules" and isinstance(node.ctx, ast.Load)
@@ -286,7 +312,9 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             if why := _module(module):
                 yield why
             yield from (why for alias in names if (why := _module(f"{module}.{alias.name}")))
-            inner = (alias.name for alias in names if alias.name in ATTRIBUTES | INTERPRETER | UNCOUNTED)
+            inner = (alias.name for alias in names if alias.name in ATTRIBUTES | UNCOUNTED)
+            yield from (f"reaches for {name}" for name in inner)
+            inner = (alias.name for alias in names if alias.name.lstrip("_") in INTERPRETER)
             yield from (f"reaches for {name}" for name in inner)
         case ast.Attribute(attr=name) if name in ATTRIBUTES:
             yield f"reaches for {name}"
@@ -313,7 +341,8 @@ def _on_the_way(dotted: str) -> str:
     parts = dotted.split(".")
     for length in range(2, len(parts) + 1):
         name = ".".join(parts[:length])
-        inner = MODULES.get(parts[length - 1]) if parts[length - 1] in INTERPRETER else None
+        plain = parts[length - 1].lstrip("_")  # `collections._sys` is sys as well
+        inner = MODULES.get(plain) if plain in INTERPRETER else None
         if name != PUBLIC and (why := MODULES.get(name) or inner):
             return f"reaches for {name} ({why})"
         if _is_inner(name):
