@@ -78,7 +78,7 @@ def digest_of(path: Path) -> str:
     """The digest of a submitted file's bytes; empty when it cannot be read."""
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
-    except BadNotebook:
+    except (BadNotebook, OSError):
         return ""
 
 

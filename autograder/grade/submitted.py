@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from labkit.checks.source.text import visible
 
 LONGEST_NAME = 30  # of those that students choose for a ranking
 _SETS_NAME = re.compile(r"""^ranking_name[ \t]*=[ \t]*(["'])([^"'\\\n]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
+NO_FILE = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.ENXIO)  # it is a link, nothing or a socket
 _ZIP = b"PK\x03\x04"  # how every zip with something in it begins
 MOST_VALUES = 5_000_000  # in a notebook's JSON: one list takes thirty times the bytes that it is written in
 
@@ -31,11 +33,15 @@ class Notebook:
 
 
 def read_bytes(path: Path, most: int = LARGEST_NOTEBOOK) -> bytes:
-    """A regular file's bytes; links are not followed. BadNotebook says what it is instead."""
+    """A regular file's bytes; links are not followed. BadNotebook says what it is instead; OSError where it
+    may well be one and this machine cannot read it now.
+    """
     name = visible(path.name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
         reason = "it is a symbolic link" if path.is_symlink() else error.strerror
         raise BadNotebook(f"{name} cannot be read: {reason}") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):

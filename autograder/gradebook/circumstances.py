@@ -24,8 +24,8 @@ def circumstances(course: Path, db_url: str, lesson: str, student: str) -> str:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """What a student's file holds; nothing where there is none, or something else than a file."""
+    """What a student's file holds; nothing where there is none, or none that can be read."""
     try:
         return read_bytes(path)
-    except BadNotebook:
+    except (BadNotebook, OSError):
         return b""

@@ -149,7 +149,7 @@ def check_time(submission: Path) -> None:
     try:
         text = read_bytes(path, MOST_BYTES).decode().strip()
         parse_utc(text or None)
-    except (BadNotebook, ValueError, OverflowError) as problem:
+    except (BadNotebook, OSError, ValueError, OverflowError) as problem:
         raise CourseError(
             f"{path}: expected a time such as 2026-12-01 23:59:00 UTC ({str(problem)[:200]}); correct "
             "it, or delete it, and the work counts as handed in in time"

@@ -65,7 +65,7 @@ def _lines_of_file(path: Path) -> Iterator[str]:
     if path.exists():
         try:
             yield from read_bytes(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
-        except BadNotebook as problem:
+        except (BadNotebook, OSError) as problem:
             yield str(problem)
 
 
@@ -73,7 +73,7 @@ def _lines_of_notebook(path: Path) -> Iterator[str]:
     try:
         data = read_bytes(path)
         metadata = parse_notebook(data).raw.get("metadata") if KEY.encode() in data else None
-    except BadNotebook:
+    except (BadNotebook, OSError):
         return
     asked: Any = metadata.get(KEY) if isinstance(metadata, dict) else None
     if isinstance(asked, dict):

@@ -47,7 +47,7 @@ def own_cells(course: Course, lesson: str) -> dict[str, list[str]]:
     for submitted in course.submissions(lesson):
         try:
             there = read_notebook(submitted.notebook).cells
-        except BadNotebook:
+        except (BadNotebook, OSError):
             continue
         cells = read_within_limits([cell for cell in there if cell.source.strip() not in released])
         parsed = (cell.read() for cell in cells)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,14 @@ from conftest import notebook
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autograder.grade.grading import read_submission
+from autograder.grade.deciding import checks_digest
+from autograder.grade.grading import Conditions, digest_of, grade_notebook, read_submission
 from autograder.grade.reference import graded_submission
 from autograder.grade.submitted import MOST_VALUES, parse_notebook, places_of, read_notebook
 from autograder.gradebook import rebuild
 from autograder.gradebook.links import remove_links
-from autograder.gradebook.problems import student_id_problem
+from autograder.gradebook.problems import PROBLEMS, student_id_problem
+from autograder.sandbox.unconfined import Unconfined
 from labkit.checks import registry
 from labkit.checks.source.notebook import BadNotebook, cells_of
 
@@ -52,6 +57,29 @@ def test_links_and_folders_are_not_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadNotebook, match=why):
             read_notebook(tmp_path / f"{name}.ipynb")
+
+
+@contextlib.contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
+    """As on a machine where very many are open."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def test_what_this_machine_cannot_read_now_has_no_grade(tmp_path: Path) -> None:
+    """It may be all right, and a zero would be the machine's doing."""
+    path = tmp_path / "06_x.ipynb"
+    path.write_text(json.dumps(notebook(DEFINES_F)))
+    conditions = Conditions("06_tensor_parallel_ffn", 1, Unconfined())
+    checks_digest(conditions.lesson)  # is kept: nothing else is opened
+    with no_file_can_be_opened(), pytest.raises(PROBLEMS, match="Too many open files"):
+        grade_notebook(path, "ada", conditions)
+    with no_file_can_be_opened():
+        assert digest_of(path) == ""
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
