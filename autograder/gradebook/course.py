@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,9 @@ class Course:
         for folder in sorted((self.root / "submitted").glob(f"*/{lesson}")):
             student = folder.parent.name
             if student_id_problem(student) == "":
-                found = _choose(folder, lesson, load(self.root, lesson, student))
+                found: list[Path] = []
+                with suppress(OSError):  # a folder that cannot be read, of which `not_gradable` tells
+                    found = _choose(folder, lesson, load(self.root, lesson, student))
                 if found:
                     yield Submitted(student, found[0], tuple(visible(p.name) for p in found[1:]))
 

@@ -16,7 +16,10 @@ def not_gradable(course: Path, lesson: str) -> dict[str, str]:
     found = {}
     for folder in sorted((course / "submitted").iterdir()) if (course / "submitted").is_dir() else []:
         student = folder.name
-        why = next(_reasons(folder, lesson), "")
+        try:
+            why = next(_reasons(folder, lesson), "")
+        except OSError as problem:
+            why = f"its folder cannot be looked into ({problem.strerror}): let who grades read it"
         if why:
             found[student if student_id_problem(student) == "" else repr(student)] = why
     return found

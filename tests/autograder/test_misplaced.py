@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.sandbox.unconfined import Unconfined
 
+NOBODY = 65534
 CONDITIONS = Conditions(LESSON, 3, Unconfined())
 FILES = {
     f"zip/{LESSON}/{LESSON}.zip": f"no notebook: expected a file *.ipynb in {LESSON}/, found {LESSON}.zip",
@@ -62,6 +66,45 @@ def test_each_name_that_is_none_is_told(tmp_path: Path) -> None:
     told = not_gradable(tmp_path, LESSON)
     assert set(told) == {repr(name) for name in names}
     assert all(why.startswith("no student's id: ") for why in told.values())
+
+
+@contextlib.contextmanager
+def without_rights() -> Iterator[None]:
+    """This process is an ordinary user's, for whom a folder can be closed."""
+    before = os.geteuid()
+    os.seteuid(before or NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.fixture
+def nobodys() -> Iterator[Path]:
+    """A folder of that user's, which none above it closes."""
+    with tempfile.TemporaryDirectory(prefix="nobodys-") as name:
+        os.chown(name, os.geteuid() or NOBODY, -1)
+        yield Path(name)
+
+
+@pytest.mark.parametrize("closed", ["ada", f"ada/{LESSON}"])
+@pytest.mark.parametrize("mode", [0o000, 0o600])
+def test_a_folder_that_cannot_be_read_is_told_and_the_others_are_graded(
+    nobodys: Path, closed: str, mode: int
+) -> None:
+    for student in ("ada", "bob"):
+        hand_in(nobodys, student, notebook(), lesson=LESSON)
+    init_course(nobodys)
+    course, folder = Course(nobodys), nobodys / "submitted" / closed
+    folder.chmod(mode)
+    os.chown(folder, os.geteuid() or NOBODY, -1)
+    with without_rights():
+        found = [submitted.student for submitted in course.submissions(LESSON)]
+        told = not_gradable(nobodys, LESSON)
+    folder.chmod(0o700)
+    assert found == ["bob"]
+    ((who, why),) = told.items()
+    assert (who, "(Permission denied): let who grades read it" in why) == ("ada", True)
 
 
 @pytest.mark.parametrize(
