@@ -13,14 +13,16 @@ from conftest import hand_in, notebook
 from nbgrader.api import Gradebook
 from recorded import LESSON, new_course
 
-from autograder.batch.submissions import grade_lesson, grade_one
+from autograder.batch.submissions import grade_lesson, grade_one, merge_if_needed
 from autograder.grade.grading import Conditions
-from autograder.grade.records import load_all
-from autograder.gradebook.course import CONFIG_FILE, Course, init_course
+from autograder.grade.harness import Graded, without_points
+from autograder.grade.records import load_all, save
+from autograder.gradebook.course import CONFIG_FILE, Course, Submitted, init_course
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.sandbox.unconfined import Unconfined
+from labkit.checks import registry
 
 NOBODY = 65534
 CONDITIONS = Conditions(LESSON, 3, Unconfined())
@@ -148,6 +150,28 @@ def test_files_whose_names_are_no_text_are_graded(tmp_path: Path) -> None:
     assert records[1].notes == ["not graded: alt\\udce9.ipynb"]
     as_csv(listing_of(course, LESSON)).encode()
     assert grade_lesson(course, CONDITIONS, 1).kept == ["ada", "bob"]
+
+
+def test_what_is_graded_again_while_it_is_merged_keeps_its_name(tmp_path: Path) -> None:
+    """What a host could not grade is, then, under the name that nbgrader looks for. That stays a copy, and
+    what the student hands in later under a name of their own is graded.
+    """
+    course = new_course(tmp_path)
+    mine = hand_in(tmp_path, "ada", notebook("x = 1"), "mine", LESSON)
+    grade_one(tmp_path, Submitted("ada", mine), CONDITIONS)
+    (made,) = load_all(tmp_path, LESSON)
+    for name in made.graded:
+        made.graded[name] = Graded(
+            without_points(registry.exercise(name), "could_not_be_graded", "no sandbox")
+        )
+    save(tmp_path, made)
+    merge_if_needed(course, LESSON, Submitted("ada", mine), feedback=False)
+    (again,) = load_all(tmp_path, LESSON)
+    assert not again.ungraded
+    assert (again.notebook, again.notes) == ("mine.ipynb", made.notes)
+    hand_in(tmp_path, "ada", notebook("x = 2"), "mine", LESSON)
+    (found,) = course.submissions(LESSON)
+    assert (found.notebook.name, found.others) == ("mine.ipynb", ())
 
 
 @pytest.mark.parametrize("time", [b"yesterday evening", b"\xff\xfe", b"2026-13-01", None])
