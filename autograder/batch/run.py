@@ -58,16 +58,16 @@ def grade_course(
     """
     with _ready(course, lesson, students):
         remember(course, lesson, seed, unsafe)
-        conditions = conditions_for(course, lesson, find)
+        conditions, left = conditions_for(course, lesson, find), dict[str, str]()
         if executor == "slurm":
             from autograder.batch.slurm import grade_on_slurm
 
-            grade_on_slurm(course, conditions, jobs, students, force)
+            left = grade_on_slurm(course, conditions, jobs, students, force)
             force = False
         todo = [s for s in course.submissions(lesson) if not students or s.student in students]
         bar, note = progress(lesson, len(todo))
         with bar:
-            run = grade_lesson(course, conditions, jobs, students, force, feedback, note)
+            run = grade_lesson(course, conditions, jobs, students, force, feedback, note, left)
         return _finished(course, lesson, run)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from autograder.grade.deciding import checks_digest
 from autograder.grade.grading import Conditions, digest_of, grade_notebook
@@ -62,18 +63,28 @@ def grade_lesson(
     force: bool = False,
     feedback: bool = True,
     on_event: Callable[[Event], None] = lambda event: None,
+    left: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
     """Grade what is under submitted/ and not yet graded, or all of it with `force`; then merge.
 
-    students: only these. jobs: how many submissions at once.
+    students: only these. jobs: how many submissions at once. left: who could not be graded elsewhere, and is
+    not graded here -> why.
     """
     run = Run()
     ignored = not_gradable(course.root, conditions.lesson)
     run.failed.update({name: why for name, why in ignored.items() if not students or name in students})
     todo: list[Submitted] = []
     done: list[Submitted] = []
+
+    def told_failed(submitted: Submitted, problem: str) -> None:
+        run.failed[submitted.student] = problem
+        on_event(Event(submitted.student, None, problem))
+
     for submitted in course.submissions(conditions.lesson):
         if students and submitted.student not in students:
+            continue
+        if submitted.student in left:
+            told_failed(submitted, left[submitted.student])
             continue
         (todo if force or not is_graded(course.root, submitted, conditions) else done).append(submitted)
 
@@ -82,10 +93,6 @@ def grade_lesson(
 
     for submitted in done:
         _finish(course, conditions, submitted, feedback, run.kept, run.failed, told_kept)
-
-    def told_failed(submitted: Submitted, problem: str) -> None:
-        run.failed[submitted.student] = problem
-        on_event(Event(submitted.student, None, problem))
 
     for submitted in graded_in_parallel(course.root, todo, conditions, jobs, told_failed):
         _finish(course, conditions, submitted, feedback, run.graded, run.failed, on_event)

@@ -76,6 +76,23 @@ def test_one_student_again_is_that_student_alone(
     assert after["bob"] == before["bob"]
 
 
+@pytest.mark.days(even=True)
+def test_who_cannot_be_graded_keeps_nobody_out_of_the_gradebook(
+    slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
+) -> None:
+    make_course(tmp_path)
+    hand_in(tmp_path, "ada", notebook(solution(F_ID)))
+    stuck = hand_in(tmp_path, "bob", notebook(solution(F_ID)), "mine")
+    stuck.with_name(f"{LESSON}.ipynb").mkdir()  # where the copy for nbgrader would be
+    done = grade(slurm, tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "bob: the job array did not grade it in full; see" in done.stderr
+    assert "graded 0, kept 1 graded before, 1 with a problem" in done.stdout
+    with Gradebook(f"sqlite:///{tmp_path}/gradebook.db") as gradebook:
+        assert gradebook.find_submission(LESSON, "ada").score == registry.exercise(F_ID).max_points
+    assert [record.student for record in load_all(tmp_path, LESSON)] == ["ada"]
+
+
 @pytest.mark.days(even=False)
 def test_an_interrupt_ends_the_array_and_no_grade_is_lost(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
