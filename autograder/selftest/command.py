@@ -112,6 +112,7 @@ def thorough(lessons: tuple[str, ...], jobs: str) -> None:
     from autograder.grade.reference import graded_lessons
     from autograder.selftest.thorough import run_everything
 
+    sandbox_here(unsafe=False)  # says what to do where there is none
     wanted = [lesson_name(name) for name in lessons] or graded_lessons()
     sys.exit(0 if run_everything(wanted, number_of_jobs(jobs), click.echo) else 1)
 

@@ -4,6 +4,9 @@ run which was interrupted goes on where it was.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -153,3 +156,12 @@ def test_how_far_a_run_is_is_told() -> None:
     assert list(told_now_and_then(iter("abc"), 3, "letters", said.append, every=0.0)) == ["a", "b", "c"]
     assert [line.partition(" in ")[0] for line in said[:3]] == [f"letters: {n} of 3" for n in (1, 2, 3)]
     assert said[3].startswith("letters: 3 of 3 done")
+
+
+def test_where_there_is_no_sandbox_it_says_what_to_do(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autograder", "thorough", "--lesson", "00"]
+    bare = {**os.environ, "PATH": str(tmp_path)}
+    tried = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=60)
+    assert tried.returncode == 1
+    assert "apt install bubblewrap" in tried.stderr
+    assert "Traceback" not in tried.stderr
