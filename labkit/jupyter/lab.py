@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import getpass
 import json
@@ -172,7 +173,9 @@ def write_lab_config(private: Path, root: Path) -> None:
 
 
 def free_port(ip: str, first: int) -> int:
-    """The first port from `first` on that nothing listens on. Raises CannotStart when there is none."""
+    """The first port from `first` on that nothing listens on. Raises CannotStart when there is none, and when
+    `ip` is no address of this host.
+    """
     last = min(first + _PORTS_TRIED, 65536)
     for port in range(first, last):
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
@@ -181,12 +184,13 @@ def free_port(ip: str, first: int) -> int:
                 probe.bind(("" if ip == "*" else ip, port))  # "*" is the server's word for all addresses
             except PermissionError as error:
                 raise CannotStart(f"port {port} needs root; give another with PORT= or --port") from error
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:  # no other port would do
+                    remedy = "--ip takes an address of this host, or 0.0.0.0 for all of them"
+                    raise CannotStart(f"{ip} cannot be listened on: {error}; {remedy}") from error
                 continue
             return port
-    raise CannotStart(
-        f"ports {first} to {last - 1} on {ip} cannot be listened on; give another with PORT= or --port"
-    )
+    raise CannotStart(f"ports {first} to {last - 1} on {ip} are taken; give another with PORT= or --port")
 
 
 def own_port(ports: tuple[int, int], uid: int) -> int:

@@ -104,9 +104,19 @@ def test_no_folder(tmp_path: Path) -> None:
         run(port=8888, root=tmp_path / "none")
 
 
-def test_no_address() -> None:
-    with pytest.raises(CannotStart, match="cannot be listened on"):
-        free_port("192.0.2.1", 8888)  # a documentation address: no host has it
+@pytest.mark.parametrize("ip", ["192.0.2.1", "no address"])
+def test_no_address(ip: str) -> None:
+    """The first is for documentation, and no host has it; the second is none. Another port is no remedy."""
+    with pytest.raises(CannotStart, match=f"^{ip} cannot be listened on: .*--ip takes an address") as told:
+        free_port(ip, 8888)
+    assert "--port" not in str(told.value)
+
+
+def test_no_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 65535))
+        with pytest.raises(CannotStart, match="ports 65535 to 65535 on"):
+            free_port("127.0.0.1", 65535)
 
 
 def test_the_token_is_not_on_the_command_line() -> None:
