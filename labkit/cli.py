@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -20,7 +21,22 @@ HOUSE = Path(__file__).resolve().parent.parent
 existing_directory = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Commands that tell what the system refuses them (a folder, room on the disk) in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads on, for which click has its own end
+                raise
+            _unusable(error)
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="many-gpu-workbook", message="labkit %(version)s")
 def main() -> None:
     """A workbook on training models too large for one GPU.
@@ -65,7 +81,7 @@ def build(lessons: tuple[str, ...], check: bool, solutions: Path, notebooks: Pat
             for source in sources:
                 click.echo(f"built {_shown(build_lesson(source, notebooks))}")
             differences = []
-    except (LessonError, LookupError, BuildError, OSError) as error:
+    except (LessonError, LookupError, BuildError) as error:
         _unusable(error)
     for difference in differences:
         click.echo(
@@ -129,7 +145,7 @@ def trace(folder: Path, output: Path) -> None:
 
     try:
         click.echo(repr(write_trace(folder, output)))
-    except (BadProfile, OSError) as error:
+    except BadProfile as error:
         _unusable(error)
 
 
@@ -205,7 +221,7 @@ def lessons(folder: Path) -> None:
 
     try:
         laid = lay_out(folder)
-    except (LookupError, OSError) as error:
+    except LookupError as error:
         _unusable(error)
     kept = f"; {len(laid.kept)} were there and are as before" if laid.kept else ""
     click.echo(f"{len(laid.written)} files written to {folder}{kept}")

@@ -72,6 +72,23 @@ def test_a_lesson_with_a_mistake_builds_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("words", ["lab --root", "tensorboard", "plan --model", "doctor --site"])
+def test_a_path_that_the_system_refuses_is_told_in_a_line(words: str) -> None:
+    """Here one whose name is too long, as also root may not look for it."""
+    result = labkit(*words.split(), "x" * 300)
+    assert result.exit_code in (1, 2)
+    assert isinstance(result.exception, SystemExit)
+    assert "xxx" in result.output
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = labkit("lessons", tmp_path / "file" / "lessons")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("labkit: [Errno ")
+    assert str(tmp_path / "file" / "lessons") in result.stderr
+
+
 def test_check_says_what_to_do_and_writes_nothing(tmp_path: Path) -> None:
     plain = small_lesson.SOURCE[: small_lesson.SOURCE.index("# %% [markdown]\n# ### Exercise")]
     small_lesson.write(tmp_path, plain)
