@@ -16,6 +16,7 @@ from labkit.build.notebook import source_notebook
 from labkit.build.rules import check_lesson
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
+from labkit.whole_file import write_whole
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def build(source: Path, notebooks: Path, exercises: Sequence[Exercise] | None = 
     text = notebook_text(student_notebook(lesson, exercises))
     path = notebook_path(lesson, notebooks)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text.encode())  # others read it, and build it, at the same time
     return path
 
 

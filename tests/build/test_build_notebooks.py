@@ -121,6 +121,19 @@ def test_building_twice_gives_the_same_bytes(source: Path, tmp_path: Path) -> No
     assert compare(source, tmp_path / "one", small_lesson.EXERCISES) is None
 
 
+def test_who_reads_a_notebook_while_it_is_built_has_it_whole(tmp_path: Path) -> None:
+    """A notebook that is open, here since its first byte, stays as it was to its end."""
+    path = build(small_lesson.write(tmp_path), tmp_path / "out", small_lesson.EXERCISES)
+    before = path.read_bytes()
+    with path.open("rb", buffering=0) as reader:
+        first = reader.read(1)
+        other = small_lesson.SOURCE.replace("# # Doubling", "# # Twice as much")
+        build(small_lesson.write(tmp_path, other), tmp_path / "out", small_lesson.EXERCISES)
+        assert first + reader.read() == before
+    assert path.read_bytes() != before
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_a_cells_id_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     more = small_lesson.SOURCE.replace(
         "# %% [markdown]\n# ## Where", "# %%\n1 + 1\n\n# %% [markdown]\n# ## Where"
