@@ -50,7 +50,7 @@ def draw_steps(
             _draw_step(axes, index, steps[index], job.ranks)
             for message in steps[index]:
                 _draw_content(axes, message, job.ranks, held.get(number[id(message)]))
-    for row, title in enumerate(row_titles):
+    for row, title in enumerate(row_titles if steps else ()):
         grid[row][0].text(-1.6, 0, title, rotation=90, va="center", ha="right", fontsize=9, color=INK)
     if not steps:
         grid[0][0].text(0.5, 0.5, "no messages were sent", ha="center", va="center", fontsize=10)

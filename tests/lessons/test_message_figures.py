@@ -124,6 +124,7 @@ def test_figures_are_drawn_and_told_in_words() -> None:
         "rank 0 to 1, 2.00 KiB (part A of ranks",
     )
     is_drawn(draw_steps(Recorded(2)), "none")
+    is_drawn(draw_steps(Recorded(2), row_titles=["a", "b"], contents=[[], []]), "none")
     is_drawn(draw_steps(star(3, 1)), "step 4: rank 0 to 2, 1 B")
     is_drawn(draw_bytes_sent({"star": star(2, 5), "ring": ring(2, 5)}), "star: 5 B, 5 B")
     is_drawn(draw_bytes({"all_reduce": 3.0}, label="bytes"), "all_reduce 3 B")
