@@ -26,7 +26,9 @@ def draw_placement(
 
     cuts: title -> for each device, the numbers of its layers. costs: bytes of each layer. kinds: "embedding",
     "block" or "head" for each layer. capacity: bytes of a device, drawn as a line.
+    ValueError for a layer that is not there.
     """
+    _check_layers(cuts, len(costs))
     rows = max(len(parts) for parts in cuts.values())
     figure, panels = new_figure(height=1.3 + 0.5 * rows, columns=len(cuts), sharey=True)
     most = max(sum(costs[i] for i in part) for parts in cuts.values() for part in parts)
@@ -45,6 +47,16 @@ def draw_placement(
     return Picture(figure, _in_words(cuts, costs))
 
 
+def _check_layers(cuts: Mapping[str, Sequence[Sequence[int]]], number: int) -> None:
+    for title, parts in cuts.items():
+        for device, part in enumerate(parts):
+            wrong = [layer for layer in part if layer not in range(number)]
+            if wrong:
+                raise ValueError(
+                    f"{title}, cuda:{device}: expected layers of 0 to {number - 1}, found {wrong[0]}"
+                )
+
+
 def _draw_panel(
     axes: Axes, parts: Sequence[Sequence[int]], costs: Sequence[float], kinds: Sequence[str]
 ) -> None:
@@ -56,8 +68,15 @@ def _draw_panel(
             axes.barh(device, width, BAR, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.8)
             left += width
         if part:
-            named = f"layer {part[0]}" if len(part) == 1 else f"layers {part[0]}-{part[-1]}"
-            axes.text(0.03 * left, device, named, va="center", fontsize=8, color=INK, bbox=LABEL)
+            axes.text(0.03 * left, device, _named(part), va="center", fontsize=8, color=INK, bbox=LABEL)
+
+
+def _named(part: Sequence[int]) -> str:
+    """A run of layers by its ends; others, which a cut that is not right has, one by one."""
+    if len(part) == 1:
+        return f"layer {part[0]}"
+    run = list(part) == list(range(part[0], part[-1] + 1))
+    return f"layers {part[0]}-{part[-1]}" if run else f"layers {', '.join(map(str, part))}"
 
 
 def _legend(kinds: Sequence[str]) -> list[Patch]:

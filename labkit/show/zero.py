@@ -61,13 +61,20 @@ def _box(axes: Axes, rank: int, line: int, part: str, shares: int) -> None:
 def draw_flat_layout(
     shard_size: int, pieces: Sequence[Sequence[tuple[int, int, int]]], names: Sequence[str]
 ) -> Picture:
-    """The flat tensor as one bar: above, the parameters it is made of; below, the ranks that own it."""
+    """The flat tensor as one bar: above, the parameters it is made of; below, the ranks that own it.
+
+    ValueError for a parameter that has no name.
+    """
     figure, (axes,) = new_figure(height=1.9)
     world_size, owned = len(pieces), [sum(stop - start for _, start, stop in own) for own in pieces]
     edges: dict[int, list[int]] = {}
     for rank, own in enumerate(pieces):
         at = rank * shard_size
         for parameter, start, stop in own:
+            if parameter not in range(len(names)):
+                raise ValueError(
+                    f"pieces of rank {rank}: expected parameters of 0 to {len(names) - 1}, found {parameter}"
+                )
             low, high = edges.get(parameter, [at, at])
             edges[parameter] = [min(low, at), max(high, at + stop - start)]
             at += stop - start

@@ -37,6 +37,17 @@ def test_a_placement_has_a_block_a_layer_and_the_line_of_a_full_device() -> None
     assert "by cost: cuda:0 4.00 MiB, cuda:1 5.00 MiB" in picture.alt
 
 
+def test_layers_that_are_no_run_are_named_one_by_one() -> None:
+    """As of a cut that is not right yet: 0-2 would say that layer 1 is there too."""
+    found = texts(draw_placement({"a cut": [[0, 2], [1, 1]]}, [MIB] * 3, ["block"] * 3))
+    assert {"layers 0, 2", "layers 1, 1"} <= set(found)
+
+
+def test_a_layer_that_is_not_there_is_told_with_its_device() -> None:
+    with pytest.raises(ValueError, match="your cut, cuda:1: expected layers of 0 to 2, found 3"):
+        draw_placement({"your cut": [[0, 1], [2, 3]]}, [MIB] * 3, ["block"] * 3)
+
+
 def test_a_device_without_layers_is_drawn_empty() -> None:
     picture = draw_placement({"few": [[0], []]}, [MIB], ["block"])
     assert "cuda:1 0 B" in picture.alt

@@ -68,6 +68,11 @@ def test_a_parameter_that_spans_shards_is_one_stretch() -> None:
     assert above == [(0, 10), (10, 2)]
 
 
+def test_a_piece_of_no_parameter_is_told_with_its_rank() -> None:
+    with pytest.raises(ValueError, match="pieces of rank 1: expected parameters of 0 to 1, found 2"):
+        draw_flat_layout(4, [[(0, 0, 4)], [(1, 0, 3), (2, 0, 1)]], ["a", "b"])
+
+
 def test_bytes_over_a_step_stand_beside_what_was_predicted() -> None:
     held = {"data parallel": [MIB, 3 * MIB, 2 * MIB], "stage 2": [MIB, 2 * MIB, MIB // 2, MIB]}
     picture = draw_over_a_step(held, {"data parallel": 3 * MIB, "stage 2": 3 * MIB // 2})
