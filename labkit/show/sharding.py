@@ -147,13 +147,13 @@ def _span(numbers: Sequence[int]) -> str:
 
 def sent_bytes(call: Collective) -> float:
     """What a rank sends: 2(n-1)/n of the bytes of an all-reduce in a ring, (n-1)/n of a scatter or
-    all-to-all, n-1 times those of a gather. Where it is known what an all-to-all sends to whom, that, without
-    its own part.
+    all-to-all, n-1 times those of a gather, none of a recv. Where it is known what an all-to-all sends to
+    whom, that, without its own part.
     """
     if call.sent:
         return leaving_bytes(call.rank, call.group, call.sent)
     n = len(call.group)
-    share = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1.0}
+    share = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1.0, "recv": 0.0}
     share |= dict.fromkeys(("reduce_scatter", "all_to_all"), (n - 1) / n)
     return share.get(call.op, 1.0) * call.num_bytes
 

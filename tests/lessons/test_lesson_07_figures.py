@@ -41,6 +41,11 @@ def test_a_gather_and_a_scatter_send_what_an_all_reduce_sends() -> None:
     assert sent_bytes(gather) == sent_bytes(scatter) == pytest.approx(all_reduce / 2)
 
 
+def test_a_message_is_sent_by_one_of_the_two() -> None:
+    """The record of a recv holds the bytes that came."""
+    assert (sent_bytes(call("send", 300, 4)), sent_bytes(call("recv", 300, 4))) == (300, 0)
+
+
 def test_pictures_say_what_they_show() -> None:
     parts = {"heads": [[0, 1], [2, 3]], "rows": [[0], [1, -1]]}
     held = draw_holdings(parts, {"heads": 4, "rows": 2})
