@@ -29,6 +29,7 @@ MOST_LEVELS = 5
 _WHOLE, _UPPER, _LOWER = (0.0, BAR), (-0.1, 0.36), (0.2, 0.2)  # of a rank's row: offset and height
 MARGIN = 0.02  # of the width: air on both sides
 HALF_A_LETTER = 0.0052  # of the width, at the size the calls are named in; measured on drawn figures
+MOST_LETTERS = 90  # of a name above the rows; for longer ones the axes would shrink
 
 
 class HasRecord(Protocol):
@@ -175,7 +176,8 @@ def _write_above(axes: Axes, names: Sequence[tuple[float, str]], width: float) -
     Returns how many levels there are.
     """
     free_from: list[float] = []  # per level, where the last label ends
-    for middle, text in names:
+    for middle, name in names:
+        text = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
         half = HALF_A_LETTER * len(text) * width
         left = min(max(middle - half, 0), width - 2 * half)  # stay inside the axes
         level = next((i for i, end in enumerate(free_from) if left > end), len(free_from))

@@ -78,6 +78,17 @@ def test_regions_are_named_in_their_bars_or_above_them() -> None:
     assert abs(named["load"]) < 0.4  # in the row of rank 0
 
 
+def test_a_name_longer_than_the_figure_is_cut_and_leaves_it_as_it_is() -> None:
+    """It hung out on the left, and the axes shrank until it was on the page; words for readers have all."""
+    widths = []
+    for name in ("load", "load " * 60):
+        picture = draw_timeline(Record(2, spans=[Span(r, name, "compute", 0.0, r + 0.01) for r in range(2)]))
+        picture.png()
+        widths.append(picture.figure.axes[0].get_position().width)
+        assert name in picture.alt
+    assert widths[1] == pytest.approx(widths[0], rel=0.01)
+
+
 def test_a_timeline_alone_is_refused_with_what_to_pass() -> None:
     with pytest.raises(TypeError, match=r"found a list: pass the job itself, draw_timeline\(job\)"):
         draw_timeline(two_ranks().timeline)  # type: ignore[arg-type]
