@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+from labkit.whole_file import write_whole
 
 HERE = Path(__file__).resolve().parent
 INSTALLED, CHECKED_OUT = HERE / "released", HERE.parent / "notebooks"
@@ -39,7 +42,7 @@ def lay_out(folder: Path) -> Laid:
             kept.append(target)
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            write_whole(target, path.read_bytes())  # half of one would be kept as somebody's work
             written.append(target)
     return Laid(tuple(written), tuple(kept))
 
@@ -47,11 +50,16 @@ def lay_out(folder: Path) -> Laid:
 def folder_to_open() -> Path:
     """What `labkit lab` opens when it is not told: the repository's notebooks, or `lessons` in this folder.
 
-    The latter is written when it is not there.
+    The latter is written when it is not there, as a whole or not at all.
     """
     if CHECKED_OUT.is_dir():
         return CHECKED_OUT
     mine = Path("lessons")
     if not mine.exists():
-        lay_out(mine)
+        unfinished = Path(f".lessons.{os.getpid()}.part")
+        try:
+            lay_out(unfinished)
+            unfinished.rename(mine)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     return mine

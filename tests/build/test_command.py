@@ -89,6 +89,31 @@ def test_a_folder_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> No
     assert str(tmp_path / "file" / "lessons") in result.stderr
 
 
+OPENED = """
+from pathlib import Path
+from labkit import lessons
+lessons.INSTALLED, lessons.CHECKED_OUT = lessons.CHECKED_OUT, Path("none")  # as where a wheel is installed
+print(lessons.folder_to_open())
+"""
+
+
+@pytest.mark.parametrize("words", [["-m", "labkit.cli", "lessons", "lessons"], ["-c", OPENED]])
+def test_lessons_that_did_not_fit_are_whole_once_there_is_room(tmp_path: Path, words: list[str]) -> None:
+    """On a full disk, here one for files of 80,000 bytes, which some notebooks have and others exceed."""
+    command = [sys.executable, *words]
+    limited = ["prlimit", "--fsize=80000", *command]
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    for each, code in ((limited, {1, 2}), (command, {0})):
+        done = subprocess.run(each, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode in code, done.stderr
+        assert ("File too large" in done.stderr) == (each is limited)
+        for path in (tmp_path / "lessons").rglob("*.ipynb"):
+            given = HOUSE / "notebooks" / path.relative_to(tmp_path / "lessons")
+            assert path.read_bytes() == given.read_bytes()
+    written = {path.name for path in (tmp_path / "lessons").rglob("*.ipynb")}
+    assert written == {path.name for path in (HOUSE / "notebooks").glob("*/*.ipynb")}
+
+
 def test_check_says_what_to_do_and_writes_nothing(tmp_path: Path) -> None:
     plain = small_lesson.SOURCE[: small_lesson.SOURCE.index("# %% [markdown]\n# ### Exercise")]
     small_lesson.write(tmp_path, plain)
