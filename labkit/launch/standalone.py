@@ -1,5 +1,4 @@
-"""Jobs without a notebook: from a shell, or inside a sandbox. Everything a job leaves is a file in its
-directory.
+"""Jobs without a notebook: from a shell, or inside a sandbox. All a job leaves is files in its directory.
 
     python -m labkit.launch.standalone DIRECTORY --ranks 4 --timeout 20 -- module:function
     python -m labkit.launch.standalone --serve      (requests on stdin, one JSON object a line; see `serve`)
@@ -103,7 +102,7 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
         answers.flush()
 
 
-@click.command(help=__doc__.splitlines()[0] if __doc__ else None)
+@click.command()
 @click.argument("directory", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("target", required=False)
 @click.option("--ranks", default=2, show_default=True)
@@ -122,7 +121,11 @@ def main(
     record: bool,
     serving: bool,
 ) -> None:
-    """Exit status 0 when every rank finished, 3 when the job failed."""
+    """Run TARGET, module:function, on every rank: a job without a notebook. All that it leaves is files in
+    DIRECTORY.
+
+    Exits 0 when every rank finished, and 3 when the job failed. With --serve, jobs are read from stdin.
+    """
     if serving == (directory is not None):
         raise click.UsageError("give either DIRECTORY and TARGET, or --serve")
     processes.adopt_orphans()

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from labkit.launch.engine.facts import diagnose_directory
+from labkit.launch.standalone import main
 from labkit.record.files import read_records
 
 pytestmark = pytest.mark.timeout(60)
@@ -90,9 +92,14 @@ def test_several_jobs_from_one_process(work: Path) -> None:
     assert "ranks did not agree in their collective call 1" in diagnose_directory(work / "disagree").summary
 
 
+def test_help_tells_the_exit_status_of_a_job_that_failed() -> None:
+    said = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    assert "All that it leaves is files in DIRECTORY. Exits 0 when every rank finished, and 3 when" in said
+
+
 def test_damaged_files_are_said_to_be_damaged(work: Path) -> None:
     (work / "job").mkdir()
-    run(work, "job", "--ranks", "2", "--", "submitted:wrong")
+    assert run(work, "job", "--ranks", "2", "--", "submitted:wrong").returncode == 3
     (work / "job" / "rank1.status.json").write_text('{"rank": 1}')
     with pytest.raises(ValueError, match="no whole report"):
         diagnose_directory(work / "job")
