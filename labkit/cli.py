@@ -303,7 +303,8 @@ def release(lesson: str, course: Path, force: bool) -> None:
 def plan(explain: str | None, as_json: bool, **asked: Any) -> None:
     """Say how to spread a training over GPUs: three plans to measure, and what they cost.
 
-    Exits 1 when the plan to explain does not run, and 2 when nothing fits or what was given cannot be used.
+    Exits 1 when the plan to explain takes more memory than a GPU has, and 2 when nothing fits or what
+    was given cannot be used.
     """
     from labkit.theory.planning.asked import question_of
     from labkit.theory.planning.told import answer
