@@ -363,9 +363,11 @@ def _record_of(called: str, course: Course, lesson: str) -> Record:
 
 
 def _lesson_of(notebook: Path) -> str:
-    for part in (notebook.stem, notebook.resolve().parent.name):
-        if part[:2].isdigit():
-            return part[:2]
-    raise click.ClickException(
-        f"{notebook.name}: expected a name that begins with a lesson's number, or --lesson NN"
-    )
+    """The lesson that `labkit validate` takes a notebook to be of."""
+    from labkit.checks.practice import exercises_of
+    from labkit.checks.registry import UnknownExercise
+
+    try:
+        return exercises_of(notebook)[0].lesson
+    except UnknownExercise as problem:
+        raise click.ClickException(visible(f"{problem}; or --lesson NN")) from None

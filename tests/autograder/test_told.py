@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import sqlite3
 from pathlib import Path
 
@@ -163,6 +164,27 @@ def test_a_lesson_that_nobody_added_is_told(course: Course, words: list[str], st
 def test_that_nobody_handed_in_is_told(tmp_path: Path, course: Course) -> None:
     (course.root / "submitted").rename(tmp_path / "elsewhere")
     assert f"expected submitted/STUDENT/{LESSON}/{LESSON}.ipynb" in autograder(course, "grade").stderr
+
+
+@pytest.mark.parametrize("name", ["1205-mine.ipynb", "2024-06-01.ipynb", "²³.ipynb", "mine.ipynb"])
+def test_a_renamed_notebook_is_verified_as_its_folders_lesson(tmp_path: Path, name: str) -> None:
+    """As `labkit validate` has it."""
+    path = tmp_path / LESSON / name
+    path.parent.mkdir()
+    path.write_bytes(b"no notebook")
+    found = CliRunner().invoke(main, ["verify", str(path), "--json", "--unsafe-no-sandbox"])
+    ids = json.loads(found.stdout)["exercises"]
+    assert ids
+    assert {one[:2] for one in ids} == {LESSON[:2]}
+
+
+def test_a_notebook_of_no_lesson_is_told_how_to_name_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.ipynb"
+    path.write_bytes(b"no notebook")
+    refused = CliRunner().invoke(main, ["verify", str(path), "--unsafe-no-sandbox"])
+    assert refused.exit_code == 1
+    assert "mine.ipynb: expected a name that begins with the lesson's number" in refused.stderr
+    assert "or --lesson NN" in refused.stderr
 
 
 def test_what_is_no_course_is_left_as_it_is(tmp_path: Path) -> None:
