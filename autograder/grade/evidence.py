@@ -27,6 +27,7 @@ TOLERANCE = 0.12  # two runs of the same code differ by 2%: acknowledgements, po
 SLACK = 1500  # bytes, on all cables together
 HEADERS = 66  # bytes of a segment beside its data
 SEGMENT = 65483  # bytes of data, the most that TCP sends at once on a loopback
+IN_A_SEGMENT = 4  # of the largest messages, where they queue: a ring's keys and values, and their gradients
 MOST_RESENT = 0.5  # of the reference's bytes: what is sent again explains no more than that
 MOST_GROUPS = 4.0  # times the reference's: groups beyond that explain no more bytes
 LARGEST_RECORDS = 8 * 2**20
@@ -190,7 +191,7 @@ def _apart(job: JobEvidence, usual: JobEvidence) -> float:
     if job.records_more(usual):
         return usual.wire - job.wire
     more, less = (job, usual) if job.wire > usual.wire else (usual, job)
-    again = more.resent * (min(SEGMENT, usual.largest) + HEADERS)
+    again = more.resent * (min(SEGMENT, IN_A_SEGMENT * usual.largest) + HEADERS)
     return more.wire - min(again, MOST_RESENT * usual.wire) - less.wire
 
 

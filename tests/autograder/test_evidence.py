@@ -25,6 +25,8 @@ from labkit.checks.source.submission import Submission
 QUIET = JobEvidence("00.find-the-deadlock", 2, ("a case",), 34, 4_800_528, 400_000, 0, 4_825_788, 0)
 RESENT = replace(QUIET, wire=5_426_925, resent=15)
 SMALL = JobEvidence("06.copy-to-tensor-parallel", 2, ("a case",), 4, 4_096, 1_024, 0, 40_000, 0)
+# 11.ring-attention on two ranks of a machine that was busy with much else: two full segments once more.
+RING = JobEvidence("11.ring-attention", 2, ("a case",), 32, 655_360, 16_384, 0, 702_940, 0)
 
 
 def flags(job: JobEvidence, usual: JobEvidence) -> list[str]:
@@ -44,6 +46,11 @@ def test_bytes_that_nothing_explains_do() -> None:
 def test_a_few_segments_of_small_calls_explain_little() -> None:
     assert flags(replace(SMALL, wire=48_000, resent=3), SMALL) == []
     assert flags(replace(SMALL, wire=60_000, resent=3), SMALL)
+
+
+def test_a_segment_that_is_sent_again_has_the_messages_that_queued() -> None:
+    assert flags(replace(RING, wire=834_576, resent=2), RING) == []
+    assert flags(replace(RING, wire=834_576, resent=0), RING)
 
 
 def test_nor_do_very_many_segments() -> None:
