@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
-import os
-import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,8 +15,6 @@ from labkit.record.live import bytes_of_process
 
 REPEATS = 3  # the median of so many: what a backend or the allocator does meanwhile is no student's doing
 SETTLES = 0.2  # seconds in which a backend's own threads let go of a collective's tensors
-PATIENCE = 4.0  # seconds that they have at most, where the machine is so busy that it is not their turn
-_THREADS = "/proc/self/task"
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
@@ -51,31 +45,15 @@ def _kept(call: Callable[[], object]) -> int:
 
 
 def _settled() -> int:
-    """The least that is allocated in a fifth of a second, and until other threads have done what they have
-    to. Of a rank that is alone, which no backend's thread holds anything for, what is allocated now.
+    """The least that is allocated in a fifth of a second; of a rank that is alone, which no backend's thread
+    holds anything for, what is allocated now.
     """
-    begun, least = time.monotonic(), allocated()
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return least
-    while (waited := time.monotonic() - begun) < SETTLES or (waited < PATIENCE and _others_would_run()):
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
+    over, least = time.monotonic() + (0.0 if alone else SETTLES), allocated()
+    while time.monotonic() < over:
         time.sleep(SETTLES / 10)
         least = min(least, allocated())
     return least
-
-
-def _others_would_run() -> bool:
-    """Whether another thread of this process has something to do, be it its turn or not. No where the system
-    does not tell.
-    """
-    own = str(threading.get_native_id())
-    with contextlib.suppress(OSError):  # a thread that ends meanwhile has nothing left to do
-        for thread in os.listdir(_THREADS):
-            if (
-                thread != own
-                and Path(_THREADS, thread, "stat").read_text().rpartition(")")[2].split()[0] == "R"
-            ):
-                return True
-    return False
 
 
 def allocated() -> int:
