@@ -60,7 +60,7 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path, make_
         assert {s: gradebook.find_submission(LESSON, s).score for s in expected} == expected
 
 
-@pytest.mark.days(even=False)
+@pytest.mark.days(0)
 def test_one_student_again_is_that_student_alone(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:
@@ -76,7 +76,7 @@ def test_one_student_again_is_that_student_alone(
     assert after["bob"] == before["bob"]
 
 
-@pytest.mark.days(even=True)
+@pytest.mark.days(1)
 def test_who_cannot_be_graded_keeps_nobody_out_of_the_gradebook(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:
@@ -93,7 +93,7 @@ def test_who_cannot_be_graded_keeps_nobody_out_of_the_gradebook(
     assert [record.student for record in load_all(tmp_path, LESSON)] == ["ada"]
 
 
-@pytest.mark.days(even=False)
+@pytest.mark.days(0)
 def test_an_interrupt_ends_the_array_and_no_grade_is_lost(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:

@@ -106,7 +106,7 @@ def _from_elsewhere(asked: Request) -> bool:
     return not asked.url.startswith(("file:", "data:", "blob:"))
 
 
-@pytest.mark.days(even=True)
+@pytest.mark.days(2)
 def test_every_link_leads_somewhere(site: Path, pages: dict[str, Seen]) -> None:
     assert {Path(address).stem for address in pages} >= {"index", "node", "start", "labkit-lab", *LESSONS}
     nowhere = []
@@ -123,14 +123,14 @@ def test_every_link_leads_somewhere(site: Path, pages: dict[str, Seen]) -> None:
     assert nowhere == []
 
 
-@pytest.mark.days(even=True)
+@pytest.mark.days(2)
 def test_every_picture_and_formula_is_drawn(pages: dict[str, Seen]) -> None:
     assert [(address, seen.missing) for address, seen in pages.items() if seen.missing] == []
     assert [address for address, seen in pages.items() if not all(width > 0 for width in seen.formulas)] == []
     assert sum(len(seen.formulas) for seen in pages.values()) > 300
 
 
-@pytest.mark.days(even=True)
+@pytest.mark.days(2)
 def test_no_formula_is_left_as_latex(pages: dict[str, Seen]) -> None:
     raw = re.compile(r"\$[^$\n]{1,80}\$|\\[a-zA-Z]{2,}|\\[([]")
     assert raw.search(r"about $12 L h^2$")
@@ -140,12 +140,12 @@ def test_no_formula_is_left_as_latex(pages: dict[str, Seen]) -> None:
     ] == []
 
 
-@pytest.mark.days(even=True)
+@pytest.mark.days(2)
 def test_nothing_is_asked_of_another_host_and_no_script_fails(pages: dict[str, Seen]) -> None:
     assert [(address, seen.complaints) for address, seen in pages.items() if seen.complaints] == []
 
 
-@pytest.mark.days(even=True)
+@pytest.mark.days(2)
 def test_a_recorded_run_shows_its_outputs(pages: dict[str, Seen]) -> None:
     """Full marks in every table: what is below the cells is from the reference."""
     (lesson,) = [seen for address, seen in pages.items() if WITH_CALCULATOR in address]
