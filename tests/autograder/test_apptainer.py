@@ -128,6 +128,7 @@ def test_the_doctor_names_it_and_what_it_cannot_give(monkeypatch: pytest.MonkeyP
     assert "still your user" in found.says
 
 
+@pytest.mark.days(2)
 def test_the_reference_earns_all_points_and_a_stub_none(sandbox: Sandbox, elsewhere: set[int]) -> None:
     """Points, and the kernel's count of what was sent."""
     exercises = registry.exercises("06")[:3]

@@ -156,6 +156,7 @@ def keep_pictures(shown: Shown) -> None:
             shown.output(name).screenshot(path=Path(str(folder)) / f"{shown.theme.split()[1]}_{name}.png")
 
 
+@pytest.mark.days(0)
 def test_text_stands_out_from_what_is_behind_it(shown: Shown) -> None:
     """Contrast as WCAG computes it, of all text in every output."""
     faint = []
