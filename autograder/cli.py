@@ -278,7 +278,7 @@ def export(
             _say(problem, err=True)
         text = filled.text
     elif form == "canvas":
-        text = platforms.canvas_csv(scores, name, roster, canvas_ids)
+        text = platforms.canvas_csv(scores, name, roster, known.most_points(name), canvas_ids)
     else:
         text = platforms.moodle_csv(scores, name, roster)
     if output:

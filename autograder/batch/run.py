@@ -82,6 +82,7 @@ def regrade_course(
     """Grade some students' exercises again; all students, or all exercises, where none is named."""
     run = Run()
     with _ready(course, lesson, students):
+        run.failed.update(not_gradable(course.root, lesson, students))
         remember(course, lesson, None, unsafe)
         conditions = conditions_for(course, lesson, find)
         for submitted in course.submissions(lesson):

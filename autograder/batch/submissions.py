@@ -71,8 +71,7 @@ def grade_lesson(
     not graded here -> why.
     """
     run = Run()
-    ignored = not_gradable(course.root, conditions.lesson)
-    run.failed.update({name: why for name, why in ignored.items() if not students or name in students})
+    run.failed.update(not_gradable(course.root, conditions.lesson, students))
     todo: list[Submitted] = []
     done: list[Submitted] = []
 
@@ -206,7 +205,7 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
     digest += f" {circumstances(course.root, course.db_url, lesson, submitted.student)}"
     digest += " with feedback" if feedback else ""
     record = load(course.root, lesson, submitted.student)
-    done = marker.is_file() and marker.read_text().startswith(digest)
+    done = marker.is_file() and marker.read_bytes().startswith(digest.encode())
     if done and record is not None and course.holds(record, feedback):
         return
     remove_links(submitted.notebook.parent)

@@ -193,6 +193,11 @@ class Course:
                 found.append(Score(submission.student.id, score, submission.max_score, complete, late))
         return sorted(found, key=lambda score: score.student)
 
+    def most_points(self, lesson: str) -> float:
+        """What can be had in a lesson, as the gradebook has it."""
+        with Gradebook(self.db_url) as gradebook:
+            return float(gradebook.find_assignment(lesson).max_score)
+
     @contextmanager
     def _about(self, lesson: str) -> Iterator[None]:
         self.directory.assignment_id = lesson

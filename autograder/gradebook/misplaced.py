@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autograder.gradebook.problems import student_id_problem
@@ -11,8 +11,8 @@ from labkit.checks.source.text import visible
 MOST_NAMED = 5  # files that a message names
 
 
-def not_gradable(course: Path, lesson: str) -> dict[str, str]:
-    """Who handed in something for a lesson that is not graded -> why, and what to do."""
+def not_gradable(course: Path, lesson: str, students: Sequence[str] = ()) -> dict[str, str]:
+    """Who of these students (of all) handed in what is not graded for a lesson -> why, and what to do."""
     found = {}
     for folder in sorted((course / "submitted").iterdir()) if (course / "submitted").is_dir() else []:
         student = folder.name
@@ -22,7 +22,7 @@ def not_gradable(course: Path, lesson: str) -> dict[str, str]:
             why = f"its folder cannot be looked into ({problem.strerror}): let who grades read it"
         if why:
             found[student if student_id_problem(student) == "" else repr(student)] = why
-    return found
+    return {name: why for name, why in found.items() if not students or name in students}
 
 
 def _reasons(folder: Path, lesson: str) -> Iterator[str]:

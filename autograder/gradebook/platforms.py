@@ -40,12 +40,14 @@ def moodle_csv(scores: Sequence[Score], lesson: str, roster: Roster) -> str:
     return _written(["ID number", "Email address", lesson], rows)
 
 
-def canvas_csv(scores: Sequence[Score], lesson: str, roster: Roster, canvas_ids: bool = False) -> str:
+def canvas_csv(
+    scores: Sequence[Score], lesson: str, roster: Roster, most: float, canvas_ids: bool = False
+) -> str:
     """For Canvas's gradebook import: Student, ID, SIS ids, Section, the assignment; points possible first.
 
-    canvas_ids: the students' ids are Canvas's own numbers, as in its zips, rather than the school's.
+    most: the points that can be had. canvas_ids: the students' ids are Canvas's own numbers, as in its zips,
+    rather than the school's.
     """
-    most = max((s.max_score for s in scores), default=0)
     rows = [["Points Possible", "", "", "", "", f"{most:g}"]]
     for score in scores:
         student = plain(score.student)

@@ -80,6 +80,13 @@ def test_what_is_as_it_was_is_not_written_again(course: Course) -> None:
     assert page.stat().st_mtime_ns == before
 
 
+def test_a_marker_that_is_no_text_is_written_again(course: Course) -> None:
+    (marker,) = (course.root / "records" / LESSON).glob("ada*.merged")
+    marker.write_bytes(b"\xff\x00")
+    assert again(course) == [MOST]
+    marker.read_text(encoding="ascii")
+
+
 def test_one_exercise_of_another_notebook_is_not_graded_alone(course: Course) -> None:
     """The record would have its points beside those of the notebook before, or no others."""
     hand_in(course.root, "ada", notebook(), lesson=LESSON)

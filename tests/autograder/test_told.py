@@ -229,6 +229,15 @@ def test_a_student_who_cannot_be_graded_is_told_and_the_others_are(course: Cours
     assert "cyd: no notebook" in done.stderr
     assert "Traceback" not in done.stderr
     assert "cyd" not in autograder(course, "grade", "--student", "ada").stderr
+    again = autograder(course, "regrade", "--student", "cyd")
+    assert again.exit_code == 1
+    assert "graded 0, kept 0 graded before, 1 with a problem" in again.stdout
+    assert "cyd: no notebook" in again.stderr
+
+
+def test_what_can_be_had_is_known_before_anybody_handed_in(tmp_path: Path) -> None:
+    exported = autograder(new_course(tmp_path), "export", "--to", "canvas").stdout
+    assert next(csv.DictReader(io.StringIO(exported)))[LESSON] == f"{MOST:g}"
 
 
 def test_what_cannot_be_read_is_told_each_time(course: Course) -> None:
