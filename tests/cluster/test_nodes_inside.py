@@ -338,3 +338,15 @@ def test_steps_have_this_environment_whatever_the_job_was_told(
     monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
     monkeypatch.setenv("SAID_TO_RANKS", "here")
     assert labkit.launch(os.getenv, "SAID_TO_RANKS", nodes=2, ranks=2).results == ["here"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SLURM_CPUS_PER_GPU", "2"), ("SLURM_GPUS_PER_SOCKET", "1")],
+)
+def test_what_a_job_was_asked_for_with_does_not_forbid_its_steps(
+    inside: LocalSlurm, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Some exclude what a step of ours is asked for with."""
+    monkeypatch.setenv(name, value)
+    assert labkit.launch(os.getpid, nodes=2, ranks=2).ranks == 2

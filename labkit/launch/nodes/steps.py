@@ -20,7 +20,9 @@ from labkit.launch.nodes.files import BEGUN, EXIT, JOB_NAME, SRUN_LOG, read_repo
 from labkit.slurm import commands as slurm
 
 _OF_THE_JOB = (
+    "SLURM_CPUS_PER_GPU",
     "SLURM_CPU_BIND",
+    "SLURM_GPUS_PER_SOCKET",
     "SLURM_MEM_",
     "SLURM_NTASKS",
     "SLURM_NPROCS",
