@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from labkit.show.style import BLUE, GREEN, GREY, INK, VERMILION, Picture, new_figure
 from labkit.theory.units import binary_text
@@ -23,7 +24,7 @@ def draw_held(
     figure, (axes,) = new_figure(3.2)
     most = max(max(held) for held in histories.values())
     unit, name_of_unit = (GIB, "GiB") if most >= 4 * GIB else (MIB, "MiB")
-    for (name, held), color, line in zip(histories.items(), _COLORS, _LINES, strict=False):
+    for (name, held), color, line in zip(histories.items(), cycle(_COLORS), cycle(_LINES)):
         so_far = range(1, len(held) + 1)  # as many are over at a point of the curve
         axes.plot(so_far, [b / unit for b in held], color=color, linestyle=line, linewidth=1.8, label=name)
         axes.plot(turns[name], held[turns[name] - 1] / unit, "o", color=color, markersize=6)
@@ -72,7 +73,7 @@ def draw_growth(peaks: Mapping[str, Mapping[int, int]], sqrt_of: str) -> Picture
     `sqrt_of`.
     """
     figure, (axes,) = new_figure(3.4)
-    for (name, points), color, line in zip(peaks.items(), _COLORS, _LINES, strict=False):
+    for (name, points), color, line in zip(peaks.items(), cycle(_COLORS), cycle(_LINES)):
         axes.plot(
             list(points), [b / MIB for b in points.values()], "o", linestyle=line, color=color, label=name
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
@@ -29,7 +30,7 @@ def draw_times(
         low, high = sizes[0], sizes[-1]
         line = [low * (high / low) ** (i / 80) for i in range(81)]
         axes.plot(line, [model(s) for s in line], color=INK, linewidth=1.4, label=model_label)
-    for (label, points), (color, mark) in zip(measured.items(), MARKS, strict=False):
+    for (label, points), (color, mark) in zip(measured.items(), cycle(MARKS)):
         axes.plot(
             *points,
             mark,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -89,7 +90,7 @@ def draw_over_nodes(
 ) -> Picture:
     """Something measured on several numbers of nodes, one line each, both axes logarithmic."""
     figure, (axes,) = new_figure(height=3.0)
-    for (label, values), (colour, mark, style) in zip(lines.items(), LINES, strict=False):
+    for (label, values), (colour, mark, style) in zip(lines.items(), cycle(LINES)):
         axes.plot(
             nodes[: len(values)],
             values,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from types import EllipsisType
 
 from matplotlib.ticker import MaxNLocator
@@ -24,7 +25,7 @@ def draw_resident_peaks(
     whole: bytes of the plain model on the device, drawn as a line. guess: (resident layers, predicted bytes).
     """
     figure, (axes,) = new_figure(height=3.2)
-    for (title, points), (colour, marker, line) in zip(peaks.items(), LINES, strict=False):
+    for (title, points), (colour, marker, line) in zip(peaks.items(), cycle(LINES)):
         axes.plot(
             list(points),
             [peak / MIB for peak in points.values()],

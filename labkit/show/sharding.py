@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -213,10 +214,10 @@ def draw_memory(
     """Memory of a rank against t: predicted lines, measured points of the same colour and name."""
     figure, (axes,) = new_figure(height=3.2, width=6.5)
     styles = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, ":", "^"), (INK, "-.", "d"))
-    for (name, (degrees, values)), (color, line, _) in zip(predicted.items(), styles, strict=False):
+    for (name, (degrees, values)), (color, line, _) in zip(predicted.items(), cycle(styles)):
         axes.plot(degrees, values, line, color=color, label=f"{name}: formula")
     for name, (degrees, values) in measured.items():
-        color, _, marker = styles[list(predicted).index(name)]
+        color, _, marker = styles[list(predicted).index(name) % len(styles)]
         axes.plot(degrees, values, marker, color=color, markersize=7, label=f"{name}: measured")
     axes.set_xscale("log", base=2)
     ticks = sorted({t for degrees, _ in measured.values() for t in degrees})

@@ -17,6 +17,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from labkit.show.html import render
 
@@ -142,6 +143,12 @@ class Picture:
 
     figure: Figure
     alt: str
+
+    def __post_init__(self) -> None:
+        """A name is the user's, and a dollar in it begins no formula. (Ticks have no text yet.)"""
+        for text in self.figure.findobj(Text):
+            if isinstance(text, Text) and "$" in text.get_text():
+                text.set_parse_math(False)
 
     def png(self, dpi: int = 150) -> bytes:
         """The picture as PNG bytes."""

@@ -5,6 +5,7 @@ bytes of a rank over a step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -107,7 +108,7 @@ def draw_over_a_step(histories: Mapping[str, Sequence[int]], predicted: Mapping[
     """
     figure, (axes,) = new_figure(3.4)
     styles = ((INK, "-"), (BLUE, "--"), (VERMILION, "-"), (GREEN, "-."))
-    for (name, held), (color, line) in zip(histories.items(), styles, strict=False):
+    for (name, held), (color, line) in zip(histories.items(), cycle(styles)):
         progress = [100 * (i + 1) / len(held) for i in range(len(held))]
         axes.plot(progress, [b / MIB for b in held], color=color, linestyle=line, linewidth=1.6, label=name)
         axes.axhline(predicted[name] / MIB, color=color, linestyle=":", linewidth=1.2)

@@ -94,6 +94,13 @@ def test_a_timeline_alone_is_refused_with_what_to_pass() -> None:
         draw_timeline(two_ranks().timeline)  # type: ignore[arg-type]
 
 
+def test_a_dollar_in_a_name_begins_no_formula() -> None:
+    spans = [Span(0, name, name, 0.1 * at, 0.1 * at + 0.1) for at, name in enumerate(("$x_{$", "a $ b$"))]
+    picture = draw_timeline(Record(1, [], spans))
+    assert "$x_{$" in texts(picture)
+    assert picture.png()
+
+
 def test_labels_of_calls_do_not_overlap_and_stay_inside() -> None:
     picture = draw_timeline(two_ranks(calls=12))
     picture.png()  # places every text

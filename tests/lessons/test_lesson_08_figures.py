@@ -86,6 +86,13 @@ def test_bytes_over_a_step_stand_beside_what_was_predicted() -> None:
     assert "MiB" in axes.get_ylabel()
 
 
+def test_a_plan_more_than_there_are_styles_is_drawn_too() -> None:
+    plans = {f"plan {number}": [number, 2 * number] for number in range(1, 7)}
+    legend = draw_over_a_step(plans, dict.fromkeys(plans, 3)).figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == list(plans)
+
+
 def test_pictures_can_be_printed() -> None:
     layout = draw_flat_layout(*pieces_of_ranks([5, 1], 3), ["a", "b"])
     for picture in (draw_stages(2), layout, draw_over_a_step({"a": [1, 2]}, {"a": 2})):
