@@ -800,7 +800,7 @@ MemoryCalculator(model="Llama 3 8B", gpu="H100 80 GB", data_parallel=8)
 # 1. *"700 / 1024^3 = 652 GB"*, said of $700 \cdot 10^9$ bytes. How many **GiB** are $700 \cdot 10^9$ bytes?
 # 2. *"70B + AdamW, fp16: 700 GB"*. How many GB is the state under `adamw-mixed`?
 # 3. *"optimizer states AdamW = 4 x mem_req"*, where mem_req is the fp16 weights: 8 bytes a parameter. How
-#    many bytes a parameter does AdamW's state take in mixed precision, master weights included?
+#    many bytes a parameter do AdamW's optimizer states take in mixed precision, master weights included?
 # 4. *"optimizer states SGD = 1.5 x mem_req"*. And SGD with momentum, master weights included?
 # 5. *"DeepSeek-V2, 236B parameters, needs about 1.5 TB to train"*. How many GB is its state under
 #    `adamw-mixed`?

@@ -1306,13 +1306,19 @@ def block_activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_para
 labkit.check("07.activation-bytes", block_activation_bytes)
 
 # %% [markdown]
-# So $sbh\,(10 + 24/t + 5as/(ht))$ with whole tokens and $(sbh/t)\,(34 + 5as/h)$ with divided ones, rows of
-# table 2 of the paper. For its model of 22 billion parameters ($s = 2048$, $b = 4$, $h = 6144$, $a = 64$,
-# $t = 8$) that is 1.3 GB a layer, or 0.9 GB, and there are 48 layers.
+# For the paper's model of 22 billion parameters ($s = 2048$, $b = 4$, $h = 6144$, $a = 64$) and $t = 8$ your
+# function should give 1.3 GB a layer, or 0.9 GB with divided tokens, and there are 48 layers.
 #
-# Now measure your block. It keeps float32 and no dropout masks, so the numbers of the formula change (each
-# kept number is 4 bytes, and one tensor of scores is left instead of three):
-# $4sbh\,(4 + 12/t + as/(ht))$, and with divided tokens all of it over $t$. For $b = 4$, $s = 128$,
+# <details><summary>Once your check passes: the formulas</summary>
+#
+# $sbh\,(10 + 24/t + 5as/(ht))$ with whole tokens and $(sbh/t)\,(34 + 5as/h)$ with divided ones, rows of
+# table 2 of the paper. In float32 without dropout: $4sbh\,(4 + 12/t + as/(ht))$, and with divided tokens
+# all of it over $t$.
+#
+# </details>
+#
+# Now measure your block. It keeps float32 and no dropout masks, so the numbers of the formula change: each
+# kept number is 4 bytes, and one tensor of scores is left instead of three. For $b = 4$, $s = 128$,
 # $h = 256$, $a = 16$: **how many MiB does a rank keep at $t = 4$, without and with divided tokens?**
 
 # %% predict="mib-kept"

@@ -697,7 +697,8 @@ your_ranks = ...
 # %% [markdown]
 # ### Exercise: what a rank sends
 #
-# Write `context_bytes` for both ways, forward and backward.
+# Write `context_bytes` for both ways, forward and backward. (In backward Ulysses sends the gradients of the
+# four, and nothing again.) It is enough that $n$ divides $s$: $2n$ has to for the cut of `own_tokens` alone.
 
 
 # %% exercise="11.context-bytes" difficulty=2 minutes=5
