@@ -113,8 +113,10 @@ def corrected_slides() -> dict[str, float]:
 
 REFERENCE: dict[str, Callable[..., Any]] = {
     "count_parameters": lambda config: count_parameters(config).total,
-    "inference_bytes": lambda num_params, bits, overhead: weight_bytes(num_params, bits) * overhead,
-    "kv_cache_bytes": lambda config, sequence, batch, bits: kv_cache_bytes(config, sequence, batch, bits / 8),
+    "inference_bytes": lambda num_params, bits=16, overhead=1.2: weight_bytes(num_params, bits) * overhead,
+    "kv_cache_bytes": lambda config, sequence, batch=1, bits=16: kv_cache_bytes(
+        config, sequence, batch, bits / 8
+    ),
     "training_state_bytes": _state,
     "zero_state_bytes": _zero,
     "activation_bytes": _activations,

@@ -178,6 +178,10 @@ def _inference_calls(random: Random) -> Iterable[Call]:
     for shape, bits in zip(shapes, (16, 16, 8, 4, random.choice([16, 8])), strict=True):
         sizes = {"sequence": random.randint(100, 10**6), "batch": random.randint(2, 9)}
         yield Call("kv-cache", "kv_cache_bytes", {"config": shape, **sizes, "bits": bits})
+    yield Call("weights", "inference_bytes", {"num_params": random.randrange(10**9, 10**11)})
+    yield Call(
+        "kv-cache", "kv_cache_bytes", {"config": _llama(random), "sequence": random.randint(100, 10**6)}
+    )
 
 
 def _state_calls(random: Random) -> Iterable[Call]:
@@ -297,6 +301,7 @@ def _utilization_calls(random: Random) -> Iterable[Call]:
     yield call("all-gpus", _gpt(random), 512, random.uniform(2, 9), random.choice([24, 256]), h100, 4096)
     yield call("all-gpus", _gpt(random), 96, random.uniform(2, 9), random.choice([24, 256]), other)
     yield call("own-parts", _llama(random), 256, random.uniform(2, 9), 16, GPUS["H200 141 GB"])
+    yield call("all-gpus", _gpt(random), 8, random.uniform(0.2, 0.8), 8, h100)
 
 
 def _fits_calls(random: Random) -> Iterable[Call]:
@@ -353,6 +358,12 @@ def _batch_calls(random: Random) -> Iterable[Call]:
     yield steps("does-not-divide", 36 * s, s, 6, 8, may_raise=True)
     yield steps("does-not-divide", 2**24 + 1, 4096, 2, 512, may_raise=True)  # one token too many
     yield steps("does-not-divide", 2**56 + 1, 4096, 2, 512, may_raise=True)
+    at_once = {
+        "micro_batch": random.randint(2, 8),
+        "accumulation": 1,
+        "data_parallel": random.randint(2, 512),
+    }
+    yield Call("sequences", "global_batch_size", at_once, WHOLE)
 
 
 def _step_calls(random: Random) -> Iterable[Call]:
@@ -367,6 +378,12 @@ def _step_calls(random: Random) -> Iterable[Call]:
         yield call("state", 0.01, True, element_bytes)
         yield call("activations", 0.03, True, element_bytes)
         yield call("scores", 0.03, False, element_bytes)
+    # the embedding is a fifth of such a model, and there are two
+    own_head = gpt(
+        random.randint(2, 4), 256, 8, random.randint(3000, 4000), 1024, tied_embeddings=False, dropout=0.0
+    )
+    sizes = {"sequence": 300, "micro_batch": 2, "element_bytes": 4, "fused_attention": True}
+    yield Call("state", "predict_step", {"config": own_head, **sizes}, 0.01)
 
 
 def _step_cases(seed: int) -> list[Case]:

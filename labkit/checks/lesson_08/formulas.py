@@ -169,8 +169,11 @@ def rank_bytes_cases(seed: int, prefix: str, even: list[int], odd: list[int]) ->
 
 
 def _step_traffic(student: Any, setting: Setting) -> object:
+    """What is as it is when it is left out is left out."""
     numels, stage, world_size, micro_batches, regather = setting
-    return student.step_traffic(list(numels), stage, world_size, micro_batches, regather)
+    more = {} if micro_batches == 1 else {"micro_batches": micro_batches}
+    more |= {} if regather else {"regather": False}
+    return student.step_traffic(list(numels), stage, world_size, **more)
 
 
 def _numbers(setting: Setting, seen: Any) -> Iterator[Finding]:
