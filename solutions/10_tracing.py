@@ -74,11 +74,12 @@ def watched_training(rows_of_rank: Sequence[int], steps: int, group: dist.Proces
                 loss = model(x).square().mean()
             with labkit.span("backward", "backward"):
                 loss.backward()
-            flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+                flat = torch.cat([p.grad.flatten() for p in model.parameters()])
             dist.all_reduce(flat, group=group)
             with labkit.span("optimizer", "optimizer"), torch.no_grad():
-                for p in model.parameters():
-                    p -= 0.1 * p.grad
+                sizes = [p.numel() for p in model.parameters()]
+                for p, summed in zip(model.parameters(), flat.split(sizes), strict=True):
+                    p -= 0.1 / dist.get_world_size(group) * summed.view_as(p)
                     p.grad = None
 
 
@@ -278,8 +279,8 @@ labkit.check("10.exposed-communication", exposed_communication)
 # `starts[rank][k]` and `ends[rank][k]` say when the rank came to the $k$-th collective, and left it, by
 # **its own** clock. All ranks take part in all of them.
 #
-# * `clocks_ahead`: by how much each clock is ahead of rank 0's: the median over the collectives of the
-#   differences of the ends (of an even number the mean of the middle two).
+# * `clocks_ahead`: by how much each clock is ahead of rank 0's, in the unit of `ends`: the median over the
+#   collectives of the differences of the ends (of an even number the mean of the middle two).
 # * `find_stragglers`: for each collective the rank that came last, and how long the others waited for it,
 #   all together (in rank-seconds: what you pay for). Of ranks that came at the same moment the lowest.
 #

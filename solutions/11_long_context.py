@@ -288,9 +288,9 @@ Table(
 # %% [markdown]
 # ### Exercise: a fair cut
 #
-# Two functions. `own_tokens` says which positions a rank has. `block_pairs` says what there is to compute
-# when a rank holds the keys that rank `source` came with: pairs of one of its own two halves of queries, 0
-# or 1, with one of the two halves of keys.
+# Two functions. `own_tokens` says which positions a rank has, and names both numbers where it refuses.
+# `block_pairs` says what there is to compute when a rank holds the keys that rank `source` came with: pairs
+# of one of its own two halves of queries, 0 or 1, with one of the two halves of keys.
 
 
 # %% exercise="11.own-tokens" difficulty=2 minutes=10

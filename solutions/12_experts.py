@@ -375,9 +375,9 @@ prediction("rows that leave, of all", your_part, "(n - 1) / n = 2/3", "computed"
 # %% [markdown]
 # ### Exercise: a layer of experts over ranks
 #
-# Keep the router and the modules that are handed over, as a parameter and as modules of the layer, frozen
-# where they are: others hold them too. Rows travel in the tokens' dtype, and only those there are. One
-# all-to-all of counts and two of rows in forward, two in backward, and each expert is called once.
+# Keep the router and the modules that are handed over themselves, as a parameter and as modules of the layer:
+# others hold them too. What is frozen stays frozen. Rows travel in the tokens' dtype, and only those there
+# are. One all-to-all of counts and two of rows in forward, two in backward, and each expert is called once.
 #
 # <details><summary>Hint</summary>
 #
@@ -1010,11 +1010,12 @@ print("furthest apart, rows and gradients:", *(f"{max(both):.1e}" for both in ro
 # %% [markdown]
 # ## Where this leaves you
 #
-# You sent tokens to experts and gates back through autograd, ordered rows so that each expert sees all of its
-# own at once, and moved them between ranks in numbers that nobody knows beforehand. The layer gives what one
-# process gives, also where an expert or a whole rank has nothing to do. You kept experts in balance over all
-# ranks, by a loss and by a bias, saw what a capacity wastes, and counted what such a model is and what
-# it sends. And you made one gradient, and one norm, of parameters that some ranks share and others do not.
+# You sent tokens to experts and their gradients back through autograd, ordered rows so that each expert sees
+# all of its own at once, and moved them between ranks in numbers that nobody knows beforehand. The layer
+# gives what one process gives, also where an expert or a whole rank has nothing to do. You kept experts in
+# balance over all ranks, by a loss and by a bias, saw what a capacity wastes, and counted what such a model
+# is and what it sends. And you made one gradient, and one norm, of parameters that some ranks share and
+# others do not.
 #
 # **Think about**
 #

@@ -51,7 +51,7 @@ EXERCISE = Exercise(
             "numbers",
             2,
             "A call communicates from when the last rank came; what computation hides does not count.",
-            "the wait for the last rank was counted as communication, or `everybody` beyond the call's end",
+            "the wait for the last rank was counted as communication, or a time beyond the call's end",
             {"one-call": _part("exposed"), "behind": _part("exposed"), "several": _part("exposed")},
         ),
         Property(

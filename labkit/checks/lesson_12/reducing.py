@@ -290,7 +290,7 @@ EXERCISE = Exercise(
             "single",
             "robustness",
             2,
-            "Experts of which there is one copy are divided, and not sent.",
+            "Experts of which there is one copy are divided all the same.",
             "skipped altogether: then they learn n times as fast as the rest",
             {"single": _means},
         ),
