@@ -753,7 +753,8 @@ your_active_part = ...
 # `config` has `num_layers`, `hidden`, `ffn`, `vocabulary`, and `config.mixture` (`None` in a model without
 # experts, for which only `dispatch_bytes` is asked) has `num_experts`, `active_experts`, `expert_ffn`,
 # `shared_experts` and `dense_layers`. These models are Llamas otherwise: two RMSNorms a layer and one at the
-# end, $h$ numbers each, no biases, a table of tokens and an output matrix, $V h$ each. Both count as active.
+# end, $h$ numbers each, no biases, a table of tokens and an output matrix, $V h$ each. Both count as active,
+# and so does a whole router. Operations are those of matrix products.
 #
 # In a forward pass each row travels to its expert and back, and while experts are visited equally often,
 # $(n-1)/n$ of them live on another rank.
