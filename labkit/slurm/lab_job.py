@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ NAME = "labkit-lab"  # of the job, by which it is found again
 SCRIPT = CLUSTER / "slurm" / "lab.sbatch"
 _LOOK_EVERY = 0.5
 _ENDING = 30.0  # seconds a job gets to end
+_LOG_WITHIN = 10.0  # seconds until a job's log is seen on this machine
 
 
 def start(root: Path, asked: Asked) -> int:
@@ -154,16 +156,30 @@ def _wait(job: str, cancel: bool, queue: float = 0.0) -> int:
 def _until_up(job: str, watch: slurm.JobWatch) -> lab_files.Connection:
     """How to reach it, once it can be reached. CannotStart when the job has ended, or was given up."""
     told, began = "", time.monotonic()
+    runs_since = math.inf
     while (found := lab_files.read(job)) is None:
         state = watch.state()
         if state.ended or (state.hopeless and not _has_begun(job, state)):
             raise CannotStart(_why(job, state))
-        line = str(state) if state.state != "RUNNING" else f"{state}, JupyterLab is starting"
+        line = str(state)
+        if state.state == "RUNNING":
+            runs_since = min(runs_since, time.monotonic())
+            line += f", {_is_starting(job, time.monotonic() - runs_since)}"
         if line != told:
             click.echo(f"job {job}: {line} ({time.monotonic() - began:.0f} s)", err=True)
             told = line
         time.sleep(_LOOK_EVERY)
     return found
+
+
+def _is_starting(job: str, seconds: float) -> str:
+    """What a job does that has run for at least so long, and cannot be reached yet."""
+    if seconds < _LOG_WITHIN or lab_files.log_path(job).exists():
+        return "JupyterLab is starting"
+    return (
+        f"and no log of it is in {lab_files.folder()}: it was started with another LABKIT_SHARED; set that, "
+        "or end it with `labkit lab --stop`"
+    )
 
 
 def _cancelled(job: str) -> str:

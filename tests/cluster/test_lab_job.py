@@ -227,6 +227,29 @@ def test_a_job_that_nobody_waits_for_any_more_goes(slurm: LocalSlurm, tmp_path: 
     assert waiting.returncode == (130 if stops == "Ctrl-C" else 2)
 
 
+def test_a_job_that_was_started_with_another_folder_is_told(slurm: LocalSlurm, tmp_path: Path) -> None:
+    """It says nowhere that this command looks how to reach it, and it stays when nobody waits any more."""
+    job = slurm.run(
+        "sbatch", "--parsable", f"--job-name={lab_job.NAME}", "--output=/dev/null", "--wrap=sleep 60"
+    )
+    command = [sys.executable, "-m", "labkit.cli", "lab", "--slurm", "--root", str(tmp_path)]
+    environment = {**slurm.environment, "LABKIT_SHARED": str(tmp_path)}
+    try:
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stderr is not None
+            told = ""
+            while "another LABKIT_SHARED" not in told:
+                line = waiting.stderr.readline()
+                assert line, told
+                told += line
+            waiting.send_signal(signal.SIGINT)
+            assert waiting.wait(30) == 130
+        assert f"no log of it is in {tmp_path / 'lab'}" in told
+        assert slurm.run("squeue", "--noheader", "--format=%A") == job
+    finally:
+        slurm.cancel(job)
+
+
 def test_a_stale_network_disk_ends_the_job_and_is_told(
     slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
