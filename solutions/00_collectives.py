@@ -300,8 +300,9 @@ your_guess_kib = ...
 # Only point-to-point calls: `send`, `recv`, `isend`, `irecv`, `batch_isend_irecv`. The tensor can have any
 # shape and dtype, need not be contiguous (it may be a transposed view on one rank and not on the next), need
 # not have a size that $n$ divides (or any elements at all), and $n$ can be any number from 1. Messages are
-# in the tensor's own dtype. A message may have up to $n$ elements more than an $n$-th of the tensor; of an
-# empty tensor nothing need be sent.
+# in the tensor's own dtype. A message may have up to $n$ elements more than an $n$-th of the tensor. In all,
+# a rank sends no more than twice the tensor, or than $2(n-1)$ parts of its size divided by $n$ and rounded
+# up, whichever is more: of an empty tensor nothing.
 #
 # Mind the first step: if every rank calls `send` and only then `recv`, who receives?
 #
@@ -811,14 +812,14 @@ draw_collectives(labkit.launch(nine_collectives, ranks=4, backend="gloo").result
 # %% [markdown]
 # | call | each rank has, and gets | a rank sends at most | its backward | in lesson |
 # |---|---|---|---|---|
-# | `send`, `recv` | one has $S$, one other gets it | $S$ | the message back | 02, 04 |
+# | `send`, `recv` | one has $S$, one other gets it | $S$ | the message back | 02, 04, 05, 11 |
 # | `broadcast` | one has $S$, all get it | $S$ | `reduce` | 03 |
 # | `reduce` | all have $S$, one gets the sum | $S$ | `broadcast` | |
 # | `scatter` | one has $S$, each gets its part | $\frac{n-1}{n}S$ | `gather` | |
 # | `gather` | each has a part, one gets $S$ | $\frac1n S$ | `scatter` | |
 # | `all_reduce` | all have $S$, all get the sum | $2\frac{n-1}{n}S$ | `all_reduce` | 03, 06 |
 # | `reduce_scatter` | all have $S$, each gets a part of the sum | $\frac{n-1}{n}S$ | `all_gather` | 07, 08 |
-# | `all_gather` | each has a part, all get $S$ | $\frac{n-1}{n}S$ | `reduce_scatter` | 07, 08 |
+# | `all_gather` | each has a part, all get $S$ | $\frac{n-1}{n}S$ | `reduce_scatter` | 06, 07, 08 |
 # | `all_to_all` | each has $n$ parts, gets one of each rank | $\frac{n-1}{n}S$ | `all_to_all` | 11, 12 |
 #
 # $S$ is the size of the whole tensor, $n$ the number of ranks, and the third column is that of a ring (direct

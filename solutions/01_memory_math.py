@@ -13,9 +13,9 @@
 # and what is each byte for?**
 #
 # **You need** what a transformer layer is made of, and Python. **You will have built** a calculator: twelve
-# functions of a few lines each that give parameters, memory, operations and batch sizes, the first to the
-# last parameter, and you will have checked them against published tables and against a training step that
-# really ran. About 140 minutes: two sittings, the second from *Operations* on.
+# functions of a few lines each that give parameters (exact to the last one), memory, operations and batch
+# sizes, and you will have checked them against published tables and against a training step that really ran.
+# About 140 minutes: two sittings, the second from *Operations* on.
 
 # %% tags=["setup"]
 # What this lesson imports: run it first
@@ -410,9 +410,9 @@ Table(["shape", "dtype", "bytes, in sbh"], labkit.launch(kept_by_one_layer, rank
 #
 # Tensor parallelism over $t$ ranks does not split the norms, the dropouts outside attention, and the inputs
 # of attention and MLP: the 10. A **fused** attention kernel (FlashAttention, Dao 2022) never stores the
-# scores at all: the term is gone
-# without recomputing anything of the layer. The formulas are for GPT's layer: a GeLU MLP of width $4h$, as
-# many key-value heads as heads, dropout. Llama's is counted the same way, tensor by tensor, and comes out
+# scores at all: its backward makes them again, block by block, inside the kernel. So the term is gone, and
+# nothing is left for you to recompute. The formulas are for GPT's layer: a GeLU MLP of width $4h$, as many
+# key-value heads as heads, dropout. Llama's is counted the same way, tensor by tensor, and comes out
 # different.
 
 # %%

@@ -169,13 +169,15 @@ EXERCISES = [
             "tensor-parallel",
             2,
             "Tensor parallelism divides 24 of the 34, and the scores, by t.",
-            "the 10 that stay whole (norms, dropouts, their inputs) divided too, or 5as/h times t",
+            "the 10 that stay whole (norms, dropouts, inputs of attention and MLP) divided too, or 5as/h"
+            " times t",
         ),
         numbers(
             "sequence-parallel",
             2,
             "Sequence parallelism divides the rest too: everything by t.",
-            "the 10 of norms, dropouts and their inputs left whole, or 2sbh of full recomputation divided",
+            "the 10 of norms, dropouts and inputs of attention and MLP left whole, or 2sbh of full"
+            " recomputation divided",
         ),
         numbers(
             "recompute",
