@@ -85,7 +85,8 @@ for blocked in dry_run(broken):
 # the weights move.
 #
 # ### Exercise: cut a batch
-# Sizes may differ by one where $m$ does not divide $B$. No sample is lost, none is copied.
+# Sizes may differ by one where $m$ does not divide $B$. No sample is lost, none is copied. An $m$ below 1 or
+# above $B$ is refused.
 #
 # <details><summary>Hint</summary>Cut 9 samples into 4. torch.chunk gives three parts; which function lets
 # you say how many parts you want?</details>
@@ -361,8 +362,8 @@ labkit.check("04.interleaved-schedule", interleaved_schedule)
 # %% [markdown]
 # ### Exercise: micro-batches in flight
 # For each of the three schedules, the most that a rank holds. An interleaved rank holds *chunks*: its
-# warm-up of $2(p-r-1) + (v-1)p$, and one more. That is the rule for $v=1$ too, where it is more than 1F1B
-# holds.
+# warm-up of $2(p-r-1) + (v-1)p$, and one more, but never more than the $vm$ forwards it has. That is the rule
+# for $v=1$ too, where it is more than 1F1B holds.
 #
 # <details><summary>Hint</summary>Read 1F1B's numbers off the legend of the picture of what is held. Then
 # think of m = 2 on 4 stages.</details>
@@ -478,8 +479,8 @@ labkit.check("04.bubble-fraction", batch_seconds, bubble_over_ideal, bubble_frac
 # %% [markdown]
 # Now put your schedules beside published numbers. The Ultra-Scale Playbook (nanotron, section on
 # interleaved stages) draws the bubble for $p=8$ relative to working time. Its bars are the formula
-# $(p-1)/(vm)$. Bars without a cross are sizes at which there is no such schedule: $m$ is not a multiple
-# of 8 there.
+# $(p-1)/(vm)$. One bar has no cross, because there is no such schedule: at $m=4$, $v=2$, where $m$ is not a
+# multiple of 8.
 
 # %%
 bars = {  # v -> m -> bubble

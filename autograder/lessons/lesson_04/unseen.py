@@ -28,9 +28,8 @@ def _split(seed: int) -> list[Case]:
         m = draw.randint(2, 9)
         shapes.append([m, m * draw.randint(1, 4) + draw.randint(0, m - 1), *rest])
     samples = draw.randint(2, 9)
-    return [
-        split_case("unseen shapes", seed, shapes, refused=[[samples + draw.randint(1, 3), samples], [-1, 3]])
-    ]
+    refused = [[samples + draw.randint(1, 3), samples], [-draw.randint(2, 5), samples]]
+    return [split_case("unseen shapes", seed, shapes, refused=refused)]
 
 
 def _sizes(draw: Random) -> list[list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Property, Run, every
 from labkit.checks.lesson_04.rules import (
@@ -107,7 +109,10 @@ GPIPE = Exercise(
     {"values": Run(ask_for_lists(_gpipe))},
     _plain_cases,
     (
-        EVERY_ACTION,
+        replace(
+            EVERY_ACTION,
+            usual_cause="a micro-batch is left out of the backwards, or an action has another stage's number",
+        ),
         Property(
             "forwards-first",
             "mechanism",

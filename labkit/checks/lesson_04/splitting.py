@@ -21,7 +21,7 @@ def split_case(name: str, seed: int, shapes: list[list[int]], **params: Any) -> 
 
 def _cases(seed: int) -> list[Case]:
     shapes = [[4, 9, 3], [3, 7], [1, 5, 2], [5, 5, 1], [4, 8, 2, 3], [6, 15], [7, 9]]
-    return [split_case("seven shapes", seed, shapes, refused=[[6, 5], [0, 4], [1, 0]])]
+    return [split_case("seven shapes", seed, shapes, refused=[[6, 5], [0, 4], [1, 0], [-1, 3]])]
 
 
 def _draw_batches(case: Case, generator: torch.Generator) -> Inputs:
@@ -116,7 +116,7 @@ EXERCISE = Exercise(
             "refuses",
             "robustness",
             1,
-            "More micro-batches than samples, or none, is a ValueError.",
+            "More micro-batches than samples, or fewer than one, is a ValueError.",
             "an empty micro-batch has a mean loss of NaN",
             {"values": _impossible_is_refused},
         ),
