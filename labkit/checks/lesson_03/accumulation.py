@@ -153,13 +153,12 @@ class _Watch:
 def _accumulate(rank: Rank) -> None:
     """Steps of several micro-batches each, through the data-parallel wrapper.
 
-    Answers: loss STEP, grad STEP.NAME. Facts: graph STEP, whether the loss that was returned holds one;
-    passes STEP, each forward and backward in order, and of how many rows; of the model STEP, how many
-    forwards of the wrapper; held, the most graphs of earlier
-    micro-batches when another begins; saved, the most tensors that these have saved; changed STEP, whether
-    what was handed over is; modes STEP, whether all modules are in the mode in which they were. Recordings:
-    plain, of a backward of one micro-batch; step STEP. The case's `resting` names layers that are in
-    evaluation mode.
+    Answers: loss STEP, grad STEP.NAME. Facts: returned STEP, what the loss is; graph STEP, whether it holds
+    one; passes STEP, each forward and backward in order, and of how many rows; of the model STEP, how many
+    forwards of the wrapper; held, the most graphs of earlier micro-batches when another begins; saved, the
+    most tensors that these have saved; changed STEP, whether what was handed over is; modes STEP, whether all
+    modules are in the mode in which they were. Recordings: plain, of a backward of one micro-batch; step
+    STEP. The case's `resting` names layers that are in evaluation mode.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     model = rank.student.OverlappedDataParallel(net, group, rank.params["bucket_bytes"])
@@ -180,6 +179,7 @@ def _accumulate(rank: Rank) -> None:
         with rank.recording(f"step {step}"), watch.saving():
             loss = rank.student.accumulate_gradients(model, handed, _mean_loss)
         rank.fact(f"modes {step}", _modes(model) == modes)
+        rank.fact(f"returned {step}", "Tensor" if isinstance(loss, Tensor) else type(loss).__name__)
         rank.fact(f"graph {step}", isinstance(loss, Tensor) and loss.requires_grad)
         rank.fact(f"passes {step}", [*watch.passes])
         watch.passes.clear()
@@ -221,6 +221,12 @@ def _returns_the_mean(evidence: ReplicaEvidence) -> Iterator[Finding]:
             yield same("the mean over this rank's rows", wanted, answer, f"loss {step}")
             graph = "a graph behind it, which keeps all activations" if answer.facts[f"graph {step}"] else ""
             yield Finding(not graph, "a detached loss", graph, answer.rank)
+
+
+def _returns_a_tensor(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    for answer, step in product(evidence.answers, range(STEPS)):
+        returned = answer.facts[f"returned {step}"]
+        yield Finding(returned == "Tensor", "a Tensor", returned, answer.rank)
 
 
 def _lets_go(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -296,9 +302,10 @@ EXERCISE = Exercise(
             "loss",
             "numbers",
             1,
-            "The result is the mean loss over this rank's rows, detached, and no earlier graph is kept",
+            "The result is the mean loss over this rank's rows, a detached tensor, and no earlier graph is"
+            " kept",
             "losses that are added up must be detached first: each keeps its graph",
-            {"values": every(_returns_the_mean, _lets_go)},
+            {"values": every(_returns_the_mean, _returns_a_tensor, _lets_go)},
         ),
         Property(
             "communication",

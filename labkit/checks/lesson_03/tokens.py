@@ -78,8 +78,9 @@ def _weigh(rank: Rank) -> None:
     """Backpropagate the student's loss; what DDP does afterwards, averaging, is done by the judge. Where the
     case says `again`, another batch was weighed before, over all ranks.
 
-    Answers: loss, grad (zeros where there is none). Facts: changed, whether the sum handed over was, or its
-    gradient, or whether it keeps that now; reached, whether there is a gradient.
+    Answers: loss, grad (zeros where there is none). Facts: returned, the shape of the loss; changed, whether
+    the sum handed over was, or its gradient, or whether it keeps that now; reached, whether there is a
+    gradient.
     """
     group, w = enter_group(rank), rank.inputs["w"].clone().requires_grad_()
     x = rank.inputs["x"]
@@ -92,6 +93,7 @@ def _weigh(rank: Rank) -> None:
         loss: Any = rank.student.token_weighted_loss(total, tokens, group)
         after = _with_gradient(total, w)
         loss.backward()
+    rank.fact("returned", f"shape {list(loss.shape)}")
     rank.fact("changed", total.retains_grad or not all(map(torch.equal, before, after)))
     rank.fact("reached", w.grad is not None)
     rank.answer("loss", loss)
@@ -148,6 +150,12 @@ def _averages(*names: str) -> Judge:
     return judge
 
 
+def _is_a_scalar(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        returned = answer.facts["returned"]
+        yield Finding(returned == "shape []", "a scalar: shape []", returned, answer.rank)
+
+
 def _leaves_the_sum_alone(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         said = "changed" if answer.facts["changed"] else ""
@@ -197,7 +205,10 @@ EXERCISE = Exercise(
             1,
             "Averaged over the ranks, the loss is the mean over all tokens",
             "each rank's sum is divided by its own tokens, or the factor of the number of ranks is missing",
-            on={"values": every(_averages("loss"), _leaves_the_sum_alone), "millions": _averages("loss")},
+            on={
+                "values": every(_averages("loss"), _is_a_scalar, _leaves_the_sum_alone),
+                "millions": _averages("loss"),
+            },
         ),
         Property(
             "communication",
