@@ -124,8 +124,9 @@ draw_timeline(job_of_torch, start_at="forward")
 # All ranks must agree on the order **without talking**, so it comes from a generator that is seeded alike
 # everywhere. Every rank must get the same number of samples, or one rank starts a step, and an all-reduce,
 # that the others never join. So if the number of ranks $d$ does not divide the number of samples, fill up
-# by starting over from the front of the shuffled order. Who gets which share of it is free, but a rank's
-# share has other samples in another epoch. All seeds are alike in this, 0 too.
+# by starting over from the front of the shuffled order; without any samples every share is empty. Who gets
+# which share of it is free, but a rank's share has other samples in another epoch. All seeds are alike in
+# this, 0 too.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>
@@ -422,7 +423,8 @@ labkit.check("03.assign-buckets", assign_buckets)
 #
 # The class. It starts from equal replicas, `forward`
 # passes everything on to the module, and after `loss.backward()` every gradient is the mean over the group:
-# nothing else to call.
+# nothing else to call. Several forward passes may come before their backwards, and all parameters may be
+# frozen.
 #
 # <details><summary>Hint 1: state</summary>For each bucket, the set of parameters whose gradients are ready;
 # the number of buckets started so far; the handles with their flat tensors; whether this backward has its
@@ -693,7 +695,7 @@ def accumulate_gradients(
     Rows are this rank's; the model averages over ranks. Each micro-batch goes forward
     and back before the next, so that one graph is held at a time.
     model: has `no_sync()`; its mode stays as it is. micro_batches: (inputs, targets), at
-    least one, not all with as many rows, nor with rows of one length, nor as many on each rank.
+    least one; rows, their length and the number of micro-batches may differ, between ranks too.
     loss_function: (outputs, targets) -> mean over rows. The loss that you return may be
     float32 or float64, whatever the losses are.
     """

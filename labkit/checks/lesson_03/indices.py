@@ -39,6 +39,7 @@ def _cases(seed: int) -> list[Case]:
         indices_case("23 samples on 4 ranks", 23, 4, seed),
         indices_case("3 samples on 5 ranks", 3, 5, seed),
         indices_case("17 samples on 1 rank", 17, 1, seed),
+        indices_case("no samples", 0, 3, seed),
         indices_case("ranks that cannot be", 8, 2, seed, "refused"),
     ]
 

@@ -58,6 +58,7 @@ def _cases(seed: int) -> list[Case]:
         net_case("two ranks, timed", "many", 2, seed, rows=64, width=24, inner=40, bucket_bytes=9000),
         net_case("four ranks, gradients zeroed", "values", 4, seed, bucket_bytes=1, **there),
         net_case("two dtypes", "values", 2, seed, mixed=True),
+        net_case("two forwards, then two backwards", "values", 2, seed, ahead=True),
         net_case("accumulating", "no-sync", 2, seed),
         net_case("accumulating, a layer not used in the end", "no-sync", 2, seed, aside_in=2),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1], earlier=True),
