@@ -203,9 +203,9 @@ Table(
 
 # %% [markdown]
 # ### Exercise: cut the layers where it is fair
-# The layers must stay in order and each device gets a contiguous run of them; some runs may be empty. Among
-# all such cuts, find one whose **largest part is as small as possible**. The same function serves for bytes,
-# for milliseconds, or for anything else that adds up.
+# The layers must stay in order and each device gets a contiguous run of them; some runs may be empty, and all
+# are where there is no layer. Among all such cuts, find one whose **largest part is as small as possible**.
+# The same function serves for bytes, for milliseconds, or for anything else that adds up.
 #
 # <details><summary>Hint 1</summary>Filling each device up to the average does not work: costs [1, 3, 2, 3]
 # on 3 devices, average 3, would give [1], [3], [2, 3], whose largest part is 5, where [1, 3], [2], [3] has 4.
@@ -575,12 +575,12 @@ class OnDevice(torch.autograd.Function):
 # ### Exercise: weights that come just in time
 # The first `resident_layers` layers live on the device. The others live in pinned host memory; their
 # parameters are the same `nn.Parameter` objects, so that any optimizer finds weight and gradient on the host.
-# No two layers share a parameter. Buffers are constants here; those of offloaded layers may wait on the host
-# or stay on the device, where they must be when their layer works. While a layer works, the next offloaded
-# one is on its way, and the first of them while the last resident layer works, or earlier; in backward the
-# next one is the one before. The device never holds more than the resident layers, the layer at work, and the
-# one on its way, beside activations and gradients; a pass that is over leaves no activations there, and a
-# copy that it left over is too old for the next one.
+# No two layers share a parameter. Buffers are constants here, and on the device when their layer works; those
+# of offloaded layers stay there, or wait in pinned memory and come as the weights do, on the side stream.
+# While a layer works, the next offloaded one is on its way, and the first of them while the last resident
+# layer works, or earlier; in backward the next one is the one before. The device never holds more than the
+# resident layers, the layer at work, and the one on its way, beside activations and gradients; a pass that is
+# over leaves no activations there, and a copy that it left over is too old for the next one.
 #
 # `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside. Leave alone
 # what torch keeps to itself (`torch._C`), here and elsewhere: no exercise needs it, and code that reaches for

@@ -42,7 +42,7 @@ def _partition_cases(seed: int) -> list[Case]:
             partition_case("one heavy layer", "even", heavy, seed),
             partition_case("models", "even", models, seed),
             partition_case("250 layers", "many-layers", large, seed),
-            partition_case("few", "few-layers", [[[3], 3], [[], 2], [[1, 2, 3], 1], [[0, 4], 5]], seed),
+            partition_case("few", "few-layers", [[[3], 3], [[], 3], [[1, 2, 3], 1], [[0, 4], 5]], seed),
             partition_refusals("refused", refused, ["-2", "-7.5"], seed),
         ]
     )
