@@ -13,6 +13,7 @@ from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Property, every
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
+    INFERENCE,
     PAIRS,
     STORED,
     TORCHS_OWN,
@@ -34,7 +35,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_attention
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, impossible, use_part, use_views
-from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Attention, explicit_attention
 
@@ -217,7 +218,7 @@ EXERCISE = Exercise(
             2,
             "One all-reduce of b s h numbers in forward, one in backward.",
             "heads were gathered before the output projection",
-            {"values": sends(one_all_reduce, one_all_reduce)},
+            {"values": every(sends(one_all_reduce, one_all_reduce), sends_in(INFERENCE, one_all_reduce))},
         ),
         Property(
             "stored-shards",

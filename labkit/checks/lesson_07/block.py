@@ -18,6 +18,7 @@ from labkit.checks.exercise import Exercise, Finding, Property, every
 from labkit.checks.lesson_07.attention import ATTENTION_ID
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
+    INFERENCE,
     OWN_PARTS,
     OWN_PARTS_CAUSE,
     PAIRS,
@@ -47,8 +48,9 @@ from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import Call, stays_in_group
 from labkit.checks.shared.cuts import cut_block
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.places import groups_of
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, loaded, under, use_part
-from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Attend, Block, explicit_attention
 
@@ -233,7 +235,7 @@ def block_calls(phase: str, blocks: int = 1) -> Callable[[SplitEvidence], list[C
         whole = 8 * case.params["batch"] * case.params["sequence"] * case.params["hidden"]
         if not sequence_parallel(case):
             return [("all_reduce", whole)] * (2 * blocks)
-        gathers = [("all_gather", whole // case.ranks)] * (2 if phase == "forward" else 4)
+        gathers = [("all_gather", whole // len(groups_of(case)[0]))] * (2 if phase == "forward" else 4)
         return (gathers + [("reduce_scatter", whole)] * 2) * blocks
 
     return calls
@@ -404,7 +406,12 @@ EXERCISE = Exercise(
             2,
             "Two all-reduces in forward, two in backward.",
             "x gathered or summed once more",
-            {"values": sends(block_calls("forward"), block_calls("backward"))},
+            {
+                "values": every(
+                    sends(block_calls("forward"), block_calls("backward")),
+                    sends_in(INFERENCE, block_calls("forward")),
+                )
+            },
         ),
         Property(
             "stored-shards",

@@ -12,6 +12,7 @@ from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Property, every
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
+    INFERENCE,
     PAIRS,
     STORED,
     TORCHS_OWN,
@@ -21,16 +22,18 @@ from labkit.checks.lesson_07.modules import (
     case_maker,
     comes_back,
     fewer_tokens,
+    infers_as_trained,
     no_calls,
     one_all_reduce,
     subgroup,
+    use_and_infer,
     use_and_return,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_table
 from labkit.checks.shared.split import Drawn, Split, SplitEvidence, dtype_of, use_part, use_views
-from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 EMBEDDING_ID = "07.vocab-parallel-embedding"
@@ -117,7 +120,7 @@ EXERCISE = Exercise(
     "Rows of the vocabulary over ranks",
     ("VocabParallelEmbedding",),
     {
-        "values": _USED,
+        "values": at_boundaries(EMBEDDING.run(use_and_infer)),
         "layout": at_boundaries(EMBEDDING.run(use_views)),
         "leave": EMBEDDING.run(_complete_otherwise),
         "uneven": _USED,
@@ -151,7 +154,7 @@ EXERCISE = Exercise(
             1,
             TRAINED,
             "the table is not an nn.Parameter",
-            {"values": equals("trained")},
+            {"values": every(equals("trained"), infers_as_trained)},
         ),
         Property(
             "communication",
@@ -159,7 +162,7 @@ EXERCISE = Exercise(
             4,
             "One all-reduce of b s h numbers in forward, nothing in backward.",
             "f in front, or the whole table gathered",
-            {"values": sends(one_all_reduce, no_calls)},
+            {"values": every(sends(one_all_reduce, no_calls), sends_in(INFERENCE, one_all_reduce))},
         ),
         Property(
             "stored-shards",

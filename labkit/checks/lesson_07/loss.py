@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, any_layout, case_maker, subgroup
+from labkit.checks.lesson_07.modules import INFERENCE, PAIRS, TORCHS_OWN, any_layout, case_maker, subgroup
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
     calls_of,
@@ -107,7 +107,8 @@ def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
 
     Answers: loss, grad; and without gradients: evaluated, and asked, whether the logits of that call ask for
     a gradient afterwards; as "... after", what was handed over, and data, the logits of that call.
-    Recordings: forward, backward; and plain, of a call without options and padding, where there are some.
+    Recordings: forward, backward, `INFERENCE`; and plain, of a call without options and padding, where there
+    are some.
     Where there is padding, another vocabulary in as many columns comes first. view: copies what is handed
     over, perhaps in another layout.
     """
@@ -127,9 +128,10 @@ def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
     with rank.attempt("gradients"), rank.recording("backward"):
         (loss * rank.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
-    with torch.no_grad():
-        data = logits.detach().clone()
-        rank.answer("evaluated", ask(data, targets, vocabulary, group, **_options(rank.case)))
+    data = logits.detach().clone()
+    with torch.no_grad(), rank.recording(INFERENCE):
+        loss = ask(data, targets, vocabulary, group, **_options(rank.case))
+    rank.answer("evaluated", loss)
     rank.answer("asked", torch.tensor(data.requires_grad))
     for name, tensor in {"logits": logits, "data": data, "targets": targets}.items():
         rank.answer(f"{name} after", _finite(tensor))
@@ -203,9 +205,11 @@ def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         if place_of(evidence.case, answer.rank).size == 1:
             continue
-        calls, later = calls_of(answer, "forward"), calls_of(answer, "backward")
-        told = f"forward: all_reduces of a few numbers a token, at most {_room(evidence):,} bytes"
-        yield Finding(_are_few(evidence, calls), told, f"forward: {calls_text(calls)}", answer.rank)
+        for phase in ("forward", INFERENCE):
+            calls = calls_of(answer, phase)
+            told = f"{phase}: all_reduces of a few numbers a token, at most {_room(evidence):,} bytes"
+            yield Finding(_are_few(evidence, calls), told, f"{phase}: {calls_text(calls)}", answer.rank)
+        later = calls_of(answer, "backward")
         told, seen = "backward: no communication", f"backward: {calls_text(later)}"
         yield Finding(not later, told, seen, answer.rank)
 
@@ -266,7 +270,8 @@ EXERCISE = Exercise(
             3,
             "Each rank has its columns of the gradient: softmax minus one at the target; what was handed over"
             " stays.",
-            "a sum that is differentiated needs g, whose backward is the identity; all_reduce cuts the graph",
+            "a sum was taken of what is detached, or its gradient summed or divided over the ranks: g's"
+            " backward is the identity",
             {"values": every(_right_gradients, _handed_over_kept)},
         ),
         Property(

@@ -31,6 +31,7 @@ TRAINED = f"After {STEPS} steps of SGD, each rank holds its blocks of the traine
 STORED = "Each rank keeps its blocks under the names asked for, and nothing else stays in memory."
 OWN_PARTS = "Built from your own earlier parts it equals the whole one."
 OWN_PARTS_CAUSE = "an earlier exercise does not pass yet; the other properties are judged with its reference"
+INFERENCE = "without gradients"  # a call in evaluation, as what it sends is recorded and told
 WITHOUT_GROUP = "dist.get_rank() or get_world_size() without the group, or a collective without group="
 
 
@@ -185,13 +186,13 @@ def comes_back(evidence: SplitEvidence) -> Iterator[Finding]:
 
 def use_and_infer(rank: Rank, split: Split) -> None:
     """As `use_part`, and once more in evaluation, without gradients, with what was first handed over. Answer:
-    trained output.
+    trained output. Recording: `INFERENCE`.
     """
     part = build_and_use(rank, split).eval()
-    with torch.no_grad():
-        rank.answer(
-            "trained output", split.use(part, [rank.inputs[name].clone() for name in split.arguments])
-        )
+    handed = [rank.inputs[name].clone() for name in split.arguments]
+    with torch.no_grad(), rank.recording(INFERENCE):
+        out = split.use(part, handed)
+    rank.answer("trained output", out)
 
 
 def infers_as_trained(evidence: SplitEvidence) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from labkit.checks.lesson_07.embedding import EMBEDDING_ID
 from labkit.checks.lesson_07.loss import LOSS_ID
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
+    INFERENCE,
     OWN_PARTS,
     OWN_PARTS_CAUSE,
     PAIRS,
@@ -49,7 +50,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import Call, is_refused, same
 from labkit.checks.shared.cuts import cut_gpt
 from labkit.checks.shared.dropped import drops_as_asked, note_dropped
-from labkit.checks.shared.places import enter_group
+from labkit.checks.shared.places import enter_group, groups_of
 from labkit.checks.shared.split import (
     Drawn,
     Split,
@@ -60,7 +61,7 @@ from labkit.checks.shared.split import (
     use_part,
     use_views,
 )
-from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Transformer, explicit_attention
 
@@ -166,10 +167,20 @@ def _calls(phase: str) -> Callable[[SplitEvidence], list[Call]]:
 
     def calls(evidence: SplitEvidence) -> list[Call]:
         of_blocks = block_calls(phase, config_of(evidence.case).num_layers)
-        whole = 8 * evidence.inputs["ids"][0].numel() * evidence.case.params["hidden"]
-        return [*of_blocks(evidence), ("all_reduce", whole)]
+        return [*of_blocks(evidence), ("all_reduce", _bytes_of_x(evidence))]
 
     return calls
+
+
+def _calls_if_divided(evidence: SplitEvidence) -> list[Call]:
+    """Forward, with divided tokens: the blocks' calls, a scatter behind the table, a gather for the head."""
+    of_blocks = block_calls("forward", config_of(evidence.case).num_layers)
+    whole, size = _bytes_of_x(evidence), len(groups_of(evidence.case)[0])
+    return [*of_blocks(evidence), ("reduce_scatter", whole), ("all_gather", whole // size)]
+
+
+def _bytes_of_x(evidence: SplitEvidence) -> int:
+    return 8 * evidence.inputs["ids"][0].numel() * evidence.case.params["hidden"]
 
 
 def _numbers_a_token(evidence: SplitEvidence) -> int:
@@ -295,7 +306,12 @@ EXERCISE = Exercise(
             2,
             "The blocks' all-reduces, one for the embedding, one for the head; nothing as large as logits.",
             "logits were gathered",
-            {"values": sends(_calls("forward"), _calls("backward"), ignore=_numbers_a_token)},
+            {
+                "values": every(
+                    sends(_calls("forward"), _calls("backward"), ignore=_numbers_a_token),
+                    sends_in(INFERENCE, _calls("forward"), ignore=_numbers_a_token),
+                )
+            },
         ),
         Property(
             "untied",
@@ -317,9 +333,16 @@ EXERCISE = Exercise(
             "sequence-parallel",
             "numbers",
             3,
-            "With tokens divided it is still the same model.",
+            "With tokens divided it is still the same model, and between table and head a rank has its own"
+            " tokens only.",
             "positions and final norm see this rank's tokens only: send them through f, and take the slice",
-            {"sequence-parallel": every(EVERYTHING, adds_to_gradients)},
+            {
+                "sequence-parallel": every(
+                    EVERYTHING,
+                    adds_to_gradients,
+                    sends_in("forward", _calls_if_divided, ignore=_numbers_a_token),
+                )
+            },
         ),
         Property(
             "round-trip",

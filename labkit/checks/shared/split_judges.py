@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.compare import difference
-from labkit.checks.exercise import Finding, Judge
+from labkit.checks.exercise import Finding, Judge, every
 from labkit.checks.shared.beside import SLACK_BYTES, Call, calls_are, holds_only, nbytes, same
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import SplitEvidence, under
@@ -95,7 +95,17 @@ def sends(
     backward: Callable[[SplitEvidence], Sequence[Call]],
     ignore: Callable[[SplitEvidence], int] = lambda evidence: 0,
 ) -> Judge:
-    """Each rank takes part in exactly these calls. A group of one may communicate or not.
+    """Each rank takes part in exactly these calls, forward and backward; ignore: see `sends_in`."""
+    return every(sends_in("forward", forward, ignore), sends_in("backward", backward, ignore))
+
+
+def sends_in(
+    phase: str,
+    calls: Callable[[SplitEvidence], Sequence[Call]],
+    ignore: Callable[[SplitEvidence], int] = lambda evidence: 0,
+) -> Judge:
+    """In what is recorded as `phase`, each rank takes part in exactly these calls. A group of one may
+    communicate or not.
 
     ignore: bytes up to which all_reduces do not count.
     """
@@ -103,7 +113,6 @@ def sends(
     def judge(evidence: SplitEvidence) -> Iterator[Finding]:
         for answer in evidence.answers:
             if place_of(evidence.case, answer.rank).size > 1:
-                for phase, expected in (("forward", forward), ("backward", backward)):
-                    yield calls_are(phase, expected(evidence), answer, ignore(evidence))
+                yield calls_are(phase, calls(evidence), answer, ignore(evidence))
 
     return judge
