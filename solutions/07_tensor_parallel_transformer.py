@@ -1385,11 +1385,12 @@ draw_memory(
 #
 # ### Exercise: the tensor-parallel GPT
 #
-# The same three questions as for the block. Positions are whole, and with divided tokens a rank adds those
-# of its own tokens. The sum of token and position vectors is dropped with the config's probability, in
-# training, under `no_grad` too. All-reduces of at most five numbers a token (the loss) are not counted
-# among the calls. A rank does a $t$-th of the matrix products. `to_full` has every name of the whole
-# model's state dict, `head.weight` too where it is tied.
+# The same three questions as for the block. Positions are whole: all rows of the whole model's. With divided
+# tokens a rank has, between table and head, its own tokens only, and adds their positions. The sum of token
+# and position vectors is dropped with the config's probability, in training, under `no_grad` too. All-reduces
+# of at most five numbers a token (the loss) are not counted among the calls. A rank does a $t$-th of the
+# matrix products. `to_full` has every name of the whole model's state dict, `head.weight` too where it is
+# tied.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>
