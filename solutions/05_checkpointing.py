@@ -478,7 +478,7 @@ prediction("peak of 64 layers in 8 segments, in boundaries", your_boundaries, 7 
 
 # %% [markdown]
 # And is 8, the square root of 64, the best number? **Write the number of segments you expect to be best**,
-# then measure all of them.
+# then measure ten of them. The line is your formula, for all.
 
 # %% predict="best-of-64"
 your_best = ...
@@ -504,7 +504,7 @@ def measured_peak(layers: Sequence[nn.Module], segments: int) -> int:
 # off each peak.
 in_flight = 0
 in_flight = measured_peak(deep[:1], 1) - saved_activation_bytes([1], small.nbytes, one_layer)
-counts = [1, 2, 4, 6, 8, 11, 16, 22, 32, 64]
+counts = [1, 2, 4, 8, 11, 16, 22, 25, 32, 64]
 points = {k: measured_peak(deep, k) for k in counts}
 lengths = {k: [64 // k + (i < 64 % k) for i in range(k)] for k in range(1, 65)}
 line = {k: saved_activation_bytes(lengths[k], small.nbytes, one_layer) for k in lengths}
