@@ -857,9 +857,11 @@ draw_over_nodes({"data parallelism only": TOKENS}, NODES[:6], "tokens/s/GPU")
 #   1)\lceil L/p \rceil (C + T)$ (lesson 04).
 # * **data**, what is left in sight of the replicas' traffic. A ring's half, a reduce-scatter or an
 #   all-gather, moves $H = \frac{d-1}{d} \cdot \frac{2N}{tp}$ bytes over `bandwidth(d, t)`: replicas stand
-#   $t$ ranks apart. The last micro-batch's backward, $\frac23 \lceil L/p \rceil (C + T)$ seconds, hides
-#   what can go on beside it: with stage 0 both halves of the all-reduce; with stage 1 the scatter of
-#   gradients alone, since the new weights are gathered after it. Nothing is below zero.
+#   $t$ ranks apart. The last micro-batch's backward, $\frac23 \lceil L/p \rceil (C + T)$ seconds with
+#   recomputation as without, hides what can go on beside it. With stage 0 these are both halves of the
+#   all-reduce together: $\max(0, 2H' - \text{hidden})$ is left, where $H'$ is $H$ in seconds. With stage 1
+#   it is the scatter of gradients alone, as the new weights are gathered after it:
+#   $\max(0, H' - \text{hidden}) + H'$.
 #
 # $N$ is the whole model's count of parameters, divided evenly.
 
