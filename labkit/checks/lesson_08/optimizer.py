@@ -253,7 +253,7 @@ def _cases_of_steps(seed: int) -> list[Case]:
 def _cases_of_dtypes(seed: int) -> list[Case]:
     return [
         bf16_case("bf16 weights", 3, seed, size=211),
-        bf16_case("bf16 weights, one rank", 1, seed, size=40),
+        bf16_case("float16 weights, one rank", 1, seed, size=40, dtype="float16"),
         held_case("Adam's state", 4, seed, 40, "float32"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
         held_case("all that the process holds", 2, seed, 320, "float32", kind="process"),
@@ -349,7 +349,7 @@ SHARDED_OPTIMIZER = Exercise(
             "masters",
             "numbers",
             3,
-            "bf16 weights are the rounded values of an fp32 master, and gradients are averaged in fp32.",
+            "16-bit weights are the rounded values of an fp32 master, and gradients are averaged in fp32.",
             "the bf16 weights were stepped themselves: small changes vanish",
             {"bf16": masters_are_kept},
         ),
