@@ -181,7 +181,8 @@ your_stage_1, your_stage_3 = ..., ...
 # * Stage 2: there is no whole gradient to add to, so each micro-batch scatters, unit by unit. Weights are
 #   gathered once.
 # * Stage 3: each micro-batch gathers the weights in forward, scatters the gradients, and, with `regather`,
-#   gathers the weights a second time for backward. Without it they stay from forward to backward.
+#   gathers all weights a second time for backward, the last unit's too. Without it they stay from forward to
+#   backward.
 
 
 # %% exercise="08.step-traffic" difficulty=2 minutes=8
@@ -352,8 +353,10 @@ def flatten(parameters: Sequence[nn.Parameter], world_size: int) -> Tensor:
 #   optimizer gets one tensor *a group*, in as many groups as were given. (One tensor for the whole shard
 #   would decay a bias because it lies behind a matrix.)
 # * **Precision.** A step changes a weight by little, and in bf16 the number after 1 is $1 + 2^{-7}$. So
-#   the shard has an fp32 *master* copy, which is what is stepped; the weights are the master, rounded. Only
-#   the owner needs one. Gradients are averaged in the master's precision as well.
+#   a shard of 16-bit weights (bf16 or float16) has an fp32 *master* copy, which is what is stepped; the
+#   weights are the master, rounded. Only the owner needs one. Weights in fp32 or float64 are their own
+#   master; a copy of the shard, in the same dtype, is allowed. Gradients are averaged in the master's
+#   precision as well.
 #
 # How often must $10^{-3}$ be added to a bf16 weight of 1 before it changes? Ten times, a hundred, never?
 
@@ -374,12 +377,13 @@ prediction("steps until it changes", your_number_of_steps, found)
 #
 # Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it, and its
 # `param_groups` are yours, in the same order and with every option that yours have, also one that torch does
-# not know. Padding belongs to the last group. A parameter without a gradient counts as one with zeros, and a
-# rank may have none at all; frozen ones (`requires_grad=False`) are left alone, and their group stays one.
-# All replicas start equal. Send each gradient once, through reduce-scatter and in the master's dtype, and
-# each weight once, through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather.
-# Rounding is torch's, to the nearest. What a rank holds is counted in whatever form it is kept: arrays,
-# lists and bytes as well as tensors, and 96 KiB for all that is none of these.
+# not know. Padding may be in any group, or in none. A parameter without a gradient counts as one with zeros,
+# and a rank may have none at all; frozen ones (`requires_grad=False`) are left alone, and their group stays
+# one. At least one parameter is trained, and all that are have one dtype. All replicas start equal. Send each
+# gradient once, through reduce-scatter and in the master's dtype, and each weight once, through all-gather
+# and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to the nearest. What a
+# rank holds is counted in whatever form it is kept: arrays, lists and bytes as well as tensors, and 96 KiB
+# for all that is none of these.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -822,8 +826,8 @@ class FlatUnit:
 #
 # * At most `1 + prefetch` units are whole at a time (two with `prefetch=1`): the one at work and those that
 #   come next in the list, also where one is skipped or called again. Nothing is whole after a forward (with
-#   gradients or without, also one that raised, and the next one after that), after backward or after
-#   `full_weights`.
+#   gradients or without, also one that raised, be it a `KeyboardInterrupt`, and the next one after that),
+#   after backward or after `full_weights`.
 # * There are gradients of at most two units, and of those that backward will enter again (where a forward
 #   that no backward followed came before, they may stay until the end of the next backward).
 # * Three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is fetched ahead is waited
@@ -1196,7 +1200,6 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
 #   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
 #   that was copied has another time. Nobody deletes a part of a whole checkpoint of another step.
-#   The file's name counts as on the disk when `on_disk` has been called for it.
 # * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
 #   and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
 #   the ranks' files come together when all have saved.)
@@ -1204,11 +1207,12 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #   may be half written: parts of the two saves must never be read as one. If the second one fails, the first
 #   may be lost with it, but no other step: loading then gives the step before it, never an error.
 # * **A rank that cannot write** raises; the others may raise too, or wait until their group gives up.
-# * **On the disk**: what a rank wrote is there when `save_shards` returns on it, and parts are before a name
-#   says "whole": the checks cut the power. `Path` does all that is needed, and its `rename` replaces a file;
-#   code that imports `os` costs nothing, but a person will look at it. So will one at `getattr(torch, name)`,
-#   and its points wait: to make a dtype of its name, look it up in a dict of your own, or let an empty tensor
-#   in a part tell.
+# * **On the disk**: what a rank wrote is there when `save_shards` returns on it; the parts, and the bytes of
+#   the file that says "whole", are there before a rename gives that file, or its folder, the name that says
+#   so: the checks cut the power at that moment. They keep names, so no folder needs an `on_disk`. `Path` does
+#   all that is needed, and its `rename` replaces a file; code that imports `os` costs nothing, but a person
+#   will look at it. So will one at `getattr(torch, name)`, and its points wait: to make a dtype of its name,
+#   look it up in a dict of your own, or let an empty tensor in a part tell.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of

@@ -361,7 +361,8 @@ SHARDED_CHECKPOINT = Exercise(
             "power-failure",
             "robustness",
             1,
-            "What `save_shards` wrote is on the disk when it returns, and parts before a name says whole.",
+            "What `save_shards` wrote is on the disk when it returns, and parts and the marker's own bytes"
+            " before a name says whole.",
             "on_disk is missing, or comes before the file is written or after the marker",
             {"power": comes_back(last)},
         ),

@@ -55,7 +55,7 @@ def checkpoint_cases(seed: int) -> list[Case]:
         killed_case("the first rank is killed while it saves a step again", 2, 0, seed, steps=[3, 9, 9, 9]),
         killed_case("a rank is killed while it saves a step again", 2, 1, seed, steps=[3, 9, 9, 9]),
         checkpoint_case("a rank is killed before", "killed", 2, seed, steps=[3, 9, 9, 9], never_comes=0),
-        checkpoint_case("a power failure after a save", "power", 2, seed, tensors=large),
+        checkpoint_case("a power failure when a name says whole", "power", 2, seed, tensors=large),
         checkpoint_case("an empty folder", "nothing", 2, seed, steps=[], tensors={}),
         own_parts_case("stage 3, saved on 4 ranks, resumed on 3", 4, 3, seed),
         checkpoint_case("one rank", "same-ranks", 1, seed),
