@@ -348,7 +348,7 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 # | `parts.block(block, tp_group, streams)` | a block's heads and features over ranks | 07 |
 # | `parts.embedding.from_embedding(table, tp_group)` | the table's rows over ranks | 07 |
 # | `parts.embedding.own_rows(weight, tp_group)` | this rank's rows of a $[V, h]$: table or head | 07 |
-# | `column_parallel(x, rows, None, tp_group)` | own columns of $x$ times a head; backward sums over ranks | 06 |
+# | `column_parallel(x, rows, None, tp_group)` | own columns of $x$ times a head; sums in backward | 06 |
 # | `parts.cross_entropy(logits, targets, vocabulary, tp_group)` | loss of divided logits | 07 |
 # | `parts.streams(seed, tp_group)` | `shared()` and `own()` random numbers | 07 |
 # | `parts.schedule(stage, num_stages, m)` | 1F1B as a list of actions | 04 |
