@@ -343,7 +343,6 @@ EXERCISE = Exercise(
             "the layers run on the CPU, or all layers are fetched whether they are resident or not",
             {
                 "watched": every(waits_in_pinned_memory, fetches_once),
-                "watched-buffers": fetches_once,
                 "watched-frozen": waits_in_pinned_memory,
             },
         ),
@@ -356,7 +355,7 @@ EXERCISE = Exercise(
             "each layer fetches its own weights when it starts, the last resident one fetches nothing, the"
             " copy is not non_blocking or not from pinned memory, or a layer waits for the next one's weights"
             " too",
-            dict.fromkeys(("watched", "watched-buffers"), fetches_ahead),
+            {"watched": fetches_ahead},
         ),
         Property(
             "waits-for-copies",
@@ -370,9 +369,14 @@ EXERCISE = Exercise(
             "buffers",
             "robustness",
             1,
-            "Constant buffers of offloaded layers are on the device when their layer works.",
-            "only parameters are fetched, or buffers are on another device than the layers compute on",
-            {"buffers": equals("output", "grad", "trained")},
+            "Constant buffers of offloaded layers are on the device when their layer works; those that travel"
+            " do so as weights do.",
+            "only parameters are fetched, or buffers are on another device than the layers compute on, or"
+            " they are not pinned",
+            {
+                "buffers": equals("output", "grad", "trained"),
+                "watched-buffers": every(fetches_once, fetches_ahead),
+            },
         ),
         Property(
             "dropout",
