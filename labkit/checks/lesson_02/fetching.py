@@ -122,6 +122,12 @@ def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
         yield _beside_in_time(sizes, answer, phase)
 
 
+def travels_aside(evidence: Watched) -> Iterator[Finding]:
+    """All that comes to the device comes from pinned memory, on a stream of its own, and nobody waits."""
+    for phase in ("inference", "forward", "backward"):
+        yield from _copied_beside_the_work(evidence.sizes, evidence.answers[0], phase)
+
+
 def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Finding]:
     """When a layer's gradient leaves, the weights of the layer before it are on their way. Those of the last
     layers may be there from the forward pass. Which of the bytes are buffers cannot be told: all of them may

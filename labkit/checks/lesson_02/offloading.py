@@ -24,6 +24,7 @@ from labkit.checks.lesson_02.fetching import (
     fetches_ahead,
     fetches_once,
     stays_in_bounds,
+    travels_aside,
     waits_in_pinned_memory,
 )
 from labkit.checks.lesson_02.layerwise import OnDevices
@@ -375,7 +376,7 @@ EXERCISE = Exercise(
             " they are not pinned",
             {
                 "buffers": equals("output", "grad", "trained"),
-                "watched-buffers": every(fetches_once, fetches_ahead),
+                "watched-buffers": every(fetches_once, travels_aside),
             },
         ),
         Property(
