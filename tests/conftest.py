@@ -14,6 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from slurm_cluster import LocalSlurm
@@ -29,7 +30,7 @@ LONGEST_FIRST = (
 )
 ONE_MACHINE = ("cluster/", "autograder/test_slurm")  # one Slurm, and users with fixed numbers
 ALONE = ("browser/test_lessons", "test_every_lesson")  # tests that share nothing with others of their file
-DAYS = 3  # `make test` tries a long test, marked days(n), where that is what the number of the day leaves
+DAYS = 3  # `make test` tries a test that is marked days(n) where that is what the number of the day leaves
 
 # A shell's background command ignores interrupts, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,8 +68,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     its_days = item.get_closest_marker("days")
-    if its_days and SAMPLE in os.environ and its_days.args[0] != today() % DAYS:
-        pytest.skip("a long one, which `make test` tries every third day; pytest runs it")
+    if its_days and SAMPLE in os.environ and _day_of(item, its_days) != today() % DAYS:
+        pytest.skip("one that `make test` tries every third day; pytest runs it")
     for marker in ("gpu", "browser", "sandbox", "apptainer", "slurm", "hub"):
         if item.get_closest_marker(marker) is None:
             continue
@@ -77,6 +78,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.fail(f"LABKIT_REQUIRE={marker}, but {reason}", pytrace=False)
         if reason:
             pytest.skip(reason)
+
+
+def _day_of(item: pytest.Item, its_days: pytest.Mark) -> int:
+    """Which of DAYS it is: the mark says it, or where a whole file is marked, the test's name draws it."""
+    return int(its_days.args[0]) if its_days.args else crc32(item.nodeid.encode()) % DAYS
 
 
 @cache

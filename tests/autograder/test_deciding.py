@@ -10,6 +10,8 @@ import pytest
 from autograder.grade.deciding import deciding_files, digest_of_files
 from autograder.grade.reference import graded_lessons
 
+pytestmark = pytest.mark.days()
+
 Edited = Callable[[str], set[str]]
 
 

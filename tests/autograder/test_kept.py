@@ -20,6 +20,8 @@ from autograder.gradebook.course import Course, Submitted
 from autograder.sandbox.unconfined import Unconfined
 from labkit.checks import registry
 
+pytestmark = pytest.mark.days()
+
 CONDITIONS = Conditions(LESSON, 3, Unconfined())
 
 

@@ -24,6 +24,8 @@ from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.sandbox.unconfined import Unconfined
 from labkit.checks import registry
 
+pytestmark = pytest.mark.days()
+
 NOBODY = 65534
 CONDITIONS = Conditions(LESSON, 3, Unconfined())
 FILES = {

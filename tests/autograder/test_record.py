@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.days()
+
 OURS = (
     "shard-indices",
     "average-gradients",

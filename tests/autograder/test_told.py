@@ -27,6 +27,8 @@ from autograder.gradebook.report import Score
 from labkit.checks import registry
 from labkit.checks.source.notebook import grade_id
 
+pytestmark = pytest.mark.days()
+
 
 @pytest.fixture
 def course(tmp_path: Path) -> Course:

@@ -23,6 +23,8 @@ from autograder.gradebook.problems import CourseError
 from autograder.gradebook.uploads import UploadExtractor, UploadProblem
 from autograder.gradebook.worksheet import read_worksheets
 
+pytestmark = pytest.mark.days()
+
 MOODLE = "Ada Byron_123_assignsubmission_file_"
 EVE = "Eve_666_assignsubmission_file_"
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.days()
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROGRAMS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if not path.stem.startswith("_"))
 AFTER_IMPORTS = """

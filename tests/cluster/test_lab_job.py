@@ -29,7 +29,7 @@ from labkit.slurm import lab_files, lab_job
 from labkit.slurm.options import Asked
 
 NODE = "import os; print('on', os.environ['SLURMD_NODENAME'])"
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120), pytest.mark.days()]
 
 
 def lab(

@@ -37,7 +37,7 @@ from labkit.launch.nodes.place import Nodes
 from labkit.magics import RanksMagics
 from labkit.slurm import commands
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120), pytest.mark.days()]
 
 
 def test_a_function_on_two_nodes_gives_the_same_job(inside: LocalSlurm) -> None:

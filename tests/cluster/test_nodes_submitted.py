@@ -28,7 +28,7 @@ from labkit.launch.job import Job
 from labkit.magics import RanksMagics
 from labkit.slurm import commands
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120), pytest.mark.days()]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import nn
 
 import labkit
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.days()]
 
 
 def send_and_receive(sent: torch.Tensor, into: torch.Tensor, send_tag: int = 0, receive_tag: int = 0) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from lesson_grading import report_of
 
+pytestmark = pytest.mark.days()
+
 
 @pytest.mark.parametrize(
     ("lesson", "answer"),

@@ -13,6 +13,8 @@ from labkit.checks import registry
 from labkit.checks.exercise import Exercise
 from labkit.checks.lesson_02.partitions import smallest_maximum
 
+pytestmark = pytest.mark.days()
+
 EXERCISES = registry.exercises("02")
 ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 

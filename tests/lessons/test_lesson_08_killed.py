@@ -26,6 +26,8 @@ from autograder.selftest.wrong_answers import wrong_answers
 from labkit.checks import registry
 from labkit.checks.source.submission import Cell, Submission
 
+pytestmark = pytest.mark.days()
+
 EXERCISE = registry.exercise("08.sharded-checkpoint")
 TOTAL, RANKS = 300_001, 2
 ROOM = 2**18  # bytes a file may have on the disk; a part has more

@@ -22,6 +22,8 @@ from labkit.theory.activations import eager_counting
 from labkit.theory.memory import MemoryBreakdown, TrainingPlan, training_memory
 from labkit.theory.recipes import Recipe
 
+pytestmark = pytest.mark.days()
+
 SHAPES = {
     "gpt": gpt(2, 64, 4, vocabulary=300, max_sequence=160, dropout=0.0),
     "gpt with dropout": gpt(3, 96, 6, vocabulary=200, max_sequence=160, dropout=0.1),

@@ -22,6 +22,8 @@ from labkit.model import (
 from labkit.theory.models import MixtureOfExperts, preset
 from labkit.theory.parameters import count_parameters
 
+pytestmark = pytest.mark.days()
+
 GPT = gpt(3, 48, 4, vocabulary=101, max_sequence=40, dropout=0.0)
 LLAMA = llama(2, 48, 6, 2, 100, vocabulary=101, max_sequence=40)
 EXPERTS = LLAMA.but(mixture=MixtureOfExperts(5, 2, 28, shared_experts=1, dense_layers=1))
