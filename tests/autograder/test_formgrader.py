@@ -24,7 +24,7 @@ from autograder.gradebook.course import Course
 from autograder.sandbox.choice import find_sandbox
 from labkit.checks import registry
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.browser, pytest.mark.days(0), pytest.mark.timeout(300)]
 
 LOADED = "window.formgrader && formgrader.loaded && formgrader.grades.loaded && formgrader.comments.loaded"
 

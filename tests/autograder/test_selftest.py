@@ -77,6 +77,7 @@ def test_a_harness_that_does_not_end_keeps_no_other_from_it(monkeypatch: pytest.
 
 
 @pytest.mark.sandbox
+@pytest.mark.days(1)
 def test_lessons_do_not_hide_from_each_other() -> None:
     """Lesson 01 is graded without labkit's own calculator, which lesson 04's checks need."""
     first = [next(t for t in trials(lesson, [1]) if t.must_fail is None) for lesson in ("01", "04")]

@@ -35,7 +35,7 @@ HOUSE = Path(__file__).resolve().parents[2]
 LESSONS = [path.stem for path in sorted((HOUSE / "solutions").glob("[0-9][0-9]_*.py"))]
 WITH_CALCULATOR = "01_memory_math"
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.days(2), pytest.mark.timeout(400)]
 
 LOOK = """() => {
   const text = document.querySelector("article").cloneNode(true);
@@ -106,7 +106,6 @@ def _from_elsewhere(asked: Request) -> bool:
     return not asked.url.startswith(("file:", "data:", "blob:"))
 
 
-@pytest.mark.days(2)
 def test_every_link_leads_somewhere(site: Path, pages: dict[str, Seen]) -> None:
     assert {Path(address).stem for address in pages} >= {"index", "node", "start", "labkit-lab", *LESSONS}
     nowhere = []
@@ -123,14 +122,12 @@ def test_every_link_leads_somewhere(site: Path, pages: dict[str, Seen]) -> None:
     assert nowhere == []
 
 
-@pytest.mark.days(2)
 def test_every_picture_and_formula_is_drawn(pages: dict[str, Seen]) -> None:
     assert [(address, seen.missing) for address, seen in pages.items() if seen.missing] == []
     assert [address for address, seen in pages.items() if not all(width > 0 for width in seen.formulas)] == []
     assert sum(len(seen.formulas) for seen in pages.values()) > 300
 
 
-@pytest.mark.days(2)
 def test_no_formula_is_left_as_latex(pages: dict[str, Seen]) -> None:
     raw = re.compile(r"\$[^$\n]{1,80}\$|\\[a-zA-Z]{2,}|\\[([]")
     assert raw.search(r"about $12 L h^2$")
@@ -140,12 +137,10 @@ def test_no_formula_is_left_as_latex(pages: dict[str, Seen]) -> None:
     ] == []
 
 
-@pytest.mark.days(2)
 def test_nothing_is_asked_of_another_host_and_no_script_fails(pages: dict[str, Seen]) -> None:
     assert [(address, seen.complaints) for address, seen in pages.items() if seen.complaints] == []
 
 
-@pytest.mark.days(2)
 def test_a_recorded_run_shows_its_outputs(pages: dict[str, Seen]) -> None:
     """Full marks in every table: what is below the cells is from the reference."""
     (lesson,) = [seen for address, seen in pages.items() if WITH_CALCULATOR in address]

@@ -21,7 +21,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from labkit.show.style import ENOUGH, contrast
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.days(1), pytest.mark.timeout(300)]
 
 SETUP = """
 %load_ext labkit
@@ -156,7 +156,6 @@ def keep_pictures(shown: Shown) -> None:
             shown.output(name).screenshot(path=Path(str(folder)) / f"{shown.theme.split()[1]}_{name}.png")
 
 
-@pytest.mark.days(0)
 def test_text_stands_out_from_what_is_behind_it(shown: Shown) -> None:
     """Contrast as WCAG computes it, of all text in every output."""
     faint = []

@@ -33,6 +33,8 @@ from labkit.jupyter.lab import (
     tunnel,
 )
 
+pytestmark = pytest.mark.days()
+
 HOST = "n07"
 SLURM = {"SLURM_JOB_ID": "5", "SLURM_SUBMIT_HOST": "login1", "USER": "ada", "SSH_CONNECTION": "there"}
 

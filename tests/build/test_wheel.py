@@ -22,7 +22,7 @@ from labkit.build.markup import read_lesson
 
 HOUSE = Path(__file__).resolve().parents[2]
 LESSONS = [path.stem for path in sorted((HOUSE / "solutions").glob("[0-9][0-9]_*.py"))]
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.days(), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from slurm_cluster import LocalSlurm
 
 import labkit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slurm, pytest.mark.days(), pytest.mark.timeout(150)]
 
 SCRIPTS = Path(__file__).parents[2] / "cluster" / "slurm"
 STEPS = 60

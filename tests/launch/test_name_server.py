@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.days(), pytest.mark.timeout(120)]
 
 # In a network with nothing but a loopback, where the name server of this process never answers.
 PROGRAM = """

@@ -23,7 +23,7 @@ from labkit import processes
 from labkit.launch import client
 from labkit.launch.handover import directory
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.days(), pytest.mark.timeout(100)]
 
 Notebook = Callable[..., tuple[subprocess.Popen[str], Path]]
 
