@@ -1089,9 +1089,9 @@ draw_breakdown(plain_record)
 # batch when its step begins (an iterator hands it over then, and once); it has the micro-batches
 # `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. The next batch may have
 # more or fewer of both, and there may be none. At the end every rank has all of the weights. The model may
-# have been trained before, and may be trained again: gradients that it comes with count for nothing, and
-# hooks are removed in the end. Wait for each call by its `wait()`: the machine of fixed speeds knows of no
-# other way. Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
+# have been trained before, and may be trained again, as may another model: gradients that it comes with count
+# for nothing, and hooks are removed in the end. Wait for each call by its `wait()`: the machine of fixed
+# speeds knows of no other way. Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
 # order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute

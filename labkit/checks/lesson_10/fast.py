@@ -78,9 +78,9 @@ def dtype_of(case: Case) -> torch.dtype:
     return {"float64": torch.float64, "float32": torch.float32}[case.params["dtype"]]
 
 
-def model_of(case: Case) -> Transformer:
-    """The same weights everywhere."""
-    torch.manual_seed(case.seed + 11)
+def model_of(case: Case, number: int = 0) -> Transformer:
+    """The same weights everywhere; another number's are others."""
+    torch.manual_seed(case.seed + 11 + number)
     return Transformer(config_of(case), attend=explicit_attention).to(dtype_of(case))
 
 
@@ -109,8 +109,9 @@ def _train(rank: Rank) -> None:
 
 def _train_one_by_one(rank: Rank) -> None:
     """The same in a call for each of the batches, which comes from an iterator, of a model that comes with
-    gradients, the first in the whole job; and another model from an iterator that has no batch. Recordings:
-    training, again. Facts: of_none, whether that gave an empty list; hooks, left on either of them.
+    gradients, the first in the whole job; then another model, from an iterator of one batch and one of none.
+    Recordings: training, again. Answers: other.NAME. Facts: of_none, whether no batch gave an empty list;
+    hooks, left on either of them.
     """
     model, own, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
     leave_gradients(model)
@@ -122,17 +123,23 @@ def _train_one_by_one(rank: Rank) -> None:
 
     train_again(rank, own, step)
     _send(rank, model, losses)
-    not_trained = model_of(rank.case)
-    with rank.recording("without batches"):
-        of_none = rank.student.train(not_trained, iter(()), own, rate)
+    other = model_of(rank.case, 1)
+    with rank.recording("another model"):
+        rank.student.train(other, iter(batches[:1]), own, rate)
+        of_none = rank.student.train(other, iter(()), own, rate)
+    _send_weights(rank, "other", other)
     rank.fact("of_none", isinstance(of_none, list) and not of_none)
-    rank.fact("hooks", hooks_on(model, not_trained))
+    rank.fact("hooks", hooks_on(model, other))
 
 
 def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
-    for name, parameter in model.named_parameters():
-        rank.answer(f"trained.{name}", parameter)
+    _send_weights(rank, "trained", model)
     send_losses(rank, losses, dtype_of(rank.case))
+
+
+def _send_weights(rank: Rank, name: str, model: nn.Module) -> None:
+    for parameter_name, parameter in model.named_parameters():
+        rank.answer(f"{name}.{parameter_name}", parameter)
 
 
 class _Batches:
@@ -225,15 +232,14 @@ class FastEvidence(Evidence):
     @cached_property
     def trained(self) -> tuple[dict[str, Tensor], Tensor, int]:
         """Weights by name, the loss of each step, and the operations of all products."""
-        model, losses = model_of(self.case), []
         with _Products() as products:
-            for ids in _batches(self.case, self.inputs):
-                rows = ids.flatten(0, 1)
-                loss = model.loss(rows[:, :-1], rows[:, 1:])
-                sgd_step(model, loss, self.case.params["learning_rate"])
-                losses.append(loss.item())
-        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        return weights, torch.tensor(losses, dtype=dtype_of(self.case)), products.flops
+            weights, losses = _train_alone(model_of(self.case), self.case, _batches(self.case, self.inputs))
+        return weights, losses, products.flops
+
+    @cached_property
+    def other(self) -> dict[str, Tensor]:
+        """Weights by name of another model after the first batch."""
+        return _train_alone(model_of(self.case, 1), self.case, _batches(self.case, self.inputs)[:1])[0]
 
     @cached_property
     def shares(self) -> list[Any]:
@@ -262,6 +268,20 @@ class FastEvidence(Evidence):
         return sum(parts) / len(parts)
 
 
+def _train_alone(
+    model: Transformer, case: Case, batches: Sequence[Tensor]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """In one process: weights by name, and the loss of each step."""
+    losses = []
+    for ids in batches:
+        rows = ids.flatten(0, 1)
+        loss = model.loss(rows[:, :-1], rows[:, 1:])
+        sgd_step(model, loss, case.params["learning_rate"])
+        losses.append(loss.item())
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return weights, torch.tensor(losses, dtype=dtype_of(case))
+
+
 def _numbers(evidence: FastEvidence) -> Iterator[Finding]:
     weights, losses, _ = evidence.trained
     for answer in evidence.answers:
@@ -269,6 +289,12 @@ def _numbers(evidence: FastEvidence) -> Iterator[Finding]:
         yield are_floats(answer)
         for name, expected in weights.items():
             yield same(f"{name} after training", expected, answer, f"trained.{name}")
+
+
+def _another_is_trained(evidence: FastEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name, expected in evidence.other.items():
+            yield same(f"{name} of another model, trained next", expected, answer, f"other.{name}")
 
 
 def _nothing_of_nothing(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -403,13 +429,15 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "It works in a group that is not the whole job, and alone, in fp32, with batches that come one by"
-            " one or not at all, on a model that comes with gradients, and again on the same model, which was"
-            " trained in another group before.",
+            " one or not at all, on a model that comes with gradients, again on the same model, which was"
+            " trained in another group before, and on another model.",
             "the default group was used, the batches were counted before the first step, gradients were added"
-            " to those that were there, or hooks or what was made for another group were left with the model",
+            " to those that were there, hooks or what was made for another group were left with the model, or"
+            " buckets of one model were kept for the next",
             {
                 "subgroup": every(
                     _numbers,
+                    _another_is_trained,
                     on_each(_nothing_of_nothing),
                     on_each(leaves_no_hook),
                     on_each(no_hook_is_left),
