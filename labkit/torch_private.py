@@ -29,6 +29,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext as DeviceContext
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_iter as tree_iter
 
 _SINCE_GLOO = hasattr(c10d, "_dump_fr_trace_json")  # the flight recorder knows other backends than NCCL
@@ -41,13 +42,40 @@ IMPORTED_BY_OPTIMIZERS = "torch._dynamo"
 
 
 class WatchingMode(TorchDispatchMode):
-    """A dispatch mode that is never compiled: so it need not import torch's compiler to say so, which takes
-    seconds on every rank.
+    """A dispatch mode that sees what torch computes, in the operations that do the work: what tensors that
+    wrap others (a DTensor) ask of those, and what inference mode leaves in one piece.
+
+    Never compiled: so it need not import torch's compiler to say so, which takes seconds on every rank.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # the wrapper's own turn, which comes back here with what it wraps
+        if torch.is_inference_mode_enabled():
+            taken_apart = self._taken_apart(func, args, given)
+            if taken_apart is not NotImplemented:
+                return taken_apart
+        out = func(*args, **given)
+        self.computed(func, (args, given), out)
+        return out
+
+    def _taken_apart(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        TorchDispatchMode.__enter__(self)  # of a mode that does more when it is opened, no more than this
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            TorchDispatchMode.__exit__(self, None, None, None)
+
+    def computed(self, func: Any, inputs: Any, out: Any) -> None:
+        """torch has done `func` (an operator of its dispatcher), outside this mode."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -213,13 +241,17 @@ def _reduction_name(operation: Any) -> str:
 
 
 def watch_new_groups(watching: Callable[[Sequence[int] | None, bool], AbstractContextManager[None]]) -> None:
-    """Have every making of a group happen inside `watching(ranks, only_they)`; only_they: nobody else takes
-    part in it.
+    """Have every making of a group happen inside `watching(ranks, only_they)`; ranks: in the group's order.
+    only_they: nobody else takes part in it.
     """
     original = distributed_c10d._new_group_with_tag
 
-    def watched(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
-        with watching(ranks, bool(kwargs.get("use_local_synchronization"))):
+    def watched(ranks: Iterable[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        ranks = None if ranks is None else list(ranks)  # an iterator's can be read once
+        members = None if ranks is None else [int(rank) for rank in ranks]  # NumPy's are ranks too
+        if members is not None and kwargs.get("sort_ranks", True):
+            members.sort()
+        with watching(members, bool(kwargs.get("use_local_synchronization"))):
             return original(ranks, *args, **kwargs)
 
     distributed_c10d._new_group_with_tag = watched

@@ -128,7 +128,8 @@ def _flows(calls: Sequence[Collective], lanes: Mapping[Collective, int]) -> Iter
 def _bytes_in_flight(calls: Sequence[Collective]) -> Iterator[Event]:
     for rank in sorted({call.rank for call in calls}):
         mine = [(c, c.end) for c in calls if c.rank == rank and c.end is not None]
-        changes = sorted([(c.start, c.num_bytes) for c, _ in mine] + [(end, -c.num_bytes) for c, end in mine])
+        changes = [(c.start, c.num_bytes) for c, _ in mine] + [(end, -c.num_bytes) for c, end in mine]
+        changes.sort(key=lambda change: (change[0], -change[1]))  # at one moment, what begins comes first
         totals = accumulate(change for _, change in changes)
         for (moment, _), total in zip(changes, totals, strict=True):
             yield _counter(rank, "bytes in flight", moment, total)

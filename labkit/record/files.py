@@ -106,7 +106,7 @@ def _in_order(events: Iterable[Any]) -> list[Any]:
 def _read(path: Path) -> Records | None:
     try:
         return msgspec.convert(json.loads(path.read_text()), Records)
-    except (OSError, ValueError, msgspec.ValidationError):
+    except (OSError, ValueError):
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,7 @@ from labkit.record.recorder import Recorder
 from labkit.record.replay import Act
 from labkit.torch_private import CALLS, WatchingMode, tree_iter
 
+_CALLS = ("c10d", "_c10d_functional")  # namespaces of torch's operators
 _ATTENTION = "_scaled_dot_product"
 _BACKWARD_PRODUCTS = 5  # of the two that attention's forward takes: scores again, and two gradients of each
 
@@ -36,29 +37,24 @@ class Journal(WatchingMode):
         self._calls = 0
         self._stack = contextlib.ExitStack()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func.namespace != "c10d" and not func.is_view:
-            self._computed(func._schema.name, (args, kwargs), out)
-        return out
-
-    def _computed(self, name: str, inputs: Any, out: Any) -> None:
+    def computed(self, func: Any, inputs: Any, out: Any) -> None:
+        """Add it to what was computed before, if it is no call and no view."""
+        if func.namespace in _CALLS or func.is_view:
+            return
         operands = [t for t in tree_iter(inputs) if has_bytes(t)]
         touched = [*operands, *(t for t in tree_iter(out) if has_bytes(t))]
         num_bytes = sum({id(t): t.nbytes for t in touched}.values())
-        flops, ops = flops_of(name, operands), 1
+        flops, ops = flops_of(func._schema.name, operands), 1
         if self.acts and self.acts[-1].kind == "compute":
             last = self.acts.pop()
             flops, num_bytes, ops = flops + last.flops, num_bytes + last.num_bytes, 1 + last.ops
         self.acts.append(Act("compute", flops, num_bytes, ops))
 
     def __enter__(self) -> Journal:
-        for name in CALLS:
+        for name, call in CALLS.items():
             original = getattr(dist.ProcessGroup, name, None)
             if original is not None:
-                _replace(self._stack, dist.ProcessGroup, name, self._noting_start(original))
+                _replace(self._stack, dist.ProcessGroup, name, self._noting_start(original, call.blocks))
         _replace(self._stack, dist.Work, "wait", self._noting_wait(dist.Work.wait))
         super().__enter__()
         return self
@@ -67,10 +63,11 @@ class Journal(WatchingMode):
         super().__exit__(*error)
         self._stack.close()
 
-    def _noting_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_start(self, original: Callable[..., Any], blocks: bool) -> Callable[..., Any]:
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             work = original(group, *args, **kwargs)
-            entry = self._recorder.entries[-1]  # which the recorder has just made of this call
+            entry = self._recorder.last  # which the recorder has just made of this call
+            assert entry is not None
             self.acts.append(
                 Act(
                     "start",
@@ -88,6 +85,8 @@ class Journal(WatchingMode):
             )
             if work is not None:
                 self._numbers[work] = self._calls
+            if blocks:
+                self.acts.append(Act("wait", number=self._calls))
             self._calls += 1
             return work
 
@@ -95,8 +94,8 @@ class Journal(WatchingMode):
 
     def _noting_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            number = self._numbers.pop(work, None)
             result = original(work, *args, **kwargs)
+            number = self._numbers.pop(work, None)
             if number is not None:
                 self.acts.append(Act("wait", number=number))
             return result

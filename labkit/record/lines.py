@@ -7,15 +7,12 @@ import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
 
-_LIBRARIES = tuple(
-    str(path) + "/"
-    for path in {
-        Path(__file__).resolve().parents[1],  # labkit
-        Path(sysconfig.get_paths()["stdlib"]),
-        Path(sysconfig.get_paths()["purelib"]),
-        Path(sysconfig.get_paths()["platlib"]),
-    }
-)
+_FOLDERS = [
+    Path(__file__).parents[1],  # labkit
+    *(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib")),
+]
+# Through links too, as code that was imported that way has them: a home may be one.
+_LIBRARIES = tuple({f"{path}/" for folder in _FOLDERS for path in (folder.absolute(), folder.resolve())})
 
 
 def is_library_file(filename: str) -> bool:

@@ -87,8 +87,13 @@ class LiveBytes(TorchDispatchMode):
 
 
 def has_bytes(thing: object) -> bool:
-    """Whether this is a tensor with memory of its own: one that wraps others, such as a DTensor, has none."""
-    return type(thing) in (Tensor, nn.Parameter) and cast(Tensor, thing).device.type != "meta"
+    """Whether this is a tensor with a memory of its own: one that wraps others, such as a DTensor, has none,
+    and a sparse one has those of its indices and its values.
+    """
+    if type(thing) not in (Tensor, nn.Parameter):
+        return False
+    tensor = cast(Tensor, thing)
+    return tensor.device.type != "meta" and tensor.layout is torch.strided
 
 
 def tensors_of_process() -> list[Tensor]:

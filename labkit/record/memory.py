@@ -45,8 +45,14 @@ class StepMemory:
 
 def tensor_bytes(tensors: Iterable[Tensor | None]) -> int:
     """Bytes of the storages behind these tensors, each storage once."""
-    storages = [t.untyped_storage() for t in tensors if t is not None]
-    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+    storages = [_of_this_rank(t).untyped_storage() for t in tensors if t is not None]
+    return sum({storage_key(s): s.nbytes() for s in storages}.values())
+
+
+def _of_this_rank(tensor: Tensor) -> Tensor:
+    """What holds the bytes: of a DTensor, which FSDP's parameters are, this rank's own part."""
+    own: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
 
 
 class SavedTensors:
@@ -64,17 +70,31 @@ class SavedTensors:
         """Bytes of the storages that are still kept, each once."""
         return sum(storage.nbytes() for storage in self._kept.values())
 
-    def _note(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
+    def _note(self, tensor: Tensor) -> tuple[Tensor, int]:
+        storage = _of_this_rank(tensor).untyped_storage()
         if storage_key(storage) not in self._left_out:
             self._kept[storage_key(storage)] = storage
-        return tensor.detach()  # a result that is kept as it is holds itself, and is never freed
+        # A result that is kept as it is holds itself, and is never freed.
+        return tensor.detach(), tensor._version
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Note what is saved inside the block."""
-        with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
+        """Note what is saved inside the block. RuntimeError in backward, as torch's own, where one of these
+        was changed in place since.
+        """
+        with torch.autograd.graph.saved_tensors_hooks(self._note, _as_it_was):
             yield
+
+
+def _as_it_was(saved: tuple[Tensor, int]) -> Tensor:
+    """torch compares versions itself only where no hook is."""
+    tensor, version = saved
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {tuple(tensor.shape)}, {tensor._version - version} times since it was saved"
+        )
+    return tensor
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

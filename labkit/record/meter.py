@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import torch
 
 _LEAST_PAUSE = 0.0005  # seconds between two readings that are kept
 _MOST_READINGS = 100_000
+_FORGET_PEAK = "5"  # to Linux (proc(5)): the peak of the resident set begins anew
 
 
 class MemoryMeter:
@@ -31,6 +34,16 @@ class MemoryMeter:
     def restart(self) -> None:
         """Forget all readings."""
         self.readings = []
+
+
+def restart_peak() -> None:
+    """Forget what this process has held at most: what it holds now is the most from here on. Where Linux
+    shows a process nothing of itself, the peak stays.
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(_FORGET_PEAK)
 
 
 def _this_process() -> psutil.Process | None:

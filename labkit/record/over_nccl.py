@@ -52,8 +52,8 @@ class RecorderOverNccl(Recorder):
         batch = self._batches.pop(weakref.ref(work), None)
         if batch is None:
             return super().wait(work, original, args, kwargs)
-        self._last = batch[-1]
-        self.page.set_call(self._packed_once(self._last), self._last.number)
+        self.last = batch[-1]
+        self.page.set_call(self._packed_once(self.last), self.last.number)
         self.page.enter(WAITING)
         result = original(work, *args, **kwargs)  # a wait that fails stays on the page: it says what in
         _end(batch)

@@ -11,7 +11,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,10 +30,13 @@ class BadProfile(ValueError):
 
 @dataclass(frozen=True)
 class Profile:
-    """One rank's file. events: with times in microseconds of the time of day."""
+    """One rank's file. base: nanoseconds of the time of day, from which its times count. events: with times
+    in microseconds; of several profiles, from the earliest base (a time of day has no room for nanoseconds).
+    """
 
     rank: int
     host: str
+    base: int
     events: list[Event]
 
 
@@ -42,7 +45,9 @@ def read_profiles(folder: Path) -> list[Profile]:
     rank.
     """
     files = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
-    profiles = sorted((_read(path) for path in files), key=lambda profile: profile.rank)
+    read = sorted((_read(path) for path in files), key=lambda profile: profile.rank)
+    earliest = min((profile.base for profile in read), default=0)
+    profiles = [_later(profile, (profile.base - earliest) / 1e3) for profile in read]
     ranks = [profile.rank for profile in profiles]
     if not ranks or len(set(ranks)) < len(ranks):
         raise BadProfile(
@@ -56,13 +61,18 @@ def _read(path: Path) -> Profile:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         data = json.loads(raw)
-        base = data["baseTimeNanoseconds"] / 1e3
-        events = [e | {"ts": e["ts"] + base} if "ts" in e else e for e in data["traceEvents"]]
-        return Profile(data.get("distributedInfo", {}).get("rank", 0), data.get("host_name", ""), events)
+        rank, base = data.get("distributedInfo", {}).get("rank", 0), int(data["baseTimeNanoseconds"])
+        events = [e | {"ts": float(e["ts"])} if "ts" in e else e for e in data["traceEvents"]]
+        return Profile(rank, data.get("host_name", ""), base, events)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadProfile(
             f"{path}: not a trace of torch.profiler's export_chrome_trace ({type(error).__name__}: {error})"
         ) from None
+
+
+def _later(profile: Profile, microseconds: float) -> Profile:
+    moved = [e | {"ts": e["ts"] + microseconds} if "ts" in e else e for e in profile.events]
+    return replace(profile, events=moved)
 
 
 def events_of_profiles(profiles: Sequence[Profile]) -> list[Event]:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from labkit.record.events import Collective, MemoryAt, MemoryUse, Span
 from labkit.record.lines import LineFinder
-from labkit.record.meter import MemoryMeter
+from labkit.record.meter import MemoryMeter, restart_peak
 from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, message_key, pack_wait
 from labkit.torch_private import CALLS, Call, agreed_options, watch_new_groups
 
@@ -125,7 +126,7 @@ class Recorder:
         self._pending: dict[weakref.ref[Any], Entry] = {}
         self._counts: dict[Any, int] = {}
         self._dtypes: dict[torch.dtype, str] = {}
-        self._last: Entry | None = None
+        self.last: Entry | None = None  # the call that the state page shows
         self._packed: dict[tuple[Any, ...], bytes] = {}
         self.meter = MemoryMeter()
 
@@ -134,9 +135,10 @@ class Recorder:
         self.spans.append((name, kind, start, end))
 
     def restart(self) -> None:
-        """Forget what was recorded; what is still in flight is kept."""
+        """Forget what was recorded, and the peak of memory; what is still in flight is kept."""
         self.entries, self.spans, self.new_groups = [], [], []
         self.meter.restart()
+        restart_peak()
 
     def enter(self, phase: int) -> None:
         """Tell the state page what the rank does now."""
@@ -166,20 +168,27 @@ class Recorder:
         entry.peer, entry.tag = -1, 0
         if call.peer is not None:
             entry.peer = _member(entry, _argument(args, kwargs, call.peer, _PEER[call.op]))
-            entry.tag = _argument(args, kwargs, 2, "tag") or 0
+            entry.tag = index(_argument(args, kwargs, 2, "tag") or 0)
         entry.detail = "" if entry.op in ("send", "recv") else agreed_options(args, kwargs, members)
-        entry.number = self._count(entry, key)
         entry.file, entry.line, entry.function = self._find_line(2)
-        entry.end = None
+        packed = self._packed_once(entry)
+        entry.number = self._count(entry, key)
+        # said before torch sees the call: gloo ends the process at once when data of another size arrives
+        self.page.add_call(packed, entry.number)
+        self.last = entry
+        entry.end, entry.start = None, time.monotonic()
         if len(self.entries) < _MOST_ENTRIES:
             self.entries.append(entry)
-        # said before torch sees the call: gloo ends the process at once when data of another size arrives
-        self.page.add_call(self._packed_once(entry), entry.number)
-        self._last = entry
-        entry.start = time.monotonic()
         if call.blocks:
             self.page.enter(WAITING)
         return entry
+
+    def refused(self, entry: Entry) -> None:
+        """torch has not taken the call: it was never made. The page goes on saying what was tried."""
+        if self.entries and self.entries[-1] is entry:
+            self.entries.pop()
+        self._count_again(entry, group_key(entry.group), -1)
+        self.page.enter(RUNNING)
 
     def posted(self, call: Call, entry: Entry, work: Any) -> None:
         """torch has taken the call; `work` is what the rank may wait for."""
@@ -192,26 +201,26 @@ class Recorder:
 
     def _forgotten(self, work: weakref.ref[Any]) -> None:
         """Nobody can wait for a call any more. gloo drops a message whose work nobody holds, so that a send
-        is as if it had never been made.
+        is as if it had never been made, unless its receiver was waiting already.
         """
         entry = self._pending.pop(work, None)
         if entry is not None and entry.op == "send":
-            message = message_key(group_key(entry.group), entry.peer)
-            self._counts["send", message] -= 1
-            self.page.count_send(message, self._counts["send", message])
+            self._count_again(entry, group_key(entry.group), -1)
 
     def wait(
         self, work: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Wait for `work` as torch does, with the state page saying so meanwhile."""
-        entry = self._pending.pop(weakref.ref(work), None)
+        entry = self._pending.get(weakref.ref(work))
         if entry is None:
             return original(work, *args, **kwargs)
-        if entry is not self._last:
+        if entry is not self.last:
             self.page.set_call(self._packed_once(entry), entry.number)
-            self._last = entry
+            self.last = entry
         self.page.enter(WAITING)
-        result = original(work, *args, **kwargs)  # a wait that fails stays on the page: it says what in
+        # A wait that fails stays on the page: it says what in. It may be waited for again.
+        result = original(work, *args, **kwargs)
+        self._pending.pop(weakref.ref(work), None)
         entry.end = time.monotonic()
         self.page.enter(RUNNING)
         return result
@@ -221,17 +230,25 @@ class Recorder:
         """All ranks make a group together (only_they: its members alone): they wait for one another in it."""
         everybody = tuple(range(dist.get_world_size()))
         members = tuple(ranks) if only_they and ranks is not None else everybody
+        of_all = ranks is None or tuple(ranks) == everybody
         name = _NEW_GROUP if members == everybody else f"{_NEW_GROUP} {members}"[:60]
         key = group_key(name)
         number = self._counts[key] = self._counts.get(key, 0) + 1
         self.page.count_call(key, number)
-        detail = "" if ranks is None else f"of ranks {', '.join(map(str, ranks))}"
+        detail = "" if of_all else f"of ranks {', '.join(map(str, ranks or ()))}"
         wait = Wait(_NEW_GROUP, name, 0, -1, 0, 0, (), "", members, *self._find_line(3), detail)
         self.new_groups.append(wait)
         self.page.add_call(pack_wait(wait), number)
-        self._last = None
+        self.last = None
         self.page.enter(WAITING)
-        yield
+        try:
+            yield
+        except (TypeError, ValueError):  # torch's words for ranks of which no group can be made
+            self.new_groups.pop()
+            self._counts[key] -= 1
+            self.page.count_call(key, number - 1)
+            self.page.enter(RUNNING)
+            raise
         self.page.enter(RUNNING)
 
     # -- results
@@ -280,18 +297,22 @@ class Recorder:
     def _group(self, group: Any) -> tuple[str, int, tuple[int, ...]]:
         known = self._groups.get(group)
         if known is None:
-            name = group.group_name
-            known = self._groups[group] = (name, group_key(name), tuple(dist.get_process_group_ranks(group)))
+            name, members = group.group_name, tuple(map(int, dist.get_process_group_ranks(group)))
+            known = self._groups[group] = (name, group_key(name), members)
         return known
 
     def _count(self, entry: Entry, key: int) -> int:
         """How many such calls this one makes: on the group with this key, of messages with its peer there."""
+        return self._count_again(entry, key, 1)
+
+    def _count_again(self, entry: Entry, key: int, by: int) -> int:
+        """By -1: a call is taken back."""
         if entry.op not in ("send", "recv"):
-            number = self._counts[key] = self._counts.get(key, 0) + 1
+            number = self._counts[key] = self._counts.get(key, 0) + by
             self.page.count_call(key, number)
             return number
         message = message_key(key, entry.peer) if entry.peer >= 0 else entry.peer
-        number = self._counts[entry.op, message] = self._counts.get((entry.op, message), 0) + 1
+        number = self._counts[entry.op, message] = self._counts.get((entry.op, message), 0) + by
         if entry.op == "send":
             self.page.count_send(message, number)
         elif entry.peer >= 0:
@@ -376,7 +397,11 @@ def install(recorder: Recorder) -> None:
 def _recorded(recorder: Recorder, original: Callable[..., Any], call: Call) -> Callable[..., Any]:
     def method(group: Any, *args: Any, **kwargs: Any) -> Any:
         entry = recorder.begin(call, group, args, kwargs)
-        work = original(group, *args, **kwargs)
+        try:
+            work = original(group, *args, **kwargs)
+        except (TypeError, ValueError, RuntimeError):
+            recorder.refused(entry)
+            raise
         recorder.posted(call, entry, work)
         return work
 

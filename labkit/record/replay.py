@@ -69,6 +69,7 @@ class Machine:
         passes = {
             "all_reduce": 2 * share,
             "all_gather": ranks - 1.0,
+            "gather": ranks - 1.0,  # to one of them
             "reduce_scatter": share,
             "all_to_all": 1.0,
             "barrier": 0.0,

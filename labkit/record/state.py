@@ -223,7 +223,8 @@ class StatePage:
 
     def set_progress(self, done: float, total: float, label: str) -> None:
         """How far this rank is; total 0 when not known."""
-        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, done, total, label.encode()[:79])
+        cut = label.encode(errors="replace")[:79].decode(errors="ignore")  # between two characters
+        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, done, total, cut.encode())
 
     # -- read by others
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,13 +38,10 @@ class _InAnotherThread(WatchingMode):
         super().__init__()
         self._elsewhere = elsewhere
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def computed(self, func: Any, inputs: Any, out: Any) -> None:
+        """Count it, if it is no call and no view."""
         if func.namespace != "c10d" and not func.is_view:
-            self._elsewhere.count((args, kwargs, out))
-        return out
+            self._elsewhere.count((inputs, out))
 
 
 @contextlib.contextmanager

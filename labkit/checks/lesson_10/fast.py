@@ -217,12 +217,8 @@ class _Products(WatchingMode):
         super().__init__()
         self.flops = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = (args, kwargs)
-        self.flops += flops_of(func._schema.name, [t for t in tree_iter(given) if isinstance(t, Tensor)])
-        return func(*args, **(kwargs or {}))
+    def computed(self, func: Any, inputs: Any, out: Any) -> None:
+        self.flops += flops_of(func._schema.name, [t for t in tree_iter(inputs) if isinstance(t, Tensor)])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from labkit.record.journal import flops_of
 from labkit.record.live import has_bytes
 from labkit.torch_private import WatchingMode, tree_iter
@@ -18,12 +20,9 @@ class Worked(WatchingMode):
         super().__init__()
         self.calls = self.products = self.largest = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
+    def computed(self, func: Any, inputs: Any, out: Any) -> None:
+        """Count it."""
         self.calls += 1
         if not func.is_view:
-            operands = [t for t in tree_iter((args, kwargs)) if has_bytes(t)]
-            self.products += flops_of(func._schema.name, operands)
-            made = (t.numel() for t in tree_iter(out) if has_bytes(t))
-            self.largest = max([self.largest, *made])
-        return out
+            self.products += flops_of(func._schema.name, [t for t in tree_iter(inputs) if has_bytes(t)])
+            self.largest = max([self.largest, *(t.numel() for t in tree_iter(out) if has_bytes(t))])

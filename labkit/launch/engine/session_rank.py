@@ -125,7 +125,9 @@ class _Rank:
     def _called(self) -> dict[str, Any]:
         """What the ranks' calls are compared by, where there were any."""
         made = self.recorder
-        return {"called": called_by(self.rank, made.entries, made.new_groups)} if made.entries else {}
+        if not made.entries and not made.new_groups:
+            return {}
+        return {"called": called_by(self.rank, made.entries, made.new_groups)}
 
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
         function, args, kwargs = pickle.loads(message["payload"])
