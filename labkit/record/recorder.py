@@ -230,12 +230,11 @@ class Recorder:
         """All ranks make a group together (only_they: its members alone): they wait for one another in it."""
         everybody = tuple(range(dist.get_world_size()))
         members = tuple(ranks) if only_they and ranks is not None else everybody
-        of_all = ranks is None or tuple(ranks) == everybody
         name = _NEW_GROUP if members == everybody else f"{_NEW_GROUP} {members}"[:60]
         key = group_key(name)
         number = self._counts[key] = self._counts.get(key, 0) + 1
         self.page.count_call(key, number)
-        detail = "" if of_all else f"of ranks {', '.join(map(str, ranks or ()))}"
+        detail = f"of ranks {', '.join(map(str, everybody if ranks is None else ranks))}"
         wait = Wait(_NEW_GROUP, name, 0, -1, 0, 0, (), "", members, *self._find_line(3), detail)
         self.new_groups.append(wait)
         self.page.add_call(pack_wait(wait), number)
