@@ -234,6 +234,6 @@ def _begun(case_index: int, rank: int) -> str:
 def _not_data(value: object) -> Any:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
-    if isinstance(value, (torch.Size, tuple, set)):
+    if isinstance(value, set):
         return list(value)
     raise TypeError(f"expected a number, a text, a list or a dict, found {type(value).__name__}")

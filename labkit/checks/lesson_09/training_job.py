@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from labkit.checks.case import Case
-from labkit.checks.shared.cuts import cut_block, cut_rows, part_of, under
-from labkit.checks.shared.split import dtype_of
+from labkit.checks.shared.beside import State
+from labkit.checks.shared.cuts import cut_block, cut_rows, put_under
+from labkit.checks.shared.split import dtype_of, under
 from labkit.model import Transformer, explicit_attention, gpt
 from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
 from labkit.theory.pipeline import layers_of_stages
 
 STEPS = 3
-State = dict[str, Tensor]
 
 
 def plain_model(case: Case) -> Transformer:
@@ -93,7 +93,7 @@ class Spot:
                 part[name] = cut_rows(found[name], *at)
         for layer in self.layers:
             prefix = f"blocks.{layer}."
-            part |= under(prefix, cut_block(part_of(found, prefix), *at))
+            part |= put_under(prefix, cut_block(under(prefix, found), *at))
         return part
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from labkit.checks.case import RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_09.training_job import STEPS, Spot, State, asked_in, plain_model, spot_of
-from labkit.checks.shared.beside import holds_only, nbytes, same
+from labkit.checks.lesson_09.training_job import STEPS, Spot, asked_in, plain_model, spot_of
+from labkit.checks.shared.beside import State, holds_only, nbytes, same
 from labkit.checks.shared.dropped import drops_as_asked
 from labkit.checks.shared.split import loaded, under
 from labkit.checks.shared.sums import summed_bytes

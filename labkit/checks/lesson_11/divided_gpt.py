@@ -18,8 +18,7 @@ from labkit.checks.lesson_11.losses import IGNORED
 from labkit.checks.lesson_11.partial import PATIENCE
 from labkit.checks.lesson_11.tokens import zigzag
 from labkit.checks.shared.beside import STEPS, State
-from labkit.checks.shared.cuts import cut_block, part_of
-from labkit.checks.shared.cuts import under as put_under
+from labkit.checks.shared.cuts import cut_block, put_under
 from labkit.checks.shared.split import drawn, dtype_of, numbers_taken, under
 from labkit.model import Transformer, explicit_attention, gpt
 
@@ -82,7 +81,7 @@ class Spot:
         found = {name: t for name, t in full.items() if not name.startswith("blocks.")}
         for layer in sorted({name.split(".")[1] for name in full if name.startswith("blocks.")}):
             prefix = f"blocks.{layer}."
-            found |= put_under(prefix, cut_block(part_of(full, prefix), self.part, len(self.tensor)))
+            found |= put_under(prefix, cut_block(under(prefix, full), self.part, len(self.tensor)))
         return found
 
     def own(self, case: Case, rows: Tensor) -> Tensor:

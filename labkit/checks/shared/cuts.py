@@ -12,16 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-State = dict[str, Tensor]
+from labkit.checks.shared.beside import State
+from labkit.checks.shared.split import under
 
 
-def part_of(state: Mapping[str, Tensor], prefix: str) -> State:
-    """The entries under a prefix, without it."""
-    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-
-
-def under(prefix: str, state: Mapping[str, Tensor]) -> State:
-    """The same entries under a prefix."""
+def put_under(prefix: str, state: Mapping[str, Tensor]) -> State:
+    """The same entries, their names with a prefix."""
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
@@ -62,8 +58,9 @@ def cut_table(full: Mapping[str, Tensor], rank: int, size: int) -> State:
 def cut_block(full: Mapping[str, Tensor], rank: int, size: int) -> State:
     """Norms are whole on every rank."""
     norms = {name: t for name, t in full.items() if "_norm." in name}
-    attention = cut_attention(part_of(full, "attention."), rank, size)
-    return norms | under("attention.", attention) | under("mlp.", cut_mlp(part_of(full, "mlp."), rank, size))
+    attention = cut_attention(under("attention.", full), rank, size)
+    mlp = cut_mlp(under("mlp.", full), rank, size)
+    return norms | put_under("attention.", attention) | put_under("mlp.", mlp)
 
 
 def cut_gpt(full: Mapping[str, Tensor], rank: int, size: int) -> State:
@@ -73,8 +70,8 @@ def cut_gpt(full: Mapping[str, Tensor], rank: int, size: int) -> State:
     layers = sorted({name.split(".")[1] for name in full if name.startswith("blocks.")})
     for layer in layers:
         prefix = f"blocks.{layer}."
-        part |= under(prefix, cut_block(part_of(full, prefix), rank, size))
-    part |= under("norm.", part_of(full, "norm."))
+        part |= put_under(prefix, cut_block(under(prefix, full), rank, size))
+    part |= {name: t for name, t in full.items() if name.startswith("norm.")}
     if "head.weight" in full:
         part["head_weight"] = cut_rows(full["head.weight"], rank, size)
     return part
