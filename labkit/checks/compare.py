@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 # A few hundred roundings of the dtype's unit: sums are taken in another order on n ranks than on one.
@@ -19,7 +21,8 @@ MISSING = "nothing (None)"
 def difference(expected: torch.Tensor, seen: torch.Tensor | None) -> str | None:
     """None when `seen` equals `expected` up to rounding; otherwise what is wrong, with the worst element.
 
-    The tolerance follows the coarser of the two dtypes and scales with the largest expected magnitude.
+    The tolerance is that of their dtype, times the largest expected magnitude where that is above 1.
+    Infinities are equal where both have them.
     """
     if seen is None:
         return MISSING
@@ -31,10 +34,14 @@ def difference(expected: torch.Tensor, seen: torch.Tensor | None) -> str | None:
         return None
     if not seen.dtype.is_floating_point:
         return _worst(expected, seen, torch.ne(expected, seen).double(), 0.0)
-    if not torch.isfinite(seen).all():
-        return f"{int((~torch.isfinite(seen)).sum())} of {seen.numel()} elements are not finite"
-    tolerance = RELATIVE_TOLERANCE[seen.dtype] * max(1.0, float(expected.abs().max()))
-    return _worst(expected, seen, (expected.double() - seen.double()).abs(), tolerance)
+    equal = expected == seen
+    unexpected = int((~torch.isfinite(seen) & ~equal).sum())
+    if unexpected:
+        return f"{unexpected} of {seen.numel()} elements are not finite"
+    magnitudes = expected.abs().masked_fill(~torch.isfinite(expected), 0.0)
+    tolerance = RELATIVE_TOLERANCE[seen.dtype] * max(1.0, float(magnitudes.max()))
+    error = (expected.double() - seen.double()).abs().masked_fill(equal, 0.0)
+    return _worst(expected, seen, error, tolerance)
 
 
 def _worst(expected: torch.Tensor, seen: torch.Tensor, error: torch.Tensor, tolerance: float) -> str | None:
@@ -64,7 +71,7 @@ def _told_apart(seen: float, expected: float) -> tuple[str, str]:
 def _in_proportion(expected: torch.Tensor, seen: torch.Tensor, tolerance: float) -> str:
     """What all elements were multiplied by, where it is one number: a division or a sum that is missing."""
     whole = float((expected * expected).sum())
-    if not whole:
+    if not whole or not math.isfinite(whole):
         return ""
     times = float((expected * seen).sum()) / whole
     off = float((seen - times * expected).abs().max())

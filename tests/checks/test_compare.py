@@ -42,3 +42,14 @@ def test_nothing_is_said_of_rounding_and_integers_are_exact() -> None:
     assert difference(NUMBERS, NUMBERS * (1 + 1e-12)) is None
     large = torch.tensor([2**62])
     assert f"{2**62 + 1} instead of {2**62}" in (difference(large, large + 1) or "nothing")
+
+
+def test_infinities_are_equal_where_both_have_them() -> None:
+    """And make no room for other numbers to differ."""
+    inf = float("inf")
+    expected = torch.tensor([1.0, -inf])
+    assert difference(expected, expected.clone()) is None
+    assert "5 instead of -inf" in (difference(expected, torch.tensor([1.0, 5.0])) or "nothing")
+    assert "2 instead of 1" in (difference(expected, torch.tensor([2.0, -inf])) or "nothing")
+    assert difference(expected, -expected) == "1 of 2 elements are not finite"
+    assert difference(expected.abs(), torch.tensor([float("nan"), inf])) == "1 of 2 elements are not finite"
