@@ -22,26 +22,44 @@ def note_dropped(rank: Rank, part: nn.Module, dropout: float, call: Callable[[],
     gradients, and expected, the same from what enters it in evaluation. The part is left in evaluation.
     """
     part.train()
-    entered = torch.stack([_entering(part, call) for _ in range(CALLS)])
+    in_calls = [entered for _ in range(CALLS) for entered in _entering(part, call)]
     part.eval()
-    whole = _entering(part, call) / (1 - dropout)
-    rank.answer("entered", entered)
-    rank.answer("expected", whole.where(entered != 0, 0.0))
+    in_evaluation = _entering(part, call)
+    if in_evaluation and len(in_calls) == CALLS:
+        entered = torch.stack(in_calls)
+        rank.answer("entered", entered)
+        rank.answer("expected", (in_evaluation[0] / (1 - dropout)).where(entered != 0, 0.0))
 
 
-def _entering(part: nn.Module, call: Callable[[], Any]) -> Tensor:
-    """What enters the first block in a call without gradients."""
+def _entering(part: nn.Module, call: Callable[[], Any]) -> list[Tensor]:
+    """What enters the first block in a call without gradients, the first time; nothing where its forward is
+    not called. A hook would not see a forward that is called by name.
+    """
     entered: list[Tensor] = []
     first = next(part.get_submodule("blocks").children())
-    hook = first.register_forward_pre_hook(lambda block, given: entered.append(given[0].clone()))
-    with torch.no_grad():
-        call()
-    hook.remove()
-    return entered[0]
+    own, forward = vars(first).get("forward"), first.forward
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        entered.extend(t.clone() for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
+        return forward(*args, **kwargs)
+
+    first.forward = noting
+    try:
+        with torch.no_grad():
+            call()
+    finally:
+        del first.forward
+        if own is not None:
+            first.forward = own
+    return entered[:1]
 
 
 def drops_as_asked(answer: RankAnswer, dropout: float) -> Iterator[Finding]:
     """What `note_dropped` noted."""
+    if "entered" not in answer.tensors:
+        told = "the first block called with the vectors, in training and in evaluation"
+        yield Finding(False, told, "none were seen to enter it", answer.rank)
+        return
     zeros = (answer.tensors["entered"] == 0).double()
     dropped, room = zeros.mean().item(), WITHIN * (dropout * (1 - dropout) / zeros.numel()) ** 0.5
     told = f"about {dropout:.0%} of the vectors' numbers dropped in training, under no_grad too"
