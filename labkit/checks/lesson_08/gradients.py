@@ -32,7 +32,7 @@ from labkit.checks.lesson_08.net import (
     weights_follow,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import nbytes, same, stays_in_group
+from labkit.checks.shared.beside import calls_of, nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import loaded
 from labkit.record.live import LiveBytes, bytes_of_process
@@ -157,14 +157,12 @@ def leaves_as_it_comes(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         scattered = sent(answer, "step 0", "reduce_scatter")
         expected = [_bucket_bytes(case)] * _num_buckets(case)
-        calls = [c for c in answer.collectives["step 0"] if c["source"] == "python"]
-        others = sorted({c["op"] for c in calls} - {"reduce_scatter", "barrier"})
+        others = sorted({op for op, _ in calls_of(answer, "step 0")} - {"reduce_scatter", "barrier"})
         right = scattered == expected and not others
         told = f"{len(expected)} reduce_scatters of {expected[0]:,} bytes"
         yield Finding(right, told, f"{scattered}; others: {', '.join(others) or 'none'}", answer.rank)
         yield _early(answer)
-        calls = [c for c in answer.collectives["gather"] if c["source"] == "python" and c["op"] != "barrier"]
-        seen = [(c["op"], c["num_bytes"]) for c in calls]
+        seen = [call for call in calls_of(answer, "gather") if call[0] != "barrier"]
         share = expected[0] // case.ranks
         told = f"gather_weights: {len(expected)} all_gathers of {share:,} bytes"
         yield Finding(seen == [("all_gather", share)] * len(expected), told, str(seen), answer.rank)

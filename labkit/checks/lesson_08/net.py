@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import same
+from labkit.checks.shared.beside import each_once, same
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import drawn, dtype_of, loaded, under
 
@@ -408,5 +408,5 @@ def shard_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Ca
 
 def sent(answer: RankAnswer, phase: str, op: str) -> list[int]:
     """Bytes of this rank's tensor in each call of one operation in a phase, in order."""
-    calls = [c for c in answer.collectives.get(phase, []) if c["op"] == op and c["source"] == "python"]
-    return [c["num_bytes"] for c in calls]
+    calls = each_once(answer.collectives.get(phase, []))
+    return [c["num_bytes"] for c in calls if c["op"] == op]

@@ -13,7 +13,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_08.net import FORBIDDEN
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import same, stays_in_group
+from labkit.checks.shared.beside import calls_of, calls_text, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
 
@@ -205,10 +205,9 @@ def _scaled(evidence: Evidence, answer: RankAnswer, factor: float) -> Iterator[F
 def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
     """One all-reduce of one number."""
     for answer in evidence.answers:
-        calls = [c for c in answer.collectives["clip"] if c["source"] == "python"]
-        right = len(calls) == 1 and calls[0]["op"] == "all_reduce" and calls[0]["num_bytes"] <= 8
-        seen = ", ".join(f"{c['op']} of {c['num_bytes']} bytes" for c in calls) or "no communication"
-        yield Finding(right, "one all_reduce of one number", seen, answer.rank)
+        calls = calls_of(answer, "clip")
+        right = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
+        yield Finding(right, "one all_reduce of one number", calls_text(calls), answer.rank)
 
 
 def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:

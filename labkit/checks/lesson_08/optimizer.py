@@ -38,7 +38,7 @@ from labkit.checks.lesson_08.net import (
     weights_follow,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import nbytes, stays_in_group
+from labkit.checks.shared.beside import calls_of, nbytes, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import dtype_of
 from labkit.record.live import bytes_of_process
@@ -205,8 +205,8 @@ def _passes(answer: RankAnswer, phase: str, trained: tuple[int, int], size: int)
     """trained: bytes of the gradients and of the weights."""
     scattered = sum(sent(answer, phase, "reduce_scatter"))
     gathered = size * sum(sent(answer, phase, "all_gather"))
-    calls = [c for c in answer.collectives[phase] if c["source"] == "python"]
-    others = [c["op"] for c in calls if c["op"] not in ("reduce_scatter", "all_gather", "barrier")]
+    calls = calls_of(answer, phase)
+    others = [op for op, _ in calls if op not in ("reduce_scatter", "all_gather", "barrier")]
     room = 8 * size * 2  # padding of a flat tensor for each of two groups
     both = zip(trained, (scattered, gathered), strict=True)
     right = all(least <= found <= least + room for least, found in both) and not others

@@ -15,6 +15,7 @@ from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_08.held import bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import each_once
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
 
 
@@ -221,8 +222,8 @@ def three_passes(evidence: Evidence) -> Iterator[Finding]:
         right = again in ([shard] * layers, [shard] * (layers - 1)) and scattered == [unit] * layers
         told = f"backward: {layers} all_gathers of {shard:,} bytes, {layers} reduce_scatters of {unit:,}"
         yield Finding(right, told, f"{again} and {scattered}", answer.rank)
-        calls = [c for phase in ("forward", "backward") for c in answer.collectives[phase]]
-        others = {c["op"] for c in calls if c["source"] == "python"} - {"all_gather", "reduce_scatter"}
+        calls = [c for phase in ("forward", "backward") for c in each_once(answer.collectives[phase])]
+        others = {c["op"] for c in calls} - {"all_gather", "reduce_scatter"}
         yield Finding(not others, "no other collective", ", ".join(sorted(others)), answer.rank)
 
 

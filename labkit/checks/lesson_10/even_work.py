@@ -17,7 +17,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, calls_of, calls_text, on_each, same, stays_in_group
+from labkit.checks.shared.beside import Call, calls_of, calls_text, each_once, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of
 
 VOCABULARY, WIDTH = 11, 5
@@ -211,8 +211,8 @@ def _shares_from_nobody(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _calls_between(answer: RankAnswer, begin: float, end: float) -> list[Call]:
-    """The calls made from Python from one second to another."""
-    calls = (call for call in answer.collectives["training"] if call["source"] == "python")
+    """The calls made from one second to another."""
+    calls = each_once(answer.collectives["training"])
     return [(call["op"], call["num_bytes"]) for call in calls if begin <= call["start"] < end]
 
 

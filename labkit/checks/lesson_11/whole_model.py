@@ -33,6 +33,7 @@ from labkit.checks.shared.beside import (
     State,
     calls_text,
     descend,
+    each_once,
     held_since,
     holds_only,
     nbytes,
@@ -219,8 +220,8 @@ def _keys_alone(phase: str, *more: str) -> Judge:
         tensor = p["rows"] * p["sequence"] // size * p["hidden"] // len(spot.tensor)
         tensor *= dtype_of(evidence.case).itemsize
         messages = p["layers"] * (4 * size - 2 if backward else 2 * (size - 1)) * (size > 1)
-        found = [c for name in (phase, *more) for c in answer.collectives[name]]
-        calls = [c for c in found if c["source"] == "python" and not _within(c, spot.tensor)]
+        found = [c for name in (phase, *more) for c in each_once(answer.collectives[name])]
+        calls = [c for c in found if not _within(c, spot.tensor)]
         sent = sum(c["num_bytes"] for c in calls if c["op"] == "send" and _within(c, spot.context))
         told = f"{phase}: {messages * tensor:,} bytes sent to the next piece of the sequence"
         yield Finding(sent == messages * tensor, told, f"{sent:,} bytes", answer.rank)

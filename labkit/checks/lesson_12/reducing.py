@@ -21,7 +21,7 @@ from labkit.checks.lesson_12.reference import decided_tokens
 from labkit.checks.lesson_12.routing import ROUTE_ID
 from labkit.checks.lesson_12.spread import SPREAD_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, on_each, same
+from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, each_once, on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
 
 REDUCE_ID = "12.reduce-gradients"
@@ -164,14 +164,14 @@ def _numbers_once(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     may say who has it, or fill a call up.
     """
     seats = seats_of(evidence.case, answer.rank)
-    calls = [c for c in answer.collectives.get("all", []) if c["source"] == "python"]
+    calls = each_once(answer.collectives.get("all", []))
     for kind, ranks in (("shared", seats.everyone), ("experts", seats.replicas)):
         among = [c for c in calls if sorted(c["group"]) == sorted(ranks)]
         shapes = SHAPES[kind]
         if sorted(seats.everyone) == sorted(seats.replicas):  # which call was for which cannot be told
             shapes = tuple(shape for of_kind in SHAPES.values() for shape in of_kind)
         expected = sum(torch.Size(shape).numel() for shape in shapes)
-        seen = sum(c["num_bytes"] // getattr(torch, c["dtype"]).itemsize for c in among)
+        seen = sum(c["num_bytes"] // getattr(torch, c["dtype"]).itemsize for c in among if c["dtype"])
         told = f"all_reduces of {expected:,} numbers in all among ranks {ranks}"
         once = expected <= seen <= expected + len(shapes)
         right = once and {c["op"] for c in among} == {"all_reduce"}

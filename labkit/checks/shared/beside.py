@@ -25,6 +25,7 @@ LEARNING_RATE = 0.1
 SCALE = 0.02  # of the sum of squares: a few steps should change weights, not blow them up
 STEPS = 2
 GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
+CLOCK_SLACK = 1e-3  # seconds between the clocks of two recorders
 SLACK_BYTES = 64  # beyond its share, a module may keep a few scalars
 Call = tuple[str, int]  # operation, bytes of this rank's tensor
 Use = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # a module and its arguments -> what it gives
@@ -159,11 +160,32 @@ def storages() -> dict[int, int]:
     States of random generators, bytes of which there are always as many, are left out: they are no part of a
     model. Weights that are kept as bytes are.
     """
-    tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and t.layout is torch.strided]
+    gc.collect()
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    tensors = [part for tensor in found for part in _with_memory(tensor)]
     in_bytes = (t.untyped_storage() for t in tensors if t.dtype == torch.uint8)
     states = {s.data_ptr() for s in in_bytes if s.nbytes() in (torch.get_rng_state().nbytes, GPU_STATE_BYTES)}
-    behind = (t.untyped_storage() for t in tensors if not t.is_meta)
+    behind = (t.untyped_storage() for t in tensors)
     return {s.data_ptr(): s.nbytes() for s in behind if s.nbytes() and s.data_ptr() not in states}
+
+
+def _with_memory(tensor: Tensor) -> list[Tensor]:
+    """Tensors with the memory behind this one: itself, or the parts of a sparse one. A tensor that wraps
+    others, such as a DTensor, has none of its own.
+    """
+    if tensor.is_meta:
+        return []
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return []
+    return [tensor]
 
 
 def held_since(before: Mapping[int, int]) -> int:
@@ -221,16 +243,34 @@ def calls_are(phase: str, expected: Sequence[Call], answer: RankAnswer, ignore: 
 
 
 def calls_of(answer: RankAnswer, phase: str) -> list[Call]:
-    """The operation and bytes of each call of a phase, each call once.
+    """The operation and bytes of each call of a phase, each call once."""
+    return [(c["op"], c["num_bytes"]) for c in each_once(answer.collectives.get(phase, []))]
 
-    On a busy machine torch's flight recorder may note a call so late that it seems to be one of C++'s beside
-    the Python call, or the all_reduce that gloo makes of a reduce_scatter.
+
+def each_once(found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The calls of a recording, each once: those from Python, then those that C++ made besides.
+
+    Between two clocks a call that torch's flight recorder noted may seem to be one of C++'s beside the Python
+    call that it was, or the all_reduce that gloo made of a reduce_scatter: a twin, noted while that lasted.
     """
-    found = answer.collectives.get(phase, [])
-    calls = [(c["op"], c["num_bytes"]) for c in found if c["source"] == "python"]
-    twins = Counter(calls) + Counter(("all_reduce", n) for op, n in calls if op == "reduce_scatter")
-    native = Counter((c["op"], c["num_bytes"]) for c in found if c["source"] != "python")
-    return calls + list((native - twins).elements())
+    calls, besides = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
+    for call in found:
+        (calls if call["source"] == "python" else besides).append(call)
+    free = list(calls)
+    for native in besides:
+        twin = next((call for call in free if _is_twin(native, call)), None)
+        if twin is None:
+            calls.append(native)
+        else:
+            free.remove(twin)
+    return calls
+
+
+def _is_twin(native: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    ops = ("all_reduce", "reduce_scatter") if native["op"] == "all_reduce" else (native["op"],)
+    alike = call["op"] in ops and all(native[name] == call[name] for name in ("num_bytes", "group"))
+    end = call["start"] if call["end"] is None else call["end"]
+    return alike and call["start"] - CLOCK_SLACK <= native["start"] <= end + CLOCK_SLACK
 
 
 def calls_text(calls: Sequence[Call]) -> str:

@@ -1,0 +1,120 @@
+"""What a rank holds and sends, as checks count it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+import labkit
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.lesson_11.heads import left_rank
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import calls_of, held_since, storages
+from labkit.checks.shared.sums import summed_bytes
+from labkit.record.current import current_recorder
+
+# -- what is held
+
+
+def compressed() -> tuple[Tensor, Tensor, Tensor]:
+    """Of the unit matrix."""
+    return torch.arange(101), torch.arange(100), torch.ones(100)
+
+
+PARTS: dict[str, tuple[Callable[[], Tensor], int]] = {
+    "its inner tensor": (lambda: AsyncCollectiveTensor(torch.ones(1000)), 4000),
+    "numbers and two indices each": (lambda: torch.eye(100).to_sparse(), 100 * (4 + 8 + 8)),
+    "rows, columns and numbers": (
+        lambda: torch.sparse_csr_tensor(*compressed(), size=(100, 100)),
+        101 * 8 + 100 * (8 + 4),
+    ),
+    "columns, rows and numbers": (
+        lambda: torch.sparse_csc_tensor(*compressed(), size=(100, 100)),
+        101 * 8 + 100 * (8 + 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_memory_behind_a_tensor_of_another_kind_counts(name: str) -> None:
+    make, num_bytes = PARTS[name]
+    before = storages()
+    kept = make()
+    assert held_since(before) == num_bytes
+    del kept
+
+
+def test_what_only_a_cycle_holds_is_not_held() -> None:
+    before = storages()
+    cycle: list[Any] = [torch.ones(100_000)]
+    cycle.append(cycle)
+    del cycle
+    assert held_since(before) == 0
+
+
+# -- what is sent
+
+
+def call(op: str, num_bytes: int, start: float, source: str = "native", **more: Any) -> dict[str, Any]:
+    end = start + 0.01 if source == "python" else None
+    usual = {"group": [0, 1], "end": end, "sent": []}
+    return {"op": op, "num_bytes": num_bytes, "start": start, "source": source, **usual, **more}
+
+
+def calls(*found: dict[str, Any]) -> list[tuple[str, int]]:
+    return calls_of(RankAnswer(0, {}, {}, {"all": list(found)}, {}), "all")
+
+
+def test_a_call_that_both_recorders_noted_counts_once() -> None:
+    python = call("all_reduce", 8, 1.0, "python")
+    assert calls(python, call("all_reduce", 8, 1.0105)) == [("all_reduce", 8)]
+    scattered = call("reduce_scatter", 8, 1.0, "python")
+    assert calls(scattered, call("all_reduce", 8, 1.001)) == [("reduce_scatter", 8)]
+
+
+@pytest.mark.parametrize(
+    "native",
+    [call("all_reduce", 8, 1.5), call("all_reduce", 8, 1.0, group=[0, 2]), call("broadcast", 8, 1.0)],
+)
+def test_a_call_of_cpps_is_not_hidden_by_another(native: dict[str, Any]) -> None:
+    """Neither by one at another time, nor of another group, nor of another kind."""
+    assert calls(call("all_reduce", 8, 1.0, "python"), native) == [("all_reduce", 8), (native["op"], 8)]
+
+
+def test_one_call_is_the_twin_of_one() -> None:
+    python, native = call("all_reduce", 8, 1.0, "python"), call("all_reduce", 8, 1.001)
+    assert calls(python, native, native) == [("all_reduce", 8)] * 2
+
+
+def test_sums_that_cpp_makes_count() -> None:
+    assert summed_bytes([call("all_reduce", 8, 1.0), call("broadcast", 8, 1.0)]) == 12
+    assert summed_bytes([call("reduce_scatter", 8, 1.0, "python"), call("all_reduce", 8, 1.0)]) == 4
+
+
+def test_an_exchange_that_cpp_makes_leaves_in_even_parts() -> None:
+    assert left_rank([call("all_to_all", 8, 1.0), call("all_to_all", 8, 1.0, sent=[6, 2])], 0) == 6
+
+
+def sums_in_both_ways(group: dist.ProcessGroup) -> float:
+    """Bytes of an all_reduce of 12, and of a functional one of 16."""
+    from torch.distributed import _functional_collectives as functional
+
+    recorder = current_recorder()
+    assert recorder is not None
+    rank = Rank(Case("a case", dist.get_world_size()), {}, ModuleType("student"), group, recorder)
+    with rank.recording("training"):
+        dist.all_reduce(torch.ones(3), group=group)
+        functional.wait_tensor(functional.all_reduce(torch.ones(4), "sum", group))
+    return summed_bytes(rank.result.collectives["training"])
+
+
+def test_functional_collectives_are_summed() -> None:
+    assert labkit.launch(sums_in_both_ways, ranks=2).results == [28, 28]
