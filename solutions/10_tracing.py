@@ -761,10 +761,11 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 #
 # Repair it: in each step at least half of the bytes are on their way while backward computes. There is a
 # second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
-# step or more, and at most half as many as there are parameters, and send every gradient once. Wait for each
-# by its `wait()`, and multiply no matrices but those of forward and backward. The batches may come from an
-# iterator: go through them once. There may be none. The model may have been trained before, and may be
-# trained again: gradients that it comes with count for nothing, and hooks are removed in the end.
+# step or more, and at most half as many as there are parameters, and send every gradient once. Call
+# `torch.distributed`'s own functions, no functional collectives, wait for each call by its `wait()`, and
+# multiply no matrices but those of forward and backward. The batches may come from an iterator: go through
+# them once. There may be none. The model may have been trained before, and may be trained again: gradients
+# that it comes with count for nothing, and hooks are removed in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>
@@ -1090,8 +1091,9 @@ draw_breakdown(plain_record)
 # `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. The next batch may have
 # more or fewer of both, and there may be none. At the end every rank has all of the weights. The model may
 # have been trained before, and may be trained again, as may another model: gradients that it comes with count
-# for nothing, and hooks are removed in the end. Wait for each call by its `wait()`: the machine of fixed
-# speeds knows of no other way. Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
+# for nothing, and hooks are removed in the end. Call `torch.distributed`'s own functions, no functional
+# collectives, and wait for each call by its `wait()`: the machine of fixed speeds knows of no other way.
+# Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
 # order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute

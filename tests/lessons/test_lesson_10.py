@@ -10,6 +10,9 @@ import torch.distributed as dist
 
 import labkit
 from autograder.grade.reference import reference_cells
+from labkit.checks.case import Case, RankAnswer
+from labkit.checks.exercise import Evidence
+from labkit.checks.lesson_10.acts import all_from_python
 from labkit.checks.lesson_10.fast import PLAIN_SECONDS, fast_case, model_of
 from labkit.checks.lesson_10.overlapping import hidden_bytes
 from labkit.checks.lesson_10.plain_sgd import USUAL_RATE
@@ -144,3 +147,15 @@ def test_a_score_is_the_same_in_every_run_under_load() -> None:
         stop.set()
         for process in busy:
             process.join()
+
+
+def test_a_call_that_no_journal_sees_is_told() -> None:
+    seen = {"op": "all_reduce", "num_bytes": 8, "group": [0, 1], "start": 1.0, "end": 2.0, "source": "python"}
+    unseen = {**seen, "start": 3.0, "end": None, "source": "native"}
+    alone, both = (
+        all_from_python(Evidence(Case("a case", 2), {}, []), RankAnswer(0, {}, {}, {"training": calls}, {}))
+        for calls in ([seen], [seen, unseen])
+    )
+    assert alone.passed
+    assert not both.passed
+    assert both.seen == "all_reduce of 8 bytes by functional collectives or other ways"

@@ -6,6 +6,7 @@ import msgspec
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.shared.beside import calls_text, each_once
 from labkit.record.replay import Act
 
 
@@ -20,3 +21,13 @@ def all_waited_for(evidence: Evidence, answer: RankAnswer) -> Finding:
     started, waited = ({a.number for a in acts if a.kind == kind} for kind in ("start", "wait"))
     seen = f"{len(started - waited)} of {len(started)} were not"
     return Finding(started == waited, "every call waited for, by its wait()", seen, answer.rank)
+
+
+def all_from_python(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """Whether torch.distributed's functions made each call: of others, such as functional collectives, no
+    journal tells how long they were under way.
+    """
+    others = [c for c in each_once(answer.collectives["training"]) if c["source"] != "python"]
+    seen = calls_text([(c["op"], c["num_bytes"]) for c in others])
+    told = "communication through torch.distributed's own calls"
+    return Finding(not others, told, f"{seen} by functional collectives or other ways", answer.rank)

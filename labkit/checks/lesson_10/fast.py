@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_10.acts import acts_of, all_waited_for
+from labkit.checks.lesson_10.acts import acts_of, all_from_python, all_waited_for
 from labkit.checks.lesson_10.again import (
     hooks_on,
     leave_gradients,
@@ -29,14 +29,13 @@ from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same
 from labkit.checks.shared.places import enter_group
+from labkit.checks.shared.worked import Worked
 from labkit.model import Transformer, explicit_attention
-from labkit.record.journal import flops_of
 from labkit.record.live import bytes_of_process, settled_bytes_of_process
 from labkit.record.matching import everybody_came
 from labkit.record.replay import replay
 from labkit.theory import breakdown  # as in `exposed`
 from labkit.theory.models import ModelConfig, gpt
-from labkit.torch_private import WatchingMode, tree_iter
 
 SEEN = 0.9  # of the products of a plain step
 MOST_ELSEWHERE = 0.1  # of the weights' bytes, through NumPy, lists or other threads: losses are far less
@@ -210,17 +209,6 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(nbytes(parameter) for parameter in model.parameters())
 
 
-class _Products(WatchingMode):
-    """Counts the operations of matrix products, as a journal does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    def computed(self, func: Any, inputs: Any, out: Any) -> None:
-        self.flops += flops_of(func._schema.name, [t for t in tree_iter(inputs) if isinstance(t, Tensor)])
-
-
 @dataclass(frozen=True)
 class FastEvidence(Evidence):
     """What one process trains on the same batches; and what the ranks' acts come to on the fixed machine."""
@@ -228,9 +216,9 @@ class FastEvidence(Evidence):
     @cached_property
     def trained(self) -> tuple[dict[str, Tensor], Tensor, int]:
         """Weights by name, the loss of each step, and the operations of all products."""
-        with _Products() as products:
+        with Worked() as worked:
             weights, losses = _train_alone(model_of(self.case), self.case, _batches(self.case, self.inputs))
-        return weights, losses, products.flops
+        return weights, losses, worked.products
 
     @cached_property
     def other(self) -> dict[str, Tensor]:
@@ -320,6 +308,7 @@ def _all_in_sight(evidence: FastEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         elsewhere = answer.facts["elsewhere_bytes"]
         yield Finding(elsewhere <= most, told, f"{elsewhere:,} bytes", answer.rank)
+        yield all_from_python(evidence, answer)
 
 
 def _part_is_small(most: float, told: str, *parts: str) -> Judge:
@@ -400,6 +389,7 @@ EXERCISE = Exercise(
                 "measured": every(
                     _part_is_small(MOST_EXPOSED, "communication with nothing behind it", "exposed"),
                     on_each(all_waited_for),
+                    on_each(all_from_python),
                 )
             },
         ),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_10.acts import acts_of, all_waited_for
+from labkit.checks.lesson_10.acts import acts_of, all_from_python, all_waited_for
 from labkit.checks.lesson_10.again import (
     WHOLE_JOB_STEPS,
     hooks_on,
@@ -245,7 +245,11 @@ EXERCISE = Exercise(
             2,
             "Several buckets, and not one a parameter; the gradients' bytes once.",
             "one bucket for all cannot start before backward is over; one a parameter pays a latency each",
-            {"watched": every(on_each(_not_one_a_parameter), on_each(_whole_gradients))},
+            {
+                "watched": every(
+                    on_each(all_from_python), on_each(_not_one_a_parameter), on_each(_whole_gradients)
+                )
+            },
         ),
         Property(
             "overlap",
