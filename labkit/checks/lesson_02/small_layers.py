@@ -157,10 +157,10 @@ def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = 
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
     Each is [a key of DENSE, inputs, outputs], ["counting", width], ["dropout", how likely], ["tanh"],
-    ["tied", whose weight it has], ["mirrored", whose weight it has, under two names, and a key of DENSE for
-    what stands beside it], ["again", which layer it is] or ["lookup", rows, width], whose input are whole
-    numbers. The case's `frozen` names parameters ("2.weight") that are not trained, its `resting` the layers
-    that are in evaluation mode.
+    ["tied", whose weight it has], ["mirrored", whose weight it has, under two names, one of them deeper, and
+    a key of DENSE for what stands beside it], ["again", which layer it is] or ["lookup", rows, width], whose
+    input are whole numbers. The case's `frozen` names parameters ("2.weight") that are not trained, its
+    `resting` the layers that are in evaluation mode.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     own = range(len(layers))[first:last]
@@ -208,7 +208,7 @@ def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn
             assert isinstance(tied, Dense), f"{case_text(specs)}: only a dense layer's weight can be tied"
             head, width = Transposed(tied.weight), len(tied.weight)
             beside = [Straight(tied.weight), *(DENSE[own](width, width, dtype) for own in sizes[1:])]
-            layers.append(nn.Sequential(head, *beside) if kind == "mirrored" else head)
+            layers.append(nn.Sequential(nn.Sequential(head), *beside) if kind == "mirrored" else head)
     return layers
 
 
