@@ -16,6 +16,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_07.modules import INFERENCE, PAIRS, TORCHS_OWN, any_layout, case_maker, subgroup
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
+    calls_are,
     calls_of,
     calls_text,
     is_refused,
@@ -201,7 +202,9 @@ def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
 
 
 def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
-    """Only all_reduces of a few numbers, in forward. A group of one may communicate or not."""
+    """Only all_reduces of a few numbers, in forward, and the same without gradients. A group of one may
+    communicate or not.
+    """
     for answer in evidence.answers:
         if place_of(evidence.case, answer.rank).size == 1:
             continue
@@ -209,6 +212,7 @@ def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
             calls = calls_of(answer, phase)
             told = f"{phase}: all_reduces of a few numbers a token, at most {_room(evidence):,} bytes"
             yield Finding(_are_few(evidence, calls), told, f"{phase}: {calls_text(calls)}", answer.rank)
+        yield calls_are(INFERENCE, calls_of(answer, "forward"), answer)
         later = calls_of(answer, "backward")
         told, seen = "backward: no communication", f"backward: {calls_text(later)}"
         yield Finding(not later, told, seen, answer.rank)
@@ -278,7 +282,7 @@ EXERCISE = Exercise(
             "scalars-only",
             "mechanism",
             8,
-            "A few numbers a token are sent, in forward only.",
+            "A few numbers a token are sent, in forward only, without gradients the same.",
             "the logits were gathered: that is V numbers a token",
             {"values": _few_numbers},
         ),
