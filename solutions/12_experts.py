@@ -926,7 +926,8 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 # ### Exercise: one norm, each expert once
 #
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
-# Layouts and dtypes may differ as before, and again no gradient is rounded to the dtype of another.
+# Layouts and dtypes may differ as before, and again no gradient is rounded to the dtype of another. The norm
+# that a call returned stays what it is when the next call comes.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>

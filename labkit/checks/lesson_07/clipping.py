@@ -13,7 +13,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_07.modules import PAIRS, any_layout, case_maker, subgroup
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import on_each, stays_in_group
+from labkit.checks.shared.beside import on_each, same, stays_in_group
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
@@ -73,8 +73,9 @@ def _clip(
     view: Callable[[Tensor], Tensor] = torch.clone,
     frozen: tuple[str, ...] = (),
 ) -> None:
-    """Clip what this rank has. Answers: norm, grad.NAME. Fact: made, how many of the parameters that had none
-    have a gradient now, and lists, which of the two were not what they were. Recording: all.
+    """Clip what this rank has. Answers: norm, grad.NAME; kept norm, the same norm after another call, in a
+    case "values". Fact: made, how many of the parameters that had none have a gradient now, and lists, which
+    of the two were not what they were. Recording: all.
 
     names: of the parameters that are handed over. bare: parameters without gradient beside them. view: copies
     gradients, perhaps in another layout. frozen: those that have a gradient and ask for none.
@@ -103,6 +104,9 @@ def _clip(
     rank.fact("made", sum(p.grad is not None for p in (*cut, *whole) if id(p) not in given))
     for name, parameter in parameters.items():
         rank.answer(f"grad.{name}", parameter.grad)
+    if rank.case.kind == "values":
+        rank.student.clip_grad_norm(cut, whole, rank.params["max_norm"], group)
+        rank.answer("kept norm", torch.as_tensor(norm).double().reshape(()))
 
 
 # -- judges
@@ -131,6 +135,14 @@ def _right_norm(evidence: ClipEvidence, answer: RankAnswer) -> Finding:
     close = torch.allclose(norm, seen, rtol=1e-4 if evidence.case.params.get("dtype") else 1e-5)
     told = f"norm {norm.item():.6g}, of all numbers of the whole model once"
     return Finding(close, told, f"{seen.item():.6g}", answer.rank)
+
+
+def _norm_kept(evidence: ClipEvidence) -> Iterator[Finding]:
+    """What a call gave keeps its value in the next, which clips what the first one left."""
+    for answer in evidence.answers:
+        if "norm" in answer.tensors:
+            told = "the norm that a call gave, after another call"
+            yield same(told, answer.tensors["norm"], answer, "kept norm")
 
 
 def _sends_one_number(evidence: ClipEvidence) -> Iterator[Finding]:
@@ -203,7 +215,7 @@ EXERCISE = Exercise(
             "The norm is that of the whole model's gradient.",
             "whole parameters counted on every rank: t times too much; or norms added where squares are"
             " meant",
-            {"values": on_each(_right_norm)},
+            {"values": every(on_each(_right_norm), _norm_kept)},
         ),
         Property(
             "scaled-gradients",

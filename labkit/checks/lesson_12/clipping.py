@@ -14,7 +14,7 @@ from labkit.checks.lesson_12.exchange import own_names
 from labkit.checks.lesson_12.grid import enter_alone, enter_grid, grid_case, seats_of, stays_in_job
 from labkit.checks.lesson_12.reducing import Shapes, dtype_of_gradient, parameters_of, shapes_of
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import on_each
+from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
 from labkit.checks.shared.split import drawn
 
@@ -101,7 +101,9 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _clip(rank: Rank) -> None:
-    """Answers norm and KIND.NUMBER, the gradients afterwards. Recording all."""
+    """Answers norm and KIND.NUMBER, the gradients afterwards; kept norm, the same norm after another call, in
+    a case "values". Recording all.
+    """
     sides, shapes, most = enter_grid(rank), _shapes(rank.case, rank.rank), rank.params["max_norm"]
     if rank.params.get("after_alone"):
         alone, others = enter_alone(rank), parameters_of(rank, shapes)
@@ -115,6 +117,9 @@ def _clip(rank: Rank) -> None:
     for kind, parameters in owned.items():
         for number, parameter in enumerate(parameters):
             rank.answer(f"{kind}.{number}", parameter.grad)
+    if rank.case.kind == "values":
+        rank.student.clip_grad_norm(owned["shared"], owned["experts"], most, sides.everyone, sides.replicas)
+        rank.answer("kept norm", torch.as_tensor(norm).double().reshape(()))
 
 
 # -- judges
@@ -146,9 +151,17 @@ def _scaled(evidence: Evidence) -> Iterator[Finding]:
                 (gradient.double() * factor).to(gradient.dtype), answer.tensors.get(name)
             )
             yield Finding(wrong is None, f"gradient {name} times {factor:.4g}", wrong or "", answer.rank)
-        made = sorted(set(answer.tensors) - {"norm", *_names(evidence.case, answer.rank)})
+        made = sorted(set(answer.tensors) - {"norm", "kept norm", *_names(evidence.case, answer.rank)})
         told = "no gradient where there was none"
         yield Finding(not made, told, f"gradients of {', '.join(made)}", answer.rank)
+
+
+def _norm_kept(evidence: Evidence) -> Iterator[Finding]:
+    """What a call gave keeps its value in the next, which clips what the first one left."""
+    for answer in evidence.answers:
+        if "norm" in answer.tensors:
+            told = "the norm that a call gave, after another call"
+            yield same(told, answer.tensors["norm"], answer, "kept norm")
 
 
 BOTH = every(on_each(_right_norm), _scaled)
@@ -166,7 +179,7 @@ EXERCISE = Exercise(
             3,
             "The norm is that of the whole model's gradient, the same on every rank.",
             "experts counted once for each copy, or what every rank has once for each rank",
-            {"values": on_each(_right_norm)},
+            {"values": every(on_each(_right_norm), _norm_kept)},
         ),
         Property(
             "gradients",
