@@ -1014,7 +1014,8 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # others have theirs.
 #
 # What both keep between forward and backward is counted by all that the process holds: the slice, what your
-# caller keeps, and 24 KiB beside. The sums of bias gradients are not counted among the calls.
+# caller keeps, and 24 KiB beside. What is gathered or scattered has the dtype of x, 16 bits too. The sums of
+# bias gradients are not counted among the calls.
 #
 # <details><summary>Hint 1</summary><code>ctx.save_for_backward(x, weight)</code> with the slice;
 # <code>ctx.needs_input_grad[2]</code> says whether there is a bias to care for.</details>
@@ -1387,10 +1388,10 @@ draw_memory(
 #
 # The same three questions as for the block. Positions are whole: all rows of the whole model's. With divided
 # tokens a rank has, between table and head, its own tokens only, and adds their positions. The sum of token
-# and position vectors is dropped with the config's probability, in training, under `no_grad` too. All-reduces
-# of at most five numbers a token (the loss) are not counted among the calls. A rank does a $t$-th of the
-# matrix products. `to_full` has every name of the whole model's state dict, `head.weight` too where it is
-# tied.
+# and position vectors is dropped with the config's probability, in training, under `no_grad` and after a call
+# in evaluation too, other numbers each time. All-reduces of at most five numbers a token (the loss) are not
+# counted among the calls. A rank does a $t$-th of the matrix products. `to_full` has every name of the whole
+# model's state dict, `head.weight` too where it is tied.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>

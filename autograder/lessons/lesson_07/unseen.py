@@ -21,6 +21,7 @@ from labkit.checks.lesson_07.whole_model import gpt_case
 PAIR_AND_ONE = [[0, 2], [1]]
 NEIGHBOURS = [[2, 3], [0, 1]]
 EVERY_OTHER = [[0, 2], [1, 3]]
+ALL_BUT_ONE = [*WEIGHTS, "up_bias"]
 OTHERS = ["up_bias", "down_weight"]  # than those that the visible case freezes
 
 
@@ -176,6 +177,9 @@ def _products_cases(seed: int) -> list[Case]:
         products_case("unseen: without bias", "bare", 3, seed, **shape, sequence=9, bias=False),
         products_case("unseen: first layer", "first-layer", 3, seed, **shape, sequence=6),
         products_case("unseen: biases alone are trained", "first-layer", 2, seed, **shape, frozen=WEIGHTS),
+        products_case(
+            "unseen: one bias alone is trained", "first-layer", 2, seed, **shape, frozen=ALL_BUT_ONE
+        ),
         products_case("unseen: others frozen", "frozen", 3, seed, **shape, sequence=6, frozen=OTHERS),
         products_case("unseen: kept, without bias", "kept", 2, seed, **LARGE, bias=False),
         products_case("unseen: kept of a first layer", "kept", 2, seed, **LARGE, first_layer=True),
@@ -261,6 +265,9 @@ def _clip_cases(seed: int) -> list[Case]:
         clip_case("unseen: other bound", "values", 4, seed, max_norm=most),
         clip_case("unseen: small", "small", 4, seed, scale=0.02),
         clip_case("unseen: missing", "missing", 4, seed, max_norm=most),
+        clip_case(
+            "unseen: squares beyond float16", "low", 2, seed, dtype="float16", scale=300.0, max_norm=1e3
+        ),
         clip_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS),
         clip_case("unseen: every other rank", "subgroup", 4, seed, groups=EVERY_OTHER),
         clip_case("unseen: alone", "values", 1, seed, max_norm=most),

@@ -52,6 +52,7 @@ def _cases(seed: int) -> list[Case]:
         products_case("what is kept", "kept", 2, seed, **LARGE),
         products_case("x that asks for no gradient", "first-layer", 2, seed),
         products_case("some ask for no gradient", "frozen", 2, seed, frozen=["up_weight", "down_bias"]),
+        products_case("bfloat16", "low", 2, seed, dtype="bfloat16"),
         products_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
     ]
 
@@ -241,8 +242,9 @@ def _keeps_slices(evidence: ProductsEvidence) -> Iterator[Finding]:
 
 
 def _gathers_and_scatters(evidence: ProductsEvidence) -> Iterator[Finding]:
-    """Beside the sum of the bias's gradient."""
-    x, out, bias = (nbytes(evidence.inputs[name][0]) for name in ("x", "grad_output", "down_bias"))
+    """Beside the sum of the bias's gradient, of any dtype."""
+    x, out = (nbytes(evidence.inputs[name][0]) for name in ("x", "grad_output"))
+    bias = 8 * evidence.inputs["down_bias"][0].numel()
     for answer in evidence.answers:
         size = place_of(evidence.case, answer.rank).size
         if size > 1:
@@ -264,6 +266,7 @@ EXERCISE = Exercise(
         "bare": _USED,
         "first-layer": _USED,
         "frozen": _USED,
+        "low": _USED,
         "layout": Run(_use_views, _inputs, _hand, ProductsEvidence),
         "subgroup": _USED,
     },
@@ -306,9 +309,10 @@ EXERCISE = Exercise(
             "communication",
             "mechanism",
             2,
-            "Forward: one gather, one scatter. Backward: the same, and x gathered once more.",
-            "an all_reduce where a reduce_scatter would do",
-            {"values": _gathers_and_scatters},
+            "Forward: one gather, one scatter. Backward: the same, and x gathered once more. 16-bit tensors"
+            " go in 16 bits.",
+            "an all_reduce where a reduce_scatter would do; or .float() in front of it",
+            {"values": _gathers_and_scatters, "low": _gathers_and_scatters},
         ),
         Property(
             "no-bias",

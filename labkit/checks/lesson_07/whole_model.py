@@ -124,7 +124,8 @@ def _cases(seed: int) -> list[Case]:
 def _watch_dropout(rank: Rank, split: Split) -> None:
     """Answers: first loss, second loss, the gradient of positions, the loss in evaluation, and for each block
     as "left N" where it left x as it was, in the second forward. Of what enters the first block: entered, in
-    some calls in training without gradients, and expected, the same from what enters it in evaluation.
+    some calls in training without gradients, after the one in evaluation, and expected, the same from what
+    enters it in evaluation.
     Fact: modes, what is in another mode in the whole model afterwards.
 
     The part is made of a model in evaluation, as its own mode is what counts.
@@ -145,8 +146,9 @@ def _watch_dropout(rank: Rank, split: Split) -> None:
         rank.answer(name, tensor)
     rank.fact("modes", modes_changed(before, full))
     once = partial(split.use, part, [rank.inputs["ids"], rank.inputs["targets"]])
-    note_dropped(rank, part, rank.params["dropout"], once)
+    part.eval()
     rank.answer("evaluated", once())
+    note_dropped(rank, part, rank.params["dropout"], once)
 
 
 def _note_what_is_left(
@@ -204,6 +206,15 @@ def _blocks_drop_apart(evidence: SplitEvidence) -> Iterator[Finding]:
 def _drops_without_gradients(evidence: SplitEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         yield from drops_as_asked(answer, evidence.case.params["dropout"])
+
+
+def _drops_others_each_time(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Each of the calls drops other numbers of what enters the first block."""
+    for answer in evidence.answers:
+        first, *later = (answer.tensors["entered"] == 0).unbind()
+        again = sum(torch.equal(first, dropped) for dropped in later)
+        told = "other numbers of the vectors dropped in each call"
+        yield Finding(not again, told, f"those of the first {again} times more", answer.rank)
 
 
 def _drops_nothing_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -366,6 +377,7 @@ EXERCISE = Exercise(
                     _own_tokens_drop_apart,
                     _blocks_drop_apart,
                     _drops_without_gradients,
+                    _drops_others_each_time,
                     _drops_nothing_in_evaluation,
                 )
             },
