@@ -29,7 +29,7 @@ from autograder.gradebook.alone import alone
 from autograder.gradebook.course import Course, Submitted
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
-from autograder.gradebook.problems import PROBLEMS, CourseError, told
+from autograder.gradebook.problems import CourseError, in_words
 from autograder.gradebook.versions import check_can_be_graded
 from autograder.sandbox.sandbox import Sandbox
 from labkit.whole_file import write_whole
@@ -92,8 +92,8 @@ def regrade_course(
                 regrade(course, conditions, submitted, exercises)
                 merge_if_needed(course, lesson, submitted, feedback=True)
                 run.graded.append(submitted.student)
-            except PROBLEMS as error:
-                run.failed[submitted.student] = told(error)
+            except Exception as error:
+                run.failed[submitted.student] = in_words(error)
         return _finished(course, lesson, run)
 
 

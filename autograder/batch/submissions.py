@@ -8,7 +8,6 @@ is started again.
 from __future__ import annotations
 
 import hashlib
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -21,9 +20,9 @@ from autograder.grade.records import Record, load, path_of, save
 from autograder.gradebook.circumstances import circumstances
 from autograder.gradebook.course import Course, Submitted, put_in_place
 from autograder.gradebook.lateness import check_time
-from autograder.gradebook.links import remove_links
+from autograder.gradebook.links import linked, remove_links
 from autograder.gradebook.misplaced import not_gradable
-from autograder.gradebook.problems import PROBLEMS, told
+from autograder.gradebook.problems import CourseError, in_words
 from labkit import hosts
 from labkit.checks.source.text import visible
 
@@ -118,17 +117,9 @@ def graded_in_parallel(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 submitted = running.pop(future)
                 if (error := future.exception()) is not None:
-                    on_failure(submitted, _in_words(error))
+                    on_failure(submitted, in_words(error))
                 else:
                     yield submitted
-
-
-def _in_words(error: BaseException) -> str:
-    """A problem that a person can put right as a sentence; a fault of this program with its traceback."""
-    if isinstance(error, PROBLEMS):
-        return told(error)
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    return f"a fault of the grader, please report it: {type(error).__name__}: {error}\n{trace}"
 
 
 def grade_one(root: Path, submitted: Submitted, conditions: Conditions) -> None:
@@ -184,21 +175,25 @@ def _finish(
     failed: dict[str, str],
     on_event: Callable[[Event], None],
 ) -> None:
-    """Bring the gradebook and the feedback page up to a record, unless they are already."""
+    """Bring the gradebook and the feedback page up to a record, unless they are already. Whatever stands in
+    the way is this student's problem, and the others are graded.
+    """
     record = load(course.root, conditions.lesson, submitted.student)
     try:
         merge_if_needed(course, conditions.lesson, submitted, feedback)
         done.append(submitted.student)
         on_event(Event(submitted.student, record))
-    except PROBLEMS as error:
-        failed[submitted.student] = told(error)
-        on_event(Event(submitted.student, record, told(error)))
+    except Exception as error:
+        failed[submitted.student] = in_words(error)
+        on_event(Event(submitted.student, record, failed[submitted.student]))
 
 
 def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback: bool) -> None:
     """Write the record's grade into the gradebook and make the feedback page; a marker beside it says it
     was done.
     """
+    if why := linked(submitted.notebook.parent):
+        raise CourseError(why)
     path = path_of(course.root, lesson, submitted.student)
     marker = path.with_suffix(".merged")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

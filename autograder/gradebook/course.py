@@ -27,7 +27,7 @@ from autograder.grade.grading import digest_of
 from autograder.grade.records import Record, load
 from autograder.grade.reference import lesson_source
 from autograder.gradebook.lateness import read_extensions
-from autograder.gradebook.links import remove_links
+from autograder.gradebook.links import linked, remove_links
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
 from autograder.gradebook.problems import CourseError, student_id_problem
@@ -139,11 +139,11 @@ class Course:
 
     def submissions(self, lesson: str) -> Iterator[Submitted]:
         """What was handed in for a lesson, by student. A folder whose name nbgrader cannot hold is left
-        out.
+        out, and one that is a link.
         """
         for folder in sorted((self.root / "submitted").glob(f"*/{lesson}")):
             student = folder.parent.name
-            if student_id_problem(student) == "":
+            if student_id_problem(student) == "" and not linked(folder):
                 found: list[Path] = []
                 with suppress(OSError):  # a folder that cannot be read, of which `not_gradable` tells
                     found = _choose(folder, lesson, load(self.root, lesson, student))
@@ -228,6 +228,8 @@ class _One:
     def __init__(self, student: str, lesson: str, course: Course) -> None:
         self.folder = course.root / self.step / student / lesson
         self.notebook = self.folder / f"{lesson}.ipynb"
+        if why := linked(self.folder):
+            raise CourseError(why)
 
     def __call__(self, **options: Any) -> Any:
         found = {str(self.folder): [str(self.notebook)]}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autograder.gradebook.problems import student_id_problem
+from autograder.gradebook.links import linked
+from autograder.gradebook.problems import in_words, student_id_problem
 from labkit.checks.source.text import visible
 
 MOST_NAMED = 5  # files that a message names
@@ -20,6 +22,8 @@ def not_gradable(course: Path, lesson: str, students: Sequence[str] = ()) -> dic
             why = next(_reasons(folder, lesson), "")
         except OSError as problem:
             why = f"its folder cannot be looked into ({problem.strerror}): let who grades read it"
+        except Exception as problem:
+            why = in_words(problem)
         if why:
             found[student if student_id_problem(student) == "" else repr(student)] = why
     return {name: why for name, why in found.items() if not students or name in students}
@@ -32,6 +36,10 @@ def _reasons(folder: Path, lesson: str) -> Iterator[str]:
             yield f"no student's folder: move it to submitted/STUDENT/{lesson}/"
         return
     work = folder / lesson
+    if why := linked(work):
+        if os.path.lexists(work):
+            yield why
+        return
     if work.is_dir():
         if problem := student_id_problem(folder.name):
             yield problem

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import traceback
 
 from sqlalchemy.exc import DBAPIError
 
 from autograder.sandbox.sandbox import CouldNotEnd
 
 LONGEST_ID = 128  # characters
+LONGEST_MESSAGE = 500  # characters of what an error says
 NOT_IN_AN_ID = "/\\{}*?[]"
 
 
@@ -35,6 +37,20 @@ def told(problem: Exception) -> str:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return f"{problem}: make room, and run the command again; what was graded is kept"
     return str(problem)
+
+
+def in_words(problem: BaseException) -> str:
+    """A problem that a person can put right as a sentence; a fault of this program with its traceback, whose
+    middle is left out where it is long.
+    """
+    if isinstance(problem, PROBLEMS):
+        return told(problem)
+    trace = "".join(traceback.format_exception(problem)).rstrip().splitlines()
+    trace = [*trace[:20], "  ...", *trace[-20:]] if len(trace) > 40 else trace
+    message = str(problem)[:LONGEST_MESSAGE]
+    return "\n".join(
+        [f"a fault of the grader, please report it: {type(problem).__name__}: {message}", *trace]
+    )
 
 
 def student_id_problem(student: str) -> str:

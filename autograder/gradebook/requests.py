@@ -12,6 +12,7 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.grade.submitted import parse_notebook, read_bytes
+from autograder.gradebook.links import linked
 from autograder.gradebook.problems import student_id_problem
 from labkit.checks import registry
 from labkit.checks.source.notebook import BadNotebook, grade_id
@@ -42,7 +43,7 @@ def requests_of(course: Path, db_url: str, lesson: str) -> list[Request]:
     with Gradebook(db_url) as gradebook:
         for folder in sorted((course / "submitted").glob(f"*/{lesson}")):
             student = folder.parent.name
-            if student_id_problem(student) == "":
+            if student_id_problem(student) == "" and not linked(folder):
                 for exercise, reason in requests_in(folder, lesson):
                     answer = _comment(gradebook, lesson, student, exercise)
                     found.append(Request(student, exercise, reason, answer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ from autograder.batch.submissions import grade_lesson, grade_one, merge_if_neede
 from autograder.grade.grading import Conditions
 from autograder.grade.harness import Graded, without_points
 from autograder.grade.records import load_all, save
-from autograder.gradebook.course import CONFIG_FILE, Course, Submitted, init_course
+from autograder.gradebook.course import CONFIG_FILE, Course, Submitted, init_course, without_links
+from autograder.gradebook.links import check_no_links
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import CourseError, student_id_problem
@@ -244,3 +246,69 @@ def test_a_file_that_holds_a_notebook_is_told_from_one_that_is_none(
     (made,) = load_all(tmp_path, LESSON)
     assert told in made.problem
     assert made.points == 0
+
+
+def test_a_folder_that_is_a_link_is_nobodys_work(tmp_path: Path) -> None:
+    """Neither the solution nor another student's work is taken for it, and nothing is changed there."""
+    course = new_course(tmp_path)
+    hand_in(tmp_path, "bob", notebook("bobs_own = 1"), lesson=LESSON)
+    note = tmp_path / "submitted" / "bob" / LESSON / "note"
+    note.symlink_to("nowhere")
+    for student, to in {"eve": f"../../source/{LESSON}", "mal": f"../bob/{LESSON}", "dan": "gone"}.items():
+        (tmp_path / "submitted" / student).mkdir()
+        (tmp_path / "submitted" / student / LESSON).symlink_to(to)
+    (tmp_path / "submitted" / "sue").symlink_to("bob")
+    told = not_gradable(tmp_path, LESSON)
+    assert set(told) == {"dan", "eve", "mal", "sue"}
+    assert told["sue"].startswith("the student's folder is a symbolic link")
+    assert told["eve"].startswith(f"{LESSON}/ is a symbolic link")
+    assert not_gradable(tmp_path, "01_memory_math") == {}
+    assert [submitted.student for submitted in course.submissions(LESSON)] == ["bob"]
+    for student in ("eve", "mal", "sue"):
+        folder = tmp_path / "submitted" / student / LESSON
+        with pytest.raises(CourseError, match="symbolic link"):
+            merge_if_needed(course, LESSON, Submitted(student, folder / f"{LESSON}.ipynb"), feedback=True)
+        with pytest.raises(CourseError, match="symbolic link"):
+            course.merge(LESSON, student)
+        with pytest.raises(CourseError, match="symbolic link"):
+            without_links(LESSON, student, [str(folder / f"{LESSON}.ipynb")])
+        with pytest.raises(CourseError, match="symbolic link"):
+            check_no_links(folder)
+    assert note.is_symlink()
+
+
+def test_folders_that_lie_deep_in_one_another_are_their_students_problem(tmp_path: Path) -> None:
+    course = new_course(tmp_path)
+    for student in ("ada", "deep", "eve"):
+        hand_in(tmp_path, student, notebook(), lesson=LESSON)
+    with contextlib.chdir(tmp_path / "submitted" / "deep" / LESSON):
+        for _ in range(1500):
+            os.mkdir("a")
+            os.chdir("a")
+    try:
+        run = grade_lesson(course, CONDITIONS, 1, feedback=False)
+        assert (run.graded, list(run.failed)) == (["ada", "eve"], ["deep"])
+        assert "more than 50 folders lie in one another" in run.failed["deep"]
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "submitted" / "deep"], check=True)
+
+
+@pytest.mark.parametrize("fault", [RecursionError("too deep"), MemoryError(), OverflowError("x" * 10_000)])
+def test_whatever_goes_wrong_with_one_is_not_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    course = new_course(tmp_path)
+    for student in ("ada", "bob"):
+        hand_in(tmp_path, student, notebook(), lesson=LESSON)
+    merge = Course.merge
+
+    def failing(course: Course, lesson: str, student: str) -> None:
+        if student == "ada":
+            raise fault
+        merge(course, lesson, student)
+
+    monkeypatch.setattr(Course, "merge", failing)
+    run = grade_lesson(course, CONDITIONS, 1, feedback=False)
+    assert (run.graded, list(run.failed)) == (["bob"], ["ada"])
+    assert f"a fault of the grader, please report it: {type(fault).__name__}" in run.failed["ada"]
+    assert "in failing" in run.failed["ada"]
