@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -31,18 +32,21 @@ IN_A_SEGMENT = 4  # of the largest messages, where they queue: a ring's keys and
 MOST_RESENT = 0.5  # of the reference's bytes: what is sent again explains no more than that
 MOST_GROUPS = 4.0  # times the reference's: groups beyond that explain no more bytes
 LARGEST_RECORDS = 8 * 2**20
+# No call of ours has more bytes, and sums of such numbers stay numbers that can be calculated with.
+Size = Annotated[int, msgspec.Meta(ge=-(2**40), le=2**40)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 
 
 class Call(msgspec.Struct):
     """One call in a record, as far as it matters here. Anything else in the file is passed over unread."""
 
     op: str
-    num_bytes: int
+    num_bytes: Size
     group: tuple[int, ...]
     source: str
     peer: int | None = None
     rank: int = -1
-    sent: tuple[int, ...] = ()
+    sent: tuple[Size, ...] = ()
 
     @property
     def leaving(self) -> int:
@@ -52,7 +56,7 @@ class Call(msgspec.Struct):
 
 class _Records(msgspec.Struct):
     collectives: list[Call]
-    made_groups: int = 0
+    made_groups: Count = 0
 
 
 class _Answer(msgspec.Struct):
@@ -216,9 +220,11 @@ def job_evidence(
     """Evidence of a job. answers: the grader's own copy of what the ranks wrote; job: the job's folder,
     theirs. counted: what their cables carried; traffic: of the sandbox as a whole, where they have none.
     """
-    claimed = [
-        c for n in range(len(request.cases)) for r in range(request.ranks) for c in _claimed(answers, n, r)
-    ]
+    of_ranks = {
+        rank: [_claimed(answers, case, rank) for case in range(len(request.cases))]
+        for rank in range(request.ranks)
+    }
+    claimed = [call for cases in of_ranks.values() for calls in cases for call in calls or ()]
     records = {rank: _recorded(job, rank) for rank in range(request.ranks)}
     recorded = {rank: found.collectives if found else None for rank, found in records.items()}
     everything = [call for calls in recorded.values() for call in calls or ()]
@@ -236,7 +242,7 @@ def job_evidence(
         least=max(sum(map(least_bytes, calls)) for calls in (everything, claimed)),
         most=sum(map(most_bytes, everything)),
         pairs=tuple(map(tuple, counted.sent)) if counted else (),
-        missing=tuple(rank for rank, calls in recorded.items() if calls is None),
+        missing=tuple(r for r, calls in recorded.items() if calls is None or None in of_ranks[r]),
         messages=_messages(recorded),
         recorded=(len(from_python), sum(call.num_bytes for call in from_python)),
         groups=sum(found.made_groups for found in records.values() if found),
@@ -307,13 +313,17 @@ def _straight(call: Call) -> list[tuple[int, int]]:
     return list(zip(call.group, call.sent, strict=False)) if call.op == "all_to_all" else []
 
 
-def _claimed(answers: Path, case: int, rank: int) -> list[Call]:
-    """The calls in a rank's answer to a case: what the judge goes by."""
+def _claimed(answers: Path, case: int, rank: int) -> list[Call] | None:
+    """The calls in a rank's answer to a case, what the judge goes by: none where there is no answer, None
+    where they are no record.
+    """
     try:
-        data = (answers / f"case{case}.rank{rank}.json").read_bytes()
-        windows = msgspec.json.decode(data, type=_Answer).collectives
-    except (OSError, ValueError, RecursionError):
+        data = json.loads((answers / f"case{case}.rank{rank}.json").read_bytes())  # facts may be NaN
+        windows = msgspec.convert(data, type=_Answer).collectives
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError, RecursionError):
+        return None
     return [call for window in windows.values() for call in window]
 
 

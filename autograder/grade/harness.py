@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -29,7 +30,7 @@ from autograder.sandbox.within.mesh import Counted
 from autograder.sandbox.within.salvage import tail, take
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
-from labkit.checks.files import RunRequest, answer_names
+from labkit.checks.files import REQUEST, RunRequest, answer_names
 from labkit.checks.jobs import CouldNotBeGraded, JobFailure
 from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
@@ -38,6 +39,7 @@ from labkit.launch.failure.words import LOCKED_OUT
 from labkit.launch.handover.directory import remove_stale
 
 GRACE = 10.0
+LONGEST = 300  # characters of what a fault says
 _BY_RECORD = (
     "Ranks were not kept apart here: points for the mechanism rest on what ranks themselves recorded, and "
     "on the sum of what all of them sent where that is counted."
@@ -122,6 +124,10 @@ class Harness:
                     report, jobs = again, own_jobs
         except (CouldNotBeGraded, CouldNotEnd) as problem:
             return Graded(without_points(exercise, "could_not_be_graded", str(problem)), flags)
+        except OSError:
+            raise  # this machine's: all of the notebook is graded again
+        except Exception as fault:  # of a judge with an answer: it costs no other exercise its grade
+            return Graded(without_points(exercise, "could_not_be_graded", _fault(fault)), flags)
         report.notes += [] if report.passed else submission.notes
         seconds = sum(outcome.seconds for outcome in self.outcomes)
         if not self.sandbox.apart and any(row.kind == "mechanism" and row.passed for row in report.rows):
@@ -177,6 +183,7 @@ class Harness:
         name = f"{self._count:04d}"
         shutil.copytree(directory, Path(self._folder.name) / name)
         (Path(self._folder.name) / name / EXPECTED).write_text(json.dumps(answer_names(request)))
+        (Path(self._folder.name) / name / REQUEST).write_text(json.dumps(_what_it_uses(request).to_json()))
         for path in (Path(self._folder.name) / name).iterdir():
             path.chmod(0o644)
         try:
@@ -225,6 +232,17 @@ def _needs_own_parts(exercise: Exercise, cases: Sequence[Case], report: Report) 
     return bool(report.stops) and all(report.row(name).passed for name in asked)
 
 
+def _what_it_uses(request: RunRequest) -> RunRequest:
+    """The request as it goes in, where student code can read it: of its two submissions the one that its
+    cases use, so that a job with the student's own parts has nothing of the reference.
+    """
+    if all(case.own_parts for case in request.cases):
+        return replace(request, submission=request.own_parts)
+    if not any(case.own_parts for case in request.cases):
+        return replace(request, own_parts=request.submission)
+    raise ValueError(f"{request.exercise}: a job has cases with the student's own parts and cases without")
+
+
 def hidden_files(exercises: Sequence[Exercise]) -> list[str]:
     """What of labkit holds the answer to one of these exercises."""
     return sorted({name for exercise in exercises for name in exercise.hides})
@@ -248,6 +266,15 @@ def grade_cells(
             harness.cross_check(graded[-1], exercise, seed, baseline)
             on_graded(graded[-1])
     return graded
+
+
+def _fault(fault: Exception) -> str:
+    """What is said of an error of this program, with the line that it comes from."""
+    place = traceback.extract_tb(fault.__traceback__)[-1]
+    told = f"{type(fault).__name__}: {str(fault)[:LONGEST]}".removesuffix(": ")
+    return (
+        f"a fault of the grader, please report it: {told} ({Path(place.filename).name}, line {place.lineno})"
+    )
 
 
 def _is_agents_end(failure: JobFailure | None) -> bool:

@@ -17,6 +17,7 @@ from autograder.grade.evidence import (
     most_bytes,
 )
 from autograder.sandbox.usage import Traffic
+from labkit.checks.case import Case
 from labkit.checks.files import RunRequest
 from labkit.checks.source.submission import Submission
 
@@ -202,3 +203,25 @@ def test_what_a_call_sends_at_the_least(op: str, ranks: int, least: float) -> No
     call = Call(op, 1000, tuple(range(ranks)), "python", 1)
     assert least_bytes(call) == least
     assert most_bytes(call) >= least
+
+
+def answered(folder: Path, num_bytes: str, facts: str = "{}", groups: str = "0") -> JobEvidence:
+    """Evidence of a job on one rank that tells of one call."""
+    call = f'{{"op": "send", "num_bytes": {num_bytes}, "group": [0, 1], "source": "python", "peer": 1}}'
+    text = f'{{"facts": {facts}, "collectives": {{"forward": [{call}]}}}}'
+    (folder / "case0.rank0.json").write_text(text)
+    records = f'{{"collectives": [{call}], "made_groups": {groups}}}'
+    (folder / "rank0.records.json").write_text(records)
+    case = Case("a case", 1)
+    request = RunRequest("12.all-to-all", [case], Submission([]), Submission([]), ranks=1, timeout=1.0)
+    return job_evidence(request, folder, folder, None, None)
+
+
+def test_a_call_of_more_bytes_than_can_be_is_no_record(tmp_path: Path) -> None:
+    for told in ({"num_bytes": "1" + "0" * 400}, {"num_bytes": "1", "groups": "1" + "0" * 400}):
+        assert answered(tmp_path, **told).missing == (0,)
+
+
+def test_a_fact_that_is_no_number_hides_no_call(tmp_path: Path) -> None:
+    found = answered(tmp_path, "100", '{"loss": NaN}')
+    assert (found.calls, found.num_bytes, found.missing) == (1, 100, ())
