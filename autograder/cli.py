@@ -65,20 +65,21 @@ for command in (selftest, thorough, wrong):
 def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe: bool) -> None:
     """Grade one notebook, visible and unseen cases, and print the points. Writes nothing."""
     from autograder.grade.grading import Conditions, grade_notebook
+    from autograder.gradebook.report import in_one, told
 
     name = lesson_name(lesson or _lesson_of(notebook))
     seed = secrets.randbelow(2**31) if seed is None else seed
-    show = (lambda graded: None) if as_json else (lambda graded: _say(repr(graded.report)))
+    show = (lambda graded: None) if as_json else (lambda graded: _say(told(graded.report)))
     record = grade_notebook(notebook, "", Conditions(name, seed, sandbox_here(unsafe)), on_graded=show)
     if record.problem:
-        _say(record.problem, err=True)
+        _say(in_one(record.problem), err=True)
     if as_json:
         click.echo(json.dumps(record.verify_json(), indent=1))
     else:
         for note in record.notes:
-            _say(f"note: {note}")
+            _say(f"note: {in_one(note)}")
         for exercise, flag in record.flags:
-            _say(f"to be looked at: {exercise}: {flag}")
+            _say(f"to be looked at: {exercise}: {in_one(str(flag))}")
         click.echo(
             f"{record.points:g} of {record.max_points:g} points (seed {seed}, sandbox: {record.sandbox})"
         )
@@ -324,13 +325,15 @@ def _say(text: str, err: bool = False) -> None:
 
 def _tell(run: Run) -> None:
     """What a run did, and an exit status that says whether everything was graded."""
+    from autograder.gradebook.report import in_one
+
     click.echo(
         f"graded {len(run.graded)}, kept {len(run.kept)} graded before, {len(run.failed)} with a problem"
     )
     for student, problem in run.failed.items():
-        _say(f"  {student}: {problem}", err=True)
+        _say(f"  {student}: {in_one(problem)}", err=True)
     for student, problem in run.unreadable.items():
-        _say(f"  {student}: 0 points, as what was handed in cannot be read: {problem}", err=True)
+        _say(f"  {student}: 0 points, as what was handed in cannot be read: {in_one(problem)}", err=True)
     for student in run.ungraded:
         _say(f"  {student}: could not be graded in full; run the command again", err=True)
     sys.exit(1 if run.failed or run.unreadable or run.ungraded else 0)

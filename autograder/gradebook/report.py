@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autograder.grade.records import Record
+from labkit.checks.report import Report, Stop
 from labkit.show.style import GREY, PALE, VERMILION
+
+BELOW = "\n        | "  # in front of each line of a text after its first
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,33 @@ def plain(text: str) -> str:
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
 
 
+def in_one(text: str) -> str:
+    """A text that students may have had a hand in as one entry of a report: what follows its first line is
+    set off, so that it passes for none of the report's own lines.
+    """
+    return BELOW.join(text.splitlines())
+
+
+def told(report: Report) -> str:
+    """An exercise's table, each text of it as one entry."""
+    rows = [
+        replace(row, expected=in_one(row.expected), seen=in_one(row.seen), case=in_one(row.case))
+        for row in report.rows
+    ]
+    stops = [Stop(in_one(stop.text), in_one(stop.case)) for stop in report.stops]
+    return repr(replace(report, rows=rows, stops=stops, notes=list(map(in_one, report.notes))))
+
+
 def explain(record: Record) -> str:
     """Everything known about one submission: tables, flags, seed."""
-    lines = [f"{record.student}: {record.points:g} of {record.max_points:g} points for {record.notebook}"]
+    notebook = in_one(record.notebook)
+    lines = [f"{record.student}: {record.points:g} of {record.max_points:g} points for {notebook}"]
     lines.append(f"seed {record.seed}, sandbox {record.sandbox}, graded {record.graded_at}")
-    lines += [record.problem] if record.problem else []
-    lines += [f"note: {note}" for note in record.notes]
+    lines += [in_one(record.problem)] if record.problem else []
+    lines += [f"note: {in_one(note)}" for note in record.notes]
     for name, graded in record.graded.items():
-        lines += ["", repr(graded.report)]
-        lines += [f"  to be looked at: {flag}" for flag in graded.flags]
+        lines += ["", told(graded.report)]
+        lines += [f"  to be looked at: {in_one(str(flag))}" for flag in graded.flags]
         lines.append(f"  {name} took {graded.seconds:.1f} s")
     return "\n".join(lines)
 
