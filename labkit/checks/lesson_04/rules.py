@@ -18,6 +18,8 @@ from labkit.theory.schedule import Action, Costs, Kind, ScheduleError, Simulatio
 # seconds of each; a backward need not cost two forwards
 FORWARD_AND_BACKWARD = ((1.0, 1.0), (1.0, 2.0), (2.0, 3.5), (3.0, 1.0))
 
+FAR = 10  # times what there is: an answer that is a little outside is told what it did there
+
 
 @dataclass(frozen=True)
 class Size:
@@ -126,6 +128,11 @@ def in_every_size(rule: Rule) -> Judge:
     def judge(evidence: Evidence) -> Iterator[Finding]:
         for size in sizes_of(evidence.case):
             lists = read_lists(evidence.answers[0].facts[str(size)])
+            if strange := _far_outside(size, lists):
+                told = f"{2 * size.chunks * size.micro_batches} actions a rank, of stages 0 to "
+                told += f"{size.stages - 1} and micro-batches 0 to {size.micro_batches - 1} ({size})"
+                yield Finding(False, told, strange)
+                continue
             try:
                 for found in rule(size, lists):
                     yield replace(found, expected=f"{found.expected} ({size})")
@@ -133,6 +140,24 @@ def in_every_size(rule: Rule) -> Judge:
                 yield Finding(False, f"a schedule that runs to its end ({size})", str(problem))
 
     return judge
+
+
+def _far_outside(size: Size, lists: Lists) -> str:
+    """What is so far from any schedule of that size that it is not played: what plays one makes room for the
+    largest numbers in it.
+    """
+    stages, micro_batches = FAR * size.stages, FAR * size.micro_batches
+    for rank, actions in enumerate(lists):
+        if len(actions) > 2 * size.chunks * micro_batches:
+            return f"{len(actions)} actions on rank {rank}"
+        for action in actions:
+            if _is_from(stages, action.stage) or _is_from(micro_batches, action.micro_batch):
+                return f"{action} on rank {rank}"
+    return ""
+
+
+def _is_from(first: int, number: object) -> bool:
+    return isinstance(number, int) and number >= first
 
 
 def refuses_remainders(evidence: Evidence) -> Iterator[Finding]:
