@@ -133,11 +133,14 @@ def _greedy(parameters: Sequence[nn.Parameter], order: Sequence[int], most: int)
     dtype.
     """
     buckets: list[list[int]] = []
+    held = 0  # bytes in the last bucket
     for i in order:
-        fits = buckets and _bytes(parameters, [*buckets[-1], i]) <= most
+        fits = buckets and held + parameters[i].nbytes <= most
         if not fits or parameters[buckets[-1][0]].dtype != parameters[i].dtype:
             buckets.append([])
+            held = 0
         buckets[-1].append(i)
+        held += parameters[i].nbytes
     return buckets
 
 

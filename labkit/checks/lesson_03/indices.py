@@ -167,8 +167,8 @@ def _starts_over(shares: list[list[int]], order: list[int]) -> bool:
 
 def _same_before(shares: list[list[int]]) -> list[int]:
     """For each place in the shares, one behind the other, the first that has its sample."""
-    flat = [i for share in shares for i in share]
-    return [flat.index(i) for i in flat]
+    first: dict[int, int] = {}
+    return [first.setdefault(i, place) for place, i in enumerate(i for share in shares for i in share)]
 
 
 def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:
