@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate
 
 from labkit import devices
 from labkit.checks.case import Case, Inputs, RankAnswer
@@ -94,8 +95,13 @@ def fetches_once(evidence: Watched) -> Iterator[Finding]:
     yield Finding(back == once, told, f"{back:,} bytes")
 
 
-def _to_device(answer: RankAnswer, phase: str, count: int | None = None) -> int:
-    return sum(size for _, b, size, *_ in answer.facts[phase][:count] if b != "cpu")
+def _to_device(answer: RankAnswer, phase: str) -> int:
+    return _to_device_so_far(answer, phase)[-1]
+
+
+def _to_device_so_far(answer: RankAnswer, phase: str) -> list[int]:
+    """Bytes that the first copies of a phase bring to the device: of none, of one, and so on to all."""
+    return list(accumulate((size * (b != "cpu") for _, b, size, *_ in answer.facts[phase]), initial=0))
 
 
 def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
@@ -105,10 +111,11 @@ def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
     sizes, answer = evidence.sizes, evidence.answers[0]
     last = len(sizes.plain) - 1
     for phase in ("inference", "forward"):
+        so_far = _to_device_so_far(answer, phase)
         for index, count in answer.facts[f"{phase} starts"]:
             if not sizes.resident - 1 <= index < last:
                 continue
-            asked = _to_device(answer, phase, count) - sizes.x
+            asked = so_far[count] - sizes.x
             due = sizes.offloaded(upto=index + 1)
             when, which = f"{phase}: when layer {index} starts", f"layer {index + 1}"
             told = f"{when}, the weights of {which} are on their way: {due:,} bytes"
@@ -134,7 +141,7 @@ def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Fin
     be, of layers still to come.
     """
     there = sizes.offloaded() - _to_device(answer, "backward")
-    left = 0
+    so_far, left = _to_device_so_far(answer, "backward"), 0
     for count, (source, _, size, *_) in enumerate(answer.facts["backward"]):
         if source == "cpu":
             continue
@@ -142,7 +149,7 @@ def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Fin
         index = next(n for n in reversed(range(len(sizes.plain))) if sum(sizes.plain[n:]) >= left)
         if index <= sizes.resident:
             return
-        asked = there + _to_device(answer, "backward", count)
+        asked = there + so_far[count]
         due = sum(sizes.plain[index - 1 :]) - sizes.buffers
         told = f"backward: before the gradient of layer {index} leaves, layer {index - 1} is on its way"
         yield Finding(asked >= due, f"{told}: {due:,} bytes", f"{asked:,} bytes asked for by then")
