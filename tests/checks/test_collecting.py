@@ -1,6 +1,7 @@
 """What is collected from a student's cells, and what is left out."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from labkit.checks.rank import StudentLoadError, load_student, student_error
 from labkit.checks.source.notebook import BadNotebook, cells_of, grade_id, read_cells
-from labkit.checks.source.statements import parse_cell
+from labkit.checks.source.statements import needed_for, parse_cell
 from labkit.checks.source.submission import Cell, Submission, collect
 
 
@@ -313,3 +314,29 @@ def test_a_method_that_cannot_be_added_harms_nothing():
     own = "class Earlier:\n    @not_there\n    def more(self): return 1"
     submission = collected(own, "def Made(): return Earlier().get()", reference=EARLIER, replaced=["Earlier"])
     assert submission.load().Made() == "theirs"
+
+
+def test_what_thousands_of_definitions_need_is_told_in_seconds() -> None:
+    """Each of 1,500 is decorated with the first of a chain of 1,500, which is called at 1,500 moments."""
+    chain = [f"def f{n}(g): return f{n + 1}(g)" for n in range(1499)]
+    decorated = [f"@f0\ndef x{n}(): pass" for n in range(1500)]
+    last = "def route():\n" + "\n".join(f"    x{n}" for n in range(1500))
+    cells = [
+        Cell("cell 1", "\n".join([*chain, "def f1499(g): return g"])),
+        Cell("cell 2", "\n".join(decorated)),
+    ]
+    began = time.process_time()
+    parsed = [*(parse_cell(cell.label, cell.source) for cell in cells), parse_cell("cell 3", last)]
+    read = time.process_time()
+    kept = needed_for(["route"], [statement for cell in parsed for statement in cell.statements])
+    assert len(kept) == 3001
+    assert time.process_time() - read < 1 + (read - began)
+
+
+def test_a_function_called_at_many_moments_finds_what_each_of_them_has() -> None:
+    """A function that is needed at once finds the version of what it calls that stood there."""
+    versions = [f"@made\ndef x{n}(): pass\ndef helper(): return {n}" for n in range(5)]
+    source = "\n".join(["def made(f): return helper() and f", "def helper(): return -1", *versions])
+    statements = parse_cell("cell 1", f"{source}\ndef route(): return x1(), x3()").statements
+    kept = needed_for(["route"], statements)
+    assert [s.first_line for s in kept if s.defines == ("helper",)] == [5, 11, 17]

@@ -12,7 +12,6 @@ import __future__
 
 import ast
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -196,20 +195,40 @@ def needed_for(names: Iterable[str], statements: Sequence[Statement]) -> list[St
     end = len(statements)
     definitions = _definitions(statements)
     everything = definitions.get("*", [])
-    pending = [(name, end) for name in names]
-    pending += [(name, place) for place in everything for name in statements[place].needs]
-    found: set[tuple[int, int]] = {(place, end) for place in everything}
-    while pending:
-        name, before = pending.pop()
-        places = definitions.get(name, [])
-        place = bisect_left(places, before) - 1
-        if place < 0 or (places[place], before) in found:
-            continue
-        found.add((places[place], before))
-        statement = statements[places[place]]
-        pending += [(needed, places[place]) for needed in statement.needs]
-        pending += [(used, moment) for used in statement.uses for moment in {before, end}]
-    return [statements[position] for position in sorted({position for position, _ in found})]
+    asked = [(name, 1 << end) for name in names]
+    asked += [(name, 1 << place) for place in everything for name in statements[place].needs]
+    # by its place, the moments at which it is looked up, a bit each
+    found = dict.fromkeys(everything, 1 << end)
+    new: dict[int, int] = {}  # those of which its own names have not been looked up yet
+
+    def look_up(name: str, moments: int) -> None:
+        for place, after in _at(moments, definitions.get(name, [])):
+            if more := after & ~found.get(place, 0):
+                found[place] = found.get(place, 0) | more
+                new[place] = new.get(place, 0) | more
+
+    for name, moments in asked:
+        look_up(name, moments)
+    while new:
+        place = next(iter(new))
+        moments = new.pop(place)
+        first = found[place] == moments
+        for name in statements[place].needs if first else ():
+            look_up(name, 1 << place)
+        for name in statements[place].uses:
+            look_up(name, moments | 1 << end)
+    return [statements[place] for place in sorted(found)]
+
+
+def _at(moments: int, places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Of moments, a bit each, those at which each of these places is the last one before them."""
+    for place in reversed(places):
+        after = moments >> (place + 1) << (place + 1)
+        if after:
+            yield place, after
+            moments ^= after
+        if not moments:
+            return
 
 
 def _definitions(statements: Sequence[Statement]) -> dict[str, list[int]]:
