@@ -23,6 +23,8 @@ from labkit.checks.source.submission import Cell
 CPU_SECONDS = 10  # for all cells from one failure to the next
 MEMORY = 2 * 2**30  # bytes
 SECONDS = 120.0  # by the clock, where the machine is busy
+MOST_STATEMENTS = 3000  # definitions of a notebook; a solved lesson has a hundred
+MOST_NAMES = 100_000  # that these look up; those of a solved lesson are a few hundred
 MOST_FAILURES = 2  # cells that end the process, before the rest is left unread
 READY = b"ready"  # the process's first line: what ends it from here on is a cell's doing
 
@@ -56,10 +58,33 @@ def read_within_limits(cells: Sequence[Cell]) -> list[ReadCell]:
         done.append(_unread(told))
     left = cells[len(done) :]
     done += [_unread(f"{c.label} was not read: cells above took too long") for c in left]
+    done = _within_bounds(cells, done)
     return [
         ReadCell(c.label, c.source, c.exercise, ParsedCell.from_json(found.parsed), c.place, found.clues)
         for c, found in zip(cells, done, strict=True)
     ]
+
+
+def _within_bounds(cells: Sequence[Cell], done: Sequence[_Read]) -> list[_Read]:
+    """What was read, but for cells with which the notebook has more than a person wrote: which of all these
+    an exercise needs would take the grader too long to tell.
+    """
+    kept, statements, names = [], 0, 0
+    for cell, read in zip(cells, done, strict=True):
+        parsed = ParsedCell.from_json(read.parsed)
+        more = len(parsed.statements)
+        looked_up = sum(len(each.needs) + len(each.uses) for each in parsed.statements)
+        if statements + more > MOST_STATEMENTS or names + looked_up > MOST_NAMES:
+            kept.append(
+                _unread(
+                    f"{cell.label} was not read: with it the notebook has more than {MOST_STATEMENTS} "
+                    f"definitions, or they look up more than {MOST_NAMES} names"
+                )
+            )
+        else:
+            statements, names = statements + more, names + looked_up
+            kept.append(read)
+    return kept
 
 
 def _unread(why: str) -> _Read:

@@ -14,7 +14,7 @@ from conftest import notebook
 
 from autograder.cli import main
 from autograder.grade.grading import Conditions, grade_notebook
-from autograder.grade.reading import MOST_FAILURES, read_within_limits
+from autograder.grade.reading import MOST_FAILURES, MOST_STATEMENTS, read_within_limits
 from autograder.grade.reference import REPOSITORY
 from autograder.gradebook.problems import PROBLEMS
 from autograder.sandbox.unconfined import Unconfined
@@ -34,8 +34,9 @@ def test_many_small_statements_are_read_within_the_limits() -> None:
     """There are ten seconds of the processor: each cell is read once, in a time that grows as it does."""
     cells = [Cell("cell 1", "a=1\n" * 50_000), Cell("cell 2", "from math import *\n" * 1200), MADE]
     found = [cell.read() for cell in read_within_limits(cells)]
-    assert [parsed.problem for parsed in found] == ["", "", ""]
-    assert [len(parsed.statements) for parsed in found] == [50_000, 1200, 1]
+    assert "more than 3000 definitions" in found[0].problem  # read it was: that is known from its statements
+    assert [parsed.problem for parsed in found[1:]] == ["", ""]
+    assert [len(parsed.statements) for parsed in found] == [0, 1200, 1]
 
 
 @pytest.mark.days(1)
@@ -48,6 +49,14 @@ def test_a_cell_that_takes_too_long_is_its_own_problem_alone() -> None:
     assert list(submission.problems) == ["cell 2", "cell 10", "cell 11"]
     assert "cell 2: reading it took more than" in submission.problems["cell 2"]
     assert "was not read" in submission.problems["cell 11"]
+
+
+def test_a_cell_with_more_definitions_than_anybody_writes_is_its_own_problem_alone() -> None:
+    many = Cell("cell 2", "\n".join(f"K{n} = {n}" for n in range(MOST_STATEMENTS)))
+    first, second, third = read_within_limits([Cell("cell 1", "K = 1"), many, Cell("cell 3", "L = 2")])
+    assert "cell 2 was not read" in second.parsed.problem
+    assert f"more than {MOST_STATEMENTS} definitions" in second.parsed.problem
+    assert [len(cell.parsed.statements) for cell in (first, second, third)] == [1, 0, 1]
 
 
 def test_a_cell_that_cannot_be_read_is_named_in_the_report(tmp_path: Path) -> None:
