@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import ModuleType
 
 from autograder.grade.watched_names import ATTRIBUTES, BY_ANY_NAME, INTERPRETER, LOOKS_UP, UNPICKLES
 
@@ -75,14 +73,6 @@ def handed_on(statement: ast.stmt) -> dict[str, int]:
     return found
 
 
-def is_module(dotted: str) -> bool:
-    """Whether a full name is a loaded module, or one that a loaded module has imported."""
-    home, _, last = dotted.rpartition(".")
-    return dotted in sys.modules or isinstance(
-        getattr(sys.modules.get(home), "__dict__", {}).get(last), ModuleType
-    )
-
-
 def looks_up_a_class(node: ast.AST) -> bool:
     """`type(x)` or `x.__class__`: whose class it is cannot be told from the text."""
     match node:
@@ -104,7 +94,7 @@ def _in_text(node: ast.AST) -> Iterator[str]:
         case ast.Constant(value=str(text)) if _PIECE.fullmatch(text):
             yield f"puts together a name, of {text!r}"
             return
-        case ast.Constant(value=str(text)) if text in UNPICKLES:
+        case ast.Constant(value=str(text)) if text in UNPICKLES or "WEIGHTS_ONLY" in text:
             yield "runs code from data: reads what was pickled"
             return
         case _:

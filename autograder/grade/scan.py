@@ -22,23 +22,28 @@ from typing import Literal
 import msgspec
 
 import labkit
-from autograder.grade.detours import ASKED_OF, detours, handed_on, is_module, looks_up_a_class
+from autograder.grade.detours import ASKED_OF, detours, handed_on, looks_up_a_class
+from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
 from autograder.grade.watched_names import (
+    ANYWHERE,
     ATTRIBUTES,
     BY_ANY_NAME,
-    BY_NAME,
     CALLS,
     CLASSES,
     GRADING_WORDS,
     HARMLESS,
+    HARMLESS_CALLS,
     HAS_ALL_NAMES,
     INTERPRETER,
+    LEADS_ANYWHERE,
     MODULES,
     NEEDED,
     OF_LABKIT,
     PLAIN,
     PRIVATE_BUT_USUAL,
     PUBLIC,
+    RUN_TEXT,
+    RUNS_DATA,
     TEXTS_OF_NUMBERS,
     UNCOUNTED,
     UNPICKLE_BY_PLACE,
@@ -106,9 +111,12 @@ class Clues(msgspec.Struct):
 
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
 MOST_MEANINGS = 20  # that one name has in a submission
+MOST_FLAGS = 100  # that a person is shown of one submission; what more there are is counted
 IN_NUMBERS = "looks something up by a name, beside texts that are made of numbers"
 LAYERS = "torch.nn.modules"  # torch's own package of them, as in `nn.modules.batchnorm._BatchNorm`
 _LABKIT = Path(labkit.__file__).parent
+_CROWDED = f"has {{}} stand for more than {MOST_MEANINGS} things"
+_WORDS = {"entries", "modules", "_C"}  # of ATTRIBUTES: in a text these are words like any others
 Names = Mapping[str, Sequence[str]]  # what each name may stand for
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
@@ -132,43 +140,87 @@ def scan(
     cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
     clues = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
     renamed = _merged(each.renamed for each in clues.values())
-    meant = _merged(each.imported for each in clues.values())
-    crowded = [name for name, full in meant.items() if len(full) > MOST_MEANINGS]
-    imported = _with_modules({name: full[:MOST_MEANINGS] for name, full in meant.items()}, renamed)
+    imported, crowded = _meanings(_merged(each.imported for each in clues.values()), renamed)
+    stands_for = _stand_for(renamed, imported)
     bound = {name for each in clues.values() for name in each.bound}
     never_else = {} if "*" in imported else {n: full for n, full in imported.items() if n not in bound}
-    flags = [Flag(f"imports more than {MOST_MEANINGS} things as {name}", holds=True) for name in crowded]
+    flags = [Flag(_CROWDED.format(name[:60]), holds=True, holds_all=True) for name in crowded]
     uses = {clue.use for found in clues.values() for clue in found.found}
     in_numbers = {"looked_up", "spelled"} <= uses
+    texts = {label: python_lines(text) for label, text in submission.sources.items()}
     for statement, found in clues.items():
-        lines = python_lines(submission.sources[statement.cell])
+        lines = texts[statement.cell]
         for clue in found.found:
-            reasons = _reasons(clue, imported, never_else, renamed, forbids)
+            reasons = _reasons(clue, imported, never_else, stands_for, forbids)
             if clue.use in ("looked_up", "spelled"):
                 reasons = iter([IN_NUMBERS] if in_numbers else [])
             for why in reasons:
                 text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
                 flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why), _finds_checks(why)))
-    return list(dict.fromkeys(flags))
+    return _at_most(MOST_FLAGS, list(dict.fromkeys(flags)))
 
 
-def _with_modules(imported: Names, renamed: Names) -> Names:
-    """With the names that modules were assigned to: `m = torch.nn.functional` is as an import of it."""
-    while True:
-        fulls = {
-            name: [f for chain in chains for f in _full(chain, imported)] for name, chains in renamed.items()
-        }
-        more = _merged([imported, {n: [f for f in found if is_module(f)] for n, found in fulls.items()}])
-        if more == imported:
-            return imported
-        imported = more
+def _at_most(most: int, flags: list[Flag]) -> list[Flag]:
+    """The first of these flags, one of each kind before others; the last says how many are left out, and
+    holds what these hold.
+    """
+    if len(flags) <= most:
+        return flags
+    first = {flag.why: flag for flag in reversed(flags)}.values()
+    by_worth = sorted(first, key=lambda flag: (not flag.holds_all, not flag.holds))
+    shown = {*[*dict.fromkeys([*by_worth, *flags])][: most - 1]}
+    left = [flag for flag in flags if flag not in shown]
+    told = f"there are {len(left)} more places to look at"
+    more = Flag(told, holds=any(f.holds for f in left), holds_all=any(f.holds_all for f in left))
+    return [*(flag for flag in flags if flag in shown), more]
+
+
+def _meanings(imported: Names, renamed: Names) -> tuple[dict[str, list[str]], list[str]]:
+    """What each name stands for, with those that modules were assigned to (`m = torch.nn.functional` is as an
+    import of it), and those that a module gives all its names to; and which names stand for too much.
+    """
+    found: dict[str, list[str]] = {}
+    crowded: dict[str, None] = {}
+    after: dict[str, list[tuple[str, str]]] = {}  # by its first name: a chain's rest, and who is given it
+    for name, chains in renamed.items():
+        for first, _, rest in (chain.partition(".") for chain in chains):
+            after.setdefault(first, []).append((rest, name))
+    left = [(name, full) for name, fulls in imported.items() for full in fulls]
+    left += [(name, f"{home}.{name}") for home in _given_whole(imported) for name in exported(home)]
+    left += [("builtins", "builtins")] if "builtins" not in imported else []
+    while left:
+        name, full = left.pop()
+        known = found.setdefault(name, [])
+        if full in known:
+            continue
+        if len(known) == MOST_MEANINGS and name != "*":
+            crowded[name] = None
+            continue
+        known.append(full)
+        for rest, given in after.get(name, []):
+            if module := module_of(f"{full}.{rest}" if rest else full):
+                left.append((given, module))
+    return found, [*crowded]
+
+
+def _given_whole(imported: Names) -> list[str]:
+    """The modules of which all names are imported."""
+    return [full.removesuffix(".*") for full in imported.get("*", []) if full.endswith(".*")]
+
+
+def _stand_for(renamed: Names, imported: Names) -> dict[str, list[str]]:
+    """The full names of what is assigned to each name, as far as imports tell."""
+    fulls = {
+        n: list(dict.fromkeys(f for c in chains for f in _full(c, imported))) for n, chains in renamed.items()
+    }
+    return {name: found[:MOST_MEANINGS] for name, found in fulls.items()}
 
 
 def _reasons(
-    clue: Clue, imported: Names, never_else: Names, renamed: Names, forbids: Sequence[str]
+    clue: Clue, imported: Names, never_else: Names, stands_for: Names, forbids: Sequence[str]
 ) -> Iterator[str]:
     """Why a clue is a flag, with what these names stand for. never_else: those that nothing but imports
-    binds, in any statement.
+    binds, in any statement. stands_for: the full names of what is assigned to names.
     """
     if clue.why:
         yield clue.why
@@ -182,20 +234,35 @@ def _reasons(
         yield from (
             f"reaches for {clue.chain}, which has {name} ({MODULES[name]})" for name in sorted(modules)
         )
-    for dotted in [clue.chain] if clue.use == "given" else _full(clue.chain, imported):
-        yield from _about(dotted, clue.use, forbids)
+    for written in [clue.chain] if clue.use == "given" else _full(clue.chain, imported):
+        yield from _by_identity(written)
+        for dotted in full_names(written):
+            yield from _about(dotted, clue.use, forbids)
     first, dot, rest = clue.chain.partition(".")
-    for dotted in (full for chain in renamed.get(first, []) for full in _full(chain, imported)):
+    for dotted in stands_for.get(first, []):
         if clue.use == "unnamed":
             yield from _about(dotted + dot + rest, clue.use, forbids)
         if dotted in CLASSES and clue.use in ("base", "set", "patched"):
             yield from _about(dotted + dot + rest, clue.use, forbids)
 
 
+def _by_identity(dotted: str) -> Iterator[str]:
+    """What a full name stands for, or leads through, that has another name where it is at home."""
+    for own, written in reached_otherwise(dotted):
+        if why := _module(own):
+            yield f"reaches for {written}: {why.replace('imports', 'it is', 1)}"
+    if own := watched_function(dotted):
+        home, _, name = own.rpartition(".")
+        why = MODULES.get(own) or MODULES.get(home) or MODULES.get(home.partition(".")[0]) or RUNS_DATA
+        if name in HARMLESS_CALLS:
+            why = "works on files" if name == "open" else "asks a person"
+        yield f"reaches for {dotted}: it is {own} ({why})"
+
+
 def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
     """Why the use of a full name is a flag."""
     if use == "handed":
-        if is_module(dotted) or dotted in UNPICKLE_BY_PLACE:
+        if module_of(dotted) or dotted in UNPICKLE_BY_PLACE:
             yield f"hands on {dotted}, which gets another name"
         return
     if use == "unnamed":
@@ -209,7 +276,7 @@ def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
     if use != "given" and (way := _on_the_way(dotted)):
         yield way
     elif _is_private(dotted):
-        yield f"reaches for {dotted}, which torch keeps to itself"
+        yield f"reaches for {dotted}, which {dotted.partition('.')[0]} keeps to itself"
     if beneath := next((name for name in forbids if _is_beneath(dotted, name)), ""):
         yield f"uses {dotted}, which is beneath {beneath}, forbidden here"
     if use == "made" or dotted.endswith(".__dict__"):
@@ -228,6 +295,9 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     nodes = [*ast.walk(statement)]
     yield from (Clue(node.lineno, chain=_chain(node), use="handed") for node in _handed_chains(nodes))
     methods = {node.func for node in nodes if isinstance(node, ast.Call)}
+    within = any(isinstance(n, ast.Import | ast.ImportFrom) for n in nodes) and not isinstance(
+        statement, ast.Import
+    )
     read_from = {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)}
     dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
     for node in nodes:
@@ -239,6 +309,13 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
         elif node not in methods:  # called it is a model's own method, as sys.modules cannot be called
             as_sys_has = node not in read_from or read_from[node] in dir(dict)  # or as a value, to go on with
             yield Clue(line, chain="" if as_sys_has else _chain(node), use="modules")
+        if (
+            within
+            and isinstance(node, ast.Name)
+            and node.id in HAS_ALL_NAMES
+            and isinstance(node.ctx, ast.Load)
+        ):
+            yield Clue(line, f"reaches for {node.id}, beside what is imported there")
         match node:
             case ast.ImportFrom(module=str(module), names=names):
                 yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
@@ -324,8 +401,10 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield f"calls {name}"
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in ATTRIBUTES:
             yield f"defines {name}"
+        case ast.Constant(value=str(text)) if text in ATTRIBUTES - _WORDS:
+            yield f"reaches for {text}, by its name as a text"
         case ast.Constant(value=str(text)) if any(
-            word in text for word in (*GRADING_WORDS, *ATTRIBUTES - {"entries", "modules", "_C"})
+            word in text for word in (*GRADING_WORDS, *ATTRIBUTES - _WORDS)
         ):
             yield f"mentions {text[:60]!r}"
 
@@ -371,13 +450,21 @@ def _can_forge(why: str) -> bool:
 
 
 def _finds_checks(why: str) -> bool:
-    """Whether what was found is, or can lead to, the checks with their own answers."""
-    return why == IN_NUMBERS or f"({BY_NAME})" in why or "(the checks)" in why
+    """Whether what was found is, or can lead to, the checks with their own answers: it runs a text or data,
+    walks frames, or reaches any module that is loaded.
+    """
+    verb, _, name = why.partition(" ")
+    if verb == "reaches":
+        name = name.removeprefix("for ").partition(",")[0]
+    named = (verb in ("reaches", "defines") and name in LEADS_ANYWHERE) or (
+        verb == "calls" and name in RUN_TEXT
+    )
+    return named or why == IN_NUMBERS or any(way in why for way in ANYWHERE)
 
 
 def _module(name: str) -> str:
     parts = name.split(".")
-    known = next((m for m in (".".join(parts[:n]) for n in range(1, len(parts) + 1)) if m in MODULES), None)
+    known = next((m for m in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if m in MODULES), None)
     if known:
         return f"imports {name} ({MODULES[known]})"
     unneeded = (parts[0] not in NEEDED and _is_installed(parts[0])) or _is_inner(name)
@@ -402,9 +489,8 @@ def _is_inner(name: str) -> bool:
 
 
 def _is_private(name: str) -> bool:
-    """Whether a full name leads through what torch keeps to itself."""
-    first, *parts = name.split(".")
-    return first == "torch" and any(p.startswith("_") and not PRIVATE_BUT_USUAL.fullmatch(p) for p in parts)
+    """Whether a full name leads through what a library keeps to itself."""
+    return any(p.startswith("_") and not PRIVATE_BUT_USUAL.fullmatch(p) for p in name.split(".")[1:])
 
 
 def _aliases(statement: ast.stmt) -> dict[str, list[str]]:

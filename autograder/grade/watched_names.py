@@ -5,33 +5,47 @@ from __future__ import annotations
 import re
 
 CONNECTS, STARTS, RUNS_DATA = "opens connections", "starts programs or processes", "runs code from data"
+LOADS = "starts processes that load data"
 BESIDE, FRAMES = "runs beside the check", "walks frames"
 BY_NAME, OPERATORS = "imports by name", "changes what torch's functions do"
+STATE, LANGUAGE, OBJECTS = "the interpreter's own state", "changes the language", "walks all objects"
+INTO_C, MEMORY = "calls into C", "reads memory"
+_HOW = ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")  # ways of os.exec and os.spawn
 MODULES = {
     **dict.fromkeys(("socket", "urllib", "http", "requests", "ssl"), CONNECTS),
     **dict.fromkeys(("subprocess", "multiprocessing", "pty"), STARTS),
     **dict.fromkeys(("pickle", "marshal", "shelve", "code", "codeop", "runpy", "copyreg"), RUNS_DATA),
     **dict.fromkeys(("timeit", "profile", "cProfile", "doctest", "dill", "cloudpickle", "joblib"), RUNS_DATA),
     **dict.fromkeys(("typing.get_type_hints", "typing.ForwardRef", "numpy.testing", "numpy.f2py"), RUNS_DATA),
+    **dict.fromkeys(("typing_extensions.get_type_hints", "typing_extensions.ForwardRef"), RUNS_DATA),
+    **dict.fromkeys(("typing_extensions.evaluate_forward_ref", "typing.evaluate_forward_ref"), RUNS_DATA),
+    **dict.fromkeys(("typing_extensions.get_annotations", "annotationlib", "numpy.lib.format"), RUNS_DATA),
+    **dict.fromkeys(("numpy.lib.npyio", "pandas.read_pickle", "pandas.eval", "pandas.io"), RUNS_DATA),
+    **dict.fromkeys(("torch.distributed.checkpoint", "torch.utils.benchmark", "torch.storage"), RUNS_DATA),
+    **dict.fromkeys(("torch.distributed.nn.jit", "torch.export", "torch.distributed.rpc.api"), RUNS_DATA),
+    **dict.fromkeys(("torch.utils.model_zoo", "torch.utils.show_pickle"), RUNS_DATA),
     **dict.fromkeys(("torch.fx", "torch.package", "torch.hub", "torch.serialization"), RUNS_DATA),
-    **dict.fromkeys(("torch.utils.cpp_extension", "torch.ops.load_library", "torch.classes"), "calls into C"),
+    **dict.fromkeys(("torch.utils.cpp_extension", "torch.ops.load_library", "torch.classes"), INTO_C),
     "torch.jit": RUNS_DATA,
-    "torch.utils.data": STARTS,
+    "torch.utils.data": LOADS,
+    **dict.fromkeys(("os.system", "os.popen", "os.fork", "os.forkpty", "os.posix_spawn"), STARTS),
+    **dict.fromkeys(("os.posix_spawnp", "os.startfile"), STARTS),
+    **dict.fromkeys((f"os.{way}{how}" for way in ("exec", "spawn") for how in _HOW), STARTS),
     **dict.fromkeys(("torch.multiprocessing", "torch.distributed.elastic", "torch.distributed.run"), STARTS),
     **dict.fromkeys(("threading", "_thread", "asyncio", "concurrent", "atexit", "signal"), BESIDE),
     **dict.fromkeys(("inspect", "traceback", "dis", "faulthandler"), FRAMES),
-    "ctypes": "calls into C",
-    "cffi": "calls into C",
+    "ctypes": INTO_C,
+    "cffi": INTO_C,
     "mmap": "maps memory",
-    "gc": "walks all objects",
-    "sys": "the interpreter's own state",
-    "builtins": "changes the language",
+    "gc": OBJECTS,
+    "sys": STATE,
+    "builtins": LANGUAGE,
     **dict.fromkeys(("importlib", "pkgutil", "zipimport", "pydoc", "logging.config"), BY_NAME),
     "string.Formatter": "looks up attributes by text",
-    **dict.fromkeys(("linecache", "tracemalloc", "bdb", "pdb", "trace"), "the interpreter's own state"),
+    **dict.fromkeys(("linecache", "tracemalloc", "bdb", "pdb", "trace"), STATE),
     **dict.fromkeys(("torch.library", "torch.overrides", "torch.utils._python_dispatch"), OPERATORS),
-    "numpy.ctypeslib": "calls into C",
-    "numpy.lib.stride_tricks": "reads memory",
+    "numpy.ctypeslib": INTO_C,
+    "numpy.lib.stride_tricks": MEMORY,
     "torch.distributed.rpc": CONNECTS,
     "os": "the operating system",
     "resource": "the operating system",
@@ -60,10 +74,10 @@ OF_LABKIT = (
     *("labkit.model", "labkit.parallel", "labkit.parallel.block", "labkit.parallel.own"),
     *("labkit.parallel.streams", "labkit.pipeline", "labkit.tensor_parallel", "labkit.whole_file"),
 )
-# What torch keeps to itself and right answers use all the same.
+# What libraries keep to themselves and right answers use all the same: of torch, of named tuples and enums.
 PRIVATE_BUT_USUAL = re.compile(
     r"_foreach_\w+|_utils|_pytree|_execution_engine|_(un)?flatten_dense_tensors|_tensor|_BatchNorm|_NormBase"
-    r"|__\w+__"
+    r"|_replace|_asdict|_make|_fields|_[a-z]\w*[a-z0-9]_|__\w+__|_"
 )
 TEXTS_OF_NUMBERS = {"decode", "chr", "bytes", "bytearray", "fromhex", "a85decode", "b64decode"}
 # What of these leads nowhere: after `import gc`, with no name of one's own for it, each may be read as it is
@@ -156,6 +170,8 @@ ATTRIBUTES = {
         "_make_wrapper_subclass",
         "new_class",
         "_of_this_process",
+        "_evaluate",
+        "_convert_",
     ),
 }
 CALLS = {
@@ -171,11 +187,22 @@ CALLS = {
     "input",
     "get_ipython",
 }
+HARMLESS_CALLS = {"open", "input", "breakpoint", "get_ipython"}
+RUN_TEXT = CALLS - HARMLESS_CALLS - {"dir"}  # or give all names there are
 # Of these, those that are no name of a variable: mentioning one is as good as calling it.
 BY_ANY_NAME = {"eval", "exec", "__import__", "globals", "get_ipython", "__builtins__", "__loader__"}
 # What leads to no object of labkit's or torch's, as it stands in a finding.
 HARMLESS = (
-    *(CONNECTS, STARTS, BESIDE, "the operating system", "works on files", "the notebook", "the grader"),
+    *(
+        CONNECTS,
+        STARTS,
+        LOADS,
+        BESIDE,
+        "the operating system",
+        "works on files",
+        "the notebook",
+        "the grader",
+    ),
     *("calls open", "calls input", "calls breakpoint", "calls get_ipython", "mentions"),
     "reaches for set_num_threads",
 )
@@ -189,3 +216,20 @@ CLASSES = {
 }
 UNPICKLES = {"weights_only": True, "allow_pickle": False}  # what these must say, for nothing to be run
 UNPICKLE_BY_PLACE = {"numpy.load"}  # its third argument lets it
+RUN_TEXT |= {"__builtins__", "__loader__"}
+# Attributes from which one gets to any module that is loaded, or that have a text or data run.
+LEADS_ANYWHERE = {
+    *("__subclasses__", "__globals__", "__builtins__", "__reduce__", "__reduce_ex__", "__self__"),
+    *("f_back", "f_locals", "f_globals", "f_builtins", "tb_frame", "gi_frame", "cr_frame", "ag_frame"),
+    *("_getframe", "_current_frames", "currentframe", "settrace", "setprofile", "addaudithook", "modules"),
+    *("FunctionType", "CodeType", "__code__", "__loader__", "__spec__", "_evaluate", "_convert_"),
+    *("get_objects", "get_referrers", "__getattribute__", "attrgetter", "methodcaller", "__match_args__"),
+    *("__instancecheck__", "__annotations__"),
+}
+# What leads to the checks, or to any module, as it stands in a finding.
+ANYWHERE = (
+    *(f"({why}" for why in (RUNS_DATA, FRAMES, BY_NAME, STATE, LANGUAGE, OBJECTS, INTO_C, MEMORY, STARTS)),
+    *("(maps memory", "(the checks", "(looks up attributes by text", "keeps to itself"),
+    *("runs code from data", "puts together", "put together", "by a name that is made", "another name"),
+    "beside what is imported",
+)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 from conftest import F_ID
 
 from autograder.grade.reference import graded_submission, solved_cells, stub_cells
-from autograder.grade.scan import scan
+from autograder.grade.scan import MOST_FLAGS, scan
 from labkit.checks import registry
 from labkit.checks.source.submission import Cell, collect
 
@@ -154,9 +155,51 @@ SUSPICIOUS = [
     ("import torch\ndef f():\n    kind = torch.Tensor\n    class B(kind): pass", "a kind of torch.Tensor"),
     ("def f(self, x): self.kept = x.numpy().copy()", "no check counts it"),
     ("def f(self, x):\n    a = bytes(x.numpy())\n    self.kept['a'] = a", "no check counts it"),
+    ("import enum\ndef f(): enum.bltns.exec('1')", "enum.bltns: it is builtins (changes the language)"),
+    ("from enum import bltns\ndef f(): bltns.exec('1')", "enum.bltns: it is builtins"),
+    ("import enum\ndef f(): getattr(enum, 'bltns').exec('1')", "enum.bltns: it is builtins"),
+    ("import enum\nb = enum.bltns\ndef f(): b.exec('1')", "enum.bltns: it is builtins"),
+    ("import os.path as p\ndef f(): return p.genericpath.os", "genericpath"),
+    ("import json\ndef f(x): json.codecs.open(x)", "json.codecs: it is codecs, which no exercise needs"),
+    ("import torch\ndef f(x): return torch.nn.functional.torch.jit.script(x)", "runs code from data"),
+    ("from torch.nn.functional import *\ndef f(): importlib.import_module('x')", "imports by name"),
+    ("import io\ndef f(x): return io.open(x)", "io.open: it is builtins.open (works on files)"),
+    ("import types\ndef f(x): return types.LambdaType(x, {})", "it is types.FunctionType"),
+    ("import numpy as np\ndef f(x): return np.lib.npyio.load(x, None, True)", "runs code from data"),
+    ("import numpy as np\ndef f(x): return np.lib.format.read_array(x, True)", "runs code from data"),
+    (
+        "import torch.distributed.checkpoint as dcp\ndef f(x): return dcp.FileSystemReader(x)",
+        "runs code from",
+    ),
+    ("import torch\ndef f(x): return torch.utils.benchmark.Timer(x)", "runs code from data"),
+    (
+        "from typing_extensions import get_type_hints\ndef f(x): return get_type_hints(x)",
+        "runs code from data",
+    ),
+    ("import typing_extensions as t\ndef f(x): return t.get_type_hints(x)", "runs code from data"),
+    ("import typing\ndef f(): return typing.List['1'].__args__[0]._evaluate({}, {}, set())", "_evaluate"),
+    ("import typing\ndef f(x): return typing._eval_type(x, {}, {})", "which typing keeps to itself"),
+    (
+        "import dataclasses\ndef f(): return dataclasses._create_fn('f', (), ['1'])",
+        "dataclasses keeps to itself",
+    ),
+    ("from dataclasses import _create_fn\ndef f(): return _create_fn('f', (), ['1'])", "keeps to itself"),
+    ("import enum\ndef f(x): return enum.IntEnum._convert_('X', x, bool)", "_convert_"),
+    ("def f():\n    import enum\n    return locals()['enum'].bltns", "beside what is imported there"),
+    ("def f(x): return getattr(x, '__globals__')", "__globals__, by its name as a text"),
+    ("import logging\ndef f(x): x['TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'] = '1'", "what was pickled"),
     ("from torch.overrides import TorchFunctionMode\nclass A(TorchFunctionMode): pass", "changes what torch"),
 ]
 HONEST = [
+    "from collections import namedtuple\nimport enum, dataclasses\nclass A(enum.Enum): x = enum.auto()",
+    "import enum\nclass A(enum.Enum):\n    @staticmethod\n    def _generate_next_value_(*x): return x[0]",
+    "import random, time, math\ndef f(x): return random.random() + time.perf_counter() + math.pi",
+    "import torch\ndef f(x): return torch.nn.functional.gelu(x), torch.optim.AdamW(x), torch.cuda.Stream()",
+    "import numpy as np\ndef f(x): return np.random.default_rng(0), np.linalg.norm(x), np.load(x)",
+    "import dataclasses\nfrom dataclasses import dataclass, field\ndef f(x): return dataclasses.replace(x)",
+    "import functools, typing\n@functools.lru_cache\ndef f(x: typing.Any): return functools.partial(x)",
+    "import torch.distributed as dist\ndef f(x, g): dist.all_gather_object(x, x, group=g)",
+    "import tempfile, pathlib, json\ndef f(x): return pathlib.Path(tempfile.mkdtemp()) / json.dumps(x)",
     "import random, bisect, statistics\nfrom pathlib import Path",
     "from torch.utils._pytree import tree_map\nfrom torch._utils import _flatten_dense_tensors",
     "import torch\ndef f(x): torch._foreach_add_(x, 1)",
@@ -245,16 +288,81 @@ def test_a_source_of_thousands_of_names_is_read_in_seconds() -> None:
     used = "\n".join(f"    x.b{n}" for n in range(4000))
     submission = collect([Cell("cell 1", f"class A:\n{names}\n{used}")], F_ID, ["A"])
     began = time.process_time()
-    assert any("more than 20 things as x" in flag.why for flag in scan(submission))
+    assert any("x stand for more than 20 things" in flag.why for flag in scan(submission))
     assert time.process_time() - began < 20
 
 
+def test_a_long_chain_of_names_is_followed_in_seconds_and_told_in_a_hundred_lines() -> None:
+    chain = "\n".join(["import torch", "a0 = torch.nn", *(f"a{n + 1} = a{n}" for n in range(2000))])
+    source = f"{chain}\ndef f(): return a2000.functional.importlib, f.__globals__"
+    began = time.process_time()
+    flags = scan(collect([Cell("cell 1", source)], F_ID, ["f"]))
+    assert time.process_time() - began < 20
+    assert len(flags) == MOST_FLAGS
+    assert any("importlib" in flag.why for flag in flags)
+    assert flags[-1].why == "there are 1906 more places to look at"
+    assert flags[-1].holds_all
+
+
+def test_what_is_left_out_of_many_flags_still_holds() -> None:
+    source = "\n".join(["def f(x):", *(f"    open({n})" for n in range(300)), "    exec(x)"])
+    flags = scan(collect([Cell("cell 1", source)], F_ID, ["f"]))
+    assert len(flags) == MOST_FLAGS
+    assert any(flag.why == "calls exec" and flag.holds_all for flag in flags)
+
+
+def test_a_name_for_very_many_modules_is_told() -> None:
+    given = "\n".join(f"    m = torch.{name}" for name in sorted(vars(torch)) if is_public_module(name))
+    flags = scan(collect([Cell("cell 1", f"import torch\ndef f():\n{given}")], F_ID, ["f"]))
+    assert any("m stand for more than 20 things" in flag.why and flag.holds_all for flag in flags)
+
+
+def is_public_module(name: str) -> bool:
+    return name.isalpha() and isinstance(getattr(torch, name), type(torch))
+
+
 @pytest.mark.parametrize(
-    ("reached", "all_of_them"), [("from labkit.checks import judge", True), ("f.__closure__", False)]
+    ("reached", "all_of_them"),
+    [
+        ("from labkit.checks import judge", True),
+        ("f.__closure__", False),
+        ("open('x')", False),
+        ("from torch.utils.data import DataLoader", False),
+        ("exec('x')", True),
+        ("eval('x')", True),
+        ("__import__('x')", True),
+        ("globals()['x']", True),
+        ("import sys\n    sys.modules['x']", True),
+        ("import gc\n    gc.get_objects()", True),
+        ("import inspect\n    inspect.stack()", True),
+        ("import importlib\n    importlib.import_module(f)", True),
+        ("import enum\n    enum.bltns", True),
+        ("import enum\n    enum.sys", True),
+        ("import pickle\n    pickle.loads(f)", True),
+        ("import numpy as np\n    np.load(f, allow_pickle=True)", True),
+        ("import torch\n    torch.load(f, weights_only=False)", True),
+        ("import typing\n    typing.get_type_hints(f)", True),
+        ("import typing\n    typing._eval_type(f, {}, {})", True),
+        ("import dataclasses\n    dataclasses._create_fn('f', (), ['1'])", True),
+        ("import ctypes", True),
+        ("import subprocess", True),
+        ("import os\n    os.system(f)", True),
+        ("import os\n    os.cpu_count()", False),
+        ("f.tb_frame.f_globals", True),
+        ("f.gi_frame", True),
+        ("f.__globals__", True),
+        ("getattr(f, '__globals__')", True),
+        ("object.__subclasses__()", True),
+        ("f.__self__", True),
+        ("import operator\n    operator.attrgetter(f)", True),
+        ("import torch\n    getattr(torch, f)", True),
+        ("getattr(f, 'f_' + 'back')", True),
+        ("find = getattr", True),
+    ],
 )
 def test_who_can_ask_the_checks_waits_for_all_points(reached: str, all_of_them: bool) -> None:
     flags = scan(collect([Cell("cell 1", f"def f():\n    {reached}")], F_ID, ["f"]))
-    assert all(flag.holds for flag in flags)
+    assert flags
     assert any(flag.holds_all for flag in flags) is all_of_them
 
 
