@@ -126,6 +126,45 @@ ATTACKS = [
         "import timeit",
     ),
     _reached(
+        "record-by-builtins-of-another",
+        "runs a text with what another module calls the builtins",
+        f"""
+        found = {{}}
+        enum.bltns.exec("import " + {MODULE} + " as c; recorder = c." + {BUILT} + "()", found)
+        recorder = found["recorder"]
+        """,
+        "import enum",
+    ),
+    _reached(
+        "record-by-dataclass",
+        "has what writes the methods of dataclasses write a function",
+        f"""
+        text = "import " + {MODULE} + " as c"
+        recorder = dataclasses._create_fn("f", (), [text, "return c." + {BUILT} + "()"])()
+        """,
+        "import dataclasses",
+    ),
+    _reached(
+        "record-by-forward-reference",
+        "has a list's kind looked at, which is a text",
+        f"""
+        kind = typing.List["labkit.rec" + "ord.current." + {BUILT} + "()"].__args__[0]
+        recorder = kind._evaluate({{"labkit": labkit}}, {{}}, frozenset())
+        """,
+        "import labkit, typing",
+    ),
+    _reached(
+        "record-by-array",
+        "has numpy read an array of objects",
+        """
+        head = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\\n"
+        data = np.lib.format.magic(1, 0) + len(head).to_bytes(2, "little") + head
+        data += b"(lclabkit.record.current\\ncurrent_" + b"recorder\\n(tRa."
+        recorder = np.lib.format.read_array(io.BytesIO(data), True)[0]
+        """,
+        "import io\nimport numpy as np",
+    ),
+    _reached(
         "record-by-pattern-of-a-class",
         "looks up an attribute by a pattern whose class says which one",
         f"""
