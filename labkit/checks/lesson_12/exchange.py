@@ -112,8 +112,8 @@ def _tell(rank: Rank, group: Any) -> None:
 
 
 def _exchange(rank: Rank) -> None:
-    """Answers out, grad; recordings forward and backward; fact kept: numbers that are no whole ones, kept for
-    backward.
+    """Answers out, grad; recordings forward and backward; fact kept: numbers that are no whole ones, in
+    memory kept for backward, be it by a view of none of them.
     """
     _send(rank, enter_group(rank))
 
@@ -126,7 +126,8 @@ def _send(rank: Rank, group: Any) -> None:
     rank.answer("out", out)
     node = out.grad_fn
     held = tree_iter([getattr(node, "saved_tensors", ()), getattr(node, "__dict__", {})])
-    rank.fact("kept", sum(t.numel() for t in held if isinstance(t, Tensor) and t.is_floating_point()))
+    numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
+    rank.fact("kept", sum(t.untyped_storage().nbytes() // t.element_size() for t in numbers))
     if "groups" in rank.params:  # between the two, a call of everybody, in another dtype
         nobody = [0] * rank.case.ranks
         rank.student.AllToAll.apply(leaf[:0].half(), nobody, nobody, rank.group)
