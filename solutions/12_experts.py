@@ -376,8 +376,10 @@ prediction("rows that leave, of all", your_part, "(n - 1) / n = 2/3", "computed"
 # ### Exercise: a layer of experts over ranks
 #
 # Keep the router and the modules that are handed over themselves, as a parameter and as modules of the layer:
-# others hold them too. What is frozen stays frozen. Rows travel in the tokens' dtype, and only those there
-# are. One all-to-all of counts and two of rows in forward, two in backward, and each expert is called once.
+# others hold them too. What is frozen stays frozen: the router may be, and the experts of some ranks; tokens
+# get their gradients and every rank takes part all the same. Rows travel in the tokens' dtype, and only those
+# there are. One all-to-all of counts and two of rows in forward, two in backward, and each expert is called
+# once, also in evaluation and without a graph, and where it has no rows.
 #
 # <details><summary>Hint</summary>
 #
@@ -926,8 +928,8 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 # ### Exercise: one norm, each expert once
 #
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
-# Layouts and dtypes may differ as before, and again no gradient is rounded to the dtype of another. The norm
-# that a call returned stays what it is when the next call comes.
+# Layouts and dtypes may differ as before, and gradients may be views of one buffer; again no gradient is
+# rounded to another dtype. The norm that a call returned stays what it is when the next call comes.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>

@@ -104,7 +104,9 @@ def _spread_cases(seed: int) -> list[Case]:
         spread_case("unseen: five ranks, three experts a token", "values", 5, tokens, [4, 3, 1], 3, seed),
         spread_case("unseen: two ranks", "values", 2, tokens[:2], shape, 1, seed, dtype="float32"),
         spread_case("unseen: idle", "idle", 3, tokens[:3], [4, 3, 2], 2, seed, idle=[0, 4, 5], still=[0]),
-        spread_case("unseen: nothing to send", "empty", 3, [0, tokens[0], 0], shape, 2, seed, plain=[2]),
+        spread_case(
+            "unseen: nothing to send", "empty", 3, [0, tokens[0], 0], shape, 2, seed, plain=[2], idle=[4, 5]
+        ),
         spread_case(
             "unseen: bfloat16", "low", 2, tokens[:2], [8, 4, 3], 2, seed, dtype="bfloat16", offset=48.0
         ),
@@ -215,7 +217,19 @@ def _reduce_cases(seed: int) -> list[Case]:
     return [
         reduce_case("unseen: two over three", "values", 2, 3, seed),
         reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32", turned=True),
-        reduce_case("unseen: one copy", "single", 1, 2, seed),
+        reduce_case(
+            "unseen: one copy", "single", 1, 2, seed, missing={"experts.1": [0], "experts.2": [0, 1]}
+        ),
+        reduce_case(
+            "unseen: float16 beside bfloat16",
+            "mixed",
+            2,
+            1,
+            seed,
+            dtype="float16",
+            narrow=["shared.1", "experts.1"],
+            large=["shared.1", "experts.1"],
+        ),
         reduce_case(
             "unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}, turned=True
         ),
@@ -239,12 +253,20 @@ def _clip_cases(seed: int) -> list[Case]:
     most = draw.uniform(0.5, 2.0)
     nothing_here = {"experts.0": [0], "experts.1": [0]}
     return [
-        clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most),
+        clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most, buffer=True),
         clip_case("unseen: float32", "values", 2, 2, seed, max_norm=most, dtype="float32"),
         clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
         clip_case("unseen: no bound", "small", 1, 2, seed, max_norm=math.inf),
         clip_case("unseen: nothing, a bound of 0", "small", 2, 2, seed, scale=0.0, max_norm=0.0),
-        clip_case("unseen: missing", "missing", 2, 2, seed, missing={"shared.0": [0, 1], "experts.1": [1]}),
+        clip_case(
+            "unseen: missing",
+            "missing",
+            2,
+            2,
+            seed,
+            missing={"shared.0": [0, 1], "experts.1": [1]},
+            earlier=["shared.1", "experts.0"],
+        ),
         clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared", missing=nothing_here),
         clip_case("unseen: another layout, float32", "turned", 2, 1, seed, turned=True, dtype="float32"),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),

@@ -18,13 +18,15 @@ from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
 from labkit.checks.shared.split import drawn
 
+FACTORS_ALIKE = 1e-11  # far more than float64 loses, far less than float32 does
 SHAPES: Shapes = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 
 
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
     """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None.
     frozen: the ranks on which it does not ask for a gradient. without: the kind of which the model has no
-    parameters. bare: the places along a copy's ranks that have no experts. tuples, after_alone, turned,
+    parameters. bare: the places along a copy's ranks that have no experts. buffer: gradients are views of
+    one buffer. earlier: the parameters that had no gradient in an earlier call. tuples, after_alone, turned,
     narrow: as for `reduce_case`.
     """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
@@ -38,7 +40,7 @@ def _cases(seed: int) -> list[Case]:
     return [
         clip_case("two copies over two", "values", 2, 2, seed, late=[3]),
         clip_case("three copies, float32", "values", 3, 1, seed, max_norm=0.5, dtype="float32"),
-        clip_case("one copy over three", "values", 1, 3, seed, max_norm=7.0),
+        clip_case("one copy over three", "values", 1, 3, seed, max_norm=7.0, buffer=True),
         clip_case("a bound of 0", "values", 1, 2, seed, max_norm=0.0),
         clip_case("gradients stored column after column", "turned", 1, 2, seed, turned=True),
         clip_case("a small norm", "small", 2, 2, seed, scale=0.01),
@@ -109,6 +111,13 @@ def _clip(rank: Rank) -> None:
         alone, others = enter_alone(rank), parameters_of(rank, shapes)
         rank.student.clip_grad_norm(others["shared"], others["experts"], most, alone, alone)
     owned = parameters_of(rank, shapes)
+    if "earlier" in rank.params:
+        for kind, _, number in (name.partition(".") for name in rank.params["earlier"]):
+            owned[kind][int(number)].grad = None
+        rank.student.clip_grad_norm(owned["shared"], owned["experts"], most, sides.everyone, sides.replicas)
+        for kind, fresh in parameters_of(rank, shapes).items():
+            for parameter, other in zip(owned[kind], fresh, strict=True):
+                parameter.grad = other.grad
     with rank.recording("all"):
         norm = rank.student.clip_grad_norm(
             owned["shared"], owned["experts"], most, sides.everyone, sides.replicas
@@ -164,6 +173,25 @@ def _norm_kept(evidence: Evidence) -> Iterator[Finding]:
             yield same(told, answer.tensors["norm"], answer, "kept norm")
 
 
+def _factors_apart(gradient: Tensor, scaled: Tensor) -> float:
+    """How far apart the factors are, relative to the largest one, by which numbers were scaled."""
+    factors = (scaled / gradient)[gradient != 0]
+    if not len(factors) or not factors.any():
+        return 0.0
+    return ((factors.max() - factors.min()) / factors.abs().max()).item()
+
+
+def _in_float64(evidence: Evidence) -> Iterator[Finding]:
+    """Whether gradients in float64 were never in float32: the factor may have been."""
+    for answer in evidence.answers:
+        for name in _names(evidence.case, answer.rank):
+            gradient, scaled = evidence.inputs[f"{name}.{answer.rank}"], answer.tensors.get(name)
+            if gradient.dtype == torch.float64 and scaled is not None and scaled.shape == gradient.shape:
+                apart = _factors_apart(gradient, scaled)
+                told = f"all of gradient {name}, in float64, times one factor"
+                yield Finding(apart < FACTORS_ALIKE, told, f"factors differ by {apart:.1e}", answer.rank)
+
+
 BOTH = every(on_each(_right_norm), _scaled)
 RUN = Run(_clip, _inputs, own_names)
 EXERCISE = Exercise(
@@ -188,7 +216,7 @@ EXERCISE = Exercise(
             "All gradients, of any layout, are scaled by max_norm / norm, which is 0 where max_norm is.",
             "experts scaled by the norm of their own rank: then copies and ranks drift apart; or a copy"
             " scaled that reshape made",
-            {"values": _scaled, "turned": BOTH},
+            {"values": every(_scaled, _in_float64), "turned": BOTH},
         ),
         Property(
             "messages",

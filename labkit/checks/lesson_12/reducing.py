@@ -25,6 +25,7 @@ from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, each_on
 from labkit.checks.shared.split import drawn, dtype_of
 
 REDUCE_ID = "12.reduce-gradients"
+LARGE = 2**20
 Shapes = Mapping[str, tuple[tuple[int, ...], ...]]  # of the parameters of each kind
 SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (4, 2))}
 
@@ -34,7 +35,8 @@ def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **par
     zero. frozen: those on which it does not ask for one. without: the kind of which the model has no
     parameters. turned: matrices are stored column after column, their gradients too. late: the ranks that
     come last. tuples: parameters are handed over as tuples. after_alone: another model comes first, one that
-    every rank has for itself. narrow: parameters in bfloat16, whatever the others are in.
+    every rank has for itself. narrow: parameters in bfloat16, whatever the others are in. large: parameters
+    with gradients of which float16 would make infinities.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -78,6 +80,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     return {
         f"{kind}.{number}.{rank}": gradient.to(dtype_of_gradient(case, f"{kind}.{number}"))
         * (rank not in zero.get(f"{kind}.{number}", []))
+        * (LARGE if f"{kind}.{number}" in case.params.get("large", []) else 1)
         for rank in range(case.ranks)
         for kind, shapes in shapes_of(case, SHAPES).items()
         for number, gradient in enumerate(drawn(case, generator, *shape) for shape in shapes)
@@ -103,7 +106,17 @@ def parameters_of(rank: Rank, of_kinds: Shapes) -> dict[str, Sequence[nn.Paramet
     for kind, shapes in of_kinds.items():
         found = [_parameter(rank, f"{kind}.{number}", shape) for number, shape in enumerate(shapes)]
         owned[kind] = tuple(found) if rank.params.get("tuples") else found
+    if rank.params.get("buffer"):
+        _into_one_buffer([parameter for found in owned.values() for parameter in found])
     return owned
+
+
+def _into_one_buffer(parameters: Sequence[nn.Parameter]) -> None:
+    """Gradients, which all parameters have, become views of one tensor."""
+    buffer = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+    parts = buffer.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)
 
 
 def _parameter(rank: Rank, name: str, shape: tuple[int, ...]) -> nn.Parameter:
