@@ -21,11 +21,17 @@ class Gathered(Evidence):
 
     def _whole(self, index: int) -> Whole:
         state = {part: self.inputs[f"{part}.{index}"] for part in PARTS}
-        return Whole(self.inputs[f"router.{index}"], make_experts(state), self.case.params["k"])
+        whole = Whole(self.inputs[f"router.{index}"], make_experts(state), self.case.params["k"])
+        whole.router.requires_grad_(not self.case.params.get("frozen_router", False))
+        local = self.case.params["shape"][2]
+        for number, expert in enumerate(whole.experts):
+            owner = groups_of(self.case)[index][number // local]
+            expert.requires_grad_(owner not in self.case.params.get("frozen_experts", []))
+        return whole
 
     @cached_property
     def once(self) -> dict[int, dict[str, Tensor]]:
-        """Rank -> output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME."""
+        """Rank -> output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME; none of what is frozen."""
         expected: dict[int, dict[str, Tensor]] = {}
         for index, members in enumerate(groups_of(self.case)):
             whole = self._whole(index)
@@ -35,8 +41,9 @@ class Gathered(Evidence):
                 out = whole(tokens)
                 (out * self.inputs[f"grad.{rank}"]).sum().backward()
                 assert tokens.grad is not None
-                assert whole.router.grad is not None
-                own = {"output": out.detach(), "grad.tokens": tokens.grad, "grad.router": whole.router.grad}
+                own = {"output": out.detach(), "grad.tokens": tokens.grad}
+                if whole.router.grad is not None:
+                    own["grad.router"] = whole.router.grad
                 if rank in self.case.params.get("plain", []):
                     del own["grad.tokens"]
                 expected[rank] = own | {"evaluated": whole(self.inputs[f"tokens.{rank}.1"]).detach()}
@@ -68,12 +75,14 @@ class Gathered(Evidence):
         found: dict[str, Tensor] = {}
         for number in range(local):
             for name, parameter in whole.experts[position * local + number].named_parameters():
+                if what == "grad" and not parameter.requires_grad:
+                    continue
                 tensor = parameter.grad if what == "grad" else parameter.detach()
                 found[f"{what}.{number}.{name}"] = torch.zeros_like(parameter) if tensor is None else tensor
         return found
 
-    def visits(self, rank: int) -> Tensor:
+    def visits(self, rank: int, step: int = 0) -> Tensor:
         """[E]: how many of a rank's tokens visit each expert of its group."""
         router = self.inputs[f"router.{place_of(self.case, rank).index}"]
-        found = routed(self.inputs[f"tokens.{rank}.0"], router, self.case.params["k"])
+        found = routed(self.inputs[f"tokens.{rank}.{step}"], router, self.case.params["k"])
         return torch.bincount(found.experts.flatten(), minlength=len(router))

@@ -22,6 +22,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import (
     SCALE,
     STEPS,
+    Call,
     calls_of,
     calls_text,
     descend,
@@ -29,7 +30,7 @@ from labkit.checks.shared.beside import (
     same,
     stays_in_group,
 )
-from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
 
 SPREAD_ID = "12.expert-parallel"
@@ -40,8 +41,9 @@ def spread_case(
 ) -> Case:
     """tokens: of each rank. shape: [h, f, experts of a rank]. idle: experts that nobody visits. still: ranks
     whose output gets gradients of zero. offset: what is added to all numbers of the router, which changes no
-    probability and is rounded off in 16 bits. plain: ranks whose tokens need no gradient. late: the ranks
-    that come last to what is recorded.
+    probability and is rounded off in 16 bits. plain: ranks whose tokens need no gradient. frozen_router:
+    whether it is, on all ranks. frozen_experts: the ranks whose experts are. late: the ranks that come last
+    to what is recorded.
     """
     own_parts = kind == "own-parts"
     settings = {"tokens": tokens, "shape": shape, "k": k, **params}
@@ -60,7 +62,20 @@ def _cases(seed: int) -> list[Case]:
         spread_case(
             "tokens in bfloat16", "low", 3, [6, 4, 5], [8, 4, 2], 2, seed, dtype="bfloat16", offset=32.0
         ),
+        spread_case(
+            "frozen, and tokens without gradient",
+            "empty",
+            2,
+            [5, 4],
+            [4, 3, 2],
+            2,
+            seed,
+            plain=[0],
+            frozen_router=True,
+            frozen_experts=[0],
+        ),
         spread_case("called again before backward", "again", 2, [6, 4], [4, 3, 2], 2, seed),
+        spread_case("a frozen router", "again", 2, [4, 5], [4, 3, 2], 2, seed, frozen_router=True),
         spread_case("crossed groups", "subgroup", 4, [4, 6, 5, 3], [4, 3, 2], 2, seed, groups=CROSSED),
         spread_case("alone", "alone", 1, [7], [4, 3, 4], 2, seed, idle=[1]),
         spread_case("all parts your own", "own-parts", 3, [4, 6, 5], [4, 3, 2], 2, seed),
@@ -108,6 +123,9 @@ def _build(rank: Rank, group: dist.ProcessGroup) -> tuple[nn.Module, nn.Paramete
     its parameters are trained now.
     """
     router, experts = nn.Parameter(rank.inputs["router"].clone()), make_experts(rank.inputs)
+    router.requires_grad_(not rank.params.get("frozen_router", False))
+    for expert in experts:
+        expert.requires_grad_(rank.rank not in rank.params.get("frozen_experts", []))
     module = rank.student.ExpertParallel(router, experts, rank.params["k"], group)
     small = nn.Parameter(router.new_zeros(rank.case.ranks, router.shape[1]), requires_grad=False)
     one = make_experts({p: rank.inputs[p][:1] for p in PARTS})[0].requires_grad_(False)
@@ -130,9 +148,9 @@ def _tokens(rank: Rank, step: int) -> Tensor:
 
 def _once(rank: Rank) -> None:
     """Forward and backward, and between them a forward in evaluation, of kind "again" in training too.
-    Answers output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward and backward;
-    fact seen: the rows of each call of each expert in forward and backward; fact changed: tokens that are no
-    longer as they were.
+    Answers output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward, evaluation and
+    backward; fact seen: the rows of each call of each expert in forward and backward; fact evaluated: those
+    in evaluation; fact changed: tokens that are no longer as they were.
     """
     group = enter_group(rank)
     module, router, experts = _build(rank, group)
@@ -146,8 +164,10 @@ def _once(rank: Rank) -> None:
     rank.answer("output", out)
     forward = [list(calls) for calls in seen]
     module.eval()
-    with torch.no_grad():
-        rank.answer("evaluated", module(others))
+    with torch.no_grad(), rank.recording("evaluation"):
+        evaluated_out = module(others)
+    rank.answer("evaluated", evaluated_out)
+    rank.fact("evaluated", [calls[len(f) :] for f, calls in zip(forward, seen, strict=True)])
     module.train()
     if rank.case.kind == "again":
         module(_tokens(rank, 1)[1:])  # another micro-batch, whose backward is not due yet
@@ -177,7 +197,7 @@ def _train(rank: Rank, group: dist.ProcessGroup) -> None:
         descend(module)
     rank.answer("trained.tokens", tokens.grad)
     named = [(f"{i}.{name}", p) for i, expert in enumerate(experts) for name, p in expert.named_parameters()]
-    rank.fact("bare", [name for name, parameter in named if parameter.grad is None])
+    rank.fact("bare", [name for name, p in named if p.requires_grad and p.grad is None])
     rank.answer("trained.router", router)
     _answer_experts(rank, "trained", experts, lambda p: p)
 
@@ -240,29 +260,46 @@ def _trained(evidence: Gathered) -> Iterator[Finding]:
 
 
 def _messages(evidence: Gathered, answer: RankAnswer) -> Iterator[Finding]:
-    """Forward: counts, rows there, rows back. Backward: twice rows."""
+    """Forward, and in evaluation, with other tokens: counts, rows there, rows back. Backward: twice rows."""
     place, local = place_of(evidence.case, answer.rank), evidence.case.params["shape"][2]
-    row = evidence.case.params["shape"][0] * evidence.inputs[f"tokens.{answer.rank}.0"].element_size()
-    own = evidence.visits(answer.rank).view(place.size, local).sum(1)
-    mine = slice(place.position * local, (place.position + 1) * local)
-    theirs = torch.stack([evidence.visits(rank)[mine].sum() for rank in place.members])
-    out, back = (int(rows.sum()) * row for rows in (own, theirs))
-    rows = [("all_to_all", out), ("all_to_all", back)]
     counts = [("all_to_all", num_bytes * local * place.size) for num_bytes in COUNT_BYTES]
-    for phase, allowed in (("forward", [[one, *rows] for one in counts]), ("backward", [rows])):
+    rows, others = (_rows_calls(evidence, answer.rank, step) for step in range(2))
+    for phase, allowed in (
+        ("forward", [[one, *rows] for one in counts]),
+        ("evaluation", [[one, *others] for one in counts]),
+        ("backward", [rows]),
+    ):
         seen = calls_of(answer, phase)
         right = sorted(seen) in map(sorted, allowed)
         told = f"{phase}: {calls_text(allowed[0])}"
         yield Finding(right, told, f"{phase}: {calls_text(seen)}", answer.rank)
 
 
-def _one_call_each(evidence: Gathered, answer: RankAnswer) -> Finding:
+def _rows_calls(evidence: Gathered, rank: int, step: int) -> list[Call]:
+    """The calls in which a rank's rows leave it and those of its experts arrive, in either order."""
+    place, local = place_of(evidence.case, rank), evidence.case.params["shape"][2]
+    row = evidence.case.params["shape"][0] * evidence.inputs[f"tokens.{rank}.{step}"].element_size()
+    own = evidence.visits(rank, step).sum()
+    return [("all_to_all", int(rows) * row) for rows in (own, _arrived(evidence, place, local, step).sum())]
+
+
+def _arrived(evidence: Gathered, place: Place, local: int, step: int) -> Tensor:
+    """[local]: the rows of all ranks for each of a rank's experts."""
+    visits = torch.stack([evidence.visits(rank, step) for rank in place.members]).sum(0)
+    return visits[place.position * local : (place.position + 1) * local]
+
+
+def _one_call_each(evidence: Gathered, answer: RankAnswer) -> Iterator[Finding]:
     place, local = place_of(evidence.case, answer.rank), evidence.case.params["shape"][2]
-    visits = torch.stack([evidence.visits(rank) for rank in place.members]).sum(0)
-    expected = [[int(rows)] for rows in visits[place.position * local : (place.position + 1) * local]]
-    seen = answer.facts["seen"]
-    told = f"one call of each expert, with the rows of all ranks: {expected} rows"
-    return Finding(seen == expected, told, f"{seen}", answer.rank)
+    for step, (fact, when) in enumerate((("seen", ""), ("evaluated", ", evaluated without a graph"))):
+        expected = [[int(rows)] for rows in _arrived(evidence, place, local, step)]
+        told = f"one call of each expert{when}, with the rows of all ranks: {expected} rows"
+        seen = answer.facts[fact]
+        yield Finding(seen == expected, told, f"{seen}", answer.rank)
+
+
+def _judge_calls(evidence: Gathered) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _one_call_each(evidence, answer))
 
 
 def _judge_messages(evidence: Gathered) -> Iterator[Finding]:
@@ -300,7 +337,7 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             3,
-            "Tokens and router get the gradients of one process.",
+            "Tokens and router get the gradients of one process, tokens also where the router is frozen.",
             "gates taken out of the graph; or rows that come back to others' places in backward, or by the"
             " splits of a later call",
             dict.fromkeys(("values", "again"), _is("grad.tokens", "grad.router")),
@@ -336,7 +373,7 @@ EXERCISE = Exercise(
             2,
             "Each expert is called once, with the rows of all ranks together.",
             "a call for each rank that rows came from: rows of an expert have to lie together first",
-            dict.fromkeys(("values", "idle"), on_each(_one_call_each)),
+            dict.fromkeys(("values", "idle"), _judge_calls),
         ),
         Property(
             "idle",
@@ -351,7 +388,7 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A rank without tokens takes part, and sends no rows of its own; so does one whose tokens need no"
-            " gradient.",
+            " gradient, where router and experts are frozen too.",
             "the other ranks wait for it in forward, or in backward, in training or in evaluation",
             {"empty": every(EVERYTHING, _plain_stay, _trained, _judge_messages)},
         ),
