@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from autograder.grade.scan import CellClues, Clues, clues_of
+from autograder.grade.clues import CellClues, Clues, clues_of
 from labkit.checks.source.statements import ParsedCell, parse_cell
 from labkit.checks.source.submission import Cell
 
