@@ -68,11 +68,12 @@ class JobEvidence:
     """One job that ran to its end.
 
     calls, num_bytes: of what the judge goes by, in all ranks; kinds: (operation, bytes, how many) of the
-    same; largest: bytes of the largest call; native: calls the hooks did not see; recorded: calls and bytes
-    of all that Python called, wherever in a case; groups: how many were made, counted on each rank; least,
-    most: bytes that such calls can have put on the network; wire: bytes that were on it; resent: segments
-    sent again, as happens on a loopback too when a receiver is full; pairs: bytes from rank to rank, empty
-    where that is not counted; missing: ranks whose record is not there or cannot be read.
+    same; native: calls the hooks did not see; recorded: calls and bytes of all that Python called, wherever
+    in a case; largest: bytes of the largest of these, as TCP sends any again; groups: how many were made,
+    counted on each rank; least, most: bytes that such calls can have put on the network; wire: bytes that
+    were on it; resent: segments sent again, as happens on a loopback too when a receiver is full; pairs:
+    bytes from rank to rank, empty where that is not counted; missing: ranks whose record is not there or
+    cannot be read.
     """
 
     exercise: str
@@ -235,7 +236,7 @@ def job_evidence(
         cases=tuple(case.name for case in request.cases),
         calls=len(claimed),
         num_bytes=sum(call.num_bytes for call in claimed),
-        largest=max((call.num_bytes for call in claimed), default=0),
+        largest=max((call.num_bytes for call in [*claimed, *from_python]), default=0),
         native=sum(_past_the_hooks(calls or ()) for calls in recorded.values()),
         wire=sum(map(sum, counted.sent)) if counted else traffic.bytes if traffic else 0,
         resent=counted.resent if counted else traffic.resent if traffic else 0,
