@@ -362,6 +362,22 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor has been changed in place, through whatever shows its memory."""
+    return tensor._version
+
+
+def part_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """What holds the bytes: of a DTensor, as FSDP's parameters are, this rank's own part."""
+    own: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The indices and the values of a sparse tensor in coordinate form, whether or not that is coalesced."""
+    return [tensor._indices(), tensor._values()]
+
+
 def quieten_elastic() -> None:
     """Have torch's agent not log that ranks failed: each failure is told once, by the diagnosis.
 

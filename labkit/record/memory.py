@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from labkit.torch_private import storage_key
+from labkit.torch_private import part_of_this_rank, storage_key, version_of
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,8 @@ class StepMemory:
 
 def tensor_bytes(tensors: Iterable[Tensor | None]) -> int:
     """Bytes of the storages behind these tensors, each storage once."""
-    storages = [_of_this_rank(t).untyped_storage() for t in tensors if t is not None]
+    storages = [part_of_this_rank(t).untyped_storage() for t in tensors if t is not None]
     return sum({storage_key(s): s.nbytes() for s in storages}.values())
-
-
-def _of_this_rank(tensor: Tensor) -> Tensor:
-    """What holds the bytes: of a DTensor, which FSDP's parameters are, this rank's own part."""
-    own: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return own
 
 
 class SavedTensors:
@@ -71,11 +65,11 @@ class SavedTensors:
         return sum(storage.nbytes() for storage in self._kept.values())
 
     def _note(self, tensor: Tensor) -> tuple[Tensor, int]:
-        storage = _of_this_rank(tensor).untyped_storage()
+        storage = part_of_this_rank(tensor).untyped_storage()
         if storage_key(storage) not in self._left_out:
             self._kept[storage_key(storage)] = storage
         # A result that is kept as it is holds itself, and is never freed.
-        return tensor.detach(), tensor._version
+        return tensor.detach(), version_of(tensor)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -89,10 +83,11 @@ class SavedTensors:
 def _as_it_was(saved: tuple[Tensor, int]) -> Tensor:
     """torch compares versions itself only where no hook is."""
     tensor, version = saved
-    if tensor._version != version:
+    now = version_of(tensor)
+    if now != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a tensor of shape {tuple(tensor.shape)}, {tensor._version - version} times since it was saved"
+            f"a tensor of shape {tuple(tensor.shape)}, {now - version} times since it was saved"
         )
     return tensor
 

@@ -20,6 +20,7 @@ from labkit.checks.case import Case, RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.shared.places import place_of
+from labkit.torch_private import sparse_parts
 
 LEARNING_RATE = 0.1
 SCALE = 0.02  # of the sum of squares: a few steps should change weights, not blow them up
@@ -176,7 +177,7 @@ def _with_memory(tensor: Tensor) -> list[Tensor]:
     if tensor.is_meta:
         return []
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return sparse_parts(tensor)
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
