@@ -14,7 +14,7 @@ from labkit.launch.handover.reserved import read_reserved
 from labkit.record.state import FAILED, FINISHED, IDLE, PHASES, STARTING, WAITING, State, StatePage
 
 _CATCH_UP = 0.3  # seconds the other ranks get to reach the call in which one failed
-_STACK_PATIENCE = 0.15
+_STACK_PATIENCE = 0.5  # seconds; a rank that runs writes at once, on a busy machine when it has its turn
 SETTLED = (WAITING, FINISHED, IDLE)  # phases in which nothing happens until another rank does something
 
 
@@ -87,17 +87,21 @@ class Ranks:
             time.sleep(0.005)
 
     def write_stacks(self, pids: list[int], exits: list[Exit | None]) -> None:
-        """Have the ranks that still run write where they are, and wait a moment for it."""
+        """Have the ranks that still run write where they are, and wait a moment for it: until nothing more is
+        added, as it comes thread by thread.
+        """
         known = zip(self.numbers, pids, exits, strict=True)
         asked = {rank: pid for rank, pid, ended in known if ended is None and self._ready(rank)}
         before = {rank: _size(stack_path(self.directory, rank)) for rank in asked}
         for pid in asked.values():
             processes.send(pid, signal.SIGUSR2)
-        until = time.monotonic() + _STACK_PATIENCE
-        while time.monotonic() < until and any(
-            _size(stack_path(self.directory, rank)) == before[rank] for rank in asked
-        ):
-            time.sleep(0.003)
+        until, last = time.monotonic() + _STACK_PATIENCE, before
+        while asked and time.monotonic() < until:
+            time.sleep(0.005)
+            sizes = {rank: _size(stack_path(self.directory, rank)) for rank in asked}
+            if sizes == last and all(sizes[rank] != before[rank] for rank in asked):
+                return
+            last = sizes
 
     def _ready(self, rank: int) -> bool:
         """Whether the rank has come far enough for SIGUSR2 to ask for its stack, not to end it."""
