@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -86,58 +87,85 @@ def clues_of(source: str) -> dict[int, Clues]:
     }
 
 
+@dataclass(frozen=True)
+class _Around:
+    """What a statement's nodes are to one another. methods: what is called; read_from: by what an attribute
+    is read from, its name; dtypes: values of `dtype=`; imports: whether it imports something within itself.
+    """
+
+    methods: set[ast.expr]
+    read_from: dict[ast.expr, str]
+    dtypes: set[ast.expr]
+    imports: bool
+
+    @classmethod
+    def of(cls, statement: ast.stmt, nodes: Sequence[ast.AST]) -> _Around:
+        imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes)
+        return cls(
+            {node.func for node in nodes if isinstance(node, ast.Call)},
+            {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)},
+            {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"},
+            imports and not isinstance(statement, ast.Import),
+        )
+
+
 def _clues(statement: ast.stmt) -> Iterator[Clue]:
     yield from (Clue(line, why) for line, why in dict.fromkeys(detours(statement)))
     yield from (Clue(line, chain=name, use="handed") for name, line in handed_on(statement).items())
     nodes = [*ast.walk(statement)]
     yield from (Clue(node.lineno, chain=_chain(node), use="handed") for node in _handed_chains(nodes))
-    methods = {node.func for node in nodes if isinstance(node, ast.Call)}
-    within = any(isinstance(n, ast.Import | ast.ImportFrom) for n in nodes) and not isinstance(
-        statement, ast.Import
-    )
-    read_from = {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    dtypes = {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"}
+    around = _Around.of(statement, nodes)
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
-        if isinstance(node, ast.Call) and _goes_by_places(node) and (chain := _chain(node.func)):
-            yield Clue(line, chain=chain, use="unnamed")
-        if not _reads_modules(node):
-            yield from (Clue(line, why) for why in dict.fromkeys(_suspicions(node)))
-        elif node not in methods:  # called it is a model's own method, as sys.modules cannot be called
-            as_sys_has = node not in read_from or read_from[node] in dir(dict)  # or as a value, to go on with
-            yield Clue(line, chain="" if as_sys_has else _chain(node), use="modules")
-        if (
-            within
-            and isinstance(node, ast.Name)
-            and node.id in HAS_ALL_NAMES
-            and isinstance(node.ctx, ast.Load)
-        ):
-            yield Clue(line, f"reaches for {node.id}, beside what is imported there")
-        match node:
-            case ast.ImportFrom(module=str(module), names=names):
-                yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
-            case ast.Name(id=name) if name in HAS_ALL_NAMES or (name in PARTLY and node not in read_from):
-                yield Clue(line, chain=name, use="read")
-            case ast.Attribute(ctx=context) if chain := _chain(node):
-                yield Clue(line, chain=chain, use="read" if isinstance(context, ast.Load) else "set")
-            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if chain := _chain(
-                target
-            ):
-                yield Clue(line, chain=chain, use="patched")
-            case ast.Call(func=ast.Name(id="getattr"), args=[target, name, *_]) if chain := _chain(target):
-                if not isinstance(name, ast.Constant) and chain != "torch":
-                    yield Clue(line, use="looked_up")
-                match name:
-                    case ast.Constant(value=str(written)):
-                        yield Clue(line, chain=f"{chain}.{written}", use="read")
-                    case _ if node in dtypes and chain == "torch":
-                        pass  # `dtype=getattr(torch, kept)` is how a dtype's name is turned back
-                    case _:
-                        yield Clue(line, chain=chain, use="made")
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in TEXTS_OF_NUMBERS:
-                yield Clue(line, use="spelled")
-            case ast.ClassDef(bases=bases):
-                yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := _chain(base)))
+        yield from _by_itself(node, line, around)
+        yield from _by_chain(node, line, around)
+
+
+def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
+    """Clues that need no full name to be told, or are about all of a module's names."""
+    if isinstance(node, ast.Call) and _goes_by_places(node) and (chain := _chain(node.func)):
+        yield Clue(line, chain=chain, use="unnamed")
+    if not _reads_modules(node):
+        yield from (Clue(line, why) for why in dict.fromkeys(_suspicions(node)))
+    elif node not in around.methods:  # called it is a model's own method, as sys.modules cannot be called
+        read = around.read_from.get(cast(ast.expr, node))
+        as_sys_has = read is None or read in dir(dict)  # or as a value, to go on with
+        yield Clue(line, chain="" if as_sys_has else _chain(node), use="modules")
+    match node:
+        case ast.Name(id=name, ctx=ast.Load()) if around.imports and name in HAS_ALL_NAMES:
+            yield Clue(line, f"reaches for {name}, beside what is imported there")
+
+
+def _by_chain(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
+    """Dotted names, and how they are used."""
+    match node:
+        case ast.ImportFrom(module=str(module), names=names):
+            yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
+        case ast.Name(id=name) if name in HAS_ALL_NAMES or (name in PARTLY and node not in around.read_from):
+            yield Clue(line, chain=name, use="read")
+        case ast.Attribute(ctx=context) if chain := _chain(node):
+            yield Clue(line, chain=chain, use="read" if isinstance(context, ast.Load) else "set")
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if chain := _chain(target):
+            yield Clue(line, chain=chain, use="patched")
+        case ast.Call(func=ast.Name(id="getattr"), args=[target, name, *_]) if chain := _chain(target):
+            yield from _by_a_name(chain, name, line, as_dtype=node in around.dtypes)
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in TEXTS_OF_NUMBERS:
+            yield Clue(line, use="spelled")
+        case ast.ClassDef(bases=bases):
+            yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := _chain(base)))
+
+
+def _by_a_name(chain: str, name: ast.expr, line: int, as_dtype: bool) -> Iterator[Clue]:
+    """What `getattr(chain, name)` shows."""
+    if not isinstance(name, ast.Constant) and chain != "torch":
+        yield Clue(line, use="looked_up")
+    match name:
+        case ast.Constant(value=str(written)):
+            yield Clue(line, chain=f"{chain}.{written}", use="read")
+        case _ if as_dtype and chain == "torch":
+            pass  # `dtype=getattr(torch, kept)` is how a dtype's name is turned back
+        case _:
+            yield Clue(line, chain=chain, use="made")
 
 
 def _handed_chains(nodes: Sequence[ast.AST]) -> Iterator[ast.Attribute]:
