@@ -749,7 +749,8 @@ Table(
 # mean over all tokens of all ranks, to the precision of the sum you are given (all ranks together have 16
 # million tokens at most). One number may be sent. What you return is a scalar, of the dtype of `loss_sum` or
 # wider. A rank may have no tokens at all: it takes part in the averaging all the same, with gradients of
-# zeros.
+# zeros. Your function leaves `loss_sum` as it is: its value, and
+# what `loss_sum.backward()` itself would give.
 #
 # <details><summary>Hint</summary>Write the loss you want, $\sum_r S_r / \sum_r n_r$, as $\frac1d \sum_r
 # (\dots)$. What is in the parentheses?</details>

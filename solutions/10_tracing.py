@@ -483,9 +483,9 @@ Picture(figure, "Memory rises during forward to a peak and falls during backward
 # the device has done everything queued so far, `clock()` tells seconds. Run `warm_up` steps that do not
 # count, then `steps` that do, one behind the other: wait for the device once before them and once after
 # them, not in between. `measured_mfu` says what the run recomputed; decide what to make of that. `gpu` has
-# `dense_bf16` and `sparse_bf16`, FLOP/s of one GPU. Scores count for all $s^2$ positions, as
-# `train_step_flops` has it, and `config` may be a GPT or a Llama. A share above 1 is told as it is: then the
-# seconds are wrong, and somebody should see it.
+# `dense_bf16` and `sparse_bf16`, FLOP/s of one GPU. Scores count for all $s^2$ positions, as lesson 01's
+# `train_step_flops(config, sequence, batch)` has it, and `config` may be a GPT or a Llama. A share above 1 is
+# told as it is: then the seconds are wrong, and somebody should see it.
 
 
 # %% exercise="10.measured-mfu" difficulty=2 minutes=10
@@ -982,8 +982,8 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # %% [markdown]
 # ### Exercise: slow program 3
 #
-# Same weights, and no rank with more than 15% more tokens than the mean, or than the longest document where
-# that has more. (The lengths you are graded on can be divided like that; five equal documents on three ranks
+# Same weights, and no rank with more than 15% more tokens (to predict) than the mean, or than the longest
+# document where that has more. (The lengths you are graded on can be divided like that; five equal documents on three ranks
 # cannot.) There may be fewer documents than ranks. A document goes through the model whole and by itself: in
 # most models what comes of a token depends on all tokens before it. All ranks come to the same shares without
 # talking: every rank knows all documents, and no rank tells another what to do. The list of documents stays
