@@ -983,11 +983,11 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # ### Exercise: slow program 3
 #
 # Same weights, and no rank with more than 15% more tokens (to predict) than the mean, or than the longest
-# document where that has more. (The lengths you are graded on can be divided like that; five equal documents on three ranks
-# cannot.) There may be fewer documents than ranks. A document goes through the model whole and by itself: in
-# most models what comes of a token depends on all tokens before it. All ranks come to the same shares without
-# talking: every rank knows all documents, and no rank tells another what to do. The list of documents stays
-# as it is.
+# document where that has more. (The lengths you are graded on can be divided like that; five equal documents
+# on three ranks cannot.) There may be fewer documents than ranks. A document goes through the model whole and
+# by itself: in most models what comes of a token depends on all tokens before it. All ranks come to the same
+# shares without talking: every rank knows all documents, and no rank tells another what to do. The list of
+# documents stays as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best).</details>

@@ -867,7 +867,8 @@ labkit.check("11.sharded-loss", sharded_loss)
 # `TensorParallelBlock(block, group, streams)` is lesson 07's, from `labkit.parallel`: it makes a rank's part
 # of a block, and calls `block.attention.attend(q, k, v, dropout)` with tensors [b, a/t, c, d]. What you put
 # there decides how attention is computed. `streams` are lesson 07's `RandomStreams(seed, group)`, with the
-# tensor group: dropout draws from them, and where there is none any seed will do. A part's weights are copies.
+# tensor group: dropout draws from them, and where there is none any seed will do. A part's weights are
+# copies.
 #
 # ### Exercise: a GPT on divided sequences
 #
