@@ -12,6 +12,7 @@ from labkit.devices.placement import HOST, Home, Placement
 from labkit.devices.queues import LateCopy, Queue, Queues
 from labkit.devices.watched import Transfer
 from labkit.devices.watcher import Watcher
+from labkit.torch_private import storage_key
 
 
 class Machine:
@@ -73,9 +74,9 @@ class Machine:
             self._copy_late(queue, destination, source, to)
         else:
             queue.reach()
-            self._copy(destination, source)
             if not non_blocking:
-                queue.finish()
+                queue.finish()  # first: what is copied may be on its way to the host
+            self._copy(destination, source)
         return destination
 
     def _copy(self, destination: Tensor, source: Tensor) -> None:
@@ -84,15 +85,26 @@ class Machine:
 
     def _copy_late(self, queue: Queue, destination: Tensor, source: Tensor, to: Home) -> None:
         queue.reach()
+        memory = storage_key(source.untyped_storage())
+        first = [copy for copy in queue.to_host if copy.memory == memory]
         with self.watcher.pause(), torch.no_grad():
             kept = source.detach().clone() if to is HOST else source.detach()
             destination.data.fill_(float("nan") if destination.dtype.is_floating_point else 0)
-        copy = LateCopy(queue.device, lambda: self._copy(destination, kept))
+
+        def carry_out() -> None:
+            for copy in first:  # what came to the host before, on this stream, and is copied from there
+                copy.arrive()
+            self._copy(destination, kept)
+
+        copy = LateCopy(queue.device, storage_key(destination.untyped_storage()), carry_out)
         (queue.to_host if to is HOST else queue.to_device).append(copy)
 
     def _between_devices(self, one: Queue, other: Queue) -> None:
+        """A copy between devices comes after all that is queued on both, and before what follows."""
         for queue in (one, other):
             queue.reach()
+        one.wait_for(other.before)
+        other.wait_for(one.before)
         moment = max(one.free_at, other.free_at)
         one.not_before(moment)
         other.not_before(moment)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,11 +31,19 @@ class Busy:
 
 
 class LateCopy:
-    """A copy that arrives when it is waited for, by the host or on the device that it is queued on."""
+    """A copy that arrives when it is waited for, by the host or on the device that it is queued on.
 
-    def __init__(self, device: int, copy: Callable[[], None]) -> None:
-        self.device = device
+    memory: a number of the storage that it goes to, as `storage_key` has it.
+    """
+
+    def __init__(self, device: int, memory: int, copy: Callable[[], None]) -> None:
+        self.device, self.memory = device, memory
         self._copy: Callable[[], None] | None = copy
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether it was carried out."""
+        return self._copy is None
 
     def arrive(self) -> None:
         """Carry the copy out; nothing the second time."""
@@ -52,11 +61,24 @@ class Timeline:
         self.opened_at = 0.0
         self.host_waits = 0
         self.busy: list[Busy] = []
+        self._asked_in_vain = False  # and nothing has been queued since
 
     def note(self, queue: Queue, name: str, kind: str, start: float, end: float) -> None:
         """A queue is at work from `start` to `end` (time.monotonic())."""
         since = self.opened_at
+        self.goes_on()
         self.busy.append(Busy(queue.device, queue.number, name, kind, start - since, end - since))
+
+    def goes_on(self) -> None:
+        """The host queues something: it does not stand and ask."""
+        self._asked_in_vain = False
+
+    def has_come(self, moment: float) -> bool:
+        """Whether it is `moment` (time.monotonic()) by now. Who asks until it is has waited, once."""
+        come = time.monotonic() >= moment
+        self.host_waits += come and self._asked_in_vain
+        self._asked_in_vain = not come
+        return come
 
 
 class Queue:
@@ -66,23 +88,24 @@ class Queue:
         self.timeline, self.device, self.number = timeline, device, number
         self.free_at = 0.0  # time.monotonic() when the work queued so far is done
         self.to_device: list[LateCopy] = []
-        self.to_host: list[LateCopy] = []
+        self.to_host: list[LateCopy] = []  # queued here, or on a stream that this one has waited for
         self._elsewhere: list[LateCopy] = []  # to other devices, whose own streams may not have waited
 
     @property
-    def before(self) -> list[LateCopy]:
-        """The copies to devices that what is queued here from now on comes after."""
-        return [*self.to_device, *self._elsewhere]
+    def before(self) -> Before:
+        """The copies that what is queued here from now on comes after."""
+        return Before((*self.to_device, *self._elsewhere), tuple(self.to_host))
 
-    def wait_for(self, copies: Iterable[LateCopy]) -> None:
+    def wait_for(self, before: Before) -> None:
         """What is queued here from now on comes after these. Those to another device have not arrived for
-        what works there, unless it waits for something that is queued here.
+        what works there, and those to the host not for the host, unless it waits for something that is queued
+        here.
         """
-        for copy in copies:
+        for copy in before.to_devices:
             if copy.device == self.device:
                 copy.arrive()
-            else:
-                self._elsewhere.append(copy)
+        self._elsewhere = _under_way(self._elsewhere, before.to_devices)
+        self.to_host = _under_way(self.to_host, before.to_host)
 
     def add(self, seconds: float, name: str, kind: str) -> None:
         """Queue work of a fixed duration."""
@@ -96,6 +119,7 @@ class Queue:
 
     def reach(self) -> None:
         """Copies to the device that were queued here come before what is queued next."""
+        self.timeline.goes_on()
         while self.to_device:
             self.to_device.pop(0).arrive()
 
@@ -103,10 +127,32 @@ class Queue:
         """The host waits until everything queued here is done."""
         self.timeline.host_waits += 1
         time.sleep(max(0.0, self.free_at - time.monotonic()))
+        self.arrive()
+
+    def arrive(self) -> None:
+        """All that is queued here is done, and the host knows it."""
         self.reach()
         for others in (self.to_host, self._elsewhere):
             while others:
                 others.pop(0).arrive()
+
+
+@dataclass(frozen=True)
+class Before:
+    """The copies that something comes after, in their order."""
+
+    to_devices: tuple[LateCopy, ...] = ()
+    to_host: tuple[LateCopy, ...] = ()
+
+    def arrive(self) -> None:
+        """The host knows that they are done."""
+        for copy in (*self.to_devices, *self.to_host):
+            copy.arrive()
+
+
+def _under_way(*copies: Iterable[LateCopy]) -> list[LateCopy]:
+    """Those that have not arrived, each once: two streams may wait for one another again and again."""
+    return [copy for copy in dict.fromkeys(chain(*copies)) if not copy.has_arrived]
 
 
 class Queues:

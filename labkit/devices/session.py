@@ -66,7 +66,9 @@ class StandIns(Watched):
 
     @property
     def host_waits(self) -> int:
-        """How often the host has waited for a device: for a value, a copy, an event, or everything."""
+        """How often the host has waited for a device: for a value, a copy, an event, or everything; to ask
+        again and again whether an event has happened is to wait for it.
+        """
         return self.machine.queues.timeline.host_waits
 
     def allocated(self, index: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from labkit.devices.queues import LateCopy, Queue, Queues
+from labkit.devices.queues import Before, Queue, Queues
 
 
 class Stream:
@@ -45,8 +45,11 @@ class Stream:
         self.queue.finish()
 
     def query(self) -> bool:
-        """Whether everything queued here is done."""
-        return time.monotonic() >= self.queue.free_at
+        """Whether everything queued here is done: then the host may read what came from here."""
+        done = self.queue.timeline.has_come(self.queue.free_at)
+        if done:
+            self.queue.arrive()
+        return done
 
     def __enter__(self) -> Stream:
         self._before = self._queues.enter(self.queue)
@@ -71,14 +74,13 @@ class Event:
     def __init__(self, queues: Queues, enable_timing: bool = False, **_: object) -> None:
         self._queues, self._timed = queues, enable_timing
         self.moment = 0.0
-        self._before: list[LateCopy] = []
-        self._host: list[LateCopy] = []
+        self._before = Before()
 
     def record(self, stream: Stream | None = None) -> None:
         """The event happens when what is queued on `stream` (the current one) by now is done."""
         queue = stream.queue if stream is not None else self._queues.current()
         self.moment = max(time.monotonic(), queue.free_at)
-        self._before, self._host = queue.before, list(queue.to_host)
+        self._before = queue.before
 
     def wait(self, stream: Stream | None = None) -> None:
         """`stream` (the current one) waits for the event."""
@@ -90,12 +92,14 @@ class Event:
         """The host waits for the event."""
         self._queues.timeline.host_waits += 1
         time.sleep(max(0.0, self.moment - time.monotonic()))
-        for copy in (*self._before, *self._host):
-            copy.arrive()
+        self._before.arrive()
 
     def query(self) -> bool:
-        """Whether the event has happened."""
-        return time.monotonic() >= self.moment
+        """Whether the event has happened: then the host may read what came before it."""
+        happened = self._queues.timeline.has_come(self.moment)
+        if happened:
+            self._before.arrive()
+        return happened
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to `end`."""

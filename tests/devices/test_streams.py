@@ -74,6 +74,109 @@ def test_a_copy_to_the_host_is_there_after_synchronizing(gpus):
     assert y.tolist() == [1.0] * 4  # as it was when the copy was asked for
 
 
+def _after_a_poll(main, side):
+    while not side.query():
+        pass
+
+
+def _after_an_event_is_polled(main, side):
+    event = side.record_event()
+    while not event.query():
+        pass
+
+
+def _after_what_waits_is_waited_for(main, side):
+    main.wait_stream(side)
+    main.synchronize()
+
+
+def _after_a_value_behind_it(main, side):
+    main.wait_event(side.record_event())
+    torch.ones((), device="cuda:0").item()
+
+
+def _after_an_event_behind_it(main, side):
+    main.wait_stream(side)
+    main.record_event().synchronize()
+
+
+def _after_another_device_that_waits(main, side):
+    torch.cuda.current_stream("cuda:1").wait_stream(side)
+    torch.cuda.synchronize("cuda:1")
+
+
+ARRIVALS = [
+    _after_a_poll,
+    _after_an_event_is_polled,
+    _after_what_waits_is_waited_for,
+    _after_a_value_behind_it,
+    _after_an_event_behind_it,
+    _after_another_device_that_waits,
+]
+
+
+@pytest.mark.parametrize("wait", ARRIVALS, ids=lambda wait: wait.__name__)
+def test_every_wait_of_the_host_that_covers_a_copy_to_it_is_enough(gpus, wait):
+    """What a stream has waited for is done when that stream's own work is."""
+    x, side, main = torch.ones(4, device="cuda:0"), torch.cuda.Stream(), torch.cuda.current_stream()
+    with torch.cuda.stream(side):
+        y = x.to("cpu", non_blocking=True)
+    main.wait_stream(torch.cuda.Stream())  # not for this one
+    assert torch.isnan(y).all()
+    wait(main, side)
+    assert y.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("non_blocking", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_copy_to_the_host_and_back_is_in_the_order_of_its_streams(gpus, waits, non_blocking):
+    """As tensors do that are put on the host in forward and fetched in backward: the host looks at none."""
+    out, back, main = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.current_stream()
+    x = torch.ones(4, device="cuda:0")
+    with torch.cuda.stream(out):
+        on_host = x.to("cpu", non_blocking=True)
+    if waits:
+        back.wait_stream(out)
+    with torch.cuda.stream(back):
+        y = on_host.to("cuda:0", non_blocking=non_blocking)
+    main.wait_stream(back)
+    assert torch.isnan(y * 1).any() != waits
+
+
+def test_activations_kept_in_pinned_memory_come_back_for_backward(gpus):
+    x = torch.full((4,), 2.0, device="cuda:0", requires_grad=True)
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        (x**3).sum().backward()
+    assert x.grad.tolist() == [12.0] * 4
+
+
+def test_streams_that_wait_for_one_another_again_and_again(gpus):
+    """A copy to a device that neither of them works on stays one copy."""
+    side = torch.cuda.Stream("cuda:1")
+    with torch.cuda.stream(side):
+        x = torch.ones(4).pin_memory().to("cuda:1", non_blocking=True)
+    one, other = torch.cuda.Stream("cuda:0"), torch.cuda.Stream("cuda:0")
+    one.wait_stream(side)
+    for _ in range(60):
+        other.wait_stream(one)
+        one.wait_stream(other)
+    assert torch.isnan(x * 1).all()
+    torch.cuda.current_stream("cuda:1").wait_stream(other)
+    assert (x * 1).tolist() == [1.0] * 4
+
+
+def test_to_ask_until_it_is_done_is_to_wait_and_to_ask_now_and_then_is_not(gpus):
+    devices.busy(0.02, "cuda:0")
+    done = torch.cuda.current_stream("cuda:0").record_event()
+    while not done.query():
+        torch.ones(1, device="cuda:1") * 1  # goes on
+    assert gpus.host_waits == 0
+    devices.busy(0.02, "cuda:0")
+    while not torch.cuda.current_stream("cuda:0").query():
+        pass
+    assert gpus.host_waits == 1
+
+
 def test_without_pinned_memory_a_copy_is_not_late(gpus):
     with torch.cuda.stream(torch.cuda.Stream()):
         x = torch.ones(4).to("cuda:0", non_blocking=True)
