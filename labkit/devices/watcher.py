@@ -83,23 +83,29 @@ class Watcher(TorchDispatchMode):
             return homes.pop()
         on_devices = homes - {HOST}
         strangers = [t for t in tensors if self.placement.home(t) is HOST]
-        changed = args[0] if func._schema.is_mutable and args else None
-        refused = [t for t in strangers if t.dim() or t is changed]
+        written = _written(func, args, kwargs)
+        refused = [t for t in strangers if t.dim() or id(t) in written]
         refused = [t for t in refused if not self.placement.is_open(t)]
         if len(on_devices) > 1 or refused:
-            raise mixed_devices(func, self._named_devices(func, args, kwargs))
+            raise mixed_devices(func, self._named_devices(func, args, kwargs, written))
         home = on_devices.pop()
         for tensor in strangers:
             if self.placement.is_open(tensor):
                 self.placement.put(tensor, home)
         return home
 
-    def _named_devices(self, func: Any, args: Any, kwargs: Any) -> list[tuple[str, torch.device]]:
-        """(argument, device) of every tensor that counts, in the order of the operation's arguments."""
+    def _named_devices(
+        self, func: Any, args: Any, kwargs: Any, written: set[int]
+    ) -> list[tuple[str, torch.device]]:
+        """(argument, device) of every tensor that counts, in the order of the operation's arguments.
+
+        written: what the operation writes to; it counts without dimensions too.
+        """
         names = [argument.name for argument in func._schema.arguments]
         named = [*zip(names, args, strict=False), *kwargs.items()]
         found = [(name, t) for name, value in named for t in tensors_of((value,), {})]
-        return [(n, t.device) for n, t in found if t.dim() or self.placement.home(t) is not HOST]
+        counts = [t.dim() or id(t) in written or self.placement.home(t) is not HOST for _, t in found]
+        return [(name, t.device) for (name, t), does in zip(found, counts, strict=True) if does]
 
     def _check_indices(self, home: Home, args: Sequence[Any]) -> None:
         for index in tensors_of(args[1:2], {}):
@@ -144,6 +150,14 @@ class Watcher(TorchDispatchMode):
                 self.placement.leave_open(tensor)
             else:
                 self.placement.put(tensor, home)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]:
+    """The ids of the tensors that an operation writes to: the one it changes in place, or `out`."""
+    arguments = func._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+    written = [one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write]
+    return {id(t) for t in tensors_of((given.get(name) for name in written), {})}
 
 
 def _picks_by_mask(name: str, args: Sequence[Any]) -> bool:

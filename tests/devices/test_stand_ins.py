@@ -173,6 +173,25 @@ def test_mixing_devices_raises_cudas_error(gpus, operation, message):
         operation(a, b)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda total, loss: total.add_(loss),
+        lambda total, loss: total.lerp_(loss, 0.5),
+        lambda total, loss: torch.add(loss, loss, out=total),
+        lambda total, loss: torch.sum(loss, 0, out=total),
+    ],
+    ids=["add_", "lerp_", "out of add", "out of sum"],
+)
+def test_a_number_on_the_host_is_not_written_to_from_a_device(gpus, write):
+    """As in `total = torch.tensor(0.0)` and then `total += loss`: CUDA only reads numbers from the host."""
+    total, loss = torch.tensor(0.0), torch.tensor(1.0, device="cuda:1")
+    with pytest.raises(RuntimeError, match=r"^Expected all tensors to be on the same device.*cpu"):
+        write(total, loss)
+    assert str(total.device) == "cpu"
+    assert (total + loss).device == loss.device
+
+
 def test_layers_refuse_an_input_from_elsewhere(gpus):
     for layer, x in [
         (nn.Linear(3, 3), torch.ones(2, 3)),
