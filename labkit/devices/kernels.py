@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ def busy(seconds: float, device: Any, name: str = "", kind: str = "compute") -> 
     """Queue work of `seconds` on the device's current stream, and return at once.
 
     On a stand-in the device's timeline shows it under `name` and `kind`; on a GPU it spins that long.
+    ValueError for the host, and for less than no time.
     """
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"expected seconds of work, 0 or more, found {seconds}")
     session = open_session()
     if session is None:
         _spin(seconds, torch.device(device))

@@ -69,6 +69,11 @@ def no_such_device(index: int, count: int) -> RuntimeError:
         return RuntimeError(text)
 
 
+def not_cuda(device: torch.device) -> ValueError:
+    """The error of asking torch.cuda about a device of another kind."""
+    return ValueError(f"Expected a cuda device, but got: {device}")
+
+
 def not_for_numpy(device: torch.device) -> TypeError:
     """The error of handing a device's tensor to NumPy."""
     return TypeError(

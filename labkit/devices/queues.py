@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from labkit.devices.messages import no_such_device
+from labkit.devices.messages import no_such_device, not_cuda
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,14 @@ class Queues:
         self._made = 0
 
     def index_of(self, device: Any = None) -> int:
-        """The index of a device given in any form torch takes; of the current one for None."""
+        """The index of a device given in any form torch takes; of the current one for None. ValueError, in
+        CUDA's words, for the host.
+        """
         if device is None:
             return self.current_device
         named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if named.type != "cuda":
+            raise not_cuda(named)
         index = self.current_device if named.index is None else named.index
         if index >= len(self.devices):
             raise no_such_device(index, len(self.devices))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 
 from labkit.devices.cuda_surface import replace_cuda
 from labkit.devices.ledger import readable
@@ -32,16 +33,25 @@ class StandIns(Watched):
             raise ValueError(
                 f"expected at least one device of at least one byte, found {count} of {bytes_each}"
             )
+        if host_link is not None and not host_link > 0:
+            raise ValueError(f"expected host_link in bytes a second, more than 0, or None; found {host_link}")
         super().__init__(count)
-        self.machine = Machine(self.devices, bytes_each, late_copies, host_link, self.transfers)
+        self._make = partial(Machine, self.devices, bytes_each, late_copies, host_link, self.transfers)
+        self.machine = self._make()
+        self._was_open = False
         self._stack = contextlib.ExitStack()
 
     # ---- opening and closing
 
     def open(self) -> StandIns:
-        """From now on torch has these devices, in every cell, until `close`."""
+        """From now on torch has these devices, in every cell, until `close`. They begin empty and idle, the
+        second time too.
+        """
         if _open_sessions:
             raise RuntimeError("stand-in devices are open already: close them first (gpus.close())")
+        if self._was_open:
+            self.machine = self._make()
+        self._was_open = True
         self.machine.queues.timeline.opened_at = time.monotonic()
         with contextlib.ExitStack() as stack:
             replace_torch(self.machine, stack)

@@ -72,7 +72,7 @@ def _moving(machine: Machine) -> dict[str, Any]:
     """The methods that copy a tensor to another device."""
 
     def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        copy = kwargs.pop("copy", False)
+        args, copy = _without_copy(args, kwargs)
         device, dtype, non_blocking, memory_format = _read_to(machine, args, kwargs)
         how = {} if memory_format is None else {"memory_format": memory_format}
         if _is_elsewhere(device):
@@ -164,6 +164,14 @@ def _reading(machine: Machine) -> dict[str, Any]:
     }
 
 
+def _without_copy(args: Any, kwargs: Any) -> tuple[Any, bool]:
+    """The arguments of `Tensor.to` without `copy`, and that: it is the last, after a device and a dtype, or
+    after a dtype or a tensor that stands for both. It is taken out of `kwargs`.
+    """
+    place = 2 if args and isinstance(args[0], Tensor | torch.dtype) else 3
+    return args[:place], bool(kwargs.pop("copy", args[place] if len(args) > place else False))
+
+
 def _read_to(machine: Machine, args: Any, kwargs: Any) -> tuple[Any, Any, bool, Any]:
     """(device, dtype, non_blocking, memory_format) of the arguments of `Tensor.to`, in any of its forms."""
     first = args[0] if args else kwargs.get("other", kwargs.get("device"))
@@ -175,7 +183,7 @@ def _read_to(machine: Machine, args: Any, kwargs: Any) -> tuple[Any, Any, bool, 
     if isinstance(first, int) and not isinstance(first, bool):
         named = torch.device("cuda", first)
         args, kwargs = (named, *args[1:]) if args else args, {**kwargs, **({} if args else {"device": named})}
-    return parse_to(*args[:3], **kwargs)
+    return parse_to(*args, **kwargs)
 
 
 def _replace_storage_methods(machine: Machine, stack: contextlib.ExitStack) -> None:

@@ -174,6 +174,41 @@ def test_mixing_devices_raises_cudas_error(gpus, operation, message):
 
 
 @pytest.mark.parametrize(
+    "name", ["memory_allocated", "synchronize", "current_stream", "Stream", "set_device", "device"]
+)
+def test_the_host_is_no_device_of_torch_cuda(gpus, name):
+    """torch's own words: the current device would answer in its place."""
+    with pytest.raises(ValueError, match=r"^Expected a cuda device, but got: cpu$"):
+        getattr(torch.cuda, name)(torch.ones(1).device)
+    with pytest.raises(ValueError, match=r"^Expected a cuda device, but got: cpu$"):
+        devices.busy(0.0, "cpu")
+
+
+@pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
+def test_work_takes_some_time(gpus, seconds):
+    with pytest.raises(ValueError, match="expected seconds of work"):
+        devices.busy(seconds, "cuda:0")
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda:0"])
+@pytest.mark.parametrize(
+    "to",
+    [
+        lambda x: x.to(x.device, x.dtype, False, True),
+        lambda x: x.to(x.dtype, False, True),
+        lambda x: x.to(x, False, True),
+        lambda x: x.to(x.device, copy=True),
+    ],
+)
+def test_a_copy_that_was_asked_for_is_one(gpus, where, to):
+    """In each of the forms of Tensor.to, by name and by place."""
+    x = torch.ones(2, device=where)
+    copied = to(x)
+    copied.zero_()
+    assert (copied.device, x.tolist()) == (x.device, [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
     "write",
     [
         lambda total, loss: total.add_(loss),
@@ -502,3 +537,22 @@ def test_use_stands_in_only_where_gpus_are_missing():
     chosen = devices.use(512, bytes_each=MIB)
     assert chosen.stand_in
     assert devices.use(0, bytes_each=MIB).stand_in is False
+
+
+def test_opened_again_they_are_empty_and_idle():
+    gpus = devices.stand_in(1, bytes_each=MIB)
+    with gpus:
+        left = torch.ones(1000, device="cuda:0")
+        devices.busy(0.0, "cuda:0", "earlier")
+        torch.cuda.synchronize()
+    assert gpus.allocated(0) == rounded(4000)  # as it was at the end, for figures drawn then
+    with gpus:
+        assert (gpus.allocated(0), gpus.peak(0), gpus.timeline, gpus.host_waits) == (0, 0, [], 0)
+        left.to("cuda:0")  # a plain tensor of the host by now
+        assert gpus.peak(0) == rounded(4000)
+
+
+@pytest.mark.parametrize("host_link", [0, -1.0, float("nan")])
+def test_a_link_that_carries_nothing_is_refused(host_link):
+    with pytest.raises(ValueError, match="expected host_link in bytes a second"):
+        devices.stand_in(1, bytes_each=MIB, host_link=host_link)
