@@ -32,7 +32,7 @@ class SettingsError(ValueError):
 def read_settings(path: Path, kind: type[Kind]) -> Kind:
     """Read and check a TOML file. SettingsError has all that is wrong with it; FileNotFoundError passes."""
     try:
-        data = tomllib.loads(path.read_text())
+        data = _toml(path)
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -46,10 +46,15 @@ def read_settings(path: Path, kind: type[Kind]) -> Kind:
 
 def settings_like(path: Path) -> type[msgspec.Struct]:
     """The type of files that have what this one has: its tables and names, each value's kind and default."""
-    tables = tomllib.loads(path.read_text())
+    tables = _toml(path)
     made = {name: _table_like(name, values) for name, values in tables.items()}
     fields = [(name, kind, msgspec.field(default_factory=kind)) for name, kind in made.items()]
     return msgspec.defstruct("Settings", fields)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says: UTF-8, whatever the locale is; editors on Windows begin it with a mark."""
+    return tomllib.loads(path.read_text(encoding="utf-8-sig"))
 
 
 def _table_like(name: str, values: Mapping[str, Any]) -> type[msgspec.Struct]:
@@ -119,12 +124,13 @@ def _words(kind: Any) -> str:
         case inspect.IntType(ge=0):
             return "a whole number, 0 or more"
         case info:
-            return _PLAIN[type(info)]
+            return _PLAIN.get(type(info), "another kind of value")
 
 
 _PLAIN: Mapping[type, str] = {
     inspect.StrType: "text",
     inspect.IntType: "a whole number",
+    inspect.FloatType: "a number",
     inspect.BoolType: "true or false",
     inspect.ListType: "a list",
     inspect.VarTupleType: "a list of texts",
