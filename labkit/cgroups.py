@@ -58,8 +58,13 @@ class Group:
 
 
 def make_group(parent: Path, memory: int, processes: int) -> Group:
-    """A new group below one that can be divided. memory: bytes; processes: threads included."""
-    group = Group(Path(tempfile.mkdtemp(prefix="labkit-", dir=parent)))
+    """A new group below one that can be divided. memory: bytes; processes: threads included. NoGroup when it
+    cannot be made.
+    """
+    try:
+        group = Group(Path(tempfile.mkdtemp(prefix="labkit-", dir=parent)))
+    except OSError as error:
+        raise NoGroup(f"{parent}: no group can be made in it: {error.strerror}") from None
     try:
         (group.path / "memory.max").write_text(str(memory))
         (group.path / "pids.max").write_text(str(processes))
@@ -76,10 +81,13 @@ def divisible_group(
     membership: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")
 ) -> Path:
     """The nearest group that can be divided: LABKIT_CGROUP's alone where that is set, else this process's
-    own, or one above it. Each is tried by making a group in it and running a program there.
+    own, or one above it. Each is tried by making a group in it and running a program there. NoGroup says why
+    there is none.
     """
     named = os.environ.get(CHOICE)
-    candidates = [Path(named)] if named else list(own_groups(membership, mounts))
+    candidates = [Path(named)] if named else []
+    with contextlib.suppress(OSError, ValueError):  # a kernel without any tells of none
+        candidates = candidates or list(own_groups(membership, mounts))
     if not candidates:
         raise NoGroup("this host has no control groups of version 2")
     refusals = []

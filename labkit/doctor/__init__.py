@@ -59,4 +59,13 @@ PROBES: tuple[Callable[[], list[Finding]], ...] = (
 def examine() -> list[Finding]:
     """Look at everything, side by side. Takes as long as importing torch once does."""
     with ThreadPoolExecutor(len(PROBES)) as pool:
-        return [finding for findings in pool.map(lambda probe: probe(), PROBES) for finding in findings]
+        return [finding for findings in pool.map(_looked_at, PROBES) for finding in findings]
+
+
+def _looked_at(probe: Callable[[], list[Finding]]) -> list[Finding]:
+    """What a probe finds. One that cannot look, on a host that is like no other, leaves the others theirs."""
+    try:
+        return probe()
+    except Exception as error:
+        topic = probe.__name__.removeprefix("probe_").replace("_", " ")
+        return [Finding(topic, "note", f"could not be looked at: {type(error).__name__}: {error}")]

@@ -124,6 +124,15 @@ def test_a_trial_that_does_not_end_is_a_refusal(tmp_path: Path, monkeypatch: pyt
     assert [finding.state for finding in doctor.probe_limits()] == ["note"]
 
 
+def test_a_kernel_without_groups_is_one_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is not even a file that would tell of them; nor is a folder that has gone a failure of ours."""
+    monkeypatch.delenv(CHOICE, raising=False)
+    with pytest.raises(NoGroup, match="no control groups of version 2"):
+        divisible_group(tmp_path / "none", tmp_path / "none")
+    with pytest.raises(NoGroup, match=r"gone: no group can be made in it: No such file"):
+        make_group(tmp_path / "gone", 2**30, 100)
+
+
 def test_the_groups_of_version_1_are_those_of_one_controller(tmp_path: Path) -> None:
     """As Slurm makes them there: a job's, and in it a step's."""
     (tmp_path / "cgroup").write_text("5:cpu,cpuacct:/other\n4:memory:/slurm/job_5/step_0\n0::/\n")

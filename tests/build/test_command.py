@@ -214,6 +214,24 @@ def test_no_folder_for_temporary_files(words: list[str], says: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_doctor_goes_on_where_one_thing_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labkit import doctor
+
+    def probe_shared_memory() -> list[doctor.Finding]:
+        raise ValueError("not as on other hosts")
+
+    def probe_course() -> list[doctor.Finding]:
+        return [doctor.Finding("this course", "ok", "so")]
+
+    monkeypatch.setattr(doctor, "PROBES", (probe_shared_memory, probe_course))
+    done = labkit("doctor", "--json")
+    assert [(one["topic"], one["state"], one["says"]) for one in json.loads(done.stdout)["findings"]] == [
+        ("shared memory", "note", "could not be looked at: ValueError: not as on other hosts"),
+        ("this course", "ok", "so"),
+    ]
+    assert done.exit_code == 0
+
+
 def test_doctor_knows_which_slurm_is_too_old() -> None:
     """By what `sinfo --version` tells, in Slurm's own packages and in Debian's."""
     assert "no --overlap" in slurm_too_old("slurm 20.02.7")
