@@ -77,6 +77,11 @@ def usable(gpus: int) -> tuple[int, tuple[str, ...]]:
     return 0, (f"{gpus} GPU{plural} there, and a torch without CUDA: ranks run on the CPU; {CUDA_TORCH}",)
 
 
+def usable_here() -> int:
+    """How many of this machine's GPUs ranks can take."""
+    return usable(gpu_count())[0]
+
+
 def torch_has_cuda() -> bool:
     """Whether the torch that is installed was built with CUDA, as its own file says; without importing it."""
     spec = importlib.util.find_spec("torch")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import labkit
 from labkit.devices.watched import counted
-from labkit.hosts import gpu_count
+from labkit.hosts import usable_here
 from labkit.launch import LaunchError
 from labkit.prove.result import Results
 
@@ -30,7 +30,7 @@ def main(results: Results) -> None:
 
 
 def _places() -> Iterator[tuple[str, int, str, str]]:
-    gpus = gpu_count()
+    gpus = usable_here()
     yield "gloo, on the CPU", 2, "gloo", "cpu"
     if gpus:
         yield f"NCCL, {counted(gpus, 'GPU')}", gpus, "nccl", "cuda"

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.hosts import gpu_count
+from labkit.hosts import usable_here
 from labkit.prove.result import Results
 from labkit.theory.communication import all_reduce_seconds, bus_bandwidth, fit_alpha_beta
 
@@ -21,7 +21,7 @@ _REPEATS, _WARM_UP = 20, 5
 
 def main(results: Results) -> None:
     """A row a size with its bus bandwidth, and how far the fitted line is from what was measured."""
-    gpus = gpu_count()
+    gpus = usable_here()
     if gpus == 1:
         results.add("NCCL", "skipped", "one GPU has nobody to talk to: expected 2 or more")
         return

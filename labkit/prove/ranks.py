@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.devices.watched import counted
-from labkit.hosts import gpu_count
+from labkit.hosts import usable_here
 from labkit.prove.result import Results
 
 _TIMEOUT = 90.0
@@ -15,7 +15,7 @@ _TIMEOUT = 90.0
 
 def main(results: Results) -> None:
     """Jobs of the kinds that lessons start."""
-    gpus = gpu_count()
+    gpus = usable_here()
     if gpus:
         _sum(results, f"{counted(gpus, 'rank')}, a GPU each", gpus, "nccl", "cuda")
         _sum(results, f"{gpus + 1} ranks share {counted(gpus, 'GPU')}", gpus + 1, "gloo", "cuda")
@@ -46,7 +46,7 @@ def summed(device: str, group: dist.ProcessGroup) -> tuple[str, torch.Tensor]:
 
 def _session(results: Results, ranks: int) -> None:
     with labkit.session(ranks=ranks) as session:
-        device = "cuda" if gpu_count() else "cpu"
+        device = "cuda" if usable_here() else "cpu"
         session.run(f"import torch\nx = torch.full((2,), float(rank), device={device!r})")
         values = session.run("(x + 1).tolist()").values
     right = values == {rank: str([rank + 1.0] * 2) for rank in range(ranks)}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from labkit.hosts import gpu_count
+from labkit.hosts import gpu_count, usable
 from labkit.processes import die_with_parent
 from labkit.prove.part import Part
 from labkit.prove.report import Proof, write
@@ -67,8 +67,9 @@ def _run(part: Part, directory: Path, proof: Proof, told: Told) -> None:
             proof.results.append(result)
             told(f"    {result.state:9} {result.name}: {result.says}")
 
-    if part.gpu and not gpu_count():
-        found([Result(part.name, "all", "skipped", NO_GPU)])
+    gpus, notes = usable(gpu_count())
+    if part.gpu and not gpus:
+        found([Result(part.name, "all", "skipped", notes[0] if notes else NO_GPU)])
     else:
         log = directory / f"{part.name}.log"
         found(_child(part, log, found))

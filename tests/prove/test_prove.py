@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from labkit import hosts
 from labkit.hosts import gpu_count
 from labkit.processes import is_alive
+from labkit.prove import collectives
 from labkit.prove.part import PARTS, Part
 from labkit.prove.running import UnknownPart, chosen, prove
 
@@ -80,6 +82,17 @@ def test_without_a_gpu_a_part_that_needs_one_says_so(tmp_path: Path, monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     proof = prove([part("raise SystemExit(1)", gpu=True)], tmp_path, told)
     assert [(r.state, "no GPU" in r.says) for r in proof.results] == [("skipped", True)]
+
+
+def test_gpus_that_this_torch_cannot_use_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch without CUDA on a node with GPUs: what can run runs, on the CPU, and the rest says why not."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: False)
+    proof = prove([part("raise SystemExit(1)", gpu=True)], tmp_path, told)
+    assert [(r.state, "2 GPUs there, and a torch without CUDA" in r.says) for r in proof.results] == [
+        ("skipped", True)
+    ]
+    assert [place[2:] for place in collectives._places()] == [("gloo", "cpu")]
 
 
 def test_an_unknown_part_names_the_known() -> None:
