@@ -127,7 +127,13 @@ class RanksMagics(Magics):
             return
         options = parse_argstring(self.ranks, line)
         if cell is None:
+            if given := _for_a_cell(options):
+                raise UsageError(f"%ranks {line}: {', '.join(given)} would be for %%ranks, which runs a cell")
             self._manage(options.what or "status", options.file)
+        elif options.file is not None:
+            raise UsageError(
+                f"%%ranks {line}: expected one number of ranks, found {options.file!r} behind it"
+            )
         else:
             self._run(cell, self._session(_count(options.what), options), options)
 
@@ -267,6 +273,14 @@ def _reloads(shell: InteractiveShell) -> bool:
     """Whether the notebook imports edited modules again by itself (`%autoreload`)."""
     magics = shell.magics_manager.registry.get("AutoreloadMagics")
     return bool(getattr(getattr(magics, "_reloader", None), "enabled", False))
+
+
+def _for_a_cell(options: Any) -> list[str]:
+    """The options that somebody has given and that say how a cell is run."""
+    names = {"handle": "async"}
+    defaults = vars(parse_argstring(RanksMagics.ranks, ""))
+    unlike = [name for name, value in vars(options).items() if value != defaults[name]]
+    return [f"--{names.get(name, name)}" for name in unlike if name not in ("what", "file")]
 
 
 def _count(text: str | None) -> int | None:

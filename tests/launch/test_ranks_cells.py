@@ -131,6 +131,21 @@ def test_what_the_ranks_keep_is_said_and_can_be_pushed(kernel: Kernel) -> None:
     assert "nothing cannot be pushed" in kernel.text("%%ranks --push nothing\n1")
 
 
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        ("%%ranks 2 1\n1", "%%ranks 2 1: expected one number of ranks, found '1' behind it"),
+        (
+            "%ranks restart --seed 3",
+            "%ranks restart --seed 3: --seed would be for %%ranks, which runs a cell",
+        ),
+        ("%ranks --async job", "%ranks --async job: --async would be for %%ranks"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(kernel: Kernel, cell: str, told: str) -> None:
+    assert kernel.text(cell).startswith(f"UsageError: {told}")
+
+
 def test_a_cell_runs_while_the_notebook_goes_on(kernel: Kernel) -> None:
     text = kernel.text("%%ranks --async job\nimport time\nprint('begun')\ntime.sleep(0.5)\nrank + x")
     assert "job runs: job.result() waits for it" in text
