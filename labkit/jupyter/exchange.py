@@ -92,7 +92,7 @@ def open_to_others(course: Path) -> Iterator[str]:
 
 def _below(folder: Path) -> Iterator[Path]:
     yield folder
-    yield from folder.rglob("*")
+    yield from (path for path in folder.rglob("*") if path.exists())  # a link to nothing gives nothing away
 
 
 def _must(path: Path, wanted: str, otherwise: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import getpass
+import http.client
 import json
 import os
 import secrets
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -249,7 +249,7 @@ def host_in_url(ip: str) -> str:
 
 def tunnel(ip: str, port: int, environment: Mapping[str, str], host: str) -> str:
     """The ssh command that brings `port` of this host to the person's own machine."""
-    user = environment.get("USER") or getpass.getuser()
+    user = environment.get("USER") or _user_name()
     login = environment.get("SLURM_SUBMIT_HOST")
     seen = host_in_url(ip)  # from this host itself
     if "SLURM_JOB_ID" not in environment or login in (None, host):
@@ -257,6 +257,14 @@ def tunnel(ip: str, port: int, environment: Mapping[str, str], host: str) -> str
     if ip in _LOOPBACK:  # only the node itself can reach it: go through the login node to the node
         return f"ssh -N -L {port}:{seen}:{port} -J {user}@{login} {user}@{host}"
     return f"ssh -N -L {port}:{host if ip in _ANY else seen}:{port} {user}@{login}"
+
+
+def _user_name() -> str:
+    """This person's name; in a container that knows only their number, a word to put it in place of."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "YOUR-NAME"
 
 
 @contextmanager
@@ -307,7 +315,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, token: str) -> boo
     """Whether the server answers before it ends. On a busy shared file system this can take a minute; where
     it takes longer, stderr says how long it has been and what came instead of an answer.
     """
-    request = urllib.request.Request(url, headers={"Authorization": f"token {token}"})
+    request = f"{url}?token={quote(token, safe='')}"  # as in the page's address: no header has all characters
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     began = time.monotonic()
     say_at = began + _SAY_EVERY
@@ -315,7 +323,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, token: str) -> boo
         try:
             with direct.open(request, timeout=5):
                 return True
-        except (urllib.error.URLError, OSError) as error:
+        except (OSError, http.client.HTTPException) as error:  # the second: what answers is no web server
             if (now := time.monotonic()) > say_at:
                 told = f"JupyterLab (process {server.pid}) has not answered for {now - began:.0f} s at {url}"
                 print(f"{told}: {error}. Still waiting; Ctrl-C ends it.", file=sys.stderr, flush=True)

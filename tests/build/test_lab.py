@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -140,6 +141,37 @@ def test_a_server_that_does_not_answer_is_told_again_and_again(
     assert "secret" not in "".join(told)
 
 
+@pytest.mark.parametrize("token", ["secret", "gödel → 7", "two\nlines"])
+def test_what_is_no_web_server_is_not_up(token: str) -> None:
+    """Somebody else's program on the port, whatever the token is that somebody has set."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port, heard = other.getsockname()[1], []
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):  # it is closed at the end
+                while True:
+                    with other.accept()[0] as one:
+                        heard.append(one.recv(4096))
+                        one.sendall(b"SSH-2.0-other\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"]) as server:
+            assert not module._wait_until_up(server, f"http://127.0.0.1:{port}/api/status", token)
+    assert len(heard) > 1
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("No username set")])
+def test_a_user_without_a_name_is_told_the_rest(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """In a container that knows only numbers; Python 3.13 says it by another error."""
+
+    def nobody() -> str:
+        raise error
+
+    monkeypatch.setattr(module.getpass, "getuser", nobody)
+    expected = "ssh -N -L 8888:127.0.0.1:8888 YOUR-NAME@n07"
+    assert tunnel("127.0.0.1", 8888, {"SSH_CONNECTION": "there"}, HOST) == expected
+
+
 @pytest.fixture
 def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """`labkit lab`, by a command that runs it in its own place."""
@@ -196,7 +228,7 @@ def test_the_printed_url_works_and_one_signal_ends_everything(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("lab", [["env", "JUPYTER_TOKEN=2+2/4=&1 #"]], indirect=True)
+@pytest.mark.parametrize("lab", [["env", "JUPYTER_TOKEN=2+2/4=&1 #→"]], indirect=True)
 def test_a_token_that_somebody_has_set_opens_the_printed_url(lab: subprocess.Popen[str]) -> None:
     url = _printed_url(lab)
     with urllib.request.urlopen(url.replace("/lab?", "/api/contents?"), timeout=30) as answer:

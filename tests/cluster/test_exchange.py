@@ -132,6 +132,12 @@ def test_a_wrong_permission_is_told_with_what_puts_it_right(
     assert list(problems(exchange, "tml", course)) == []
 
 
+def test_a_link_to_nothing_holds_nobody_up(released: tuple[Path, Path]) -> None:
+    exchange, course = released
+    (exchange / "tml" / "outbound" / LESSON / "data").symlink_to("/nowhere")
+    assert list(problems(exchange, "tml", course)) == []
+
+
 def test_what_puts_it_right_goes_into_a_shell_whatever_the_folder_is_called(tmp_path: Path) -> None:
     exchange, course = tmp_path / "the exchange; of 2026", tmp_path / "Ada's course"
     for folder in (exchange / "tml" / "outbound", exchange / "tml" / "inbound", course):
