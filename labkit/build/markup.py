@@ -74,13 +74,11 @@ class Lesson:
 
 def read_lesson(path: Path) -> Lesson:
     """Read one `solutions/NN_name.py`. Raises LessonError when the file does not follow the markup."""
-    import jupytext
-
     try:
         text = path.read_text(encoding="utf-8-sig")  # Windows editors begin it with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise LessonError(path, 1, f"cannot be read as UTF-8 text: {error}") from error
-    raw_cells = list(jupytext.reads(text, fmt="py:percent").cells)
+    raw_cells = _raw_cells(path, text)
     header = _front_matter(path, raw_cells)
     lines = text.splitlines()
     marks = [number for number, line in enumerate(lines, 1) if _CELL_MARK.match(line)]
@@ -89,6 +87,19 @@ def read_lesson(path: Path) -> Lesson:
         raise LessonError(path, 1, "a line inside a string or a fenced block looks like a cell mark ('# %%')")
     cells = tuple(_cell(path, line, lines[line - 1], raw) for line, raw in zip(marks, body, strict=True))
     return Lesson(path=path, cells=cells, **header)
+
+
+def _raw_cells(path: Path, text: str) -> list[Any]:
+    """The cells as Jupytext reads them. Where metadata has other types than it expects, it fails without
+    saying so: LessonError tells the file, and what it said.
+    """
+    import jupytext
+
+    try:
+        return list(jupytext.reads(text, fmt="py:percent").cells)
+    except Exception as error:
+        wrong = "Jupytext cannot read a value in the header or of a cell's option, as in tags=[3]"
+        raise LessonError(path, 1, f"{wrong}: {error}") from error
 
 
 def _has_notes(lines_above_first_cell: list[str]) -> bool:

@@ -71,6 +71,7 @@ MISTAKES = {
     "no header": ("# lesson: {", "# lesso: {", "# ---", "expected `lesson: {number"),
     "not YAML": ('title: "Doubling"', 'title: "Doubling" twice', "# ---", "the header is not YAML"),
     "a list": ("# lesson: {", "# - lesson: {", "# ---", "expected `lesson: {number"),
+    "a number of a tag": ('# %% predict="ranks"', '# %% tags=["a", 3]', "# ---", "Jupytext cannot read"),
     "minutes a word": ("minutes: 25}", 'minutes: "25"}', "# ---", "expected `lesson: {number"),
     "too few minutes": ("minutes: 25}", "minutes: 14}", "# ---", "its exercises 15 together"),
     "other number": ('number: "90"', 'number: "91"', "# ---", "the header says lesson '91'"),
