@@ -29,13 +29,14 @@ from autograder.gradebook.worksheet import Participant, read_worksheets
 from labkit.checks.source.notebook import LARGEST_NOTEBOOK
 from labkit.checks.source.text import visible
 
-# Moodle's folder "Ada Byron_123_assignsubmission_file_", in which the uploaded files are.
-FOLDERS = [r".*_(?P<student>\d+)_assignsubmission_file_?"]
+# Moodle's folder "Ada Byron_123_assignsubmission_file_", in which the uploaded files are, and that of a text
+# typed into the page.
+FOLDERS = [r".*_(?P<student>\d+)_assignsubmission_(?:file|onlinetext)_?"]
 # One file: Moodle's, where folders were not asked for, and Canvas's "byronada_LATE_123_456_x-1.ipynb".
 FILES = [
     r".*?_(?P<student>\d+)_assignsubmission_file_(?P<file>.+)",
     r".*_(?P<student>\d+)_assignsubmission_file_(?P<file>.+)",
-    r"[^_]+_(?P<late>LATE_)?(?P<student>\d+)_\d+_(?P<file>.+?)(?:-\d+)?(?P<end>\.ipynb|\.txt)",
+    r"[^_]+_(?P<late>LATE_)?(?P<student>\d+)_\d+_(?P<file>.+?)(?:-\d+)?(?P<end>\.[^.]+)?",
 ]
 AT = "at "  # before the time of handing in, in the name of a folder of what was extracted
 # How nbgrader's collector reads the paths of what was extracted.
@@ -44,6 +45,8 @@ EXTRACTED = (
     rf"(?P<file_id>[^/]+\.ipynb|{re.escape(REQUEST)})$"
 )
 ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar")
+NESTED = "an archive within an upload is not opened; ask for the notebook itself"
+NOT_NESTED = "where it is the platform's own archive, give it a name without numbers"
 MOST_FILES = 100_000  # in one archive
 LONGEST_NAME = 255  # bytes: more, no file system takes
 MOST_NAMED = 5  # files that a message names
@@ -111,7 +114,7 @@ class UploadExtractor(ExtractorPlugin):
         """
         try:
             participants = read_worksheets(Path(archive_path))
-        except CourseError as problem:
+        except (CourseError, OSError) as problem:
             self._tell(f"nothing was collected: {problem}")
             raise SystemExit(1) from None
         others: dict[str, list[str]] = {}
@@ -145,6 +148,8 @@ class UploadExtractor(ExtractorPlugin):
         """What is to be collected. others: takes, of each student, the names of what is not."""
         found: dict[str, list[tuple[Whose, File]]] = {}
         for file in files:
+            if _is_of_macos(file.path):
+                continue
             try:
                 whose = self.whose(file.path)
             except UploadProblem as problem:
@@ -201,10 +206,11 @@ class UploadExtractor(ExtractorPlugin):
                 continue
             if path.suffix.lower() == ".csv" and path.parent == folder:
                 continue  # the platform's worksheet
-            if path.suffix.lower() == ".zip" and path.parent == folder:
-                yield from self._zipped(path, archives)
+            name = str(path.relative_to(folder))
+            if path.suffix.lower() == ".zip" and path.parent == folder and not self._is_of_a_student(name):
+                if not _is_of_macos(name):
+                    yield from self._zipped(path, archives)
             else:
-                name = str(path.relative_to(folder))
                 yield File(folder.name, name, path.stat().st_size, path.read_bytes)
 
     def _zipped(self, path: Path, archives: ExitStack) -> Iterator[File]:
@@ -216,8 +222,14 @@ class UploadExtractor(ExtractorPlugin):
             members.sort(key=lambda member: member.filename.count("/"))  # of one name, the outermost
             for member in members:
                 yield File(path.name, member.filename, member.file_size, partial(_read, zipped, member))
-        except (zipfile.BadZipFile, OSError, UploadProblem) as problem:
+        except UNREADABLE as problem:
             self._tell(f"{path.name} cannot be read: {problem}")
+
+    def _is_of_a_student(self, name: str) -> bool:
+        """Whether a file's name is what a platform calls one that a student uploaded. What is in such an
+        archive has names that the student gave.
+        """
+        return any(re.fullmatch(pattern, name, re.DOTALL) for pattern in self.files)
 
     def whose(self, path: str) -> Whose:
         """What a path in an archive says. UploadProblem where it has no student's number, or could have two,
@@ -233,7 +245,7 @@ class UploadExtractor(ExtractorPlugin):
             told = f"{len(students)} students' numbers" if students else "no student's number"
             raise UploadProblem(f"{told} in the name {parts[0][:200]!r}")
         if PurePosixPath(path).suffix.lower() in ARCHIVES:
-            raise UploadProblem("an archive within an upload is not opened; ask for the notebook itself")
+            raise UploadProblem(f"{NESTED}; {NOT_NESTED}" if len(parts) == 1 else NESTED)
         source = parts[0][: matches[0].end("student")]
         groups = matches[0].groupdict()
         return Whose(students.pop(), source, _own_name(parts, groups), bool(groups.get("late")))
@@ -271,6 +283,12 @@ def left_out(uploads: Iterable[Upload]) -> list[str]:
         if first.setdefault((upload.source, upload.name), upload.data) != upload.data
     ]
     return list(dict.fromkeys(names))
+
+
+def _is_of_macos(path: str) -> bool:
+    """Whether macOS left this beside what it packed or copied: what else it knows of a file or a folder."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and (parts[0] in ("__MACOSX", ".DS_Store") or parts[0].startswith("._"))
 
 
 def _usable(address: str, number: str) -> str:

@@ -33,10 +33,12 @@ class Participant:
 
 def read_worksheets(folder: Path) -> dict[str, Participant]:
     """The participants of all worksheets in a folder, by number. CourseError where one is in another
-    language: its students would be known by other ids, and its times be lost.
+    language: its students would be known by other ids, and its times be lost. OSError where one cannot be
+    read.
     """
     found = {}
-    for path in sorted(folder.glob("*.[cC][sS][vV]")):
+    # A name with a dot in front: macOS keeps what else it knows of x.csv in ._x.csv.
+    for path in sorted(path for path in folder.glob("[!.]*.[cC][sS][vV]") if path.is_file()):
         table = table_of(path.read_bytes().decode("utf-8-sig", "replace"), str(path))
         if missing := [name for name in (NUMBER, HANDED_IN) if name not in table.columns]:
             raise CourseError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -186,6 +187,82 @@ def test_a_broken_archive_spoils_only_itself(tmp_path: Path) -> None:
     out = tmp_path / "extracted"
     UploadExtractor().extract(str(folder), str(out))
     assert [str(path.relative_to(out)) for path in out.rglob("*.ipynb")] == [f"123/{LESSON}.ipynb"]
+
+
+def extracted(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[dict[str, bytes], str]:
+    """What is taken out of what lies in a folder, and what is said."""
+    extractor, out = UploadExtractor(), folder.parent / "extracted"
+    extractor.log = logging.getLogger("uploads")
+    extractor.extract(str(folder), str(out))
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.ipynb")}, caplog.text
+
+
+def test_whatever_is_wrong_with_an_archive_spoils_only_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name that is not in the encoding it claims, and a version of the format that nobody knows."""
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    good = {f"{MOODLE}/{LESSON}.ipynb": source("ada")}
+    (folder / "a.zip").write_bytes(zipped({"Bé": b""}).replace("é".encode(), b"\xff\xff"))
+    newer = bytearray(zipped(good))
+    newer[newer.find(b"PK\x01\x02") + 6] = 99
+    (folder / "b.zip").write_bytes(newer)
+    (folder / "c.zip").write_bytes(zipped(good))
+    (folder / "d.csv").mkdir()
+    found, said = extracted(folder, caplog)
+    assert found == {f"123/{LESSON}.ipynb": source("ada")}
+    assert "a.zip cannot be read: 'utf-8' codec" in said
+    assert "b.zip cannot be read: zip file version 9.9" in said
+
+
+def test_what_macos_keeps_beside_a_file_is_no_upload_and_no_worksheet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an archive, and in a folder that was copied."""
+    folder, kept = tmp_path / "archive", b"\0\5\26\7\0\2\0\0Mac OS X"
+    folder.mkdir()
+    members = {f"{MOODLE}/{LESSON}.ipynb": source("ada"), f"__MACOSX/{MOODLE}/._{LESSON}.ipynb": kept}
+    (folder / "all.zip").write_bytes(zipped(members))
+    (folder / f"{EVE}{LESSON}.ipynb").write_bytes(source("eve"))
+    for name in ("._all.zip", "._Grades.csv", f"._{EVE}{LESSON}.ipynb", ".DS_Store"):
+        (folder / name).write_bytes(kept)
+    found, said = extracted(folder, caplog)
+    assert found == {f"123/{LESSON}.ipynb": source("ada"), f"666/{LESSON}.ipynb": source("eve")}
+    assert said == ""
+
+
+@pytest.mark.parametrize("name", ["eve_666_22_work.zip", f"{EVE}work.zip"])
+def test_a_students_archive_in_an_unpacked_folder_is_not_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Its names are the student's, who could hand in for somebody else."""
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    (folder / name).write_bytes(zipped({f"{MOODLE}/{LESSON}.ipynb": source("forged")}))
+    found, said = extracted(folder, caplog)
+    assert found == {}
+    assert f"{name} was not collected: an archive within an upload is not opened" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "student"),
+    [
+        ("hopper_LATE_12_23_x.pdf", "12"),
+        ("lovelace_14_25_x.IPYNB", "14"),
+        ("mead_15_26_README", "15"),
+        ("Bob_2_assignsubmission_onlinetext_/onlinetext.html", "2"),
+    ],
+)
+def test_who_uploaded_something_else_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, student: str
+) -> None:
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "all.zip").write_bytes(zipped({name: b"work"}))
+    found, said = extracted(tmp_path / "archive", caplog)
+    assert found == {}
+    assert f"no notebook was collected for {student}: expected a file *.ipynb" in said
+    assert f"found {name.rpartition('/')[2]}" in said
 
 
 def test_an_upload_that_cannot_be_read_or_written_costs_nobody_else_theirs(tmp_path: Path) -> None:
