@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from autograder.grade.reference import REPOSITORY, solutions_folder
 from autograder.gradebook.problems import CourseError
@@ -98,6 +100,17 @@ def _shown(cell: Cell) -> str:
     return stub(cell.source, cell.options["exercise"]) if "exercise" in cell.options else cell.source
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in what a JSON file holds, as they are when it is read: there a quote has no backslash."""
+    match value:
+        case str():
+            yield value
+        case list():
+            yield from (text for each in value for text in _texts(each))
+        case dict():
+            yield from _texts(list(value.values()))
+
+
 def leaked_lines(folder: Path) -> Iterator[str]:
     """Where a whole line of a solution stands in a notebook of the bundle, or anything of the grader's in
     it.
@@ -106,8 +119,8 @@ def leaked_lines(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*")):
         where = path.relative_to(folder)
         if path.is_file() and path.suffix == ".ipynb":
-            text = path.read_text(encoding="utf-8")
-            released = {line.strip().strip('",').removesuffix("\\n").strip() for line in text.splitlines()}
+            texts = _texts(json.loads(path.read_text(encoding="utf-8")))
+            released = {line.strip() for text in texts for line in text.splitlines()}
             yield from (f"{where}: {line!r} of {lines[line]}" for line in sorted(released & set(lines)))
         of_the_grader = path.name == "unseen.py" or path.suffix == ".diff"
         if of_the_grader or "autograder" in where.parts:

@@ -8,7 +8,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 from autograder.grade.reference import REPOSITORY
 from autograder.gradebook import release, requests
@@ -20,9 +22,11 @@ def test_no_distinctive_line_of_a_solution_is_in_the_notebooks(tmp_path: Path) -
     paths = write_bundle(tmp_path / "bundle")
     lines = solution_lines()
     assert len(lines) > 50
-    texts = {path: path.read_text(encoding="utf-8") for path in paths if path.suffix == ".ipynb"}
-    assert texts
-    assert not [(path.name, line) for path, text in texts.items() for line in lines if f'"{line}' in text]
+    notebooks = {path: nbformat.read(path, as_version=4) for path in paths if path.suffix == ".ipynb"}
+    assert notebooks
+    texts = {path: "\n".join(cell.source for cell in found.cells) for path, found in notebooks.items()}
+    shown = {path: {line.strip() for line in text.splitlines()} for path, text in texts.items()}
+    assert not [(path.name, line) for path, found in shown.items() for line in found & set(lines)]
     names = {path.relative_to(tmp_path / "bundle").parts[0] for path in paths}
     assert names >= {"labkit", "notebooks", "pyproject.toml"}
     assert (tmp_path / "bundle" / "cluster" / "slurm" / "lab.sbatch").is_file(), "for `labkit lab --slurm`"
@@ -30,13 +34,16 @@ def test_no_distinctive_line_of_a_solution_is_in_the_notebooks(tmp_path: Path) -
 
 
 def test_a_leak_is_found(tmp_path: Path) -> None:
-    """The search can fail: a bundle with one solution line in it is refused."""
-    line = next(line for line in sorted(solution_lines()) if not {*line} & {*"\"'\\"})  # as JSON has it, too
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks" / "leak.ipynb").write_text(
-        f'{{"cells": [{{"source": [\n    "    {line}\\n",\n]}}]}}'
+    """Whichever line it is, with quotes and commas too, and wherever it stands in its cell."""
+    lines = sorted(solution_lines())
+    assert any('"' in line for line in lines)
+    assert any(line.endswith(",") for line in lines)
+    nbformat.write(
+        new_notebook(cells=[new_code_cell(f"if True:\n    {line}") for line in lines]), tmp_path / "a.ipynb"
     )
-    assert any(line[:20] in leak for leak in leaked_lines(tmp_path))
+    assert {leak.rpartition(" of ")[0] for leak in leaked_lines(tmp_path)} == {
+        f"a.ipynb: {line!r}" for line in lines
+    }
 
 
 def test_a_bundle_goes_into_an_empty_folder(tmp_path: Path) -> None:
