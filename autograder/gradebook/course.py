@@ -270,10 +270,18 @@ def without_links(assignment: str, student: str, notebooks: Sequence[str]) -> No
 
 
 def put_in_place(submitted: Submitted, lesson: str) -> None:
-    """Give a renamed notebook the name nbgrader looks for, too."""
+    """Give a renamed notebook the name nbgrader looks for, too. The copy is there whole or not at all: one
+    that was cut off would pass for the student's own, under the right name.
+    """
     wanted = submitted.notebook.parent / f"{lesson}.ipynb"
     if submitted.notebook != wanted:
-        shutil.copyfile(submitted.notebook, wanted, follow_symlinks=False)
+        unfinished = wanted.with_name(f".{wanted.name}.part")
+        unfinished.unlink(missing_ok=True)
+        try:
+            shutil.copyfile(submitted.notebook, unfinished, follow_symlinks=False)
+            unfinished.replace(wanted)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def _choose(folder: Path, lesson: str, graded: Record | None) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,14 @@ from autograder.batch.submissions import grade_lesson, grade_one, merge_if_neede
 from autograder.grade.grading import Conditions
 from autograder.grade.harness import Graded, without_points
 from autograder.grade.records import load_all, save
-from autograder.gradebook.course import CONFIG_FILE, Course, Submitted, init_course, without_links
+from autograder.gradebook.course import (
+    CONFIG_FILE,
+    Course,
+    Submitted,
+    init_course,
+    put_in_place,
+    without_links,
+)
 from autograder.gradebook.links import check_no_links
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
@@ -174,6 +182,23 @@ def test_what_is_graded_again_while_it_is_merged_keeps_its_name(tmp_path: Path) 
     assert not again.ungraded
     assert (again.notebook, again.notes) == ("mine.ipynb", made.notes)
     hand_in(tmp_path, "ada", notebook("x = 2"), "mine", LESSON)
+    (found,) = course.submissions(LESSON)
+    assert (found.notebook.name, found.others) == ("mine.ipynb", ())
+
+
+def test_a_copy_that_cannot_be_finished_does_not_pass_for_the_work(tmp_path: Path) -> None:
+    """On a disk that is full, as here above a file's size: what the student handed in is still graded."""
+    course = new_course(tmp_path)
+    mine = hand_in(tmp_path, "ada", notebook("#" * 100_000), "mine", LESSON)
+    grade_one(tmp_path, Submitted("ada", mine), CONDITIONS)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            put_in_place(Submitted("ada", mine), LESSON)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(mine.parent) == ["mine.ipynb"]
     (found,) = course.submissions(LESSON)
     assert (found.notebook.name, found.others) == ("mine.ipynb", ())
 
