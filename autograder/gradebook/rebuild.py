@@ -15,9 +15,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.utils import compute_checksum
 
 from autograder.gradebook.sanitise import images_of
-from labkit.checks.source.notebook import grade_id
+from labkit.checks.source.notebook import MOST_CELLS, grade_id
 
-MOST_CELLS = 2000
 LONGEST_SOURCE = 200_000
 MOST_TEXT = 2_000_000  # characters of all cells together
 MOST_IMAGES = 32 * 2**20  # characters of base64 in all cells together

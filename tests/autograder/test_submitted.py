@@ -24,7 +24,7 @@ from autograder.gradebook.links import remove_links
 from autograder.gradebook.problems import PROBLEMS, student_id_problem
 from autograder.sandbox.unconfined import Unconfined
 from labkit.checks import registry
-from labkit.checks.source.notebook import BadNotebook, cells_of
+from labkit.checks.source.notebook import MOST_CELLS, BadNotebook, cells_of
 
 F = registry.exercise("06.copy-to-tensor-parallel")
 DEFINES_F = "class CopyToTensorParallel: pass"
@@ -180,6 +180,14 @@ def test_cells_that_were_run_are_found_by_their_places_too() -> None:
     _, cells, places = read_submission(json.dumps(raw).encode(), "06.ipynb", [F])
     assert places == {F.id: 3}
     assert cells[places[F.id]].source == DEFINES_F
+
+
+def test_an_answer_is_shown_in_whichever_cell_it_was_found() -> None:
+    """As many cells are shown as are read."""
+    raw = notebook(*["# a note"] * (MOST_CELLS - 1), DEFINES_F)
+    _, _, places = read_submission(json.dumps(raw).encode(), "06.ipynb", [F])
+    made = rebuild.rebuilt(raw, places, [])
+    assert [c.source for c in made.cells if "nbgrader" in c.metadata] == [DEFINES_F]
 
 
 def test_the_last_definition_is_the_exercise() -> None:
