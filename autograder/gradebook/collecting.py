@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,6 +15,8 @@ from typing import Any
 
 from autograder.gradebook.nbgrader_private import NO_TIME, CollectTheFirst
 from labkit.checks.source.text import visible
+
+PART = 2**20  # bytes that are copied at once
 
 
 class Refused(Exception):
@@ -36,8 +37,8 @@ class Collect(CollectTheFirst):
         self.src_records = [record for record in self.src_records if self._told(self._check, record)]
 
     def in_order(self, newest_first: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What is another's comes after all of the student's own."""
-        return sorted(newest_first, key=lambda one: self._another(self._path(one), one["username"]))
+        """What is another's, or not there any more, comes after all of the student's own."""
+        return sorted(newest_first, key=lambda one: not self._is_own(self._path(one), one["username"]))
 
     def do_copy(self, src: str, dest: str, log: Any = None) -> None:
         """Copy one submission, or log an error."""
@@ -74,6 +75,12 @@ class Collect(CollectTheFirst):
     def _most_bytes(self) -> int:
         return 1000 * int(self.coursedir.max_dir_size)  # nbgrader's unit
 
+    def _is_own(self, path: str, student: str) -> bool:
+        try:
+            return not self._another(path, student)
+        except OSError:
+            return False
+
     def _another(self, path: str, student: str) -> bool:
         return bool(self.check_owner) and _owner(path) != student
 
@@ -85,22 +92,29 @@ def copy_plain(src: Path, dest: Path | None, most_bytes: int) -> None:
     """Copy a folder of plain files and folders, following no link, whatever is changed meanwhile; without
     `dest` only look whether it can be done.
 
-    Refused where anything else is in it, or more than so many bytes.
+    Refused where anything else is in it, or more than so many bytes; OSError where some of it cannot be read.
     """
     top = os.open(src, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         left = most_bytes
-        for folder, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-            for name in [*folders, *files]:
-                left -= _size(name, at, os.path.normpath(os.path.join(folder, name)))
+        for folder, folders, files, at in os.fwalk(".", onerror=_fail, dir_fd=top, follow_symlinks=False):
+            within = ((name, os.path.normpath(os.path.join(folder, name))) for name in [*folders, *files])
+            size = sum(_size(name, at, told) for name, told in within)
+            if dest is not None and size <= left:
+                (dest / folder).mkdir(parents=True, exist_ok=True)
+                size = 0
+                for name in files:
+                    size += _copy_file(name, at, dest / folder / name, left - size)
+            left -= size
             if left < 0:
                 raise Refused(f"it has more than {most_bytes} bytes, c.CourseDirectory.max_dir_size")
-            if dest is not None:
-                (dest / folder).mkdir(parents=True, exist_ok=True)
-                for name in files:
-                    _copy_file(name, at, dest / folder / name)
     finally:
         os.close(top)
+
+
+def _fail(error: OSError) -> None:
+    """Of a folder that cannot be opened, which would else be passed over."""
+    raise error
 
 
 def _size(name: str, at: int, told: str) -> int:
@@ -111,15 +125,20 @@ def _size(name: str, at: int, told: str) -> int:
     return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
-def _copy_file(name: str, at: int, dest: Path) -> None:
-    """Copy one file as far as it is now, with its time."""
+def _copy_file(name: str, at: int, dest: Path, most: int) -> int:
+    """Copy one file as far as it is now, with its time, and at most so many bytes and one; returns how many.
+    It may grow while it is read.
+    """
     number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
     with open(number, "rb") as source, dest.open("xb") as target:
         about = os.fstat(number)
         if not stat.S_ISREG(about.st_mode):
             raise Refused(f"{name} in it is no plain file any more")
-        shutil.copyfileobj(source, target)
+        copied = 0
+        while copied <= most and (part := source.read(min(PART, most + 1 - copied))):
+            copied += target.write(part)
     os.utime(dest, ns=(about.st_atime_ns, about.st_mtime_ns))
+    return copied
 
 
 def _owner(path: str) -> str:

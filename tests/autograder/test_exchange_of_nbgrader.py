@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,3 +157,36 @@ def test_folders_within_are_copied_and_times_kept(tmp_path: Path) -> None:
     assert (copied.read_text(), copied.stat().st_mtime) == ("a", 1)
     with pytest.raises(Refused):
         copy_plain(tmp_path / "src", tmp_path / "again", 0)
+
+
+def test_a_file_that_grows_while_it_is_copied_ends(tmp_path: Path) -> None:
+    """Files of the kernel's have more in them than their sizes say, as one that somebody writes on has."""
+    with pytest.raises(Refused, match="more than 10 bytes"):
+        copy_plain(Path("/proc/sysvipc"), tmp_path / "dest", 10)
+    assert sum(path.stat().st_size for path in (tmp_path / "dest").iterdir()) == 11
+    copy_plain(Path("/proc/sysvipc"), tmp_path / "again", 10_000)
+    assert "shmid" in (tmp_path / "again" / "shm").read_text()
+
+
+def test_a_folder_that_cannot_be_opened_is_not_passed_over(tmp_path: Path) -> None:
+    """Here for want of descriptors: there is one open for each folder above it."""
+    deep = tmp_path / "src" / "/".join("d" * 20)
+    deep.mkdir(parents=True)
+    (deep / "work.py").write_text("x = 1")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            copy_plain(tmp_path / "src", tmp_path / "dest", 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_what_its_student_takes_away_again_does_not_keep_others_from_being_collected(course: Course) -> None:
+    """Between nbgrader's look at the exchange and ours."""
+    student = pwd.getpwuid(os.getuid()).pw_name
+    (course.root / "here").mkdir()
+    there, gone = ({"username": student, "filename": str(course.root / name)} for name in ("here", "gone"))
+    taking = Collect.__new__(Collect)
+    taking.check_owner, taking.inbound_path = True, str(course.root)
+    assert taking.in_order([gone, there]) == [there, gone]
