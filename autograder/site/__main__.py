@@ -25,7 +25,7 @@ def main(lessons: tuple[str, ...], folder: Path, work: Path) -> None:
     """
     try:
         print(f"Open {build_site(folder, work, lessons).resolve() / 'index.html'}")
-    except (SiteError, LookupError) as problem:
+    except (SiteError, LookupError, OSError) as problem:
         sys.exit(f"site: {problem}")
 
 

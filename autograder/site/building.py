@@ -25,6 +25,7 @@ from labkit.build.course import find_lessons
 from labkit.build.markup import Lesson, read_lesson
 
 STATIC = Path(__file__).with_name("static")
+MARK = "objects.inv"  # a file that every site of Sphinx's has
 
 CONFIGURATION: dict[str, Any] = {
     "project": "Training models too large for one GPU",
@@ -59,7 +60,7 @@ def build_site(folder: Path, work: Path, wanted: Collection[str] = ()) -> Path:
     to_run = [read_lesson(path) for path in find_lessons(wanted, solutions_folder())]
     if folder.exists() and not folder.is_dir():
         raise SiteError(f"{folder} is no folder: give a new or an empty one")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "objects.inv").is_file():
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).is_file():
         raise SiteError(f"{folder} has something in it that is no site: give a new or an empty folder")
     one, other = folder.resolve(), work.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
@@ -74,9 +75,22 @@ def build_site(folder: Path, work: Path, wanted: Collection[str] = ()) -> Path:
     found = list(solutions_in(built))
     if found:
         raise SiteError("the site would show solutions:\n" + "\n".join(found))
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(built, folder)
+    replace_site(folder, built)
     return folder
+
+
+def replace_site(folder: Path, built: Path) -> None:
+    """Put what was built into `folder`, in place of all that is there. The folder itself stays: it may be a
+    link to where a server looks, a mount, or in one that takes no other.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for there in folder.iterdir():
+        if there.is_dir() and not there.is_symlink():
+            shutil.rmtree(there)
+        elif there.name != MARK:  # by which a site that was left half written is still known for one
+            there.unlink()
+    shutil.copy2(built / MARK, folder)
+    shutil.copytree(built, folder, dirs_exist_ok=True)
 
 
 def run_lessons(lessons: Sequence[Lesson], kept: Path) -> dict[str, Outputs]:
