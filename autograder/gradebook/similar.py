@@ -29,6 +29,9 @@ _LAYOUT = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
 }
+# From Python 3.12 on, and 3.14.
+_TEXT_BEGINS = {getattr(tokenize, name, None) for name in ("FSTRING_START", "TSTRING_START")} - {None}
+_TEXT_ENDS = {getattr(tokenize, name, None) for name in ("FSTRING_END", "TSTRING_END")} - {None}
 _KNOWN = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
 
 
@@ -121,7 +124,7 @@ def _tokens(source: str) -> Iterator[tuple[str, int]]:
     before = ("", "")  # the two words before
     begins = True  # a statement: a text alone there is a docstring
     try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        for token in _whole_texts(tokenize.generate_tokens(io.StringIO(source).readline)):
             if token.type in _LAYOUT:
                 begins = begins or token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
                 continue
@@ -131,6 +134,16 @@ def _tokens(source: str) -> Iterator[tuple[str, int]]:
             before = (before[1], token.string)
     except (tokenize.TokenError, SyntaxError):
         return
+
+
+def _whole_texts(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
+    """The tokens with every f-string as one text, as Python 3.11 has it; later ones tell its parts."""
+    depth = 0
+    for token in tokens:
+        opens = token.type in _TEXT_BEGINS
+        if not depth:
+            yield token._replace(type=tokenize.STRING) if opens else token
+        depth += opens - (token.type in _TEXT_ENDS)
 
 
 def _word(token: tokenize.TokenInfo, before: tuple[str, str]) -> str:
