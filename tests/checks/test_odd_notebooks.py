@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from labkit.checks import registry
 from labkit.checks.judge import not_attempted
 from labkit.checks.rank import load_student, student_error
-from labkit.checks.source.notebook import live_cells, read_cells
+from labkit.checks.source.notebook import BadNotebook, live_cells, read_cells
 from labkit.checks.source.submission import Cell, Submission, collect
 
 # The cells, each of which ends in `Made() == 6`.
@@ -248,6 +249,32 @@ def test_cells_are_those_that_were_typed() -> None:
     finally:
         InteractiveShell.clear_instance()
     assert vars(submission.load())["Made"]() == 6
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from functools import partial\ndef six(n): return n\nMade = partial(six, 6)",
+        "import operator\nMade = operator.methodcaller",
+        "from textwrap import dedent as Made",
+    ],
+)
+def test_what_a_cell_makes_of_other_modules_is_found_in_the_cells(source: str) -> None:
+    """As grading does, which has nothing but the cells."""
+    shell = InteractiveShell.instance()
+    try:
+        shell.run_cell(source, store_history=True)
+        cells = live_cells(shell.user_ns["Made"])
+    finally:
+        InteractiveShell.clear_instance()
+    submission = collect(cells, "06.made", ["Made"])
+    assert submission.found
+    assert "Made" in vars(submission.load())
+
+
+def test_without_a_notebook_what_has_no_source_is_told() -> None:
+    with pytest.raises(BadNotebook, match=r"the source of functools\.partial.* is not to be found"):
+        live_cells(partial(print, 6))
 
 
 def test_a_file_with_a_mark_of_byte_order_is_read(tmp_path: Path) -> None:

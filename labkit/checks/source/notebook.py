@@ -65,13 +65,16 @@ def cells_of_history(inputs: list[str]) -> list[Cell]:
 
 
 def live_cells(made: object) -> list[Cell]:
-    """The source around an object the caller defined: the kernel's history in a notebook, otherwise its
-    file.
+    """The source around what the caller defined: the kernel's history in a notebook, whatever that was made
+    of, as nothing else is handed in; otherwise its file. BadNotebook where it has none.
     """
     shell = _shell()
-    if shell is not None and getattr(made, "__module__", "__main__") == "__main__":
+    if shell is not None:
         return cells_of_history(list(shell.history_manager.input_hist_raw))
-    path = inspect.getsourcefile(made)  # type: ignore[arg-type]
+    try:
+        path = inspect.getsourcefile(made)  # type: ignore[arg-type]
+    except TypeError:  # a partial function, or one in C
+        path = None
     if path is None:
         raise BadNotebook(
             f"the source of {made!r} is not to be found; pass a class or function defined in a cell"
