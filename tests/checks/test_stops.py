@@ -81,6 +81,22 @@ def test_the_error_of_the_rank_that_began_it_stands_for_all() -> None:
     assert judged({0: GONE}).stops[0].text == f"rank 0: {GONE}"
 
 
+def test_an_error_of_a_stubs_kind_that_torch_raises_is_told() -> None:
+    """A class without `forward` is an attempt, and torch says what is missing; no line of it is a stub."""
+    stub = StudentError(
+        "NotImplementedError", "06.made: not written yet", "cell 3, line 7: raise NotImplementedError("
+    )
+    report = judged({0: stub, 1: stub})
+    assert (report.verdict, report.stops) == ("not_attempted", [])
+    assert report.rows[0].seen == "raise NotImplementedError is still in place (cell 3, line 7)"
+    for where in ("", "cell 4, line 2: return layer(x)"):
+        missing = StudentError(
+            "NotImplementedError", 'Module [Made] is missing the required "forward"', where
+        )
+        report = judged({0: missing, 1: missing})
+        assert (report.verdict, report.stops[0].text) == ("error", f"rank 0 (and on 1 more): {missing}")
+
+
 def test_an_error_in_one_part_stops_what_needs_it() -> None:
     report = judged({}, attempts=(0, 1))
     assert [stop.text for stop in report.stops] == [f"rank 0 (and on 1 more): {WRONG}"]
