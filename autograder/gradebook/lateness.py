@@ -110,7 +110,10 @@ def read_extensions(course: Path) -> Mapping[tuple[str, str], datetime]:
     if not path.is_file():
         return {}
     found: dict[tuple[str, str], datetime] = {}
-    for number, row in enumerate(table_of(text_of(path), str(path)).rows, 2):
+    table = table_of(text_of(path), str(path))
+    for number, row in zip(table.lines, table.rows, strict=True):
+        if not any((row[column] or "").strip() for column in table.columns):
+            continue  # as programs for tables write them below the last line
         try:
             student, lesson, until = ((row[column] or "").strip() for column in COLUMNS)
             at = _utc(until)

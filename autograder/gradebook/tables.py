@@ -25,10 +25,13 @@ def text_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table's columns, and its rows by them. A cell that a line lacks is None."""
+    """A table's columns, and its rows by them. A cell that a line lacks is None. lines: in which line of the
+    text each row ends, from 1; some lines are empty, and some rows have more than one.
+    """
 
     columns: list[str]
     rows: list[dict[str, str]]
+    lines: list[int]
 
 
 def table_of(text: str, called: str) -> Table:
@@ -37,15 +40,16 @@ def table_of(text: str, called: str) -> Table:
     """
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     begins = 1
-    rows = []
+    rows, lines = [], []
     try:
         columns = list(reader.fieldnames or [])
         begins = reader.line_num + 1
         for row in reader:
             rows.append(row)
+            lines.append(reader.line_num)
             begins = reader.line_num + 1
     except csv.Error as problem:
         raise CourseError(
             f'{called}, line {begins}: not a line of a table ({problem}); is a " missing, or one too many?'
         ) from None
-    return Table(columns, rows)
+    return Table(columns, rows, lines)

@@ -112,6 +112,16 @@ def test_a_line_that_cannot_be_read_stops_before_anybody_is_graded(course: Cours
     (course.root / "extensions.csv").unlink()
 
 
+def test_the_line_that_is_told_is_that_of_the_file(tmp_path: Path) -> None:
+    """Lines with nothing in them count, and say nothing."""
+    lines = ["student,lesson,until", "", "ada,06,2026-12-01 23:59", ", ,,,", "", "bob,06,tomorrow"]
+    (tmp_path / "extensions.csv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(CourseError, match=r"line 6: expected .*; found bob,06,tomorrow"):
+        read_extensions(tmp_path)
+    (tmp_path / "extensions.csv").write_text("\n".join(lines[:-1]), encoding="utf-8")
+    assert [student for student, _ in read_extensions(tmp_path)] == ["ada"]
+
+
 def test_two_times_for_one_student_are_refused(course: Course) -> None:
     """Which of them was meant is not for a program to say; the same one twice is no question."""
     file = course.root / "extensions.csv"
