@@ -1,4 +1,4 @@
-"""The parts of the launcher that need no ranks: who is stuck, what is said, what is shown, what is locked."""
+"""The parts of the launcher that need no ranks: who is stuck, what is said of it, what is left of a job."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ import msgspec
 import pytest
 import torch
 
-from labkit import hosts, processes
-from labkit.hosts import gpu_count, place
-from labkit.launch import names, render
-from labkit.launch.engine import gpu_lock
+from labkit import processes
 from labkit.launch.engine.facts import read_facts, write_facts
 from labkit.launch.engine.ranks import Ranks
 from labkit.launch.failure.deadlock import find_mismatch, is_stuck
@@ -27,10 +24,8 @@ from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose, stack_fram
 from labkit.launch.failure.words import deadlock, mismatch, ranks
 from labkit.launch.handover import results
 from labkit.launch.handover.parcels import parcel
-from labkit.launch.handover.request import Wanted, end_path, log_path, state_path
+from labkit.launch.handover.request import end_path, state_path
 from labkit.launch.handover.reserved import reserve, write_reserved
-from labkit.launch.here import Here
-from labkit.launch.output import Outputs
 from labkit.record.state import (
     FAILED,
     MAX_GROUPS,
@@ -324,93 +319,6 @@ Current thread 0x2 (most recent call first):
     assert [(frame.line, frame.function) for frame in stack_frames(stack)] == [(9, "outer"), (7, "inner")]
 
 
-def test_names_of_ranks_and_folding() -> None:
-    assert render.rank_names([0, 1, 2, 5]) == "ranks 0–2, 5"
-    assert render.rank_names([3]) == "rank 3"
-    assert render.fold({0: "a", 1: "b", 2: "a"}) == [([0, 2], "a"), ([1], "b")]
-
-
-def test_output_is_escaped_and_cleaned() -> None:
-    html = render.output_html({0: "<script>alert(1)</script>", 1: "\x1b[31mred\x1b[0m\n10%\r20%\n"})
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html
-    assert "red\n20%" in html
-    assert "10%" not in html
-
-
-def test_tabs_of_one_page_do_not_share_names() -> None:
-    ids = [part.split('"')[0] for part in render.tabs({0: "a"}).split('id="')[1:]]
-    again = [part.split('"')[0] for part in render.tabs({0: "a"}).split('id="')[1:]]
-    assert ids
-    assert not set(ids) & set(again)
-    assert "<b>rank 0</b>" in render.tabs({0: "a", 1: "b"})  # what is left where styles are stripped
-
-
-def test_a_long_output_is_cut_with_a_note() -> None:
-    text = render.clean("\n".join(map(str, range(1000))))
-    assert text.startswith("[... 800 lines above are not shown]")
-    assert text.endswith("999")
-
-
-def test_a_remark_of_gloo_is_not_output(tmp_path: Path) -> None:
-    log_path(tmp_path, 0).write_text(
-        "mine\n[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
-        "[Gloo] is mine too\n"
-    )
-    outputs = Outputs(tmp_path, 1)
-    outputs.read()
-    assert outputs.texts() == ["mine\n[Gloo] is mine too\n"]
-    outputs.close()
-
-
-def test_output_is_read_once_and_in_order(tmp_path: Path) -> None:
-    log = log_path(tmp_path, 0)
-    outputs = Outputs(tmp_path, 1)
-    positions = [0]
-    for part in ("one\n", "two ä\n"):
-        with open(log, "a", encoding="utf-8") as file:
-            file.write(part)
-        outputs.read()
-        assert outputs.since(positions) == [part]
-    assert outputs.texts() == ["one\ntwo ä\n"]
-    outputs.close()
-
-
-def test_a_character_that_comes_in_two_pieces_is_one(tmp_path: Path) -> None:
-    """Also for who begins to look in between; what is cut short for good is told when no more can come."""
-    outputs, positions, later = Outputs(tmp_path, 1), [0], [0]
-    told = []
-    with open(log_path(tmp_path, 0), "wb", buffering=0) as log:
-        for byte in "aä€😀".encode() + b"\xff\xe2\x82":
-            log.write(bytes([byte]))
-            outputs.read()
-            if byte == 0x82 and later == [0]:
-                later = outputs.positions()
-            told += outputs.since(positions)
-    assert "".join(told) == "aä€😀\N{REPLACEMENT CHARACTER}"
-    outputs.close()
-    assert outputs.since(positions) == ["\N{REPLACEMENT CHARACTER}"]
-    assert outputs.since(later) == ["€😀" + 2 * "\N{REPLACEMENT CHARACTER}"]
-
-
-def test_a_character_across_what_is_kept_is_one(tmp_path: Path) -> None:
-    """The first half mebibyte of an output is kept apart from the rest."""
-    log_path(tmp_path, 0).write_bytes(b"-" * ((512 << 10) - 1) + "€".encode()[:2])
-    outputs, positions = Outputs(tmp_path, 1), [0]
-    outputs.read()
-    assert outputs.since(positions) == ["-" * ((512 << 10) - 1)]
-    with open(log_path(tmp_path, 0), "ab") as log:
-        log.write("€".encode()[2:])
-    outputs.read()
-    assert outputs.since(positions) == ["€"]
-    outputs.close()
-
-
-def test_places_are_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert names.readable_text(f"at {tmp_path}/a/b.py:3, and /else/c.py:4") == "at a/b.py:3, and /else/c.py:4"
-
-
 @pytest.mark.parametrize("room", [True, False])
 def test_large_parts_of_a_message_arrive_where_there_is_no_room_too(tmp_path: Path, room: bool) -> None:
     parts = [b"a" * 5, b"", b"b" * 100]
@@ -423,114 +331,6 @@ def test_large_parts_of_a_message_arrive_where_there_is_no_room_too(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gpu_is_held_by_one_engine_at_a_time() -> None:
-    name = f"test-{os.getpid()}"
-    code = f"""
-from labkit.launch.engine.gpu_lock import GpuLocks
-locks = GpuLocks()
-print(repr(locks.take([{name!r}])), flush=True)
-input()
-"""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    other = subprocess.Popen([sys.executable, "-c", code], **pipes)  # type: ignore[call-overload]
-    assert other.stdout is not None
-    assert other.stdout.readline() == "''\n"
-    locks = gpu_lock.GpuLocks()
-    taken = locks.take(["free", name])
-    assert f"GPU {name} is in use by" in taken
-    assert f"process {other.pid}" in taken
-    other.communicate("\n")
-    assert locks.take([name]) == ""
-    assert locks.take([name]) == ""  # another job of the same notebook
-    locks.give_back([name])
-    assert name in locks._sockets
-    locks.give_back([name])
-    assert name not in locks._sockets
-
-
-def test_a_gpu_that_many_have_asked_for_is_still_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_lock, "_ASKED", 4)
-    locks, others, name = gpu_lock.GpuLocks(), gpu_lock.GpuLocks(), f"test-{os.getpid()}"
-    assert locks.take([name]) == ""
-    told = [others.take([name]) for _ in range(10)]
-    locks.give_back([name])
-    assert f"process {os.getpid()}" in told[0]
-    assert told[-1] == f"GPU {name} is in use by another notebook"
-
-
-def test_gpus_are_named_alike_for_all() -> None:
-    assert gpu_lock.device_names([0, 1, 1], {"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
-    assert gpu_lock.device_names([1], {}) == ["1"]
-    assert gpu_lock.device_names([], {}) == []
-
-
-@pytest.mark.parametrize("said", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"])
-def test_jobs_that_count_their_gpus_from_0_do_not_meet(said: str) -> None:
-    """Each of two jobs on a machine has the GPUs "0" and "1", and they are four."""
-    one, two = ({"CUDA_VISIBLE_DEVICES": "0,1", said: of_job} for of_job in ("1,2", "4,6"))
-    assert gpu_lock.device_names([0, 1], one) == ["1", "2"]
-    assert gpu_lock.device_names([0, 1], two) == ["4", "6"]
-    assert gpu_lock.device_names([0], {"CUDA_VISIBLE_DEVICES": "1", said: "4,6"}) == ["6"]
-
-
-def test_a_job_that_counts_as_the_machine_does() -> None:
-    told = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_GPUS": "2,3"}
-    assert gpu_lock.device_names([0, 1], told) == ["2", "3"]
-    assert gpu_lock.device_names([0], {"CUDA_VISIBLE_DEVICES": "GPU-5968838c", "SLURM_JOB_GPUS": "2"}) == [
-        "GPU-5968838c"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [("0,1", 2), ("GPU-5968838c,MIG-1", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,all,1", 1)],
-)
-def test_gpus_are_counted_as_cuda_does(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_count() == gpus
-
-
-def test_a_torch_without_cuda_takes_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: False)
-    found = place(None, None)
-    assert (found.backend, found.devices) == ("gloo", ())
-    assert "2 GPUs there, and a torch without CUDA" in found.notes[0]
-    with pytest.raises(ValueError, match="torch without CUDA"):
-        place(2, "nccl")
-
-
-def test_whether_torch_has_cuda_is_read_from_its_file() -> None:
-    assert hosts.torch_has_cuda() == (torch.version.cuda is not None)
-
-
-@pytest.mark.parametrize(("said", "threads"), [("", 1), ("3", 3), ("4,2", 4), ("0", 1)])
-def test_threads_of_a_rank(monkeypatch: pytest.MonkeyPatch, said: str, threads: int) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert place(2, "gloo").threads == threads
-
-
-def test_threads_that_are_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    with pytest.raises(ValueError, match="OMP_NUM_THREADS must be a number of threads, found 'many'"):
-        place(2, "gloo")
-
-
-def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
-    assert gpu_count() == 2
-    assert place(None, None).ranks == 2
-    assert place(2, None).backend == "nccl"
-    shared = place(4, None)
-    assert (shared.backend, shared.devices) == ("gloo", (0, 1, 0, 1))
-    assert "4 ranks share 2 GPUs" in shared.notes[0]
-    with pytest.raises(ValueError, match="one GPU a rank: 4 ranks, 2 GPUs"):
-        place(4, "nccl")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert place(None, None) == place(4, "gloo")
-
-
 def test_a_parameter_comes_back_as_one(tmp_path: Path) -> None:
     """Also one that cannot travel as it is: here it shows a part of a larger storage."""
     layer = torch.nn.Linear(2, 2)
@@ -540,30 +340,6 @@ def test_a_parameter_comes_back_as_one(tmp_path: Path) -> None:
     assert [type(parameter) for parameter in found.parameters()] == [torch.nn.Parameter] * 2
     assert torch.equal(found.weight, layer.weight)
     assert found.weight.untyped_storage().nbytes() == 4 * 4
-
-
-def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
-    both, neither = (Here().plan(Wanted(2, gpus=gpus))[0] for gpus in (True, False))
-    assert (both.backend, both.devices) == ("nccl", [0, 1])
-    assert (neither.backend, neither.devices) == ("gloo", [])
-    assert neither.env == {"CUDA_VISIBLE_DEVICES": ""}
-
-
-def test_gpus_are_counted_where_a_container_shows_some(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_count(tmp_path) == 0
-    listed = tmp_path / "proc/driver/nvidia/gpus"
-    for number in range(8):
-        (listed / f"0000:0{number}:00.0").mkdir(parents=True)
-    assert gpu_count(tmp_path) == 8
-    (tmp_path / "dev").mkdir()
-    for name in ("nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
-        (tmp_path / "dev" / name).touch()
-    assert gpu_count(tmp_path) == 1
 
 
 def test_ending_processes_that_do_not_want_to() -> None:

@@ -1,0 +1,149 @@
+"""Which devices and threads ranks get, and that no two notebooks get the same GPU: no ranks are needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from labkit import hosts
+from labkit.hosts import gpu_count, place
+from labkit.launch.engine import gpu_lock
+from labkit.launch.handover.request import Wanted
+from labkit.launch.here import Here
+
+
+def test_a_gpu_is_held_by_one_engine_at_a_time() -> None:
+    name = f"test-{os.getpid()}"
+    code = f"""
+from labkit.launch.engine.gpu_lock import GpuLocks
+locks = GpuLocks()
+print(repr(locks.take([{name!r}])), flush=True)
+input()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", code], **pipes)  # type: ignore[call-overload]
+    assert other.stdout is not None
+    assert other.stdout.readline() == "''\n"
+    locks = gpu_lock.GpuLocks()
+    taken = locks.take(["free", name])
+    assert f"GPU {name} is in use by" in taken
+    assert f"process {other.pid}" in taken
+    other.communicate("\n")
+    assert locks.take([name]) == ""
+    assert locks.take([name]) == ""  # another job of the same notebook
+    locks.give_back([name])
+    assert name in locks._sockets
+    locks.give_back([name])
+    assert name not in locks._sockets
+
+
+def test_a_gpu_that_many_have_asked_for_is_still_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_lock, "_ASKED", 4)
+    locks, others, name = gpu_lock.GpuLocks(), gpu_lock.GpuLocks(), f"test-{os.getpid()}"
+    assert locks.take([name]) == ""
+    told = [others.take([name]) for _ in range(10)]
+    locks.give_back([name])
+    assert f"process {os.getpid()}" in told[0]
+    assert told[-1] == f"GPU {name} is in use by another notebook"
+
+
+def test_gpus_are_named_alike_for_all() -> None:
+    assert gpu_lock.device_names([0, 1, 1], {"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
+    assert gpu_lock.device_names([1], {}) == ["1"]
+    assert gpu_lock.device_names([], {}) == []
+
+
+@pytest.mark.parametrize("said", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"])
+def test_jobs_that_count_their_gpus_from_0_do_not_meet(said: str) -> None:
+    """Each of two jobs on a machine has the GPUs "0" and "1", and they are four."""
+    one, two = ({"CUDA_VISIBLE_DEVICES": "0,1", said: of_job} for of_job in ("1,2", "4,6"))
+    assert gpu_lock.device_names([0, 1], one) == ["1", "2"]
+    assert gpu_lock.device_names([0, 1], two) == ["4", "6"]
+    assert gpu_lock.device_names([0], {"CUDA_VISIBLE_DEVICES": "1", said: "4,6"}) == ["6"]
+
+
+def test_a_job_that_counts_as_the_machine_does() -> None:
+    told = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_GPUS": "2,3"}
+    assert gpu_lock.device_names([0, 1], told) == ["2", "3"]
+    assert gpu_lock.device_names([0], {"CUDA_VISIBLE_DEVICES": "GPU-5968838c", "SLURM_JOB_GPUS": "2"}) == [
+        "GPU-5968838c"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("0,1", 2), ("GPU-5968838c,MIG-1", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,all,1", 1)],
+)
+def test_gpus_are_counted_as_cuda_does(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_count() == gpus
+
+
+def test_a_torch_without_cuda_takes_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: False)
+    found = place(None, None)
+    assert (found.backend, found.devices) == ("gloo", ())
+    assert "2 GPUs there, and a torch without CUDA" in found.notes[0]
+    with pytest.raises(ValueError, match="torch without CUDA"):
+        place(2, "nccl")
+
+
+def test_whether_torch_has_cuda_is_read_from_its_file() -> None:
+    assert hosts.torch_has_cuda() == (torch.version.cuda is not None)
+
+
+@pytest.mark.parametrize(("said", "threads"), [("", 1), ("3", 3), ("4,2", 4), ("0", 1)])
+def test_threads_of_a_rank(monkeypatch: pytest.MonkeyPatch, said: str, threads: int) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert place(2, "gloo").threads == threads
+
+
+def test_threads_that_are_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS must be a number of threads, found 'many'"):
+        place(2, "gloo")
+
+
+def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
+    assert gpu_count() == 2
+    assert place(None, None).ranks == 2
+    assert place(2, None).backend == "nccl"
+    shared = place(4, None)
+    assert (shared.backend, shared.devices) == ("gloo", (0, 1, 0, 1))
+    assert "4 ranks share 2 GPUs" in shared.notes[0]
+    with pytest.raises(ValueError, match="one GPU a rank: 4 ranks, 2 GPUs"):
+        place(4, "nccl")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert place(None, None) == place(4, "gloo")
+
+
+def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
+    both, neither = (Here().plan(Wanted(2, gpus=gpus))[0] for gpus in (True, False))
+    assert (both.backend, both.devices) == ("nccl", [0, 1])
+    assert (neither.backend, neither.devices) == ("gloo", [])
+    assert neither.env == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_gpus_are_counted_where_a_container_shows_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_count(tmp_path) == 0
+    listed = tmp_path / "proc/driver/nvidia/gpus"
+    for number in range(8):
+        (listed / f"0000:0{number}:00.0").mkdir(parents=True)
+    assert gpu_count(tmp_path) == 8
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / "dev" / name).touch()
+    assert gpu_count(tmp_path) == 1
