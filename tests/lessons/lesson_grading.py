@@ -10,7 +10,7 @@ from autograder.selftest.wrong_answers import wrong_answers
 from labkit.checks import registry
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
-from labkit.checks.judge import judge_exercise
+from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.practice import run_on_host
 from labkit.checks.report import Report
 from labkit.checks.source.submission import Cell
@@ -30,13 +30,15 @@ def solved_but(exercise: Exercise, change: Callable[[str], str]) -> list[Cell]:
     ]
 
 
-def report_of(lesson: str, answer_id: str) -> Report:
-    """The whole visible report of a wrong answer."""
+def report_of(lesson: str, answer_id: str, exercise: Exercise | None = None, *cases: str) -> Report:
+    """The report of a wrong answer's exercise, or of another one, on its visible cases or those named."""
     broken = next(m for m in wrong_answers(lesson) if m.id == answer_id)
-    exercise = registry.exercise(broken.exercise)
-    return graded(exercise, solved_but(exercise, broken.apply), exercise.cases(1))
+    of_answer = registry.exercise(broken.exercise)
+    exercise = exercise or of_answer
+    wanted = [case for case in exercise.cases(1) if not cases or case.name in cases]
+    return graded(exercise, solved_but(of_answer, broken.apply), wanted)
 
 
 def lost(report: Report) -> set[str]:
-    """The properties that did not hold."""
-    return {row.name for row in report.rows if not row.passed}
+    """The properties that evidence speaks against."""
+    return {row.name for row in report.rows if not row.passed and NOT_REACHED not in row.message}

@@ -29,6 +29,12 @@ LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
 EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
 EVERY_WRONG_ANSWER = [answer for lesson in LESSONS for answer in wrong_answers(lesson)]
 WRONG_ANSWERS = part_of(EVERY_WRONG_ANSWER, PARTS, today())
+# No wrong answer is written for these alone; those that are on record lose them beside other properties.
+LOST_BESIDE_OTHERS = {
+    ("05.checkpoint-sequential", "input-gradients"),
+    ("09.choose-plan", "slow-links"),
+    ("12.balance", "subgroup"),
+}
 exercises = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 
 
@@ -61,6 +67,15 @@ def test_every_property_explains_itself() -> None:
     everything = [exercise for lesson in registry.lessons() for exercise in registry.exercises(lesson)]
     assert [(e.id, p.name) for e in everything for p in e.properties if not p.says] == []
     assert [(e.id, p.name) for e in everything for p in e.properties if not p.usual_cause] == []
+
+
+def test_every_property_is_broken_by_some_wrong_answer() -> None:
+    """A property that no mistake loses would be points for nothing. `own-parts` has tests of its own."""
+    lessons = registry.lessons()
+    broken = {(m.exercise, name) for lesson in lessons for m in wrong_answers(lesson) for name in m.breaks}
+    exercises = [exercise for lesson in lessons for exercise in registry.exercises(lesson)]
+    owned = {(e.id, p.name) for e in exercises for p in e.properties if p.name != "own-parts"}
+    assert owned - broken == LOST_BESIDE_OTHERS
 
 
 def test_every_wrong_answer_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

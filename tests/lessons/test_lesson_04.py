@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lesson_grading import graded, lost, report_of, solved_but
+from lesson_grading import lost, report_of
 
-from autograder.selftest.wrong_answers import wrong_answers
 from labkit.checks import registry
 
 EXERCISES = registry.exercises("04")
@@ -12,10 +11,8 @@ RUN = registry.exercise("04.run-schedule")
 
 
 def test_a_broken_in_turn_costs_the_interleaved_schedule_only_its_own_parts() -> None:
-    broken = next(m for m in wrong_answers("04") if m.id == "1f1b-no-cool-down")
     interleaved = registry.exercise("04.interleaved-schedule")
-    cells = solved_but(registry.exercise(broken.exercise), broken.apply)
-    report = graded(interleaved, cells, interleaved.cases(1))
+    report = report_of("04", "1f1b-no-cool-down", interleaved)
     assert lost(report) == {"own-parts"}, report
 
 
@@ -50,10 +47,3 @@ def test_an_order_of_its_own_is_told_by_action() -> None:
 
 def test_every_exercise_that_runs_ranks_shows_three_kinds_of_evidence() -> None:
     assert {p.kind for p in RUN.properties} == {"numbers", "mechanism", "robustness"}
-
-
-def test_every_property_is_broken_by_some_wrong_answer() -> None:
-    """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
-    broken = {(m.exercise, name) for m in wrong_answers("04") for name in m.breaks}
-    owned = {(e.id, p.name) for e in EXERCISES for p in e.properties if p.name != "own-parts"}
-    assert owned - broken == set()

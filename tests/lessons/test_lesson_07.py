@@ -5,20 +5,13 @@ Most tests start ranks, through the executor that `labkit.check` uses, on what t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from lesson_grading import lost, report_of
 
-from autograder.grade.reference import graded_submission, solved_cells
-from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
-from labkit.checks.exercise import Exercise
-from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.lesson_07.block import block_case
 from labkit.checks.lesson_07.modules import config_of
-from labkit.checks.practice import run_on_host
-from labkit.checks.report import Report
 from labkit.checks.shared.cuts import cut_gpt, cut_rows
 from labkit.model import Transformer, gpt
 from labkit.theory.activations import layer_activation_bytes
@@ -26,35 +19,14 @@ from labkit.theory.activations import layer_activation_bytes
 EXERCISES = registry.exercises("07")
 
 
-def answer_called(name: str) -> WrongAnswer:
-    return next(answer for answer in wrong_answers("07") if answer.id == name)
-
-
-def graded_with(mistake: str, exercise: Exercise | None = None, *cases: str) -> Report:
-    """The report of the mistake's exercise, or of another one, on its visible cases or those named."""
-    broken = answer_called(mistake)
-    exercise = exercise or registry.exercise(broken.exercise)
-    cells = [
-        replace(cell, source=broken.apply(cell.source)) if cell.exercise == broken.exercise else cell
-        for cell in solved_cells("07")
-    ]
-    submission, own_parts = graded_submission(cells, exercise)
-    wanted = [case for case in exercise.cases(1) if not cases or case.name in cases]
-    return judge_exercise(exercise, wanted, submission, own_parts, run_on_host)
-
-
-def lost(report: Report) -> set[str]:
-    return {row.name for row in report.rows if not row.passed and NOT_REACHED not in row.message}
-
-
 def test_a_mistake_in_attention_costs_the_block_only_its_own_parts() -> None:
     block = registry.exercise("07.tensor-parallel-block")
-    report = graded_with("packed-weight-cut-in-one-piece", block, "two ranks", "all parts your own")
+    report = report_of("07", "packed-weight-cut-in-one-piece", block, "two ranks", "all parts your own")
     assert lost(report) == {"own-parts"}, report
 
 
 def test_a_failure_says_what_where_and_why() -> None:
-    report = graded_with("logits-gathered")
+    report = report_of("07", "logits-gathered")
     assert lost(report) == {"scalars-only"}, report
     message = report.row("scalars-only").message
     assert "all_gather of 480 bytes" in message  # [2, 5, 6] float64 columns of this rank
@@ -70,14 +42,7 @@ def test_a_failure_says_what_where_and_why() -> None:
     ],
 )
 def test_a_mistake_costs_only_what_it_breaks(mistake: str, only: str) -> None:
-    assert lost(graded_with(mistake)) == {only}
-
-
-def test_every_property_is_broken_by_some_wrong_answer() -> None:
-    """A property that no mistake loses would be points for nothing. `own-parts` has a test of its own."""
-    broken = {(m.exercise, name) for m in wrong_answers("07") for name in m.breaks}
-    owned = {(e.id, p.name) for e in EXERCISES for p in e.properties if p.name != "own-parts"}
-    assert owned - broken == set()
+    assert lost(report_of("07", mistake)) == {only}
 
 
 def test_no_exercise_is_graded_on_one_rank() -> None:
