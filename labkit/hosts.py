@@ -45,8 +45,8 @@ def wrong_system() -> str:
     return f"labkit starts ranks on Linux, and this is {platform.system() or sys.platform}: {remedy}"
 
 
-def place(ranks: int | None, backend: str | None) -> Placement:
-    """Choose ranks, backend and devices for what was asked and what there is.
+def choose_placement(ranks: int | None, backend: str | None) -> Placement:
+    """Ranks, backend, devices and threads for what was asked and what there is.
 
     One rank a GPU with NCCL when the GPUs suffice; more ranks than GPUs share them and talk over gloo. A rank
     computes with one thread, as torchrun has it, unless OMP_NUM_THREADS says otherwise: OpenMP's threads spin

@@ -34,7 +34,7 @@ class Here:
     session_target = "labkit.launch.engine.session_rank:serve"
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
-        placement = hosts.place(wanted.ranks, wanted.backend if wanted.gpus else "gloo")
+        placement = hosts.choose_placement(wanted.ranks, wanted.backend if wanted.gpus else "gloo")
         request = Request(
             ranks=placement.ranks,
             backend=placement.backend,

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import click
 
 from labkit import processes
-from labkit.hosts import place
+from labkit.hosts import choose_placement
 from labkit.launch.engine.forkserver import import_the_rest, warm_up
 from labkit.launch.handover.request import CONTROL, RANK, VERDICT, Request
 from labkit.launch.handover.reserved import read_reserved, reserve
@@ -50,7 +50,7 @@ def run(
 
     if (directory / VERDICT).exists():
         raise FileExistsError(f"{directory} has had a job already: give each job a directory of its own")
-    placement = place(ranks, backend)
+    placement = choose_placement(ranks, backend)
     started = time.monotonic()
     request = Request(
         ranks=ranks,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from labkit import hosts
-from labkit.hosts import gpu_count, place
+from labkit.hosts import choose_placement, gpu_count
 from labkit.launch.engine import gpu_lock
 from labkit.launch.handover.request import Wanted
 from labkit.launch.here import Here
@@ -87,11 +87,11 @@ def test_gpus_are_counted_as_cuda_does(monkeypatch: pytest.MonkeyPatch, visible:
 def test_a_torch_without_cuda_takes_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(hosts, "torch_has_cuda", lambda: False)
-    found = place(None, None)
+    found = choose_placement(None, None)
     assert (found.backend, found.devices) == ("gloo", ())
     assert "2 GPUs there, and a torch without CUDA" in found.notes[0]
     with pytest.raises(ValueError, match="torch without CUDA"):
-        place(2, "nccl")
+        choose_placement(2, "nccl")
 
 
 def test_whether_torch_has_cuda_is_read_from_its_file() -> None:
@@ -101,28 +101,28 @@ def test_whether_torch_has_cuda_is_read_from_its_file() -> None:
 @pytest.mark.parametrize(("said", "threads"), [("", 1), ("3", 3), ("4,2", 4), ("0", 1)])
 def test_threads_of_a_rank(monkeypatch: pytest.MonkeyPatch, said: str, threads: int) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert place(2, "gloo").threads == threads
+    assert choose_placement(2, "gloo").threads == threads
 
 
 def test_threads_that_are_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(ValueError, match="OMP_NUM_THREADS must be a number of threads, found 'many'"):
-        place(2, "gloo")
+        choose_placement(2, "gloo")
 
 
 def test_placing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
     assert gpu_count() == 2
-    assert place(None, None).ranks == 2
-    assert place(2, None).backend == "nccl"
-    shared = place(4, None)
+    assert choose_placement(None, None).ranks == 2
+    assert choose_placement(2, None).backend == "nccl"
+    shared = choose_placement(4, None)
     assert (shared.backend, shared.devices) == ("gloo", (0, 1, 0, 1))
     assert "4 ranks share 2 GPUs" in shared.notes[0]
     with pytest.raises(ValueError, match="one GPU a rank: 4 ranks, 2 GPUs"):
-        place(4, "nccl")
+        choose_placement(4, "nccl")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert place(None, None) == place(4, "gloo")
+    assert choose_placement(None, None) == choose_placement(4, "gloo")
 
 
 def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
