@@ -1,9 +1,11 @@
 """The warm process that jobs are forked from. It imports torch, and then only forks, watches and cleans up.
 
-Started by `client.EngineProcess` with one end of a socket pair. Messages, one JSON object each:
-    to the engine    {"do": "run" | "kill" | "forget", "job": NAME}  NAME is a directory inside the engine's
-    directory from the engine  {"event": "ready"} | {"event": "ended", "job": NAME, "code": exit code, or
-    minus the signal}
+Started by `client.EngineProcess` with one end of a socket pair. Messages are one JSON object each:
+
+    to the engine    {"do": "run" | "kill" | "forget", "job": NAME}
+    from the engine  {"event": "ready"} | {"event": "ended", "job": NAME, "code": CODE}
+
+NAME is a directory inside the engine's directory. CODE is the agent's exit code, or minus the signal.
 It leaves when its notebook does: when the socket closes, or when the process that started it is gone.
 """
 
@@ -239,16 +241,14 @@ def import_for_ranks(names: Iterable[str]) -> None:
 
 def import_for_backward() -> None:
     """Import what the first `backward(gradient)` of a process does, 480 modules, on each rank of each job."""
-    from labkit.torch_private import (
-        IMPORTED_BY_BACKWARD,  # torch, which may only be imported once it is wanted
-    )
+    from labkit.torch_private import IMPORTED_BY_BACKWARD  # not above: it imports torch, once it is wanted
 
     import_for_ranks(IMPORTED_BY_BACKWARD)
 
 
 def import_the_rest() -> None:
     """Import what many ranks need, but not the first launch, which waits for the engine to start."""
-    from labkit.torch_private import IMPORTED_BY_OPTIMIZERS  # as above
+    from labkit.torch_private import IMPORTED_BY_OPTIMIZERS  # not above, for the same reason
 
     import_for_backward()
     importlib.import_module(IMPORTED_BY_OPTIMIZERS)
