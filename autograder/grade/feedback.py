@@ -72,8 +72,8 @@ class _Cut:
 
 
 def in_words(text: str) -> str:
-    """The text without what is no words: long runs that have no space, many scraps in a row, and what is not
-    to be printed.
+    """The text without what does not read as words and could encode data: long runs without a space, many scraps
+    of one or two characters in a row, and unprintable characters.
     """
     printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
     shorter = re.sub(rf"\S{{{LONGEST_WORD},}}", "(...)", printable)
