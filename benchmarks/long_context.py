@@ -19,22 +19,23 @@ public `context_parallel`. It is told to send keys round (`alltoall`); by itself
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from _alive import most_alive
 from _common import Row, arguments, compared, median, report, told
 from torch import Tensor
 
 import labkit
 from autograder.grade.reference import reference_cells
 from labkit.checks.source.submission import Submission, collect
-from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+from labkit.record.live import bytes_of_process
 
 HEADS, HEAD_SIZE = 8, 64
 RANKS = (2, 4)
@@ -224,16 +225,10 @@ def race(
 def peak(name: str, student: Any, tokens: int, group: dist.ProcessGroup) -> float:
     """Most bytes alive in a forward and backward, the median of three, without what was there before."""
     own, _ = own_of(name, student, tokens, group)
-    CONTENDERS[name](student, own, group)
-    before, found = bytes_of_process(), []
-    for _ in range(3):
-        gc.collect()
-        live = LiveBytes()
-        live.count(tensors_of_process())
-        with live:
-            CONTENDERS[name](student, own, group)
-        found.append(live.peak - before)
-    return median(found)
+    run = partial(CONTENDERS[name], student, own, group)
+    run()
+    before = bytes_of_process()
+    return median([most_alive(run) - before for _ in range(3)])
 
 
 def measured(

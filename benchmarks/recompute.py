@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from _alive import most_alive
 from _common import Row, median, report, spread
 from _device import Device, asked_device, device_arguments, gpu_name
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from autograder.grade.reference import reference_cells
 from labkit.checks.source.submission import collect
 from labkit.model import Block, explicit_attention, gpt
-from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+from labkit.record.live import bytes_of_process
 
 SHAPES = {"cpu": (4, 128, 4, 128, 2), "cuda": (12, 2048, 16, 1024, 4)}  # layers, hidden, heads, tokens, batch
 WARM_UP = 2
@@ -77,11 +78,8 @@ def peak(device: Device, step: Callable[[], None]) -> float:
         device.free_peak()
         step()
         return float(torch.cuda.max_memory_allocated())
-    before, live = bytes_of_process(), LiveBytes()
-    live.count(tensors_of_process())
-    with live:
-        step()
-    return float(live.peak - before)
+    before = bytes_of_process()
+    return float(most_alive(step) - before)
 
 
 def compare(device: Device, dropout: float, rounds: int) -> list[Row]:

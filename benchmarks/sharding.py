@@ -22,7 +22,6 @@ In time, DDP sends during backward and stage 1 after it, which is what the lesso
 
 from __future__ import annotations
 
-import gc
 import shutil
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _alive import most_alive
 from _common import Row, compared, median, report, told
 from _device import Device, asked_device, device_arguments, gpu_name
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 import labkit
 from autograder.grade.reference import reference_cells
 from labkit.checks.source.submission import Submission, collect
-from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+from labkit.record.live import bytes_of_process
 
 LAYERS = 6
 SHAPES = {"cpu": (32, (384, 128)), "cuda": (4096, (4096, 1024))}  # rows a rank, widths
@@ -197,15 +197,7 @@ def peak(submission: Submission, contender: Contender, width: int, group: dist.P
     step, _ = contender(student, width, x, group)
     step()
     step()
-    found = []
-    for _ in range(3):
-        gc.collect()
-        live = LiveBytes()
-        live.count(tensors_of_process())
-        with live:
-            step()
-        found.append(live.peak - before)
-    return median(found)
+    return median([most_alive(step) - before for _ in range(3)])
 
 
 def measured(
