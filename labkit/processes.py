@@ -7,8 +7,9 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 
 ENGINE_MARK = "LABKIT_ENGINE"  # in the environment of every process of an engine: its directory
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,10 +25,20 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def ending_signals() -> list[signal.Signals]:
-    """Ctrl-C, a job's end, and a closed terminal, but where nohup has said that it is to be outlived."""
+@contextlib.contextmanager
+def ending_signals_do(act: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Within it Ctrl-C, a job's end (SIGTERM) and a closed terminal (SIGHUP) call `act`, a signal handler.
+
+    Where nohup has said that a closed terminal is to be outlived, it is. For the main thread.
+    """
     outlived = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in _ENDING if number != signal.SIGHUP or not outlived]
+    numbers = [number for number in _ENDING if number != signal.SIGHUP or not outlived]
+    before = {number: signal.signal(number, act) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def adopt_orphans() -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,10 +22,9 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from urllib.parse import quote
 
-from labkit.processes import die_with_parent, ending_signals
+from labkit.processes import die_with_parent, ending_signals_do
 
 _PORTS_TRIED, _PORTS_EACH = 50, 10
 _SAY_EVERY = 60.0  # seconds without an answer after which whoever waits is told, and told again
@@ -97,7 +95,8 @@ def _serve(
         preexec_fn=partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None,
     )
     try:
-        with _SignalsTo(server):
+        # A signal that would end us ends the server, and we go on to report its status.
+        with ending_signals_do(lambda *_: server.terminate()):
             if not _wait_until_up(server, up, environment["JUPYTER_TOKEN"]):
                 return False, server.wait()
             say()
@@ -330,23 +329,6 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, token: str) -> boo
                 say_at = now + _SAY_EVERY
             time.sleep(0.1)
     return False
-
-
-class _SignalsTo:
-    """While entered, a signal that would end us ends the server, and we go on to report its status."""
-
-    def __init__(self, server: subprocess.Popen[bytes]) -> None:
-        self.server = server
-
-    def __enter__(self) -> None:
-        self.before = {number: signal.signal(number, self._pass_on) for number in ending_signals()}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.server.terminate()
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from labkit.jupyter.behind_jupyter import jupyter_around
 from labkit.jupyter.lab import CannotStart, free_port, host_in_url, is_remote, own_port, tunnel
-from labkit.processes import ending_signals
+from labkit.processes import ending_signals_do
 
 # Above the well-known ports, and below those that Linux gives to outgoing connections (from 32768).
 PORTS = (16000, 31999)
@@ -32,7 +30,8 @@ def run(*, logdir: Path, port: int | None = None, ip: str = "127.0.0.1") -> int:
         raise CannotStart('TensorBoard is not installed here; run `pip install -e ".[tensorboard]"`')
     if not logdir.is_dir():
         raise CannotStart(f"no folder {logdir}; give the one that SummaryWriter was given")
-    with _end_asked() as ended:
+    ended = threading.Event()
+    with ending_signals_do(lambda *_: ended.set()):
         secret = secrets.token_urlsafe(16)
         port = _serve(logdir, ip, own_port(PORTS, os.getuid()) if port is None else port, f"/{secret}")
         print(announcement(ip, port, secret, logdir, os.environ, socket.gethostname()), flush=True)
@@ -78,15 +77,3 @@ def _serve(logdir: Path, ip: str, first: int, prefix: str) -> int:
         except TensorBoardServerException as error:
             raise CannotStart(f"TensorBoard cannot listen on {ip}, port {port}: {error}") from error
     raise CannotStart(f"others took each free port up to {first} first; give one with --port")
-
-
-@contextmanager
-def _end_asked() -> Iterator[threading.Event]:
-    """An event that a signal to end sets, in place of what the signal did before."""
-    asked = threading.Event()
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in ending_signals()}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

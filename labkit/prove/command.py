@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from labkit.processes import ending_signals
+from labkit.processes import ending_signals_do
 from labkit.prove.part import Part
 from labkit.prove.report import to_json
 from labkit.prove.running import UnknownPart, chosen, prove
@@ -29,7 +28,8 @@ def run(parts: Sequence[Part], names: Sequence[str], out: Path, as_json: bool = 
         click.echo(f"--part: {problem}", err=True)
         return UNUSABLE
     try:
-        with _terminated_as_interrupted():
+        # A job's time limit and a closed terminal do what Ctrl-C does: a report is due then too.
+        with ending_signals_do(signal.default_int_handler):
             proof = prove(wanted, out, (lambda line: None) if as_json else click.echo)
     except KeyboardInterrupt:
         click.echo(f"interrupted; what was found is in {out}/report.md", err=True)
@@ -42,16 +42,3 @@ def run(parts: Sequence[Part], names: Sequence[str], out: Path, as_json: bool = 
         json.dumps(to_json(proof), indent=1) if as_json else f"{counts}; the report is {out}/report.md"
     )
     return 0 if proof.holds else FAILED
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP do what Ctrl-C does: the time limit of a job sends the one, a terminal that is
-    closed the other, and a report is due then too.
-    """
-    before = {number: signal.signal(number, signal.default_int_handler) for number in ending_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
