@@ -72,7 +72,7 @@ class _Cut:
 
 
 def in_words(text: str) -> str:
-    """The text without what does not read as words and could encode data: long runs without a space, many scraps
+    """The text without what could encode data rather than be read: long runs without a space, many scraps
     of one or two characters in a row, and unprintable characters.
     """
     printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
