@@ -18,7 +18,7 @@ _WIDTH = 104  # characters in a line beside JupyterLab's file browser; it breaks
 
 
 def install(shell: InteractiveShell) -> None:
-    """Let `shell` say these two errors shortly; everything else keeps its traceback."""
+    """Have `shell` show these two errors in a few words; all others keep their tracebacks."""
     shell.set_custom_exc((NotImplementedError, NameError), _show)
 
 

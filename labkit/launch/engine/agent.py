@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from labkit import processes
-from labkit.launch.engine.council import Alone
+from labkit.launch.engine.council import CouncilOfOne
 from labkit.launch.engine.ranks import Ranks
 from labkit.launch.engine.targets import named
 from labkit.launch.engine.watchdog import Watchdog
@@ -104,7 +104,7 @@ def run_job(directory: Path) -> bool:
     request = Request.read(directory)
     processes.adopt_orphans()
     ranks = Ranks(directory, request.ranks)
-    watchdog = Watchdog(ranks, ControlPage(directory / CONTROL), Alone(directory))
+    watchdog = Watchdog(ranks, ControlPage(directory / CONTROL), CouncilOfOne(directory))
     spec = WorkerSpec(
         role="rank",
         local_world_size=request.ranks,

@@ -42,7 +42,7 @@ class Council(Protocol):
         """Write down the evidence, and why the job ends; end the ranks. Returns the verdict."""
 
 
-class Alone:
+class CouncilOfOne:
     """The agent of a job on one machine."""
 
     overruled = False

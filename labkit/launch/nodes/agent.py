@@ -28,7 +28,7 @@ from labkit.launch.engine.ranks import Ranks
 from labkit.launch.engine.watchdog import Watchdog
 from labkit.launch.engine.worker import run_rank
 from labkit.launch.handover.request import Request
-from labkit.launch.nodes.council import Fellows
+from labkit.launch.nodes.council import CouncilOfNodes
 from labkit.launch.nodes.files import Report, control_path
 from labkit.launch.nodes.meeting import Met, interface_of
 from labkit.record.state import ControlPage
@@ -59,10 +59,10 @@ def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
     store = dist.PrefixStore("agents", dist.TCPStore(met.address, met.port, None, False))
     control = ControlPage(control_path(directory, report.number))
     own = Ranks(directory, ranks, report.first)
-    fellows = Fellows(directory, own, report, control, met, store)
-    fellows.report("running")
+    council = CouncilOfNodes(directory, own, report, control, met, store)
+    council.report("running")
     control.set_deadline(time.monotonic() + request.timeout if request.timeout else 0.0, request.timeout)
-    watchdog = Watchdog(own, control, fellows)
+    watchdog = Watchdog(own, control, council)
     spec = WorkerSpec(
         role="rank",
         local_world_size=ranks,
@@ -77,7 +77,7 @@ def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
         return result is not None and not result.is_failed() and watchdog.verdict == "finished"
     finally:
         processes.end_children()
-        fellows.leave()
+        council.leave()
 
 
 def fork_node(directory: Path, report: Report, address: str) -> tuple[int, int]:

@@ -33,7 +33,7 @@ _LEAVE = 2.0
 _GONE = RuntimeError  # what torch's store raises when its server is not there any more
 
 
-class Fellows:
+class CouncilOfNodes:
     """One agent among those of several nodes. The notebook makes the diagnosis, from all nodes' evidence.
 
     report: of this node, kept up to date in `directory`. met, store: how to reach the others.
