@@ -6,14 +6,19 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from nbformat import NotebookNode
+from waiting import soon
 
 from autograder.batch.run import conditions_for, remember
 from autograder.grade.harness import Harness
@@ -166,6 +171,29 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("labkit", "autograder", "solutions"):
         shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     return root
+
+
+def ends_with_its_grader(folder: Path, kind: str) -> bool:
+    """Whether what a sandbox of that kind runs ends soon when the grader that started it is killed."""
+    script = (
+        "import time; from pathlib import Path; from autograder.sandbox.confined import Confined\n"
+        "from autograder.sandbox.choice import find_sandbox\n"
+        f"c = Confined(find_sandbox(kind={kind!r}), Path({str(folder)!r}))\n"
+        "print(c.pid, flush=True); time.sleep(60)"
+    )
+    grader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert grader.stdout is not None
+    inside = psutil.Process(int(grader.stdout.readline()))
+
+    def ended() -> bool:
+        try:
+            return inside.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    grader.send_signal(signal.SIGKILL)
+    grader.wait(10)
+    return soon(ended)
 
 
 def text_of(path: Path) -> str:

@@ -17,15 +17,6 @@ from pathlib import Path
 from slurm_cluster import LocalSlurm
 
 from labkit.jupyter.lab import free_port
-from labkit.launch.job import Job
-
-
-def wait_for_output(job: Job, text: str = "ready", seconds: float = 40) -> None:
-    """Until every rank of a background job has printed the text."""
-    until = time.monotonic() + seconds
-    while not all(text in output for output in job.output):
-        assert not job.poll(0.05), job.error
-        assert time.monotonic() < until, job.output
 
 
 def interrupt_soon(seconds: float = 0.7) -> None:

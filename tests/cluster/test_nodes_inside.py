@@ -14,10 +14,11 @@ from shutil import rmtree
 
 import pytest
 import torch
-from cluster_helpers import allocation, interrupt_soon, wait_for_output, without_answers
+from cluster_helpers import allocation, interrupt_soon, without_answers
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever_together, rank_2_leaves, rank_3_fails, sum_of_ranks
 from slurm_cluster import LocalSlurm, has_clocks_of_nodes
+from waiting import wait_for_output
 
 import labkit
 from labkit import hosts

@@ -11,16 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_helpers import (
-    both_nodes_taken,
-    cancelled_at_last,
-    nothing_is_left,
-    wait_for_output,
-    without_answers,
-)
+from cluster_helpers import both_nodes_taken, cancelled_at_last, nothing_is_left, without_answers
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever, forever_together, sum_of_ranks
 from slurm_cluster import LocalSlurm
+from waiting import wait_for_output
 
 import labkit
 from labkit.launch.failure.errors import InfrastructureError, JobCancelled

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_helpers import wait_for_output
 from nodes_functions import meets_when_told
 from slurm_cluster import LocalSlurm
 from stranger import Stranger
+from waiting import wait_for_output
 
 import labkit
 

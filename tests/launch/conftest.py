@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from launch_helpers import leftovers
+from waiting import soon
 
 import labkit
 from labkit.launch import client
@@ -16,11 +16,8 @@ from labkit.launch.session import Session
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    until = time.monotonic() + 1
-    while leftovers() and time.monotonic() < until:
-        time.sleep(0.01)
-    left = leftovers()
-    if left:
+    soon(lambda: not leftovers(), within=1)
+    if left := leftovers():
         client.shut_down()  # the next test starts clean
     assert left == []
 

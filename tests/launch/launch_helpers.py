@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 
-import labkit
+from waiting import soon
+
 from labkit import processes
 from labkit.launch import client
+
+
+def gone(engine: Path, within: float = 3.0) -> bool:
+    """Whether every process and the directory of an engine are gone soon."""
+    return soon(lambda: not engine.exists() and not processes.marked(str(engine)), within)
+
+
+def jobs_of(engine: Path) -> list[Path]:
+    """The directories of jobs that are in an engine's directory."""
+    return list(engine.glob("job*"))
 
 
 def leftovers() -> list[str]:
@@ -17,11 +28,3 @@ def leftovers() -> list[str]:
     pids = [pid for pid in processes.marked(str(engine.directory)) if processes.is_alive(pid)]
     files = {path.name for path in engine.directory.iterdir()} - {"owner.json", "engine.log"}
     return [f"process {pid}" for pid in pids if pid != engine.pid] + sorted(files)
-
-
-def wait_for_output(job: labkit.Job, text: str = "ready") -> None:
-    """Until every rank of a background job has printed the text."""
-    until = time.monotonic() + 20
-    while not all(text in output for output in job.output):
-        assert not job.poll(0.01), job.error
-        assert time.monotonic() < until

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import rank_functions as on_ranks
-from launch_helpers import wait_for_output
+from waiting import wait_for_output
 
 import labkit
 from labkit import processes

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from labkit import processes
+from launch_helpers import gone
 
 if TYPE_CHECKING:
     from kernel_helpers import Kernel
@@ -27,16 +26,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     yield running
     directory = running.engine_directory()
     running.close()
-    assert _gone(directory)
-
-
-def _gone(directory: str) -> bool:
-    until = time.monotonic() + 4
-    while time.monotonic() < until:
-        if not processes.marked(directory) and not Path(directory).exists():
-            return True
-        time.sleep(0.05)
-    return False
+    assert gone(Path(directory), within=4)
 
 
 def test_loading_the_extension_starts_the_engine_and_never_wakes_cuda(kernel: Kernel) -> None:
@@ -144,11 +134,11 @@ def test_the_extension_is_reloaded_and_unloaded(kernel: Kernel) -> None:
     kernel.run("%%ranks 2\nx = 1")
     directory = kernel.engine_directory()
     assert "labkit has ended the 2 ranks" in kernel.text("%reload_ext labkit")
-    assert _gone(directory)
+    assert gone(Path(directory), within=4)
     assert kernel.text("%%ranks 2\n'x' in globals()") == "[ranks 0–1] False"
     directory = kernel.engine_directory()
     kernel.run("%unload_ext labkit")
-    assert _gone(directory)
+    assert gone(Path(directory), within=4)
     assert "`%%ranks` not found" in kernel.text("%%ranks 2\n1")
     kernel.run("%load_ext labkit")
     assert kernel.text("%%ranks 2\n1 + 1") == "[ranks 0–1] 2"
@@ -159,5 +149,5 @@ def test_a_restart_leaves_nothing_and_the_new_kernel_works(kernel: Kernel) -> No
     directory = kernel.engine_directory()
     kernel.manager.restart_kernel(now=True)
     kernel.client.wait_for_ready(timeout=60)
-    assert _gone(directory)
+    assert gone(Path(directory), within=4)
     assert kernel.text("import labkit\nlabkit.launch(lambda: 5, ranks=2).results") == "[5, 5]"

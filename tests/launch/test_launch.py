@@ -15,7 +15,8 @@ import pytest
 import rank_functions as on_ranks
 import torch
 import torch.distributed as dist
-from launch_helpers import leftovers, wait_for_output
+from launch_helpers import leftovers
+from waiting import wait_for_output
 
 import labkit
 from labkit import hosts

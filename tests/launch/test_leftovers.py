@@ -9,12 +9,12 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import rank_functions as on_ranks
-from launch_helpers import wait_for_output
+from launch_helpers import jobs_of
+from waiting import soon, wait_for_output
 
 import labkit
 from labkit import processes
@@ -26,16 +26,8 @@ from labkit.launch.torchrun import run_script
 pytestmark = pytest.mark.timeout(60)
 
 
-def soon(holds: Callable[[], bool], within: float = 10.0) -> bool:
-    """Whether something comes true in time."""
-    until = time.monotonic() + within
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.02)
-    return holds()
-
-
 def _no_jobs() -> bool:
-    return not list(client.engine().directory.glob("job*"))
+    return not jobs_of(client.engine().directory)
 
 
 def test_a_job_whose_handle_is_dropped_runs_on_and_leaves_nothing(tmp_path: Path) -> None:

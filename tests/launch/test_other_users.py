@@ -12,8 +12,8 @@ import psutil
 import pytest
 import rank_functions as on_ranks
 import torch.distributed as dist
-from launch_helpers import wait_for_output
 from stranger import Stranger
+from waiting import wait_for_output
 
 import labkit
 from labkit.launch import client

@@ -6,10 +6,11 @@ import gc
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from launch_helpers import jobs_of
+from waiting import soon
 
 import labkit
 from labkit.launch import client
@@ -98,14 +99,6 @@ def test_a_command_that_never_comes_back_ends_the_held_ranks(kernel: Kernel) -> 
     assert kernel.text("%%ranks 2\nrank") == "[rank 0] 0\n[rank 1] 1"
 
 
-def jobs(engine: Path, seconds: float) -> list[Path]:
-    """What is left of jobs after that time at most."""
-    until = time.monotonic() + seconds
-    while (left := list(engine.glob("job*"))) and time.monotonic() < until:
-        time.sleep(0.05)
-    return left
-
-
 @pytest.mark.parametrize("how", ["stopped", "dropped"])
 def test_held_ranks_go_with_their_session(how: str) -> None:
     session = labkit.session(ranks=2)
@@ -116,7 +109,7 @@ def test_held_ranks_go_with_their_session(how: str) -> None:
         session.stop()
     del session
     gc.collect()
-    assert jobs(client.engine().directory, 5) == []
+    assert soon(lambda: not jobs_of(client.engine().directory), within=5)
 
 
 def test_a_command_that_waits_for_others_ends_a_session_that_lived(kernel: Kernel) -> None:

@@ -14,6 +14,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 import torch.distributed as dist
+from launch_helpers import jobs_of
+from waiting import soon
 
 import labkit
 from labkit.launch import client
@@ -261,9 +263,7 @@ def test_ranks_that_died_between_cells_are_told_of(session: Session) -> None:
     session.run("x = 7")
     pid = int(session.run("import os\nos.getpid()").values[1])
     os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 20
-    while session.alive and time.monotonic() < until:
-        time.sleep(0.02)
+    soon(lambda: not session.alive, within=20)
     with pytest.raises(labkit.LaunchError, match="The session was replaced") as caught:
         session.run("x")
     assert (caught.value.verdict, caught.value.rank) == ("killed", 1)
@@ -437,7 +437,4 @@ def test_two_interrupts_leave_nothing() -> None:
     except KeyboardInterrupt:
         ended.append("interrupted")
     assert set(ended) == {"interrupted"}
-    deadline = time.monotonic() + 5
-    while list(directory.glob("job*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert list(directory.glob("job*")) == []
+    assert soon(lambda: not jobs_of(directory), within=5)

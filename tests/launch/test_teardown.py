@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 import rank_functions as on_ranks
-from launch_helpers import leftovers, wait_for_output
+from launch_helpers import gone, leftovers
+from waiting import soon, wait_for_output
 
 import labkit
 from labkit import processes
@@ -67,16 +68,6 @@ def notebook() -> Iterator[Notebook]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
-
-
-def gone(path: Path, within: float = 3.0) -> bool:
-    """Whether every process and the directory of an engine are gone soon."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        if not path.exists() and not processes.marked(str(path)):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -209,9 +200,7 @@ def test_twenty_rounds_of_random_faults_leave_nothing() -> None:
     before = _descriptors()
     for number in range(20):
         _one_fault(choose)
-        until = time.monotonic() + 1
-        while leftovers() and time.monotonic() < until:
-            time.sleep(0.01)
+        soon(lambda: not leftovers(), within=1)
         assert leftovers() == [], f"round {number}"
         assert _descriptors() <= before, f"round {number}"
     assert labkit.launch(on_ranks.sum_of_ranks, 0.0, ranks=2).results[0].tolist() == [1.0] * 4
