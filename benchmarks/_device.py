@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from _common import arguments, not_here
 
 from labkit.hosts import gpu_count
@@ -38,6 +39,11 @@ class Device:
         """Begin to watch for the most bytes allocated on the GPU."""
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
+
+
+def device_of(group: dist.ProcessGroup) -> Device:
+    """Where this rank's tensors are."""
+    return Device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def device_arguments(description: str | None) -> argparse.ArgumentParser:

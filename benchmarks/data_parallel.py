@@ -12,12 +12,13 @@ are those of several jobs. A quarter of the weights is measured too, without a t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from _common import Row, arguments, median, report, spread
+from _turns import take_turns
 from torch import Tensor, nn
 
 import labkit
@@ -67,18 +68,10 @@ def race(
     )
     torch.manual_seed(1 + dist.get_rank(group))
     x = torch.randn(ROWS, width)
-    steps, seconds = [step_of(ours, x), step_of(theirs, x)], ([], [])
-    turns = list(zip(steps, seconds, strict=True))
-    for number in range(rounds + 3):
-        for step, found in turns if number % 2 else turns[::-1]:
-            dist.barrier(group)
-            start = time.perf_counter()
-            step()
-            dist.barrier(group)
-            if number >= 3:
-                found.append(time.perf_counter() - start)
+    steps = {"ours": step_of(ours, x), "theirs": step_of(theirs, x)}
+    seconds = take_turns(steps, rounds, warm_up=3, barrier=partial(dist.barrier, group))
     pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-    return seconds[0], seconds[1], max((a - b).abs().max().item() for a, b in pairs)
+    return seconds["ours"], seconds["theirs"], max((a - b).abs().max().item() for a, b in pairs)
 
 
 def compared(ranks: int, width: int, rounds: int, target: float | None) -> Row:

@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from _common import Row, compared, report, told
-from _device import Device, asked_device, device_arguments, gpu_name
-from sharding import device_of
+from _device import Device, asked_device, device_arguments, device_of, gpu_name
+from _turns import take_turns
 from torch import Tensor, nn
 
 import labkit
@@ -138,22 +139,17 @@ def race(
     _, _, router = layers(student, width, ffn, 1.0, group)
     factor = factor_without_drops(student, tokens, router, group) if factor is None else factor
     ours, padded, _ = layers(student, width, ffn, factor, group)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    turns = list(zip((ours, padded), seconds, strict=True))
-    for number in range(rounds + 3):
-        for layer, found in turns if number % 2 else turns[::-1]:
-            dist.barrier(group)
-            start = device.now()
-            layer(tokens).square().mean().backward()
-            dist.barrier(group)
-            if number >= 3:
-                found.append(device.now() - start)
+
+    def step(layer: Layer) -> None:
+        layer(tokens).square().mean().backward()
+
+    steps = {"ours": partial(step, ours), "padded": partial(step, padded)}
+    seconds = take_turns(steps, rounds, 3, device.now, partial(dist.barrier, group))
     gates, chosen, _ = student.route(tokens, router, ACTIVE)
     kept = student.drop(gates, chosen, EXPERTS, student.expert_capacity(count, ACTIVE, EXPERTS, factor))
     apart = float((ours(tokens) - padded(tokens)).detach().abs().max())
     return {
-        "ours": seconds[0],
-        "padded": seconds[1],
+        **seconds,
         "factor": factor,
         "dropped": float((kept == 0).double().mean()),
         "apart": apart,
@@ -253,16 +249,10 @@ def grouped_row(device: Device, width: int, ffn: int, dtype: torch.dtype, rounds
     def one_by_one() -> Tensor:
         return torch.cat([part @ weight for part, weight in zip(rows.split(sizes), weights, strict=True)])
 
-    seconds: tuple[list[float], list[float]] = ([], [])
-    turns = list(zip((at_once, one_by_one), seconds, strict=True))
-    for number in range(rounds + 3):
-        for products, found in turns if number % 2 else turns[::-1]:
-            start = device.now()
-            products()
-            if number >= 3:
-                found.append(device.now() - start)
+    seconds = take_turns({"ours": at_once, "theirs": one_by_one}, rounds, 3, device.now)
     apart = float((at_once() - one_by_one()).abs().max() / one_by_one().abs().max())
-    return compared(name, *seconds, "a loop over experts", f"differ by {apart:.1g} of the largest", None)
+    note = f"differ by {apart:.1g} of the largest"
+    return compared(name, seconds["ours"], seconds["theirs"], "a loop over experts", note, None)
 
 
 def main() -> None:

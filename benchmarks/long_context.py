@@ -20,7 +20,6 @@ public `context_parallel`. It is told to send keys round (`alltoall`); by itself
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from _alive import most_alive
 from _common import Row, arguments, compared, median, report, told
+from _turns import take_turns
 from torch import Tensor
 
 import labkit
@@ -209,17 +209,9 @@ def race(
     names: Sequence[str], student: Any, tokens: int, rounds: int, group: dist.ProcessGroup
 ) -> dict[str, list[float]]:
     """Seconds of each round of each contender."""
-    turns = [(name, own_of(name, student, tokens, group)[0]) for name in names]
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + 2):
-        for name, own in turns if number % 2 else turns[::-1]:
-            dist.barrier(group)
-            start = time.perf_counter()
-            CONTENDERS[name](student, own, group)
-            dist.barrier(group)
-            if number >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+    own = {name: own_of(name, student, tokens, group)[0] for name in names}
+    steps = {name: partial(CONTENDERS[name], student, own[name], group) for name in names}
+    return take_turns(steps, rounds, warm_up=2, barrier=partial(dist.barrier, group))
 
 
 def peak(name: str, student: Any, tokens: int, group: dist.ProcessGroup) -> float:

@@ -22,6 +22,7 @@ import torch.utils.checkpoint
 from _alive import most_alive
 from _common import Row, median, report, spread
 from _device import Device, asked_device, device_arguments, gpu_name
+from _turns import take_turns
 from torch import Tensor, nn
 
 from autograder.grade.reference import reference_cells
@@ -91,13 +92,7 @@ def compare(device: Device, dropout: float, rounds: int) -> list[Row]:
     for one, two in zip(*(gradients(blocks, step) for step in steps.values()), strict=True):
         if not torch.allclose(one, two, rtol=1e-4, atol=1e-5):
             raise RuntimeError(f"gradients differ by {(one - two).abs().max().item():.2e}")
-    times: dict[str, list[float]] = {who: [] for who in steps}
-    for number in range(rounds + WARM_UP):
-        for who, step in list(steps.items())[:: 1 if number % 2 else -1]:
-            start = device.now()
-            step()
-            if number >= WARM_UP:
-                times[who].append(device.now() - start)
+    times = take_turns(steps, rounds, WARM_UP, device.now)
     peaks = {}
     for who, step in steps.items():
         blocks.zero_grad()

@@ -26,6 +26,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ import torch
 import torch.distributed as dist
 from _alive import most_alive
 from _common import Row, compared, median, report, told
-from _device import Device, asked_device, device_arguments, gpu_name
+from _device import Device, asked_device, device_arguments, device_of, gpu_name
+from _turns import take_turns
 from torch import Tensor, nn
 
 import labkit
@@ -58,11 +60,6 @@ Contender = Callable[[Any, int, Tensor, dist.ProcessGroup], tuple[Step, Weights]
 def solution(exercise: str) -> Submission:
     """The lesson's reference solution, to be loaded on the ranks."""
     return collect(reference_cells("08"), exercise, NAMES[exercise])
-
-
-def device_of(group: dist.ProcessGroup) -> Device:
-    """Where this rank's tensors are."""
-    return Device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def make_model(width: int, group: dist.ProcessGroup) -> nn.Sequential:
@@ -176,18 +173,11 @@ def race(
     """Seconds of each round of ours and of theirs, and the largest difference of a weight at the end."""
     student, x, device = submission.load(), own_rows(width, group), device_of(group)
     pair = [contender(student, width, x, group) for contender in contenders]
-    seconds: tuple[list[float], list[float]] = ([], [])
-    turns = list(zip([step for step, _ in pair], seconds, strict=True))
-    for number in range(rounds + 3):
-        for step, found in turns if number % 2 else turns[::-1]:
-            dist.barrier(group)
-            start = device.now()
-            step()
-            dist.barrier(group)
-            if number >= 3:
-                found.append(device.now() - start)
+    steps = {who: step for who, (step, _) in zip(("ours", "theirs"), pair, strict=True)}
+    seconds = take_turns(steps, rounds, 3, device.now, partial(dist.barrier, group))
     ours, theirs = (weights() for _, weights in pair)
-    return *seconds, max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+    apart = max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+    return seconds["ours"], seconds["theirs"], apart
 
 
 def peak(submission: Submission, contender: Contender, width: int, group: dist.ProcessGroup) -> float:
