@@ -34,7 +34,13 @@ def _merge_cases(seed: int) -> list[Case]:
         ),
         merge_case("unseen: nothing seen", "empty", [2, 1, s, d], first, seed, dtype="float32"),
         merge_case("unseen: a part that all see", "empty", [3, s, d], first, seed, blind=["one"]),
+        merge_case("unseen: far behind", "values", [1, s, d], first, seed, behind=_behind(draw, s)),
     ]
+
+
+def _behind(draw: Random, rows: int) -> list[float]:
+    """Of parts whose weights float64 can add and few tolerances see, in either order."""
+    return [draw.choice((-1, 1)) * draw.uniform(12.0, 20.0) for _ in range(rows)]
 
 
 def _block_cases(seed: int) -> list[Case]:

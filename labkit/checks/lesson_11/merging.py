@@ -26,8 +26,9 @@ from labkit.checks.shared.split import dtype_of
 
 def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **params: object) -> Case:
     """shape: [..., s, d]. first: keys of the first part; the second has the rest. views: what is given does
-    not lie together in memory. scale: of the scores. below: how far all scores are below those drawn. blind:
-    the keys that the first rows do not see where the kind is "empty": of both parts, of one or of the other.
+    not lie together in memory. scale: of the scores. below: how far all scores are below those drawn. behind:
+    how far those of the second part are, in each row. blind: the keys that the first rows do not see where
+    the kind is "empty": of both parts, of one or of the other.
     """
     return Case(name, 1, {"shape": shape, "first": first, **params}, seed, kind=kind)
 
@@ -41,6 +42,9 @@ def _cases(seed: int) -> list[Case]:
         merge_case("hundreds apart, float32", "large", [2, 3, 6, 4], 3, seed, scale=400.0, dtype="float32"),
         merge_case("scores of minus hundreds", "large", [2, 5, 3], 2, seed, below=900.0),
         merge_case("rows that saw nothing", "empty", [1, 2, 6, 4], 3, seed),
+        merge_case(
+            "a part far behind", "values", [2, 6, 3], 3, seed, behind=[6.0, -10.0, 14.0, -16.0, 17.0, 19.0]
+        ),
     ]
 
 
@@ -54,6 +58,10 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         for row, part in enumerate(case.params.get("blind", keys_of)):
             visible[row, keys_of[part]] = False
     q, k = drawn["q"], drawn["k"]
+    if "behind" in case.params:  # a feature of its own, which the queries of a row share
+        d = case.params["shape"][-1]
+        q[..., -1], k[..., -1] = -(d**0.5) * torch.tensor(case.params["behind"], dtype=q.dtype), 0.0
+        k[..., first:, -1] = 1.0
     parts: Inputs = {}
     for name, keys in (("one", slice(0, first)), ("other", slice(first, None))):
         partial = whole_attention(q, k[..., keys, :], drawn["v"][..., keys, :], visible[:, keys])
