@@ -48,7 +48,7 @@ def _chain_cases(seed: int) -> list[Case]:
             3,
             seed,
             handed="tuple",
-            in_pairs=True,
+            pairs=[0, 1, 2, 3],
             again_at_the_end=[3, 0],
         ),
         chain_case("unseen: measured", "bytes", 12, 4, seed, rows=64, width=24, inner=80),

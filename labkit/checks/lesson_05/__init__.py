@@ -82,8 +82,8 @@ def _checkpoint_cases(seed: int) -> list[Case]:
 
 def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **params: object) -> Case:
     """A chain of layers in so many segments. frozen: the numbers of layers whose parameters are. bare: those
-    of layers that have none. again_at_the_end: those of layers that stand in it twice. in_pairs: each is an
-    nn.Sequential of two. handed: the sequence that holds them, one of `chain.SEQUENCES`.
+    of layers that have none. again_at_the_end: those of layers that stand in it twice. pairs: those of
+    layers that are an nn.Sequential of two. handed: the sequence that holds them, one of `chain.SEQUENCES`.
     """
     sizes = {"layers": layers, "segments": segments, "rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
@@ -92,7 +92,7 @@ def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **pa
 def _chain_cases(seed: int) -> list[Case]:
     return [
         chain_case("7 layers in 3", "values", 7, 3, seed),
-        chain_case("5 layers in 5, one frozen", "values", 5, 5, seed, frozen=[2]),
+        chain_case("5 in 5, one frozen, one an nn.Sequential", "values", 5, 5, seed, frozen=[2], pairs=[1]),
         chain_case("4 layers in 1", "values", 4, 1, seed),
         chain_case("11 layers in 4", "values", 11, 4, seed),
         chain_case(

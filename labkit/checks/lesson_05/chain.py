@@ -55,7 +55,7 @@ class _Bare(nn.Module):
 
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
     """The first has a hook, as libraries add them; every third one is in evaluation mode; those that the case
-    says are frozen. In pairs, each is an nn.Sequential of two, which has a length and can be indexed.
+    says are frozen. Those of its `pairs` are an nn.Sequential of two, which has a length and can be indexed.
     """
     sizes, bare = (case.params["width"], case.params["inner"]), case.params.get("bare", ())
     layers = nn.ModuleList(
@@ -67,8 +67,8 @@ def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
         layer.eval()
     for index in case.params.get("frozen", ()):
         layers[index].requires_grad_(False)
-    if case.params.get("in_pairs"):
-        return nn.ModuleList(nn.Sequential(layer, nn.Tanh()) for layer in layers)
+    for index in case.params.get("pairs", ()):
+        layers[index] = nn.Sequential(layers[index], nn.Tanh())
     return layers
 
 
