@@ -50,10 +50,10 @@ FORBIDDEN = (
 def ring_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any) -> Case:
     """A case for the ring.
 
-    params: dtype ("float64"), layout ("rows" or "transposed": x is that view of a tensor of `shape`; "mixed":
-    transposed on odd ranks, and contiguous on the others), groups, late (ranks that come later), after (the
-    dtype of a tensor of as many elements that was summed up before), again (x itself was, with other numbers
-    in it).
+    params: dtype ("float64"), layout ("rows", every other one, or "transposed": x is that view of a tensor of
+    `shape`; "mixed": transposed on odd ranks, and contiguous on the others), groups, late (ranks that come
+    later), after (the dtype of a tensor of as many elements that was summed up before), again (x itself was,
+    with other numbers in it).
     """
     size = "x".join(map(str, shape)) or "one number"
     named = [str(params[key]) for key in ("dtype", "layout") if key in params]
@@ -81,6 +81,7 @@ def _cases(seed: int) -> list[Case]:
         case(2, [6], "any-dtype", dtype="bfloat16"),
         case(2, [4, 6], "any-layout", layout="transposed"),
         case(2, [8, 3], "any-layout", layout="rows"),
+        case(2, [11], "any-layout", layout="rows"),
         case(3, [5, 4], "any-layout", layout="mixed"),
         case(1, [5], "any-world-size"),
     ]
