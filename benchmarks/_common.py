@@ -81,6 +81,17 @@ def not_here(why: str) -> NoReturn:
     raise SystemExit(NOT_HERE)
 
 
+def add_rounds(parser: argparse.ArgumentParser, default: int, least: int = 2) -> None:
+    """--rounds: how often each contender has its turn; an error that says so for fewer than `least`."""
+
+    def at_least(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected {least} or more, found {text}")
+        return int(text)
+
+    parser.add_argument("--rounds", type=at_least, default=default, help=f"{least} or more ({default})")
+
+
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The command line that all share, for a benchmark to add its own options to. description: its docstring.
 

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from _common import Row, arguments, median, report, spread
+from _common import Row, add_rounds, arguments, median, report, spread
 from _turns import take_turns
 from torch import Tensor, nn
 
@@ -93,7 +93,7 @@ def compared(ranks: int, width: int, rounds: int, target: float | None) -> Row:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=150)
+    add_rounds(parser, 150, least=2 * JOBS)
     options = parser.parse_args()
     sizes = ((WIDTH, TARGET), (SMALL_WIDTH, None))
     rows = [compared(ranks, width, options.rounds, target) for width, target in sizes for ranks in (2, 4)]

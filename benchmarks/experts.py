@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _common import Row, compared, report, told
+from _common import Row, add_rounds, compared, report, told
 from _device import Device, asked_device, device_arguments, device_of, gpu_name
 from _turns import take_turns
 from torch import Tensor, nn
@@ -257,7 +257,7 @@ def grouped_row(device: Device, width: int, ffn: int, dtype: torch.dtype, rounds
 
 def main() -> None:
     parser = device_arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
+    add_rounds(parser, 40)
     options = parser.parse_args()
     rounds, device = options.rounds, asked_device(options.device)
     sizes = [ranks for ranks in device.sizes(least=2) if EXPERTS % ranks == 0]

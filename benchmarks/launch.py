@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from _common import Row, arguments, median, report, spread
+from _common import Row, add_rounds, arguments, median, report, spread
 from _live_ranks import CLIENTS, MAGICS, MODULES, RANKS
 from _race import Start, against, race, serve
 from _recording import flight_recorder, recording
@@ -252,7 +252,7 @@ def _ticks(proc: Path) -> int:
 
 def _options() -> Any:
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    add_rounds(parser, 20)
     parser.add_argument("--launches", type=int, default=500, help="how many the slowest are taken of")
     parser.add_argument("--contender", choices=[*CONTENDERS], help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from _alive import most_alive
-from _common import Row, arguments, compared, median, report, told
+from _common import Row, add_rounds, arguments, compared, median, report, told
 from _turns import take_turns
 from torch import Tensor
 
@@ -285,7 +285,7 @@ def growth(ranks: int, shortest: int, longest: int, peaks: dict[int, dict[str, f
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
+    add_rounds(parser, 40)
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192])
     asked = parser.parse_args()
     submission, lengths, rows = solution(), sorted(asked.tokens), list[Row]()

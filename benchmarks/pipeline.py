@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _common import Row, median, report, spread
+from _common import Row, add_rounds, median, report, spread
 from _device import Device, asked_device, device_arguments
 from torch import Tensor, nn
 
@@ -198,7 +198,7 @@ def simulation_row(submission: Submission, rounds: int) -> Row:
 
 def main() -> None:
     parser = device_arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
+    add_rounds(parser, 60)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     if options.device == "cuda":

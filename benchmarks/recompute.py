@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from _alive import most_alive
-from _common import Row, median, report, spread
+from _common import Row, add_rounds, median, report, spread
 from _device import Device, asked_device, device_arguments, gpu_name
 from _turns import take_turns
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ def _rows(about: str, times: dict[str, list[float]], peaks: dict[str, float], ta
 
 def main() -> None:
     parser = device_arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    add_rounds(parser, 15)
     options = parser.parse_args()
     device = asked_device(options.device)
     rows = [row for dropout in (0.0, 0.1) for row in compare(device, dropout, options.rounds)]

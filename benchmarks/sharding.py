@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _alive import most_alive
-from _common import Row, compared, median, report, told
+from _common import Row, add_rounds, compared, median, report, told
 from _device import Device, asked_device, device_arguments, device_of, gpu_name
 from _turns import take_turns
 from torch import Tensor, nn
@@ -306,7 +306,7 @@ def checkpoint_rows(device: Device, ranks: int, total: int, rounds: int) -> list
 
 def main() -> None:
     parser = device_arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
+    add_rounds(parser, 60)
     options = parser.parse_args()
     rounds, device = options.rounds, asked_device(options.device)
     rows = [

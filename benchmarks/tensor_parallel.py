@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _common import Row, median, report, spread
+from _common import Row, add_rounds, median, report, spread
 from _device import Device, asked_device, device_arguments, gpu_name
 from torch import Tensor, nn
 
@@ -169,7 +169,7 @@ def rows(submission: Submission, device: Device, rounds: int) -> list[Row]:
 
 def main() -> None:
     parser = device_arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
+    add_rounds(parser, 30)
     options = parser.parse_args()
     device = asked_device(options.device)
     found = rows(solution(), device, options.rounds)
