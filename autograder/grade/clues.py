@@ -75,7 +75,12 @@ class Clues(msgspec.Struct):
 
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
 _LABKIT = Path(labkit.__file__).parent
-_WORDS = {"entries", "modules", "_C"}  # of ATTRIBUTES: in a text these are words like any others
+_WORDS = {
+    "entries",
+    "modules",
+    "rendezvous",
+    "_C",
+}  # of ATTRIBUTES: in a text these are plain words
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
 
@@ -226,6 +231,8 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield f"calls {name}"
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in ATTRIBUTES:
             yield f"defines {name}"
+        case ast.Name(id=name, ctx=ast.Store()) if name in ATTRIBUTES and name.startswith("__"):
+            yield f"defines {name}"  # in a class this is as good as a method of that name
         case ast.Constant(value=str(text)) if text in ATTRIBUTES - _WORDS:
             yield f"reaches for {text}, by its name as a text"
         case ast.Constant(value=str(text)) if any(

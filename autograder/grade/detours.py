@@ -18,7 +18,12 @@ _WORD = re.compile(r"\w+")
 _DOTTED = re.compile(r"\w+(\.\w+)*")
 _PIECE = re.compile(r"__[A-Za-z]+(_[A-Za-z]+)*_?|_?([A-Za-z]+_)*[A-Za-z]+__")  # of a name like __this__
 _DEEPEST = 20  # expressions inside one another
-_ALSO_WORDS = {"entries", "modules", "_C"}  # of ATTRIBUTES: in a sentence these are words like any others
+_ALSO_WORDS = {
+    "entries",
+    "modules",
+    "rendezvous",
+    "_C",
+}  # of ATTRIBUTES: in a sentence these are words like any others
 _LABKITS = {"record", "checks", "launch"}  # what of labkit leads to the check's own objects
 ASKED_OF = {*LOOKS_UP, "hasattr", "isinstance", "issubclass", "cast"}  # keep nothing of what they are given
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -48,7 +53,12 @@ def detours(statement: ast.stmt) -> Iterator[tuple[int, str]]:
                 way := _off_tensors(value, put_aside)
             ):
                 yield line, f"keeps data where no check counts it, by {way}"
-            case ast.arg(annotation=ast.expr() as told) | ast.AnnAssign(annotation=told) if _calls(told):
+            case (
+                ast.arg(annotation=ast.expr() as told)
+                | ast.AnnAssign(annotation=told)
+                | ast.FunctionDef(returns=ast.expr() as told)
+                | ast.AsyncFunctionDef(returns=ast.expr() as told)
+            ) if _calls(told):
                 yield line, "runs code from data: an annotation that calls"
 
 

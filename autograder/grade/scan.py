@@ -11,6 +11,7 @@ Which of them are flags for an exercise is decided here, from the words alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of, import_tol
 from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
 from autograder.grade.watched_names import (
     ANYWHERE,
+    ATTRIBUTES,
     CLASSES,
     HARMLESS,
     HARMLESS_CALLS,
@@ -52,6 +54,7 @@ class Flag:
         return f"{self.why}" + (f" ({where})" if where else "")
 
 
+_WORD = re.compile(r"\w+")
 MOST_MEANINGS = 20  # that one name has in a submission
 MOST_FLAGS = 100  # that a person is shown of one submission; what more there are is counted
 IN_NUMBERS = "looks something up by a name, beside texts that are made of numbers"
@@ -76,6 +79,7 @@ def scan(
     bound = {name for each in clues.values() for name in each.bound}
     never_else = {} if "*" in imported else {n: full for n, full in imported.items() if n not in bound}
     flags = [Flag(_CROWDED.format(name[:60]), holds=True, holds_all=True) for name in crowded]
+    flags += _told_of_all(imported, " ".join(submission.sources.values()))
     uses = {clue.use for found in clues.values() for clue in found.found}
     in_numbers = {"looked_up", "spelled"} <= uses
     texts = {label: python_lines(text) for label, text in submission.sources.items()}
@@ -137,6 +141,17 @@ def _meanings(imported: Names, renamed: Names) -> tuple[dict[str, list[str]], li
 def _given_whole(imported: Names) -> list[str]:
     """The modules of which all names are imported."""
     return [full.removesuffix(".*") for full in imported.get("*", []) if full.endswith(".*")]
+
+
+def _told_of_all(imported: Names, text: str) -> Iterator[Flag]:
+    """Flags for names that `from module import *` brings and the text has: as if they were imported alone."""
+    words = set(_WORD.findall(text))
+    for home in _given_whole(imported):
+        for name in sorted(words.intersection(exported(home))):
+            why = import_told(f"{home}.{name}")
+            if name in ATTRIBUTES or why:
+                why = f"{why or f'reaches for {name}'}, with all of {home}"
+                yield Flag(why, holds=_can_forge(why), holds_all=name in LEADS_ANYWHERE or _finds_checks(why))
 
 
 def _stand_for(renamed: Names, imported: Names) -> dict[str, list[str]]:

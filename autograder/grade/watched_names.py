@@ -33,6 +33,7 @@ MODULES = {
     **dict.fromkeys((f"os.{way}{how}" for way in ("exec", "spawn") for how in _HOW), STARTS),
     **dict.fromkeys(("torch.multiprocessing", "torch.distributed.elastic", "torch.distributed.run"), STARTS),
     **dict.fromkeys(("threading", "_thread", "asyncio", "concurrent", "atexit", "signal"), BESIDE),
+    "logging.handlers": BESIDE,
     **dict.fromkeys(("inspect", "traceback", "dis", "faulthandler"), FRAMES),
     "ctypes": INTO_C,
     "cffi": INTO_C,
@@ -93,10 +94,11 @@ INTERPRETER = {
     *("socket", "subprocess", "threading", "linecache", "traceback", "pkgutil", "runpy", "shutil"),
 }
 UNCOUNTED = {
+    "to_dlpack",
     "memmap",
     "from_file",
     "share_memory_",
-}  # memory that is neither the allocator's nor a tensor's own
+}  # memory that is neither the allocator's nor a tensor's own, and the way to it past torch
 PUBLIC = "labkit.launch"  # a function, which the package of the same name stands behind
 ATTRIBUTES = {
     *(
@@ -139,6 +141,15 @@ ATTRIBUTES = {
         "__torch_function__",
         "__torch_dispatch__",
         "_get_default_store",
+        "get_group_store",
+        "TCPStore",
+        "FileStore",
+        "HashStore",
+        "PrefixStore",
+        "rendezvous",
+        "__path__",
+        "__dlpack__",
+        "__dlpack_device__",
     ),
     *(
         "current_recorder",
@@ -224,7 +235,7 @@ LEADS_ANYWHERE = {
     *("_getframe", "_current_frames", "currentframe", "settrace", "setprofile", "addaudithook", "modules"),
     *("FunctionType", "CodeType", "__code__", "__loader__", "__spec__", "_evaluate", "_convert_"),
     *("get_objects", "get_referrers", "__getattribute__", "attrgetter", "methodcaller", "__match_args__"),
-    *("__instancecheck__", "__annotations__"),
+    *("__instancecheck__", "__annotations__", "__array_interface__", "__array_struct__", "__path__"),
 }
 # What leads to the checks, or to any module, as it stands in a finding.
 ANYWHERE = (

@@ -109,8 +109,9 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> 
 
 
 def flops_of(name: str, operands: Sequence[Tensor]) -> int:
-    """Operations of matrix products and attention, a multiply-add as two; 0 for everything else.
+    """Operations of products, convolutions and attention, a multiply-add as two; 0 for everything else.
 
+    A convolution is taken to have as many places as its input: with a stride it has fewer.
     name: as torch's schema has it, "aten::mm". operands: the tensors among the arguments, in order.
     """
     op = name.removeprefix("aten::")
@@ -123,4 +124,11 @@ def flops_of(name: str, operands: Sequence[Tensor]) -> int:
         return 2 * math.prod(shapes[0]) * shapes[1][-1]
     if op in ("addmm", "baddbmm"):
         return 2 * math.prod(shapes[1]) * shapes[2][-1]
+    if op in ("mv", "dot", "vdot"):
+        return 2 * math.prod(shapes[0])
+    if op == "addmv":
+        return 2 * math.prod(shapes[1])
+    if op in ("convolution", "_convolution"):
+        channels = 1 if len(shapes[0]) < len(shapes[1]) else shapes[0][1]
+        return 2 * math.prod(shapes[0]) // max(channels, 1) * math.prod(shapes[1])
     return 0

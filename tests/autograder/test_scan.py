@@ -15,6 +15,17 @@ from labkit.checks.source.submission import Cell, collect
 
 SUSPICIOUS = [
     ("import ctypes", "imports ctypes"),
+    ("class A:\n    __instancecheck__ = f", "defines __instancecheck__"),
+    ("class A:\n    __match_args__ = ('x',)", "defines __match_args__"),
+    ("class A:\n    __array_interface__: dict = {}", "defines __array_interface__"),
+    ("class A:\n    def __dlpack__(self): return self.kept", "defines __dlpack__"),
+    ("import torch\ndef f(x): return torch.utils.dlpack.to_dlpack(x)", "by to_dlpack"),
+    ("def f(group): return group.get_group_store()", "reaches for get_group_store"),
+    ("def f(dist):\n    return dist.PrefixStore('x', dist.store)", "reaches for PrefixStore"),
+    ("import json\ndef f(x): json.__path__.append(x)", "reaches for __path__"),
+    ("import logging.handlers\ndef f(x): return logging.handlers.QueueListener(x)", "runs beside the check"),
+    ("def f(x) -> 'g(x)': return x", "an annotation that calls"),
+    ("async def f(x) -> 'g(x)': return x", "an annotation that calls"),
     ("def f():\n    import posix", "imports posix, which no exercise needs"),
     ("def f():\n    from traitlets.utils.importstring import import_item", "which no exercise needs"),
     ("import yaml\ndef f(x): return yaml.unsafe_load(x)", "imports yaml, which no exercise needs"),
@@ -234,6 +245,9 @@ HONEST = [
     "def f(x): return f'{x}_norm' + '_'.join(['a', 'b']) + '__'.join('xy')",
     "import torch\ndef f(x): return torch.from_numpy(x.numpy() * 2), x.tolist()",
     "def f(x: 'list[int]') -> 'dict[str, int]': return type(x)(x)",
+    "from math import *\nfrom typing import *\ndef f(x: Any) -> Any: return sqrt(x)",
+    "from functools import *\nfrom operator import *\ndef f(x): return reduce(add, x, 0), partial(f, x)",
+    "def f(x): return 'a rendezvous of all ranks'",
     "import torch\nfrom torch import nn\nclass A(nn.Module):\n    def f(self): torch.random.manual_seed(0)",
 ]
 
@@ -250,6 +264,18 @@ def test_what_is_told(source: str, why: str) -> None:
     flags = scan(collect([Cell("cell 4", source)], F_ID, names))
     assert any(why in flag.why for flag in flags), flags
     assert all(flag.cell == "cell 4" and flag.line for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("operator", "attrgetter"), ("typing", "get_type_hints"), ("functools", "update_wrapper")],
+)
+def test_what_an_import_of_everything_brings_is_told_where_it_is_used(module: str, name: str) -> None:
+    used = f"from {module} import *\ndef f(x): return {name}(x)"
+    (flag,) = scan(collect([Cell("cell 4", used)], F_ID, ["f"]))
+    assert name in flag.why
+    assert f"with all of {module}" in flag.why
+    assert flag.holds
 
 
 def test_a_models_own_modules_are_nothing_to_tell() -> None:

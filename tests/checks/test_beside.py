@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -92,6 +93,21 @@ def test_a_call_of_cpps_is_not_hidden_by_another(native: dict[str, Any]) -> None
 def test_one_call_is_the_twin_of_one() -> None:
     python, native = call("all_reduce", 8, 1.0, "python"), call("all_reduce", 8, 1.001)
     assert calls(python, native, native) == [("all_reduce", 8)] * 2
+
+
+def test_a_call_that_lasts_is_left_for_what_comes_late() -> None:
+    """Of two under way the one that ends first is the twin, so that both have one."""
+    lasting, short = call("all_reduce", 8, 1.0, "python", end=9.0), call("all_reduce", 8, 1.1, "python")
+    both = [("all_reduce", 8)] * 2
+    assert calls(lasting, short, call("all_reduce", 8, 1.1), call("all_reduce", 8, 5.0)) == both
+
+
+def test_thousands_of_calls_are_read_in_no_time() -> None:
+    found = [call("all_reduce", 8, float(n), "python", end=float(n)) for n in range(20_000)]
+    found += [call("all_reduce", 8, n + 0.5) for n in range(20_000)]
+    begin = time.monotonic()
+    assert len(calls(*found)) == 40_000
+    assert time.monotonic() - begin < 10.0  # one beside the other they would take minutes
 
 
 def test_sums_that_cpp_makes_count() -> None:

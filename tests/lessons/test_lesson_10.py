@@ -94,6 +94,10 @@ def test_bytes_are_hidden_where_something_is_multiplied_before_the_wait() -> Non
         ("aten::addmm", [(5,), (3, 4), (4, 5)], 2 * 3 * 4 * 5),
         ("aten::bmm", [(2, 3, 4), (2, 4, 5)], 2 * 2 * 3 * 4 * 5),
         ("aten::_scaled_dot_product_attention", [(2, 3, 7, 4)] * 3, 4 * 2 * 3 * 7 * 7 * 4),
+        ("aten::mv", [(3, 4), (4,)], 24),
+        ("aten::dot", [(4,), (4,)], 8),
+        ("aten::addmv", [(3,), (3, 4), (4,)], 24),
+        ("aten::convolution", [(2, 3, 10), (5, 3, 4), (5,)], 2 * 2 * 10 * 5 * 3 * 4),
         ("aten::add", [(3, 4), (3, 4)], 0),
     ],
 )

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import each_once, same
+from labkit.checks.shared.beside import same
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import drawn, dtype_of, loaded, under
+from labkit.checks.shared.twins import each_once
 
 LEARNING_RATE = 0.3
 STEPS = 3

@@ -15,7 +15,7 @@ from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_08.held import bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import each_once
+from labkit.checks.shared.twins import each_once
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
 
 

@@ -6,7 +6,8 @@ import msgspec
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.shared.beside import calls_text, each_once
+from labkit.checks.shared.beside import calls_text
+from labkit.checks.shared.twins import each_once
 from labkit.record.replay import Act
 
 

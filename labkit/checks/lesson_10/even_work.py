@@ -17,8 +17,9 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, calls_of, calls_text, each_once, on_each, same, stays_in_group
+from labkit.checks.shared.beside import Call, calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of
+from labkit.checks.shared.twins import each_once
 
 VOCABULARY, WIDTH = 11, 5
 MOST_OVER_MEAN = 1.15

@@ -23,8 +23,9 @@ from labkit.checks.lesson_11.partial import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import others
-from labkit.checks.shared.beside import calls_of, each_once, is_refused, on_each, same, stays_in_group
+from labkit.checks.shared.beside import calls_of, is_refused, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.twins import each_once
 
 PARTS = ("q", "k", "v")
 

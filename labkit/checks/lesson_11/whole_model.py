@@ -33,7 +33,6 @@ from labkit.checks.shared.beside import (
     State,
     calls_text,
     descend,
-    each_once,
     held_since,
     holds_only,
     nbytes,
@@ -43,6 +42,7 @@ from labkit.checks.shared.beside import (
 )
 from labkit.checks.shared.split import dtype_of, loaded, under
 from labkit.checks.shared.sums import SHARES, summed_bytes
+from labkit.checks.shared.twins import each_once
 
 SHORTEST = 2  # as many tokens of each rank are the least that can be cut
 

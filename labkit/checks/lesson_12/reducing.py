@@ -21,8 +21,9 @@ from labkit.checks.lesson_12.reference import decided_tokens
 from labkit.checks.lesson_12.routing import ROUTE_ID
 from labkit.checks.lesson_12.spread import SPREAD_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, each_once, on_each, same
+from labkit.checks.shared.beside import SCALE, STEPS, calls_of, descend, on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
+from labkit.checks.shared.twins import each_once
 
 REDUCE_ID = "12.reduce-gradients"
 LARGE = 2**20

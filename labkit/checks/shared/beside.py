@@ -20,13 +20,13 @@ from labkit.checks.case import Case, RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.shared.places import place_of
+from labkit.checks.shared.twins import each_once
 from labkit.torch_private import sparse_parts
 
 LEARNING_RATE = 0.1
 SCALE = 0.02  # of the sum of squares: a few steps should change weights, not blow them up
 STEPS = 2
 GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
-CLOCK_SLACK = 1e-3  # seconds between the clocks of two recorders
 SLACK_BYTES = 64  # beyond its share, a module may keep a few scalars
 Call = tuple[str, int]  # operation, bytes of this rank's tensor
 Use = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # a module and its arguments -> what it gives
@@ -246,32 +246,6 @@ def calls_are(phase: str, expected: Sequence[Call], answer: RankAnswer, ignore: 
 def calls_of(answer: RankAnswer, phase: str) -> list[Call]:
     """The operation and bytes of each call of a phase, each call once."""
     return [(c["op"], c["num_bytes"]) for c in each_once(answer.collectives.get(phase, []))]
-
-
-def each_once(found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The calls of a recording, each once: those from Python, then those that C++ made besides.
-
-    Between two clocks a call that torch's flight recorder noted may seem to be one of C++'s beside the Python
-    call that it was, or the all_reduce that gloo made of a reduce_scatter: a twin, noted while that lasted.
-    """
-    calls, besides = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
-    for call in found:
-        (calls if call["source"] == "python" else besides).append(call)
-    free = list(calls)
-    for native in besides:
-        twin = next((call for call in free if _is_twin(native, call)), None)
-        if twin is None:
-            calls.append(native)
-        else:
-            free.remove(twin)
-    return calls
-
-
-def _is_twin(native: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-    ops = ("all_reduce", "reduce_scatter") if native["op"] == "all_reduce" else (native["op"],)
-    alike = call["op"] in ops and all(native[name] == call[name] for name in ("num_bytes", "group"))
-    end = call["start"] if call["end"] is None else call["end"]
-    return alike and call["start"] - CLOCK_SLACK <= native["start"] <= end + CLOCK_SLACK
 
 
 def calls_text(calls: Sequence[Call]) -> str:

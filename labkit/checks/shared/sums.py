@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from labkit.checks.shared.beside import each_once
+from labkit.checks.shared.twins import each_once
 
 # An all_reduce is a reduce_scatter and an all_gather, or a reduce and a broadcast.
 SHARES = {"all_reduce": 1.0, "reduce_scatter": 0.5, "reduce": 0.5, "broadcast": 0.5}

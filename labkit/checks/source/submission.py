@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from labkit.checks.source.lookups import lookups
 from labkit.checks.source.statements import (
     ParsedCell,
     Statement,
@@ -107,6 +108,7 @@ class Submission:
         stand_ins = _new_module("reference")
         _execute(stand_ins, self.reference, self.reference_sources)
         module = _new_module(MODULE_NAME)
+        vars(module).update(lookups())
         vars(module).update({name: vars(stand_ins)[name] for name in self.replaced})
         _execute(module, self.statements, self.sources)
         for statement in self.additions:
