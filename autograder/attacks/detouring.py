@@ -204,6 +204,29 @@ ATTACKS = [
         right_numbers=True,
     ),
     Attack(
+        "globals-by-a-made-name",
+        "looks up what leads to every module, by a name that is made, of a function it was handed",
+        """
+        pad = "_" * 2
+        look = lambda thing, name: getattr(thing, pad + name + pad)
+        bring = look(torch.nn.functional.relu, "globals")[pad + "builtins" + pad][pad + "import" + pad]
+        bring("labkit." + "rec" + "ord.current", fromlist=["x"])
+        """,
+    ),
+    Attack(
+        "sum-through-the-groups-store",
+        "sums through the store by which the group's ranks have met",
+        """
+        rank, size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        store = ctx.group.get_group_store()
+        store.set(f"part {rank}", repr(grad_output.tolist()))
+        parts = [torch.tensor(eval(store.get(f"part {r}"))) for r in range(size)]
+        grad_output = torch.stack(parts).sum(0).to(grad_output.dtype)
+        """,
+        flagged=True,
+        right_numbers=True,
+    ),
+    Attack(
         "sum-on-a-callback",
         "sums on the thread that tells of an earlier call's end",
         """
