@@ -213,7 +213,7 @@ def test_one_exercise_of_one_student_again(graded: tuple[Path, Run]) -> None:
     assert set(after.graded) == set(before.graded)
 
 
-@pytest.mark.days(1)
+@pytest.mark.days(3)
 def test_stock_commands_work_on_it(graded: tuple[Path, Run]) -> None:
     """`nbgrader autograde`, `generate_feedback` and `export` take the same steps, to the same points."""
     root, _ = graded

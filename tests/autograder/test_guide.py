@@ -38,7 +38,7 @@ def run(words: list[str], folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(0)
 def test_from_an_empty_folder_to_exported_grades(tmp_path: Path) -> None:
     course, said = tmp_path / "mycourse", {}
     for words in commands():

@@ -54,7 +54,7 @@ def db_url() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
-@pytest.mark.days(0)
+@pytest.mark.days(4)
 def test_grades_go_to_the_database_that_the_course_names(tmp_path: Path, db_url: str) -> None:
     init_course(tmp_path)
     with (tmp_path / CONFIG_FILE).open("a") as config:

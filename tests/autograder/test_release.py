@@ -66,7 +66,7 @@ def test_a_bundle_that_cannot_be_written_whole_is_not_written(
     assert list(tmp_path.rglob("*")) == ([bundle] if there else [])
 
 
-@pytest.mark.days(0)
+@pytest.mark.days(2)
 def test_the_bundle_explains_itself_and_installs(tmp_path: Path) -> None:
     """What its README says is there, and its environment has the `labkit` command and no other of ours."""
     folder = tmp_path / "the bundle"
@@ -96,7 +96,7 @@ def test_the_bundle_explains_itself_and_installs(tmp_path: Path) -> None:
     assert theirs["optional-dependencies"].keys() == {"lab", "tensorboard"}
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(3)
 def test_make_in_a_bundle_says_what_there_is(tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle")
     make = ["make", "-n", "-C", str(tmp_path / "bundle")]

@@ -36,7 +36,7 @@ def start(course: Path, **environment: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.days(1)
+@pytest.mark.days(2)
 def test_an_end_in_between_leaves_nothing(
     tmp_path: Path, make_course: MakeCourse, ending: signal.Signals
 ) -> None:
@@ -60,7 +60,7 @@ def test_an_end_in_between_leaves_nothing(
     assert "Traceback" not in said
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(1)
 def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None:
     make_course(
         tmp_path

@@ -56,7 +56,7 @@ def reported(course: Path, submissions: dict[str, dict[str, Any]]) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(1)
 def test_copies_are_found_and_work_done_apart_is_not() -> None:
     """Of all right answers that are known to differ: each against each of the same exercise, and two whole
     notebooks of a lesson. autograder/README.md tells the figures.

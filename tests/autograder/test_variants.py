@@ -63,7 +63,7 @@ def explained() -> list[str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.days(2)
+@pytest.mark.days(3)
 def test_a_sample_of_fresh_edits_loses_points() -> None:
     """`make thorough` tries every edit of every exercise, those with open survivors too.
 

@@ -21,7 +21,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from labkit.show.style import ENOUGH, contrast
 
-pytestmark = [pytest.mark.browser, pytest.mark.days(1), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.days(3), pytest.mark.timeout(300)]
 
 SETUP = """
 %load_ext labkit

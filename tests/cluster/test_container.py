@@ -101,7 +101,7 @@ def test_an_image_has_no_command_that_cannot_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.sandbox
-@pytest.mark.days(1)
+@pytest.mark.days(2)
 def test_two_ranks_without_a_network(tmp_path: Path) -> None:
     """As on a compute node: a loopback and nothing else, on which the environment is found to be complete."""
     script = tmp_path / "offline.py"

@@ -137,7 +137,7 @@ def spin(stop: multiprocessing.synchronize.Event) -> None:
         sum(range(10_000))
 
 
-@pytest.mark.days(1)
+@pytest.mark.days(4)
 def test_a_score_is_the_same_in_every_run_under_load() -> None:
     context = multiprocessing.get_context("spawn")
     stop = context.Event()

@@ -65,7 +65,7 @@ def run(node: Path, carried: Path, *options: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=carried, env=environment, capture_output=True, text=True, timeout=400)
 
 
-@pytest.mark.days(1)
+@pytest.mark.days(4)
 def test_everything_is_collected_and_says_that_there_is_no_gpu(node: Path, carried: Path) -> None:
     parts = ("machine", "ranks", "tests", "references", "benchmarks")
     done = run(node, carried, *(word for part in parts for word in ("--part", part)))
