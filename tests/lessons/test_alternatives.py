@@ -1,6 +1,6 @@
 """Right answers written another way than the reference earn every point.
 
-One of every twelfth exercise in turn, by the day, in its own exercise and in a third of those that build on
+One of every sixteenth exercise in turn, by the day, in its own exercise and in a third of those that build on
 it; `make thorough` tries all of them in all, under every sandbox.
 """
 
