@@ -20,6 +20,8 @@ from labkit.checks.exercise import Exercise
 from labkit.checks.source.notebook import BadNotebook
 from labkit.checks.source.text import visible
 
+UNREADABLE = "unreadable"  # in the place of a digest
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -75,11 +77,15 @@ def read_submission(
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a submitted file's bytes; empty when it cannot be read."""
+    """The digest of a submitted file's bytes; empty for what is no file, as in its record, and UNREADABLE, as
+    in no record, for what this machine cannot read now.
+    """
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest()
-    except (BadNotebook, OSError):
+    except BadNotebook:
         return ""
+    except OSError:
+        return UNREADABLE
 
 
 def _empty_record(path: Path, student: str, conditions: Conditions) -> Record:

@@ -64,9 +64,12 @@ def _apply_extension(course: Path, db_url: str, lesson: str, student: str) -> No
     extended = _Extended(course / FOLDER / lesson / ".extended")
     if until is None and student not in extended.students():
         return
+    if until is not None:  # first: an extension that a crash leaves behind ends with its line all the same
+        extended.note(student, True)
     with Gradebook(db_url) as gradebook:
         extend(gradebook, lesson, student, until)
-    extended.note(student, until is not None)
+    if until is None:
+        extended.note(student, False)
 
 
 @dataclass(frozen=True)

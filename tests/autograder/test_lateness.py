@@ -6,6 +6,7 @@ import csv
 import io
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -15,8 +16,9 @@ from recorded import LESSON, MOST, RING, new_course, record
 
 from autograder.batch.submissions import merge_if_needed
 from autograder.grade.records import load_all
+from autograder.gradebook import lateness
 from autograder.gradebook.course import CONFIG_FILE, Course, Submitted
-from autograder.gradebook.lateness import read_extensions, unused_extensions
+from autograder.gradebook.lateness import extend, read_extensions, unused_extensions
 from autograder.gradebook.listing import Listing, as_csv, table
 from autograder.gradebook.pages import SubmissionPage
 from autograder.gradebook.problems import CourseError
@@ -83,6 +85,25 @@ def test_a_line_in_a_file_gives_one_student_more_time(course: Course) -> None:
     again(course, "bob")
     late = {score.student: score.late_penalty for score in course.scores(LESSON)}
     assert late == {"ada": 2.0, "bob": 4.0}
+    file.write_text("student,lesson,until\n")
+    again(course, "ada")
+    assert {score.late_penalty for score in course.scores(LESSON)} == {4.0}
+
+
+def test_an_extension_that_a_crash_leaves_ends_with_its_line(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = course.root / "extensions.csv"
+    file.write_text("student,lesson,until\nada,00,2026-11-21 13:00 +0100\n")
+
+    def extend_and_end(*about: Any) -> None:
+        extend(*about)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lateness, "extend", extend_and_end)
+        with pytest.raises(KeyboardInterrupt):
+            again(course, "ada")
     file.write_text("student,lesson,until\n")
     again(course, "ada")
     assert {score.late_penalty for score in course.scores(LESSON)} == {4.0}

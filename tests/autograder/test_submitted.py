@@ -78,8 +78,11 @@ def test_what_this_machine_cannot_read_now_has_no_grade(tmp_path: Path) -> None:
     checks_digest(conditions.lesson)  # is kept: nothing else is opened
     with no_file_can_be_opened(), pytest.raises(PROBLEMS, match="Too many open files"):
         grade_notebook(path, "ada", conditions)
+    (tmp_path / "link.ipynb").symlink_to(path)
+    of_no_file = grade_notebook(tmp_path / "link.ipynb", "ada", conditions).sha256
+    assert digest_of(tmp_path / "link.ipynb") == of_no_file
     with no_file_can_be_opened():
-        assert digest_of(path) == ""
+        assert digest_of(path) != of_no_file  # or the zero of a link would pass for this one's grade
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
