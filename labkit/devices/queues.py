@@ -61,7 +61,7 @@ class Timeline:
         self.opened_at = 0.0
         self.host_waits = 0
         self.busy: list[Busy] = []
-        self._asked_in_vain = False  # and nothing has been queued since
+        self._asked_in_vain: set[float] = set()  # moments, and nothing has been queued since
 
     def note(self, queue: Queue, name: str, kind: str, start: float, end: float) -> None:
         """A queue is at work from `start` to `end` (time.monotonic())."""
@@ -71,13 +71,16 @@ class Timeline:
 
     def goes_on(self) -> None:
         """The host queues something: it does not stand and ask."""
-        self._asked_in_vain = False
+        self._asked_in_vain.clear()
 
     def has_come(self, moment: float) -> bool:
         """Whether it is `moment` (time.monotonic()) by now. Who asks until it is has waited, once."""
         come = time.monotonic() >= moment
-        self.host_waits += come and self._asked_in_vain
-        self._asked_in_vain = not come
+        if not come:
+            self._asked_in_vain.add(moment)
+        elif moment in self._asked_in_vain:
+            self._asked_in_vain.discard(moment)
+            self.host_waits += 1
         return come
 
 

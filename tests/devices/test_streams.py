@@ -177,6 +177,17 @@ def test_to_ask_until_it_is_done_is_to_wait_and_to_ask_now_and_then_is_not(gpus)
     assert gpus.host_waits == 1
 
 
+def test_to_ask_one_event_after_another_is_not_to_wait(gpus):
+    """As whoever looks for a buffer that is free again does: some are, some are not yet."""
+    later, done = torch.cuda.Event(), torch.cuda.Event()
+    done.record()
+    devices.busy(0.2, "cuda:0")
+    later.record()
+    assert not later.query()
+    assert done.query()
+    assert gpus.host_waits == 0
+
+
 def test_without_pinned_memory_a_copy_is_not_late(gpus):
     with torch.cuda.stream(torch.cuda.Stream()):
         x = torch.ones(4).to("cuda:0", non_blocking=True)
