@@ -7,8 +7,10 @@ is started again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,7 +111,7 @@ def graded_in_parallel(
     """
     waiting = list(reversed(todo))
     running: dict[Future[None], Submitted] = {}
-    with ThreadPoolExecutor(jobs, thread_name_prefix="grading") as pool:
+    with ThreadPoolExecutor(jobs, thread_name_prefix="grading") as pool, _told_when_broken_off(running):
         while waiting or running:
             while waiting and len(running) < jobs:
                 submitted = waiting.pop()
@@ -120,6 +122,21 @@ def graded_in_parallel(
                     on_failure(submitted, in_words(error))
                 else:
                     yield submitted
+
+
+@contextlib.contextmanager
+def _told_when_broken_off(running: Mapping[Future[None], Submitted]) -> Iterator[None]:
+    """Where the block is interrupted, who is waited for: what has begun is graded to its end."""
+    try:
+        yield
+    except (KeyboardInterrupt, GeneratorExit):
+        names = ", ".join(
+            visible(submitted.student) for future, submitted in running.items() if not future.done()
+        )
+        if names:
+            told = f"Interrupted. {names}: graded to the end first, which can take some minutes."
+            print(f"{told} The same command goes on from there.", file=sys.stderr, flush=True)
+        raise
 
 
 def grade_one(root: Path, submitted: Submitted, conditions: Conditions) -> None:

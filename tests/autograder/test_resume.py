@@ -60,6 +60,26 @@ def test_an_end_in_between_leaves_nothing(
     assert "Traceback" not in said
 
 
+@pytest.mark.days(2)
+def test_an_interrupt_tells_who_is_graded_to_the_end(tmp_path: Path, make_course: MakeCourse) -> None:
+    course, scratch = tmp_path / "course", tmp_path / "scratch"
+    course.mkdir()
+    scratch.mkdir()
+    make_course(course)
+    hand_in(course, "ada", notebook(solution(F_ID)))
+    assert start(course).wait(120) == 0, (course / "grading.txt").read_text()
+    hand_in(course, "eve", notebook(solution(F_ID), "# eve"))
+    grading = start(course, TMPDIR=str(scratch))  # the reference is known by now: the first is a student's
+    deadline = time.monotonic() + 60
+    while not list(scratch.glob("labkit-grading-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    grading.send_signal(signal.SIGINT)
+    assert grading.wait(60) != 0
+    assert "eve: graded to the end first" in (course / "grading.txt").read_text()
+    assert {record.student for record in load_all(course, LESSON)} == {"ada", "eve"}
+    assert not list(scratch.iterdir())
+
+
 @pytest.mark.days(1)
 def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None:
     make_course(
