@@ -55,7 +55,8 @@ def requests_in(folder: Path, lesson: str) -> list[tuple[str, str]]:
     lines = [*_lines_of_file(folder / FILE), *_lines_of_notebook(folder / f"{lesson}.ipynb")]
     known = {exercise.id for exercise in registry.exercises(lesson)}
     found = []
-    for line in dict.fromkeys(" ".join(visible(line).split()) for line in lines[:MOST]):
+    written = [words for line in lines if (words := " ".join(visible(line).split()))]
+    for line in dict.fromkeys(written[:MOST]):
         name, colon, reason = line.partition(":")
         about = name.strip() if colon and name.strip() in known else ""
         found.append((about, (reason if about else line).strip()[:LONGEST]))

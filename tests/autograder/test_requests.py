@@ -13,7 +13,7 @@ from recorded import BANDWIDTH, LESSON, RING, new_course, record, wrong
 from autograder.batch.submissions import merge_if_needed
 from autograder.cli import main
 from autograder.gradebook.course import Course, Submitted
-from autograder.gradebook.requests import LONGEST, requests_in
+from autograder.gradebook.requests import LONGEST, MOST, requests_in
 from labkit.checks.source.notebook import grade_id
 
 
@@ -67,3 +67,8 @@ def test_what_is_no_reason_is_no_request(tmp_path: Path) -> None:
     (tmp_path / "regrade.txt").unlink()
     (tmp_path / "regrade.txt").symlink_to(path)
     assert requests_in(tmp_path, LESSON) == [("", "regrade.txt cannot be read: it is a symbolic link")]
+
+
+def test_empty_lines_take_no_place_of_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "regrade.txt").write_text("\n" * MOST + "please count again\n")
+    assert requests_in(tmp_path, LESSON) == [("", "please count again")]
