@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from labkit.devices.machine import Machine
-from labkit.devices.streams import Event, Stream
+from labkit.devices.streams import Stream, kinds_of
 from labkit.devices.surface import replace
 
 
@@ -69,8 +69,10 @@ def _memory(machine: Machine) -> dict[str, Callable[..., Any]]:
 
 
 def _streams(machine: Machine) -> dict[str, Any]:
+    kind, event = kinds_of(machine.queues)
+
     def stream_of(queue: Any) -> Stream:
-        return Stream(machine.queues, queue=queue)
+        return kind(queue=queue)
 
     @contextlib.contextmanager
     def use_stream(stream: Stream | None) -> Iterator[None]:
@@ -84,8 +86,8 @@ def _streams(machine: Machine) -> dict[str, Any]:
         machine.queues.enter(stream.queue)
 
     return {
-        "Stream": lambda device=None, priority=0: Stream(machine.queues, device),
-        "Event": partial(Event, machine.queues),
+        "Stream": kind,
+        "Event": event,
         "stream": use_stream,
         "set_stream": set_stream,
         "current_stream": lambda device=None: stream_of(machine.queues.current(machine.index_of(device))),

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import ClassVar
 
 from labkit.devices.queues import Before, Queue, Queues
 
 
-class Stream:
-    """Stands in for torch.cuda.Stream."""
+def kinds_of(queues: Queues) -> tuple[type[Stream], type[Event]]:
+    """What stands in for torch.cuda.Stream and torch.cuda.Event on these queues: classes, as programs write
+    `torch.cuda.Stream | None` and ask isinstance.
+    """
+    event = type("Event", (Event,), {"_queues": queues})
+    return type("Stream", (Stream,), {"_queues": queues, "_event": event}), event
 
-    def __init__(self, queues: Queues, device: object = None, queue: Queue | None = None) -> None:
-        self._queues = queues
-        self.queue = queue or queues.new(queues.index_of(device))
+
+class Stream:
+    """Stands in for torch.cuda.Stream. queue: what it is a name for; a new one where none is given."""
+
+    _queues: ClassVar[Queues]
+    _event: ClassVar[type[Event]]
+
+    def __init__(self, device: object = None, priority: int = 0, *, queue: Queue | None = None) -> None:
+        self.queue = queue or self._queues.new(self._queues.index_of(device))
 
     @property
     def device(self) -> object:
@@ -36,7 +47,7 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that happens when what is queued here by now is done."""
-        event = event or Event(self._queues)
+        event = event or self._event()
         event.record(self)
         return event
 
@@ -71,8 +82,16 @@ class Stream:
 class Event:
     """Stands in for torch.cuda.Event."""
 
-    def __init__(self, queues: Queues, enable_timing: bool = False, **_: object) -> None:
-        self._queues, self._timed = queues, enable_timing
+    _queues: ClassVar[Queues]
+
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> None:
+        self._timed = enable_timing
         self.moment = 0.0
         self._before = Before()
 

@@ -310,3 +310,21 @@ def test_a_link_of_stated_speed_takes_its_time():
         assert 0.04 <= time.perf_counter() - start < 60
         assert [(b.stream, b.kind) for b in gpus.timeline] == [(1, "communication"), (2, "communication")]
         assert [b.end - b.start for b in gpus.timeline] == pytest.approx([60, 0.04])
+
+
+def test_streams_and_events_are_of_the_classes_that_programs_ask_for(gpus):
+    class Named(torch.cuda.Stream):
+        pass
+
+    streams = [
+        torch.cuda.Stream(),
+        torch.cuda.Stream("cuda:1", priority=-1),
+        torch.cuda.current_stream(),
+        Named(),
+    ]
+    events = [torch.cuda.Event(enable_timing=True), torch.cuda.current_stream().record_event()]
+    assert all(isinstance(stream, torch.cuda.Stream | None) for stream in streams)
+    assert all(isinstance(event, torch.cuda.Event) for event in events)
+    assert not isinstance(events[0], torch.cuda.Stream)
+    assert streams[2] == torch.cuda.default_stream()
+    assert streams[1].device_index == 1
