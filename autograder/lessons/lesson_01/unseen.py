@@ -384,6 +384,9 @@ def _step_calls(random: Random) -> Iterable[Call]:
     )
     sizes = {"sequence": 300, "micro_batch": 2, "element_bytes": 4, "fused_attention": True}
     yield Call("state", "predict_step", {"config": own_head, **sizes}, 0.01)
+    # biases and norms are 13 h of a layer, beside its 12 h^2: more than a hundredth of this one
+    narrow = gpt(random.randint(4, 8), 64, 2, random.randint(50, 99), 128, dropout=0.0)
+    yield Call("state", "predict_step", {"config": narrow, **sizes, "sequence": 100}, 0.01)
 
 
 def _step_cases(seed: int) -> list[Case]:
