@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.lesson_06.twice import use_frozen, use_twice
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, calls_are, held_since, nbytes, same, storages
+from labkit.checks.shared.beside import Call, calls_are, nbytes, same, storages
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import Split, SplitEvidence, build_and_use, loaded, under
 from labkit.checks.shared.split_judges import MORE_PRODUCTS
 from labkit.checks.shared.worked import Worked
 
-PATIENCE = 2.0  # seconds for a backend's threads to let go of a collective's tensors on a busy machine
 INFERENCE = "inference"  # the recording of a call in evaluation, without gradients
 UNASKED = "x unasked"  # as it is after calls that ask it for no gradient
 
@@ -59,19 +57,9 @@ def count_kept(rank: Rank, split: Split) -> None:
     go_through(1)
     before = storages()
     go_through(len(rank.inputs["x"]))
-    rank.fact("left_bytes", _left_since(before))
+    rank.fact("left_bytes", left_since(before))
     leaf = rank.inputs["x"].clone().requires_grad_()
     rank.fact("kept_bytes", bytes_kept(lambda: lambda: part(leaf * 2.0).sum()))
-
-
-def _left_since(before: Mapping[int, int]) -> int:
-    """The least that is held of tensors which were not there before, until it is nothing."""
-    over, least = time.monotonic() + PATIENCE, held_since(before)
-    while least and time.monotonic() < over:
-        time.sleep(PATIENCE / 100)
-        gc.collect()
-        least = min(least, held_since(before))
-    return least
 
 
 # -- judges

@@ -45,9 +45,10 @@ from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.lesson_07.twice import adds_to_gradients, use_twice
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.shared.beside import Call, stays_in_group
+from labkit.checks.shared.beside import Call, stays_in_group, storages
 from labkit.checks.shared.cuts import cut_block
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import groups_of
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, loaded, under, use_part
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
@@ -111,14 +112,18 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _measure_kept(rank: Rank, split: Split) -> None:
-    """Fact: kept, the bytes that one forward leaves behind, beside parameters and its result."""
+    """Fact: kept, the bytes that one forward leaves behind, beside parameters and its result; those too that
+    stay for good, such as a buffer for all calls.
+    """
     x = rank.inputs["x"].clone().requires_grad_()
 
     def prepare() -> Callable[[], Tensor]:
         part = split.build(rank, split.handed(rank), rank.group)
         return lambda: part(x)
 
-    rank.fact("kept", bytes_kept(prepare))  # the result is as large as x, which is kept but not counted
+    before = storages()
+    kept = bytes_kept(prepare)  # the result is as large as x, which is kept but not counted
+    rank.fact("kept", kept + left_since(before))
 
 
 def _watch_dropout(rank: Rank, split: Split) -> None:

@@ -37,6 +37,7 @@ def _cases(seed: int) -> list[Case]:
         clip_case("without gradient", "missing", 2, seed),
         clip_case("nothing cut", "none-cut", 2, seed),
         clip_case("nothing whole", "none-whole", 2, seed),
+        clip_case("one rank without any gradient", "none-whole", 2, seed, lacking=True),
         clip_case("bfloat16", "low", 2, seed, dtype="bfloat16"),
         clip_case(
             "several types", "low", 2, seed, dtype="float16", wide=["second", "positions"], max_norm=2e5
@@ -62,8 +63,11 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _lacking(case: Case, place: Place) -> tuple[str, ...]:
-    """The parameters of which a rank has no gradient: in a case "missing" the last rank's blocks."""
-    return tuple(CUT) if case.kind == "missing" and place.position == place.size - 1 else ()
+    """The parameters of which a rank has no gradient: the last rank's blocks, in a case "missing" and where
+    the case says so.
+    """
+    lacking = case.kind == "missing" or case.params.get("lacking", False)
+    return tuple(CUT) if lacking and place.position == place.size - 1 else ()
 
 
 def _clip(

@@ -22,8 +22,9 @@ from labkit.checks.lesson_07.modules import (
 )
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group
+from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group, storages
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, in_another_order
 
@@ -146,14 +147,17 @@ def _use_views(rank: Rank) -> None:
 
 
 def _keep_for_backward(rank: Rank) -> None:
-    """Fact: kept, the bytes that a forward leaves behind, beside its result."""
+    """Fact: kept, the bytes that a forward leaves behind, beside its result; those too that stay for good,
+    such as a buffer for all calls.
+    """
     group, bias, state = enter_group(rank), rank.params.get("bias", True), _state(rank)
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
 
     def forward() -> Tensor:
         return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
 
-    kept = bytes_kept(lambda: forward)
+    before = storages()
+    kept = bytes_kept(lambda: forward) + left_since(before)
     rank.fact("kept", nbytes(state["x"]) + kept - nbytes(forward()))  # the caller has x anyway
 
 

@@ -250,6 +250,7 @@ def norm_cases(seed: int) -> list[Case]:
             transposed=[1],
             frozen=FROZEN,
         ),
+        norm_case("one rank without any gradient", "empty", 2, seed, missing=[[0, 1], [1, 1]]),
         norm_case("no gradient at all", "empty", 2, seed, missing=NONE, replicated=[2], unused=[0]),
         norm_case("no shards, one whole parameter", "empty", 2, seed, totals=[], replicated=[3]),
         norm_case("gradients of zero", "empty", 2, seed, scale=0.0),

@@ -36,6 +36,7 @@ def _cases(seed: int) -> list[Case]:
     some = {"shared.1": [0, 1], "experts.0": [0, 1]}
     frozen = {"shared.0": [0, 1, 2, 3], "shared.1": [0], "experts.0": [1], "experts.1": [1, 3]}
     one_side = {"experts.0": [0], "experts.1": [0]}
+    none_at_all = {"shared.0": [0, 1], "shared.1": [0, 1], **one_side}
     narrow = ["shared.0", "experts.0"]
     return [
         clip_case("two copies over two", "values", 2, 2, seed, late=[3]),
@@ -49,6 +50,7 @@ def _cases(seed: int) -> list[Case]:
         clip_case("a rank's experts without gradient", "missing", 1, 2, seed, missing=one_side),
         clip_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         clip_case("a rank without experts", "missing", 1, 2, seed, bare=[1]),
+        clip_case("a rank without any gradient", "missing", 1, 2, seed, missing=none_at_all),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
         clip_case(
             "float32 beside bfloat16",
