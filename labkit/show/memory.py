@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from labkit.show.html import render
 from labkit.show.style import GREY, INK, STATES, VERMILION, YELLOW
 from labkit.theory.hardware import GPU
-from labkit.theory.units import GIB, binary_text, bytes_text, in_gib
+from labkit.theory.units import GIB, binary_text, bytes_text
 
 PARTS = {
     **{part: colour for part, colour in STATES.items() if part != "free"},
@@ -18,6 +18,7 @@ PARTS = {
     "logits": YELLOW,
     "working": GREY,
 }
+UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10, "B": 1}
 HATCHED = {"gradients": "M0,6 L6,0", "activations": "M3,3 h.1", "working": "M0,0 L6,6"}
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR, _TOP = 800, 150, 165, 44, 26, 46
@@ -45,7 +46,7 @@ class Breakdown(Protocol):
 
 @dataclass(frozen=True)
 class MemoryBars:
-    """One stacked bar a row, in GiB, against the memory of a GPU.
+    """One stacked bar a row, in GiB or what suits small ones, against the memory of a GPU.
 
     rows: label -> part -> bytes. gpu: where the line is drawn; None for no line.
     """
@@ -74,6 +75,16 @@ class MemoryBars:
         totals = [sum(parts.values()) for parts in self.rows.values()]
         return max([*totals, (self.gpu.memory if self.gpu else 0), 1]) * 1.02
 
+    @property
+    def _unit(self) -> str:
+        return next(unit for unit, size in UNITS.items() if self._most >= size)
+
+    @property
+    def _legend(self) -> list[str]:
+        """The parts there are: those with a colour, then those without."""
+        there = dict.fromkeys(part for parts in self.rows.values() for part in parts if parts[part])
+        return [*(part for part in PARTS if part in there), *(part for part in there if part not in PARTS)]
+
     def _x(self, num_bytes: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * num_bytes / self._most
 
@@ -83,7 +94,8 @@ class MemoryBars:
             "memory",
             title=title,
             alt=self.alt,
-            legend=[part for part in PARTS if any(parts.get(part) for parts in self.rows.values())],
+            legend=self._legend,
+            unit=self._unit,
             ticks=list(self._ticks()),
             bars=[self._bar(row, label, parts) for row, (label, parts) in enumerate(self.rows.items())],
             limit=limit,
@@ -92,10 +104,11 @@ class MemoryBars:
         )
 
     def _ticks(self) -> Iterator[dict[str, Any]]:
-        most = in_gib(self._most)
+        size = UNITS[self._unit]
+        most = self._most / size
         step = _round_step(most / 6)
         for number in range(int(most / step) + 1):
-            yield {"x": self._x(number * step * GIB), "label": f"{number * step:g}"}
+            yield {"x": self._x(number * step * size), "label": f"{number * step:g}"}
 
     def _bar(self, row: int, label: str, parts: Mapping[str, float]) -> dict[str, Any]:
         total = sum(parts.values())
@@ -132,6 +145,25 @@ def _round_step(least: float) -> float:
 def draw_memory(
     rows: Mapping[str, Breakdown | Mapping[str, float]], gpu: GPU | None = None, title: str = ""
 ) -> MemoryBars:
-    """Stacked bars, one a row: label -> bytes by part, or anything with `as_dict()`."""
-    plain = {label: row if isinstance(row, Mapping) else row.as_dict() for label, row in rows.items()}
-    return MemoryBars(plain, gpu, title)
+    """Stacked bars, one a row: label -> bytes by part, or anything with `as_dict()`.
+
+    TypeError for a row that is neither, ValueError for a part that is no number from 0.
+    """
+    return MemoryBars({label: _plain(label, row) for label, row in rows.items()}, gpu, title)
+
+
+def _plain(label: str, row: Breakdown | Mapping[str, float]) -> Mapping[str, float]:
+    parts = row.as_dict() if hasattr(row, "as_dict") else row
+    if not isinstance(parts, Mapping):
+        raise TypeError(f'{label}: expected bytes by part, as in {{"weights": 1e9}}, found {row!r}')
+    for part, num_bytes in parts.items():
+        if not _is_amount(num_bytes):
+            raise ValueError(f"{label}: expected the bytes of {part!r}, 0 or more, found {num_bytes!r}")
+    return parts
+
+
+def _is_amount(value: Any) -> bool:
+    try:
+        return bool(0 <= value < math.inf)
+    except TypeError:
+        return False
