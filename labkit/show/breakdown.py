@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 from labkit.record import Collective, Span
 from labkit.record.matching import everybody_came
 from labkit.show.style import INK, KINDS, ORANGE, Picture, new_figure
+from labkit.show.timeline import expect_job
 from labkit.theory.breakdown import StepShare, mean_share, step_share
 
 PARTS = {
@@ -41,6 +42,8 @@ def shares_of_ranks(job: HasRecord, step: str = "", warm_up: int = 0) -> list[St
     warm_up: how many steps of each rank to leave out, from the first.
     ValueError where a rank has no step left, or nothing was recorded.
     """
+    if warm_up < 0:
+        raise ValueError(f"warm_up, the steps to leave out, must be 0 or more, got {warm_up}")
     if not step and warm_up:
         raise ValueError(f'warm_up={warm_up} leaves out steps: say how they are named too, step="step"')
     if not (step or job.spans or job.collectives):
@@ -76,6 +79,7 @@ def _windows(job: HasRecord, rank: int, step: str) -> list[tuple[float, float]]:
 
 def draw_breakdown(job: HasRecord, step: str = "", warm_up: int = 0) -> Picture:
     """One bar a rank, as `shares_of_ranks` divides its mean step."""
+    expect_job(job, "draw_breakdown(job)")
     shares = shares_of_ranks(job, step, warm_up)
     figure, (axes,) = new_figure(height=1.2 + 0.42 * job.ranks)
     longest = max(share.total for share in shares) * 1e3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-from labkit.show.style import BLUE, GREEN, GREY, INK, VERMILION, Picture, new_figure
+from labkit.show.style import BLUE, GREEN, GREY, INK, VERMILION, Picture, expect_some, new_figure
 from labkit.theory.units import binary_text
 
 MIB, GIB = 2**20, 2**30
@@ -21,6 +21,8 @@ def draw_held(
     histories: plan -> bytes after each operation. turns: plan -> how many were over when backward began.
     counted: what a step along the axis is.
     """
+    for held in (histories, *histories.values()):
+        expect_some(held, "operation")
     figure, (axes,) = new_figure(3.2)
     most = max(max(held) for held in histories.values())
     unit, name_of_unit = (GIB, "GiB") if most >= 4 * GIB else (MIB, "MiB")
@@ -45,6 +47,7 @@ def draw_peaks(
 
     guess: the number of segments you expected to be best; `...` when there is none yet.
     """
+    expect_some(measured, "measurement")
     figure, (axes,) = new_figure(3.4)
     axes.plot(
         list(predicted), [b / MIB for b in predicted.values()], color=GREY, linewidth=3, label="your formula"
@@ -72,6 +75,7 @@ def draw_growth(peaks: Mapping[str, Mapping[int, int]], sqrt_of: str) -> Picture
     """Peak bytes against the number of layers, one curve a plan, with c * sqrt(n) through the last point of
     `sqrt_of`.
     """
+    expect_some(peaks[sqrt_of], "number of layers")
     figure, (axes,) = new_figure(3.4)
     for (name, points), color, line in zip(peaks.items(), cycle(_COLORS), cycle(_LINES)):
         axes.plot(

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from labkit.show.style import GREY, INK, NOTEBOOK_WIDTH, PALE, Picture, drawing_board, rank_color
+from labkit.show.style import GREY, INK, NOTEBOOK_WIDTH, PALE, Picture, drawing_board, expect_some, rank_color
 
 Holding = Sequence[float]  # the numbers one rank holds
 CELL = 0.92
@@ -21,7 +21,9 @@ def draw_collectives(results: Sequence[Mapping[str, tuple[Holding, Holding]]], c
     results: one mapping a rank, name -> (numbers before, numbers after), as a job's `results` hold them. A
     number that one rank brought keeps that rank's colour wherever it goes; a sum is white with a hatch.
     """
+    expect_some(results, "rank")
     names = list(results[0])
+    expect_some(names, "collective")
     rows = -(-len(names) // columns)
     size = (NOTEBOOK_WIDTH / 2 * columns, 0.36 * rows * (len(results) + 1.2))
     figure = Figure(figsize=size, dpi=100, layout="constrained")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.patches import Rectangle
 
-from labkit.show.style import INK, Picture, new_figure, rank_color
+from labkit.show.style import INK, Picture, expect_some, new_figure, rank_color
 
 
 def draw_pairs(owners: Sequence[int]) -> Picture:
@@ -15,6 +15,7 @@ def draw_pairs(owners: Sequence[int]) -> Picture:
     owners: the rank of each chunk, in the order of the sequence. White: every key is in the future. A corner
     is cut off on the diagonal, where only half of the pair is seen.
     """
+    expect_some(owners, "chunk")
     figure, (axes,) = new_figure(height=3.0, width=4.2)
     for i, owner in enumerate(owners):
         for j in range(i + 1):
@@ -43,7 +44,12 @@ def draw_exchange(heads: int, ranks: int) -> Picture:
     """Who has which heads of which tokens before Ulysses' all-to-all, and after it.
 
     Rows are heads, columns the ranks' pieces of the sequence; each place has the colour of its rank.
+    ValueError where the ranks do not divide the heads.
     """
+    if ranks < 1 or heads < 1 or heads % ranks:
+        raise ValueError(
+            f"expected a number of ranks that divides the heads, got {heads} heads, {ranks} ranks"
+        )
     figure, plots = new_figure(height=2.4, width=6.0, columns=2, sharey=True)
     owners = {
         "each rank: its tokens, all heads": lambda head, piece: piece,

@@ -8,8 +8,19 @@ from itertools import cycle
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from labkit.show.style import BLUE, GREEN, HATCHES, INK, ORANGE, PURPLE, VERMILION, Picture, new_figure
-from labkit.show.timeline import HasRecord
+from labkit.show.style import (
+    BLUE,
+    GREEN,
+    HATCHES,
+    INK,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    Picture,
+    expect_some,
+    new_figure,
+)
+from labkit.show.timeline import HasRecord, expect_job
 from labkit.theory.units import binary_text
 
 MARKS = ((VERMILION, "o"), (BLUE, "s"), (ORANGE, "^"), (PURPLE, "D"))
@@ -24,8 +35,9 @@ def draw_times(
 
     measured: label -> (sizes in bytes, seconds). model: bytes -> seconds.
     """
-    figure, (axes,) = new_figure(height=3.4)
     sizes = sorted({size for points in measured.values() for size in points[0]})
+    expect_some(sizes, "measurement")
+    figure, (axes,) = new_figure(height=3.4)
     if model is not None:
         low, high = sizes[0], sizes[-1]
         line = [low * (high / low) ** (i / 80) for i in range(81)]
@@ -58,6 +70,9 @@ def draw_times(
 
 def draw_bytes_sent(jobs: Mapping[str, HasRecord]) -> Picture:
     """For each job a group of bars: the bytes that each of its ranks sent, by send."""
+    expect_some(jobs, "job")
+    for job in jobs.values():
+        expect_job(job, 'draw_bytes_sent({"its name": job})')
     figure, plots = new_figure(height=2.6, columns=len(jobs), sharey=True)
     sent = {name: bytes_sent(job) for name, job in jobs.items()}
     most = max(max(values) for values in sent.values()) or 1
@@ -71,6 +86,7 @@ def draw_bytes_sent(jobs: Mapping[str, HasRecord]) -> Picture:
 
 def draw_bytes(num_bytes: Mapping[str, float], label: str) -> Picture:
     """One bar a name. label: what the bars count."""
+    expect_some(num_bytes, "bar")
     figure, (axes,) = new_figure(height=2.8)
     _bars(axes, list(num_bytes), list(num_bytes.values()), max(num_bytes.values()) or 1)
     axes.set_ylabel(label, fontsize=9)

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 from matplotlib.patches import Rectangle
 
-from labkit.show.style import INK, Picture, lettering, new_figure, rank_color
+from labkit.show.style import INK, Picture, expect_some, lettering, new_figure, rank_color
+
+MOST_LABELS = 16  # below the bars; of more experts, each second, third, ... has one
 
 
 def draw_visits(visits: Sequence[int], owners: Sequence[int]) -> Picture:
     """A bar for each expert, as high as it has visits, in the colour of its rank; dashed: the even share.
 
-    visits, owners: of each expert, its visits and its rank.
+    visits, owners: of each expert, its visits and its rank. ValueError for an expert without either.
     """
+    expect_some(visits, "expert")
+    if len(visits) != len(owners):
+        raise ValueError(f"expected visits and a rank for each expert, got {len(visits)} and {len(owners)}")
     figure, (axes,) = new_figure(height=2.6)
     even = sum(visits) / len(visits)
     axes.bar(
@@ -24,7 +29,8 @@ def draw_visits(visits: Sequence[int], owners: Sequence[int]) -> Picture:
         linewidth=0.6,
     )
     axes.axhline(even, linestyle="--", linewidth=1.2, color=INK)
-    axes.set_xticks(range(len(visits)), [f"{e}\nrank {owner}" for e, owner in enumerate(owners)])
+    labelled = range(0, len(visits), -(-len(visits) // MOST_LABELS))
+    axes.set_xticks(labelled, [f"{expert}\nrank {owners[expert]}" for expert in labelled])
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("expert", fontsize=9)
     axes.set_ylabel("visits", fontsize=9)
@@ -37,6 +43,7 @@ def draw_dispatch(rows: Sequence[Sequence[int]]) -> Picture:
 
     rows: [from][to]. The colour is the rank they go to.
     """
+    expect_some(rows, "rank that sends rows")
     figure, (axes,) = new_figure(height=0.5 + 0.45 * len(rows))
     widest = max(1, *(sum(counts) for counts in rows))
     for sender, counts in enumerate(rows):

@@ -19,6 +19,7 @@ from labkit.show.style import (
     VERMILION,
     Picture,
     drawing_board,
+    expect_some,
     new_figure,
     rank_color,
 )
@@ -33,6 +34,7 @@ def draw_groups(groups: Mapping[str, Sequence[Sequence[int]]], gpus_per_node: in
 
     groups: axis -> the groups of ranks along it.
     """
+    expect_some(groups, "axis")
     ranks = sum(len(members) for members in next(iter(groups.values())))
     nodes = -(-ranks // gpus_per_node)
     figure, panels = new_figure(height=0.55 * nodes + 0.7, columns=len(groups))
@@ -63,7 +65,14 @@ def _draw_rank(axes: Axes, rank: int, width: int, group: int) -> None:
 
 
 def draw_terms(steps: Mapping[str, Mapping[str, float]]) -> Picture:
-    """Seconds of a step by term, one bar a plan. steps: label -> term -> seconds."""
+    """Seconds of a step by term, one bar a plan. steps: label -> term -> seconds.
+
+    ValueError for a plan without one of the terms.
+    """
+    expect_some(steps, "plan")
+    for plan, found in steps.items():
+        if not isinstance(found, Mapping) or not set(TERMS) <= set(found):
+            raise ValueError(f"{plan}: expected seconds of {', '.join(TERMS)} by name, found {found!r}")
     figure, (axes,) = new_figure(height=0.8 + 0.42 * len(steps))
     for row, terms in enumerate(steps.values()):
         left = 0.0
@@ -89,6 +98,7 @@ def draw_over_nodes(
     lines: Mapping[str, Sequence[float]], nodes: Sequence[int], unit: str = "GB/s"
 ) -> Picture:
     """Something measured on several numbers of nodes, one line each, both axes logarithmic."""
+    expect_some(lines, "line")
     figure, (axes,) = new_figure(height=3.0)
     for (label, values), (colour, mark, style) in zip(lines.items(), cycle(LINES)):
         axes.plot(

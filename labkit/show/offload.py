@@ -8,7 +8,7 @@ from types import EllipsisType
 
 from matplotlib.ticker import MaxNLocator
 
-from labkit.show.style import BLUE, GREY, INK, ORANGE, VERMILION, Picture, new_figure
+from labkit.show.style import BLUE, GREY, INK, ORANGE, VERMILION, Picture, expect_some, new_figure
 from labkit.theory.units import binary_text
 
 MIB = 2**20
@@ -24,6 +24,9 @@ def draw_resident_peaks(
 
     whole: bytes of the plain model on the device, drawn as a line. guess: (resident layers, predicted bytes).
     """
+    expect_some(peaks, "title")
+    for measured in peaks.values():
+        expect_some(measured, "peak")
     figure, (axes,) = new_figure(height=3.2)
     for (title, points), (colour, marker, line) in zip(peaks.items(), cycle(LINES)):
         axes.plot(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from labkit.show.style import GREY, INK, PURPLE, SKY, VERMILION, YELLOW, Picture, new_figure
+from labkit.show.style import GREY, INK, PURPLE, SKY, VERMILION, YELLOW, Picture, expect_some, new_figure
 from labkit.theory.units import binary_text
 
 MIB = 2**20
@@ -28,6 +28,8 @@ def draw_placement(
     "block" or "head" for each layer. capacity: bytes of a device, drawn as a line.
     ValueError for a layer that is not there.
     """
+    for parts in (cuts, *cuts.values()):
+        expect_some(parts, "device")
     _check_layers(cuts, len(costs))
     rows = max(len(parts) for parts in cuts.values())
     figure, panels = new_figure(height=1.3 + 0.5 * rows, columns=len(cuts), sharey=True)

@@ -14,7 +14,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from labkit.record import Collective
 from labkit.show.style import GREEN, INK, NOTEBOOK_WIDTH, PALE, Picture, drawing_board, rank_color
-from labkit.show.timeline import HasRecord
+from labkit.show.timeline import HasRecord, expect_job
 from labkit.theory.units import binary_text
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def draw_steps(
     contents: what each rank's messages held (labkit.record.marked): a letter for the part, and a square in a
         rank's colour for each rank whose numbers are in it.
     """
+    expect_job(job, "draw_steps(job)")
     steps = steps_of(job)
     held = {(rank, k): c for rank, row in enumerate(contents or ()) for k, c in enumerate(row)}
     number = {id(c): (c.rank, k) for calls in _by_rank(job, "send").values() for k, c in enumerate(calls)}

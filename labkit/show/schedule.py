@@ -10,7 +10,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 from labkit.pipeline import HasRecord, measured_bubble, work_spans
-from labkit.show.style import INK, KINDS, ORANGE, PALE, Picture, lettering, new_figure
+from labkit.show.style import INK, KINDS, ORANGE, PALE, Picture, expect_some, lettering, new_figure
+from labkit.show.timeline import expect_job
 from labkit.theory.schedule import Simulation
 
 ROW = 0.36  # inches
@@ -45,7 +46,8 @@ def draw_schedule(
     schedules: Simulation | Mapping[str, Simulation], unit: str = "time, in forwards of one rank"
 ) -> Picture:
     """Played schedules, one above the other on one time axis. What is not worked is shaded: the bubble."""
-    named = {"": schedules} if isinstance(schedules, Simulation) else dict(schedules)
+    named = dict(schedules) if isinstance(schedules, Mapping) else {"": schedules}
+    _expect_played(named)
     panels = {
         _titled(name, played.bubble_fraction, played.makespan): _blocks(played)
         for name, played in named.items()
@@ -58,6 +60,7 @@ def draw_measured(job: HasRecord, simulation: Simulation) -> Picture:
 
     simulation: with costs in milliseconds.
     """
+    expect_job(job, "draw_measured(job, simulation)")
     spans = work_spans(job)
     measured = [Block(s.rank, s.name, s.kind, s.start * 1e3, s.end * 1e3) for s in spans]
     took = max((b.end for b in measured), default=0.0)
@@ -70,6 +73,7 @@ def draw_measured(job: HasRecord, simulation: Simulation) -> Picture:
 
 def draw_in_flight(schedules: Mapping[str, Simulation]) -> Picture:
     """Micro-batches held on each rank against time, one plot a schedule, on one scale."""
+    _expect_played(schedules)
     count = len(schedules)
     figure, plots = new_figure(height=2.6, columns=count, sharey=True)
     top = max(s.peak_in_flight(r) for s in schedules.values() for r in range(len(s.starts)))
@@ -91,6 +95,17 @@ def draw_in_flight(schedules: Mapping[str, Simulation]) -> Picture:
     return Picture(
         figure, f"Micro-batches in flight against time. Peaks from the first rank to the last: {peaks}."
     )
+
+
+def _expect_played(schedules: Mapping[str, object]) -> None:
+    """TypeError for a schedule that was handed over as it is, a list of actions for each rank."""
+    expect_some(schedules, "schedule")
+    for name, played in schedules.items():
+        if not isinstance(played, Simulation):
+            raise TypeError(
+                f"expected {name or 'a schedule'} played through, as simulate(schedule) returns it, "
+                f"found a {type(played).__name__}"
+            )
 
 
 def draw_bubble(num_ranks: Sequence[int], num_micro_batches: Sequence[int]) -> Picture:
@@ -127,6 +142,7 @@ def draw_bubble(num_ranks: Sequence[int], num_micro_batches: Sequence[int]) -> P
 
 def draw_bars(published: Mapping[str, float], ours: Mapping[str, float], title: str) -> Picture:
     """Published values as bars, with ours as marks on them. `ours` may leave some out."""
+    expect_some(published, "bar")
     figure, (axes,) = new_figure(height=2.8)
     places = range(len(published))
     axes.bar(places, list(published.values()), color=PALE, edgecolor=INK, linewidth=0.6, label="published")

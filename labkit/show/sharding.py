@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -21,6 +22,7 @@ from labkit.show.style import (
     VERMILION,
     Picture,
     drawing_board,
+    expect_some,
     kind_color,
     new_figure,
     rank_color,
@@ -114,6 +116,7 @@ def draw_holdings(held: Mapping[str, Sequence[Sequence[int]]], total: Mapping[st
 
     A number that no rank holds stays white, one that several hold is black: neither should be seen.
     """
+    expect_some(held, "row")
     figure, (axes,) = new_figure(height=0.7 + 0.42 * len(held))
     for line, (name, by_rank) in enumerate(held.items()):
         width = 1 / total[name]
@@ -130,7 +133,7 @@ def draw_holdings(held: Mapping[str, Sequence[Sequence[int]]], total: Mapping[st
                 axes.text((number + 0.5) * width, line, str(number), ha="center", va="center", fontsize=8)
     ranks = max(len(by_rank) for by_rank in held.values())
     handles = [Rectangle((0, 0), 1, 1, facecolor=rank_color(r), label=f"rank {r}") for r in range(ranks)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=ranks, frameon=False, fontsize=8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(ranks, 8), frameon=False, fontsize=8)
     axes.set_xlim(0, 1)
     axes.set_ylim(len(held) - 0.5, -0.5)
     axes.set_yticks(range(len(held)), list(held))
@@ -170,6 +173,7 @@ def draw_sent(
 
     formulas: name -> what a dashed line is called -> bytes.
     """
+    expect_some(sent, "plan")
     figure, (axes,) = new_figure(height=1.2 + 0.6 * len(sent))
     totals = {name: sum(sum(ops.values()) for ops in phases.values()) for name, phases in sent.items()}
     for line, (name, phases) in enumerate(sent.items()):
@@ -234,6 +238,7 @@ def draw_memory(
 
 def draw_losses(one: Sequence[float], many: Sequence[float], name: str) -> Picture:
     """The losses of one process and of several ranks on top of each other, and how far apart they are."""
+    expect_some(one, "step")
     figure, (left, right) = new_figure(height=2.9, columns=2)
     steps = range(1, len(one) + 1)
     left.plot(steps, one, color=BLUE, linewidth=4, alpha=0.4, label="one process")
@@ -243,7 +248,8 @@ def draw_losses(one: Sequence[float], many: Sequence[float], name: str) -> Pictu
     apart = [abs(a - b) for a, b in zip(one, many, strict=True)]
     right.plot(steps, [max(d, 1e-17) for d in apart], color=INK, linewidth=1)
     right.set_yscale("log")
-    right.set_ylim(1e-17, 1)
+    largest = max(apart, key=lambda d: math.inf if math.isnan(d) else d)
+    right.set_ylim(1e-17, max(1.0, 2 * largest) if math.isfinite(largest) else 1.0)
     right.set(xlabel="step", ylabel="difference of the losses")
     told = f"Loss from {one[0]:.3f} to {one[-1]:.3f} in {len(one)} steps, for one process and for {name}"
-    return Picture(figure, f"{told}; they differ by at most {max(apart):.1e}.")
+    return Picture(figure, f"{told}; they differ by at most {largest:.1e}.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -115,6 +115,12 @@ def new_figure(
         plot.spines[["top", "right"]].set_visible(False)
         plot.tick_params(colors=INK, labelsize=9)
     return figure, list(axes)
+
+
+def expect_some(things: Sized, what: str) -> None:
+    """ValueError where there is nothing to draw. what: one of the things."""
+    if not len(things):
+        raise ValueError(f"expected at least one {what} to draw, found none")
 
 
 def mark_guess(axes: Axes, milliseconds: float) -> bool:

@@ -48,6 +48,15 @@ class HasRecord(Protocol):
         """What they did otherwise, in seconds since the job began."""
 
 
+def expect_job(job: object, call: str) -> None:
+    """TypeError for what is no job, such as its results. call: what should have been written."""
+    if not hasattr(job, "ranks"):
+        raise TypeError(
+            f"expected a job, as labkit.launch returns it, found a {type(job).__name__}: "
+            f"pass the job itself, {call}"
+        )
+
+
 def draw_timeline(
     job: HasRecord, *, guess_ms: float | EllipsisType | None = None, start_at: str = ""
 ) -> Picture:
@@ -58,11 +67,7 @@ def draw_timeline(
         beyond the last; `...` stands for none yet.
     start_at: leave out what began before the first region of this name.
     """
-    if not hasattr(job, "collectives"):
-        raise TypeError(
-            f"expected a job, as labkit.launch returns it, found a {type(job).__name__}: "
-            "pass the job itself, draw_timeline(job)"
-        )
+    expect_job(job, "draw_timeline(job)")
     spans = _spans(job)
     begin = min((s.start for s in spans if s.name == start_at), default=float("-inf"))
     spans = [span for span in spans if span.start >= begin]

@@ -11,7 +11,7 @@ from matplotlib.ticker import MultipleLocator
 
 from labkit.record import Collective
 from labkit.show.style import GREEN, INK, PAPER, Picture, new_figure
-from labkit.show.timeline import HasRecord
+from labkit.show.timeline import HasRecord, expect_job
 from labkit.theory.units import binary_text
 
 ROOM_FOR_A_LETTER = 0.0115  # of the longest bar, at the size pieces are named in
@@ -28,6 +28,7 @@ HATCH_OF_OP = {
 
 def draw_traffic(job: HasRecord) -> Picture:
     """One bar a rank, one piece a call in the order of calling, as long as the bytes the rank put in."""
+    expect_job(job, "draw_traffic(job)")
     by_rank = [
         sorted((c for c in job.collectives if c.rank == r), key=lambda c: c.order) for r in range(job.ranks)
     ]

@@ -9,7 +9,7 @@ from typing import Protocol
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from labkit.show.style import HATCHES, INK, KINDS, Picture, kind_color, mark_guess, new_figure
+from labkit.show.style import HATCHES, INK, KINDS, Picture, expect_some, kind_color, mark_guess, new_figure
 
 BAR = 0.6
 
@@ -50,8 +50,9 @@ def draw_utilisation(
 
     A device whose copies go on a stream of their own has a second row for them. guess_ms: a predicted end.
     """
+    expect_some(timelines, "timeline")
     ends = {title: _ends(works) for title, works in timelines.items()}
-    width = max(end - start for start, end in ends.values()) * 1e3
+    width = max(1e-6, *(end - start for start, end in ends.values())) * 1e3  # not nothing: it is a scale
     rows = {title: _rows(works) for title, works in timelines.items()}
     heights = [len(lanes) for lanes in rows.values()]
     figure, _ = new_figure(height=0.75 + sum(0.42 * n + 0.55 for n in heights))
@@ -77,12 +78,12 @@ def working_share(works: Sequence[Work], device: int) -> float:
 def _share(works: Sequence[Work], ends: tuple[float, float]) -> float:
     """The share of the time that the works of one row take; copies count where there is nothing else."""
     computing = [w for w in works if w.kind != "communication"] or works
-    return sum(w.end - w.start for w in computing) / (ends[1] - ends[0])
+    took = ends[1] - ends[0]
+    return sum(w.end - w.start for w in computing) / took if took else 0.0
 
 
 def _ends(works: Sequence[Work]) -> tuple[float, float]:
-    if not works:
-        raise ValueError("expected at least one stretch of work to draw, found none")
+    expect_some(works, "stretch of work")
     return min(w.start for w in works), max(w.end for w in works)
 
 

@@ -20,6 +20,7 @@ from labkit.show.style import (
     VERMILION,
     Picture,
     drawing_board,
+    expect_some,
     new_figure,
     rank_color,
 )
@@ -66,6 +67,7 @@ def draw_flat_layout(
 
     ValueError for a parameter that has no name.
     """
+    expect_some(pieces, "rank")
     figure, (axes,) = new_figure(height=1.9)
     world_size, owned = len(pieces), [sum(stop - start for _, start, stop in own) for own in pieces]
     edges: dict[int, list[int]] = {}
@@ -106,6 +108,8 @@ def draw_over_a_step(histories: Mapping[str, Sequence[int]], predicted: Mapping[
 
     histories: plan -> bytes after each operation. predicted: plan -> bytes at the peak by a formula, dotted.
     """
+    for held in (histories, *histories.values()):
+        expect_some(held, "operation")
     figure, (axes,) = new_figure(3.4)
     styles = ((INK, "-"), (BLUE, "--"), (VERMILION, "-"), (GREEN, "-."))
     for (name, held), (color, line) in zip(histories.items(), cycle(styles)):
