@@ -45,7 +45,8 @@ def draw_groups(groups: Mapping[str, Sequence[Sequence[int]]], gpus_per_node: in
                 _draw_rank(axes, rank, gpus_per_node, number)
         axes.set_title(f"groups along {axis}", fontsize=10, color=INK)
     told = "; ".join(f"along {axis}: {[list(m) for m in of_axis]}" for axis, of_axis in groups.items())
-    return Picture(figure, f"{ranks} ranks on {nodes} nodes of {gpus_per_node}. Groups {told}.")
+    on = f"{nodes} {'node' if nodes == 1 else 'nodes'} of {gpus_per_node}"
+    return Picture(figure, f"{ranks} ranks on {on}. Groups {told}.")
 
 
 def _draw_nodes(axes: Axes, nodes: int, width: int) -> None:

@@ -160,8 +160,12 @@ def _described(name: str, read: Callable[[Any], Any]) -> ModelConfig:
             raise UnknownConfig(
                 f"{name}: model_type is {kind.model_type!r}; known are {', '.join(sorted(_SHAPES))}"
             )
-        return read(_SHAPES[kind.model_type]).model().but(name=name)
+        shape = read(_SHAPES[kind.model_type])
     except msgspec.ValidationError as problem:
         raise UnknownConfig(f"{name}: {problem}") from None
     except msgspec.DecodeError as problem:
         raise UnknownConfig(f"the config of {name} is not JSON: {problem}") from None
+    try:
+        return shape.model().but(name=name)
+    except ValueError as problem:  # numbers that make no model together
+        raise UnknownConfig(f"{name}: {problem}") from None

@@ -72,6 +72,8 @@ def test_a_head_that_no_entry_speaks_of_is_tied_where_that_is_the_default() -> N
             "missing required field `hidden_size`",
         ),
         ({**LLAMA, "num_local_experts": 8}, "has 8 experts"),
+        ({**LLAMA, "num_hidden_layers": 0}, "model: num_layers must be at least 1, got 0"),
+        ({**LLAMA, "num_attention_heads": 24, "head_dim": None}, "model: hidden 4096 is not a multiple"),
     ],
 )
 def test_a_config_that_is_not_understood_says_why(config, said: str) -> None:
@@ -139,6 +141,13 @@ def test_a_question() -> None:
         question_of("llama-3-8b", sequence=0)
     with pytest.raises(ValueError, match="no software 'deepspeed'; there are nanotron"):
         question_of("llama-3-8b", software="deepspeed")
+    with pytest.raises(ValueError, match="fabric must be one of shared, full, got 'ring'"):
+        question_of("llama-3-8b", fabric="ring")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("nodes", "told"), [(1, "on 1 node of 8 x"), (2, "on 2 nodes of 8 x")])
+def test_one_node_is_one(nodes: int, told: str) -> None:
+    assert told in question_of("llama-3-8b", nodes).heading()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from labkit.theory.hardware import GPU, GPUS
 
@@ -54,6 +54,8 @@ class Cluster:
         for field in ("nodes", "gpus_per_node", "network"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} must be positive, got {getattr(self, field)}")
+        if self.fabric not in get_args(Fabric):
+            raise ValueError(f"fabric must be one of {', '.join(get_args(Fabric))}, got {self.fabric!r}")
         if self.gpu.name not in RATES:
             raise ValueError(f"no bandwidths are known for {self.gpu.name!r}; there are {', '.join(RATES)}")
 

@@ -43,10 +43,11 @@ class Question:
         """The question in one line."""
         job, cluster = self.job, self.cluster
         active = count_parameters(job.model).active
+        nodes = "node" if cluster.nodes == 1 else "nodes"
         visited = f", {active / 1e9:.3g} active" if job.model.mixture else ""
         return (
             f"{job.model.name} ({job.num_params / 1e9:.3g} billion parameters{visited}) on "
-            f"{cluster.nodes} nodes of {cluster.gpus_per_node} x {cluster.gpu.name}: sequences of "
+            f"{cluster.nodes} {nodes} of {cluster.gpus_per_node} x {cluster.gpu.name}: sequences of "
             f"{job.sequence}, {job.batch} a step ({job.tokens / 2**20:.3g} Mi tokens), {job.recipe.name}, "
             f"as {self.software.name} runs it"
         )
