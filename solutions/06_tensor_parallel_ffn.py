@@ -9,8 +9,8 @@
 # # Megatron's MLP: one matrix product on several GPUs
 #
 # The MLP of one layer of GPT-3 has 1.2 billion parameters. In training, at 18 bytes each (lesson 01, with
-# fp32 gradients), they take 22 GB, and GPT-3 has 96 such layers. The lessons before this one gave *whole*
-# layers to different GPUs. **Can several GPUs share one matrix product instead, so that all of them work on
+# fp32 gradients), they take 22 GB, and GPT-3 has 96 such layers. Lessons 02 and 04 gave *whole* layers to
+# different GPUs. **Can several GPUs share one matrix product instead, so that all of them work on
 # the same tokens at the same time? And what must they tell each other?**
 #
 # **You need** all-reduce and all-gather (lesson 00), and to have seen a `torch.autograd.Function`. **You

@@ -244,7 +244,7 @@ labkit.check("08.step-traffic", step_traffic)
 # %% [markdown]
 # ### Exercise: flat layout
 #
-# Return the size of a shard, $\lceil N/d \rceil$, and for each rank the list of its pieces: `(parameter,
+# Return the size of a shard, $\lceil \Psi/d \rceil$, and for each rank the list of its pieces: `(parameter,
 # start, stop)` says that the rank owns elements `start` to `stop` (excluded) of that parameter, flattened.
 # Pieces come in the order of the flat tensor, none is empty. The padding is at the end of the flat tensor
 # and belongs to no piece. There may be fewer elements than ranks, and parameters without elements. `numels`
@@ -697,8 +697,8 @@ draw_over_a_step(
 )
 
 # %% [markdown]
-# The dotted lines are your `rank_bytes`, `working` included. The measured peak is one unit above that of
-# stage 2: a gradient that autograd hands over is there twice while it is copied to its place, and gloo
+# The dotted lines are your `rank_bytes`, `working` included. In stage 2 the measured peak is one unit above
+# its line: a gradient that autograd hands over is there twice while it is copied to its place, and gloo
 # makes a copy of its own while it scatters (NCCL does not). At rest both hold the same: gradients are gone
 # then. Weights are still whole, which is what stage 3 is about.
 
@@ -1458,9 +1458,9 @@ draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) 
 # | 64 | stage **1**, d = 128, TP 2, PP 2, 1: 4,603, 8 GB | stage **0**, d = 128, TP 4, 1: 3,101, 58 GB |
 #
 # Stages 2 and 3 were not among these runs, so what they would have cost is arithmetic: your `step_traffic`
-# over the bandwidth that the same authors measured. One pass sends the weights of 8.86 billion parameters in
-# bf16. Stage 1 sends two in a step. Stage 3 sends three for each micro-batch, and hides them as long as the
-# micro-batch computes for longer.
+# over the bandwidth that the same authors measured. One pass sends 8.86 billion numbers in bf16, be they
+# weights or gradients (yours, in fp32, would count twice). Stage 1 sends two passes in a step. Stage 3 sends
+# three for each micro-batch, and hides them as long as the micro-batch computes for longer.
 
 # %%
 all_gather_gbs = {1: 249.8, 4: 119.0, 16: 55.0, 64: 11.0}  # GB/s of an all-gather, by nodes of 8

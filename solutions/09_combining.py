@@ -219,14 +219,15 @@ labkit.check("09.rank-grid", rank_to_coordinates, coordinates_to_rank, build_gro
 # ## Which axis goes between nodes?
 #
 # Inside a node, a GPU sends to another at several hundred GB/s. Between nodes eight GPUs share network
-# cards, some 50 GB/s each at best. So an order of the axes decides which traffic goes over the slow link.
-# What does each axis send in a step, for every rank? $A = 2bsh$ bytes is one activation of a micro-batch of
-# $b$ sequences, $m$ is the number of micro-batches, $N$ the number of parameters.
+# cards, mostly 50 GB/s each (400 Gbit/s; the newest have twice that). So an order of the axes decides which
+# traffic goes over the slow link. What does each axis send in a step, for every rank? $A = 2bsh$ bytes is one
+# activation of a micro-batch of $b$ sequences, $m$ is the number of micro-batches, $N$ the number of
+# parameters.
 #
 # | axis | what | bytes a rank passes on |
 # |---|---|---|
 # | `tp` | 4 ring all-reduces of $A$ a layer and micro-batch | $\frac{mL}{p}\cdot 4 \cdot 2\frac{t-1}{t} A$ |
-# | `dp` | one ring all-reduce of $N/tp$ gradients of 2 bytes | $2\frac{d-1}{d}\cdot\frac{2N}{tp}$ |
+# | `dp` | one ring all-reduce of $N/(p\,t)$ gradients of 2 bytes | $2\frac{d-1}{d}\cdot\frac{2N}{p\,t}$ |
 # | `pp` | each micro-batch's activation on, and its gradient back | $mA$ each way; nothing if $p = 1$ |
 #
 # (Narayanan et al. 2021, section 3.2.) A model of 7 billion parameters, $d = p = t = 4$, a million tokens a
@@ -856,8 +857,8 @@ draw_over_nodes({"data parallelism only": TOKENS}, NODES[:6], "tokens/s/GPU")
 # * **compute** $= m \lceil L/p \rceil C$, **tensor** $= m \lceil L/p \rceil T$, and the **bubble** $= (p -
 #   1)\lceil L/p \rceil (C + T)$ (lesson 04).
 # * **data**, what is left in sight of the replicas' traffic. A ring's half, a reduce-scatter or an
-#   all-gather, moves $H = \frac{d-1}{d} \cdot \frac{2N}{tp}$ bytes over `bandwidth(d, t)`: replicas stand
-#   $t$ ranks apart. The last micro-batch's backward, $\frac23 \lceil L/p \rceil (C + T)$ seconds with
+#   all-gather, moves $H = \frac{d-1}{d} \cdot \frac{2N}{p\,t}$ bytes over `bandwidth(d, t)`: replicas
+#   stand $t$ ranks apart. The last micro-batch's backward, $\frac23 \lceil L/p \rceil (C + T)$ seconds with
 #   recomputation as without, hides what can go on beside it. With stage 0 these are both halves of the
 #   all-reduce together: $\max(0, 2H' - \text{hidden})$ is left, where $H'$ is $H$ in seconds. With stage 1
 #   it is the scatter of gradients alone, as the new weights are gathered after it:
@@ -1211,7 +1212,7 @@ Table(
 # * *... and goes up to the size of the node*: no. $t = 8$ is fastest in one group of eight; in the others
 #   it loses 14 to 64%. Fast links make tensor parallelism possible, not free: products get smaller, and
 #   nothing hides its traffic.
-# * *Just enough model parallelism to fit*: up to 4 nodes, yes: $tp$ is 1 for the 1B model, 2 to 4 for the
+# * *Just enough model parallelism to fit*: up to 4 nodes, yes: $p\,t$ is 1 for the 1B model, 2 to 4 for the
 #   8B. On 16 and 64 nodes, no: there $d$ would be so large that its traffic over slow nodes costs more than
 #   a little tensor parallelism.
 # * *Pipelines go between nodes*: three of the eight fastest have stages, and one of the three is on a single
@@ -1232,14 +1233,14 @@ Table(
 #
 # (405B on H100; arXiv 2407.21783, Table 4.) Read it with your formulas. $t = 8$ is the node, and memory
 # wants it: with nothing recomputed, and the tokens of norms divided too (lesson 07; your `feasible` has
-# them whole), the first stage keeps 82 GB of activations by the formula of 1F1B, and at $t = 4$ twice that.
-# (82 GB are too many as well. The paper, section 3.3, says how they came to fit: tensors that nothing reads
-# again are freed at once.) The second row has twice the replicas for the *same* tokens a step, so half the
-# sequences for each: the bubble grows, and two points of MFU go. The third row is about sequences of
-# 131,072 tokens: one is too long for one pipeline, so *context parallelism* (CP) cuts the sequence itself
-# over 16 ranks (lesson 11), and replicas pay for it: $16{,}384 / (8 \cdot 16 \cdot 16) = 8$. (The first
-# version of the paper prints 4 there. Which can it be? $8 \times 16 \times 131{,}072$ tokens are 16 M; 4
-# would be half.)
+# them whole), a first stage of 8 layers keeps 82 GB of activations by the formula of 1F1B, and at $t = 4$
+# twice that. (82 GB are too many as well. The paper, section 3.3, says how they came to fit: the first stage
+# and the last have a layer less than the others, and tensors that nothing reads again are freed at once.)
+# The second row has twice the replicas for the *same* tokens a step, so half the sequences for each: the
+# bubble grows, and two points of MFU go. The third row is about sequences of 131,072 tokens: one is too long
+# for one pipeline, so *context parallelism* (CP) cuts the sequence itself over 16 ranks (lesson 11), and
+# replicas pay for it: $16{,}384 / (8 \cdot 16 \cdot 16) = 8$. (The first version of the paper prints 4
+# there. Which can it be? $8 \times 16 \times 131{,}072$ tokens are 16 M; 4 would be half.)
 #
 # The order of their axes is TP, CP, PP, DP from inside to outside: DP outermost, where its traffic hides
 # behind compute (section 3.3). Your `best_order` asks for the fewest bytes, which is not quite the same

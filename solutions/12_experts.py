@@ -536,8 +536,9 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 # this loss is multiplied by $n$ first, or it counts for an $n$-th.
 #
 # The other way needs no loss. DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) gives each expert a bias that
-# takes part in the choice alone, as in your `route`, and after each step nudges it: up by a small rate where
-# an expert had less than the mean of visits, down where it had more.
+# takes part in the choice alone, as in your `route` (it is added to sigmoids of $Wx$ there, where you have a
+# softmax), and after each step nudges it: up by a small rate where an expert had less than the mean of
+# visits, down where it had more.
 #
 # ### Exercise: balance
 #
