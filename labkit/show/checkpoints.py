@@ -56,7 +56,7 @@ def draw_peaks(
         list(measured), [b / MIB for b in measured.values()], "o", color=BLUE, markersize=5, label="measured"
     )
     axes.axvline(layers**0.5, color=INK, linestyle=":", linewidth=1, label=f"square root of {layers}")
-    if isinstance(guess, int):
+    if isinstance(guess, (int, float)) and guess > 0:  # the axis is logarithmic
         axes.axvline(guess, color=VERMILION, linestyle="--", linewidth=1, label="your guess")
     axes.set(
         xlabel=f"segments of a chain of {layers} layers", ylabel="peak of activations, MiB", ylim=(0, None)

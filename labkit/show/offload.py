@@ -12,6 +12,7 @@ from labkit.show.style import BLUE, GREY, INK, ORANGE, VERMILION, Picture, expec
 from labkit.theory.units import binary_text
 
 MIB = 2**20
+TALLEST = 3  # of what was measured: a guess above that is told and not drawn
 LINES = ((BLUE, "o", "-"), (ORANGE, "s", "-"))
 
 
@@ -43,7 +44,12 @@ def draw_resident_peaks(
             0, whole / MIB, "all weights and gradients on the device", fontsize=8, color=INK, va="bottom"
         )
     if guess is not None and not isinstance(guess[1], EllipsisType):
-        axes.plot([guess[0]], [guess[1] / MIB], "X", color=VERMILION, markersize=9, label="your guess")
+        most = max(whole or 0.0, *(peak for points in peaks.values() for peak in points.values()))
+        if guess[1] <= TALLEST * most:
+            axes.plot([guess[0]], [guess[1] / MIB], "X", color=VERMILION, markersize=9, label="your guess")
+        else:  # drawn, it would press all that was measured flat
+            beyond = f"your guess: {guess[1] / MIB:,g} MiB ↑"
+            axes.set_title(beyond, loc="right", fontsize=8, color=VERMILION)
     axes.set_xlabel("layers that stay on the device", fontsize=9)
     axes.set_ylabel("peak (MiB)", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -32,7 +32,12 @@ MIB = 2**20
 
 
 def draw_stages(ranks: int = 4) -> Picture:
-    """Who holds what in ZeRO's stages 0 to 3: a full box is held whole, a narrow one is a share."""
+    """Who holds what in ZeRO's stages 0 to 3: a full box is held whole, a narrow one is a share.
+
+    ValueError for a number of ranks whose shares could not be seen.
+    """
+    if not 1 <= ranks <= 8:
+        raise ValueError(f"the stages can be drawn for 1 to 8 ranks, got {ranks}")
     figure, plots = new_figure(height=2.3, columns=4)
     for stage, axes in enumerate(plots):
         drawing_board(axes)
@@ -41,7 +46,8 @@ def draw_stages(ranks: int = 4) -> Picture:
             for rank in range(ranks):
                 _box(axes, rank, line, part, ranks if stage >= SHARDED_FROM[part] else 1)
         for rank in range(ranks):
-            axes.text(rank + 0.45, 3.15, f"rank {rank}", ha="center", va="center", fontsize=7, color=INK)
+            name = f"rank {rank}" if ranks <= 4 else str(rank)
+            axes.text(rank + 0.45, 3.15, name, ha="center", va="center", fontsize=7, color=INK)
         axes.set_xlim(-0.1, ranks + 0.1)
         axes.set_ylim(3.4, -0.1)
         axes.set_title(f"stage {stage}", fontsize=10, color=INK)

@@ -124,6 +124,9 @@ def test_numbers_that_do_not_go_together() -> None:
         context.draw_exchange(heads=3, ranks=4)
     with pytest.raises(ValueError, match=r"warm_up.*0 or more, got -1"):
         breakdown.shares_of_ranks(OneRank(), "step", warm_up=-1)
+    for ranks in (0, 9):
+        with pytest.raises(ValueError, match=f"drawn for 1 to 8 ranks, got {ranks}"):
+            zero.draw_stages(ranks)
 
 
 def test_a_loss_that_is_no_number_is_not_an_equal_one() -> None:
@@ -153,3 +156,18 @@ def test_a_legend_of_many_ranks_stays_in_the_picture() -> None:
     picture.png()
     box = picture.figure.legends[0].get_window_extent()
     assert 0 <= box.x0 < box.x1 <= picture.figure.bbox.width
+
+
+def test_a_guess_in_bytes_leaves_the_measurements_in_sight() -> None:
+    """Of a peak in MiB: written in bytes it is a million times as much."""
+    peaks, mib = {"training": {0: 3 * 2**20, 4: 7 * 2**20}}, 2.0**20
+    near, far = (offload.draw_resident_peaks(peaks, guess=(4, guess * mib)) for guess in (8, 8e6))
+    assert near.figure.axes[0].get_title(loc="right") == ""
+    assert far.figure.axes[0].get_title(loc="right") == "your guess: 8e+06 MiB ↑"
+    assert far.figure.axes[0].get_ylim()[1] < 10
+
+
+@pytest.mark.parametrize(("guess", "drawn"), [(2, True), (2.0, True), (0, False), (..., False)])
+def test_a_guess_of_segments_is_a_line(guess: object, drawn: bool) -> None:
+    (axes,) = checkpoints.draw_peaks({1: 5, 2: 4}, {1: 5, 2: 3}, layers=4, guess=guess).figure.axes
+    assert ("your guess" in [line.get_label() for line in axes.get_lines()]) is drawn
