@@ -977,9 +977,10 @@ labkit.check("09.step-seconds", step_seconds)
 # The fastest plan on paper is often one that cannot run. In the data behind this lesson, 323 of 878
 # configurations that somebody queued crashed or ran out of memory.
 #
-# Formulas come out low: against those runs, arithmetic like lesson 01's is 6 GiB off on average
-# (3 GiB at the median), nearly always short (fragmentation, buffers, copies). So a plan must leave **a tenth
-# of the memory free**. A plan that fits with 79.9 of 80 GB does not fit.
+# Formulas come out low: against the runs that finished, arithmetic like lesson 01's (with nanotron's 20 bytes
+# a parameter and its sequence parallelism) is 6 GiB off on average, 3 GiB at the median, and nearly always
+# short (fragmentation, buffers, copies). So a plan must leave **a tenth of the memory free**. A plan that
+# fits with 79.9 of 80 GB does not fit.
 
 # %% [markdown]
 # ### Exercise: feasible
