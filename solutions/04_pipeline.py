@@ -572,8 +572,8 @@ except labkit.LaunchError as error:
 # ### Exercise: run a schedule
 # What a rank is handed is a `PipelinePart`: its stages by number, the micro-batches, the loss, and
 # `empty_input(stage, micro_batch)`, which has the shape of what will arrive. Read its docstring first:
-# `PipelinePart?`. Stage $s$ is on rank $s \bmod$ (number of ranks), so neighbours may also be the same
-# rank, and where there are more ranks than stages some have none.
+# `PipelinePart?`, and `TiedWeight?`. Stage $s$ is on rank $s \bmod$ (number of ranks), so neighbours may also
+# be the same rank, and where there are more ranks than stages some have none.
 #
 # `Mail` and `check_list` are suggestions: only `run_schedule` and `train_step` are called from outside.
 # `check_list` finds mistakes before anything is sent: an action that is neither forward nor backward (such

@@ -52,7 +52,7 @@ def _interleaved_cases(seed: int) -> list[Case]:
     sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2]]
     return [
         schedule_case("two and three chunks", seed, sizes),
-        schedule_case("a remainder", seed, [[4, 6, 2], [3, 2, 2]], "refused"),
+        schedule_case("a remainder", seed, [[4, 6, 2], [3, 2, 2], [4, 6, 1]], "refused"),
         schedule_case("one chunk", seed, [[3, 6, 1]], "one-chunk"),
         schedule_case("your own in_turn", seed, [[2, 4, 2], [3, 3, 2]], "own-parts"),
     ]
