@@ -92,7 +92,10 @@ def use_layerwise_model(rank: Rank) -> None:
         rank.fact("held before", [gpus.allocated(k) for k in range(len(gpus.devices))])
         seat, thawed = OnDevices(rank, gpus), rank.params.get("thawed", ())
         if rank.case.kind == "tied":
+            before = _objects(layers)
             _fail(model, layers[rank.params.get("fails", -1)], rank.inputs["x"])
+            rank.fact("replaced", sum(a != b for a, b in zip(before, _objects(layers), strict=True)))
+            rank.fact("worked on", _worked_on(model, layers, rank.inputs["x"]))
         compare(seat, model, rank.inputs, rank.params.get("x_on", "cpu"), thawed)
         follow_graph(seat, model, rank.inputs)
         model.zero_grad()
@@ -131,6 +134,27 @@ def _fail(model: nn.Module, layer: nn.Module, x: Tensor) -> None:
             model(x.clone())
     hook.remove()
     _scale(model, 0.5)
+
+
+def _objects(layers: Sequence[nn.Module]) -> list[int]:
+    """Which object each parameter of each layer is."""
+    return [id(p) for layer in layers for _, p in layer.named_parameters(remove_duplicate=False)]
+
+
+@torch.no_grad()
+def _worked_on(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> list[JSON]:
+    """The devices on which layers were called one after the other, by their inputs. None where they are not
+    called as modules.
+    """
+    seen: list[JSON] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: seen.append(str(given[0].device)))
+        for layer in dict.fromkeys(layers)
+    ]
+    model(x.clone())
+    for hook in hooks:
+        hook.remove()
+    return seen
 
 
 @torch.no_grad()
@@ -212,6 +236,21 @@ def _shares(case: Case, inputs: Inputs) -> Counter[str]:
                 settled.add(id(tensor))
                 shares[name] += devices.rounded(nbytes(tensor))
     return shares
+
+
+def survives_a_failure(evidence: BesidePlain) -> Iterator[Finding]:
+    """A pass that failed left every parameter the object it was."""
+    replaced = evidence.answers[0].facts["replaced"]
+    told = "every parameter the object it was, after a pass that failed"
+    yield Finding(replaced == 0, told, f"{replaced} replaced by others")
+
+
+def works_where_told(evidence: BesidePlain) -> Iterator[Finding]:
+    """Each place in the row works on the device it was given, one that a layer has a second time too."""
+    expected, seen = evidence.case.params["devices"], evidence.answers[0].facts["worked on"]
+    if len(seen) == len(expected):
+        told = f"layers that work on {', '.join(expected)}, in this order"
+        yield Finding(seen == expected, told, f"on {', '.join(seen)}")
 
 
 def crosses_once(evidence: BesidePlain) -> Iterator[Finding]:
@@ -378,6 +417,8 @@ EXERCISE = Exercise(
                 "tied": every(
                     equals("output", "input_grad", "grad", "evaluated_grad", "trained", "through"),
                     holds_its_layers,
+                    survives_a_failure,
+                    works_where_told,
                 )
             },
         ),

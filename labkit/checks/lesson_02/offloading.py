@@ -275,6 +275,7 @@ def _offload_cases(seed: int) -> list[Case]:
         ),
         offload_case("memory, constant buffers", "watched-buffers", with_buffers(wide), 0, [2], seed),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
+        offload_case("buffers that take their time", "late", with_buffers(SMALL), 1, [3], seed),
         offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
         offload_case("constant buffers, the second GPU", "buffers", with_buffers(SMALL), 2, [3], seed, gpu=1),
         offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),

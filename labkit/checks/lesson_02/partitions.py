@@ -154,6 +154,7 @@ def _partition_cases(seed: int) -> list[Case]:
     random = [[[draw.randint(0, 20) for _ in range(n)], k] for n, k in ((5, 2), (7, 3), (10, 4), (9, 5))]
     models = [[model_costs(draw, n), k] for n, k in ((8, 3), (14, 4), (26, 8))]
     few = [[[4, 2], 4], [[1.5], 1], [[0, 0, 0], 2], [[], 2]]
+    refused = [[[1, 2], 0], [[1, -3, 2], 2], [[1, -0.5], 2], [[-7, 2], 1]]
     return [
         partition_case("worked example", "even", [[[1, 2, 3, 4, 5], 2], [[3, 1, 1, 1, 6], 3]], seed),
         partition_case("random costs", "even", [*random, NOT_OF_LEAST_SQUARES], seed),
@@ -161,9 +162,7 @@ def _partition_cases(seed: int) -> list[Case]:
         partition_case("seconds, and bytes", "even", _other_units(models), seed),
         partition_case("300 layers", "many-layers", [[model_costs(draw, 300), 16]], seed),
         partition_case("few layers", "few-layers", few, seed),
-        partition_refusals(
-            "refused", [[[1, 2], 0], [[1, -3, 2], 2], [[1, -0.5], 2]], ["0", "-3", "-0.5"], seed
-        ),
+        partition_refusals("refused", refused, ["0", "-3", "-0.5", "-7"], seed),
     ]
 
 

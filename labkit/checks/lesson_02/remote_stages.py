@@ -127,8 +127,8 @@ def use_in_evaluation(rank: Rank) -> None:
 
 def use_without_gradients(rank: Rank) -> None:
     """Forward alone, under torch.no_grad(), with two batches one behind the other, fetched late. What went in
-    and what came out is overwritten at once. Then once more in evaluation mode. Fact: graph, whether that
-    output has one.
+    and what came out is overwritten at once. Then once more in evaluation mode. Facts: graph, whether that
+    output has one; dimensions of it.
     """
     made = _stage_of(rank)
     for prefix in ("", AGAIN):
@@ -143,6 +143,7 @@ def use_without_gradients(rank: Rank) -> None:
     with torch.no_grad():
         out = _forward(made.stage, rank.inputs["x"].clone() if made.place.position == 0 else None)
     rank.fact("graph", out.requires_grad)
+    rank.fact("dimensions", out.dim())
     if _is_last(made.place):
         rank.answer("evaluated", out)
 
@@ -439,6 +440,7 @@ EXERCISE = Exercise(
                 "no-grad": every(
                     stage_equals("output", "evaluated"),
                     on_each(_has_no_graph),
+                    on_each(_handle_is_a_scalar),
                     second_batch_equals("output"),
                     crosses_each_boundary_once("forward"),
                 )

@@ -35,10 +35,10 @@ def _close(seen: object, wanted: float) -> bool:
 
 TIMES = ((1.0, 2.0), (1.0, 1.0), (0.5, 1.75))  # t_f, t_b
 # The most of all time that may be idle. A bubble meets 1/5, 1/4, 1/2 and 5/8 exactly, in any order of
-# operations; who solves for m in floats finds 12.000000000000002 for 1/5 on 4 ranks, or 3.0000000000000004 for
-# 5/8 on 6, and 12 and 3 are right. The others it does not meet, so that rounding decides nothing: 0.19999 asks
-# for 12.0008 on 4 ranks, which is 13. The least of them asks for thousands of micro-batches: no
-# search may end before.
+# operations; who solves for m in floats finds 12.000000000000002 for 1/5 on 4 ranks, or 3.0000000000000004
+# for 5/8 on 6, and 12 and 3 are right. The others it does not meet, so that rounding decides nothing: 0.19999
+# asks for 12.0008 on 4 ranks, which is 13. The least of them asks for thousands of micro-batches: no search
+# may end before.
 WANTED = (0.00037, 0.053, 0.103, 0.113, 0.19999, 0.2, 0.25, 0.5, 0.625)
 
 

@@ -77,7 +77,8 @@ def _cases(seed: int) -> list[Case]:
                 for m, tokens in zip(PUBLISHED[1:3], (4096, 37), strict=True)
                 for n in (1, 2, 4)
                 for size in (1, 2, 4)
-            ],
+            ]
+            + [(plain, 5, 3, 2), (plain, 1, 3, 1)],  # not whole bytes: a third of the experts is here
             seed,
         ),
         settings_case("ranks that do not divide", "refused", [("Mixtral 8x7B", 128, 3, 2)], seed),
@@ -166,7 +167,7 @@ def _sent(setting: Setting, seen: Any) -> Iterator[Finding]:
     expected = experts.dispatch_sent(config, tokens, ranks, size).forward
     wrong = wrong_number(expected, seen)
     words = (
-        f"{expected:,.0f} bytes for {tokens} tokens of {setting[0]} on {ranks} ranks, {size} bytes a number"
+        f"{expected:,.10g} bytes for {tokens} tokens of {setting[0]} on {ranks} ranks, {size} bytes a number"
     )
     yield Finding(wrong is None, words, wrong or "")
 

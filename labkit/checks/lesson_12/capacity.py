@@ -120,8 +120,8 @@ def _refuse(rank: Rank) -> None:
 
 
 def _drop(rank: Rank) -> None:
-    """Answers gates, grad, and as they were handed over, kept. Facts operations; left, numbers that went to
-    Python or numpy meanwhile.
+    """Answers gates, grad, and as they were handed over, kept, and "kept bare", where nobody asks for a
+    gradient. Facts operations; left, numbers that went to Python or numpy meanwhile.
     """
     gates, experts = rank.inputs["gates"].clone(), rank.inputs["experts"].clone()
     if "turned" in rank.params:
@@ -138,6 +138,10 @@ def _drop(rank: Rank) -> None:
     with rank.attempt("gradients"):
         (found * rank.inputs["grad"]).sum().backward()
     rank.answer("grad", gates.grad)
+    bare = gates.detach().clone()
+    with torch.no_grad():
+        rank.student.drop(bare, experts, num_experts, capacity)
+    rank.answer("kept bare", bare)
 
 
 def _sizes_are(evidence: Evidence) -> Iterator[Finding]:
@@ -159,7 +163,10 @@ def _dropped(evidence: Evidence) -> Iterator[Finding]:
     expected = evidence.inputs["gates"] * _kept(evidence)
     for answer in evidence.answers:
         yield same("gates, with 0 for the visits that found no room", expected, answer, "gates")
-        yield same("the gates that were handed over, as they were", evidence.inputs["gates"], answer, "kept")
+        for name in ("kept", "kept bare"):
+            yield same(
+                "the gates that were handed over, as they were", evidence.inputs["gates"], answer, name
+            )
 
 
 def _gradients(evidence: Evidence) -> Iterator[Finding]:
