@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -45,8 +45,10 @@ def wrong_system() -> str:
     return f"labkit starts ranks on Linux, and this is {platform.system() or sys.platform}: {remedy}"
 
 
-def choose_placement(ranks: int | None, backend: str | None) -> Placement:
-    """Ranks, backend, devices and threads for what was asked and what there is.
+def choose_placement(
+    ranks: int | None, backend: str | None, environment: Mapping[str, str] = os.environ
+) -> Placement:
+    """Ranks, backend, devices and threads for what was asked and what there is. environment: of the ranks.
 
     One rank a GPU with NCCL when the GPUs suffice; more ranks than GPUs share them and talk over gloo. A rank
     computes with one thread, as torchrun has it, unless OMP_NUM_THREADS says otherwise: OpenMP's threads spin
@@ -54,7 +56,7 @@ def choose_placement(ranks: int | None, backend: str | None) -> Placement:
     of a second took more than a minute.
     ValueError for a backend that cannot work here.
     """
-    gpus, notes = usable(gpu_count())
+    gpus, notes = usable(gpu_count(environment))
     if notes and backend == "nccl":
         raise ValueError(f"backend='nccl': {notes[0]}")
     ranks = ranks or gpus or RANKS_WITHOUT_GPU
@@ -66,7 +68,7 @@ def choose_placement(ranks: int | None, backend: str | None) -> Placement:
         plural = "s" if gpus > 1 else ""
         notes += (f"{ranks} ranks share {gpus} GPU{plural}, so they communicate over gloo, not NCCL: slower",)
     devices = tuple(rank % gpus for rank in range(ranks)) if gpus else ()
-    return Placement(ranks, chosen, devices, _threads(), notes)
+    return Placement(ranks, chosen, devices, threads_said(environment) or 1, notes)
 
 
 def usable(gpus: int) -> tuple[int, tuple[str, ...]]:
@@ -91,9 +93,14 @@ def torch_has_cuda() -> bool:
     return told is not None and told[1].strip() != "None"
 
 
-def _threads() -> int:
-    """What OMP_NUM_THREADS says, of several numbers (one for each level of nesting) the first; else 1."""
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip() or "1"
+def threads_said(environment: Mapping[str, str]) -> int | None:
+    """What OMP_NUM_THREADS says, of several numbers (one for each level of nesting) the first; else None.
+
+    ValueError for what is no number.
+    """
+    said = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if not said:
+        return None
     if not said.isdecimal():
         raise ValueError(f"OMP_NUM_THREADS must be a number of threads, found {said!r}: set or unset it")
     return max(1, int(said))
@@ -174,14 +181,14 @@ def _text(path: Path) -> str:
         return ""
 
 
-def gpu_count(root: Path = Path("/")) -> int:
-    """GPUs that ranks of this process would see, respecting CUDA_VISIBLE_DEVICES.
+def gpu_count(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
+    """GPUs that a process with this environment sees, respecting CUDA_VISIBLE_DEVICES.
 
     In a container the devices count, and in a job those that it may open: the driver's own list may have all
     of the machine, or be missing. Where nothing has made the devices yet, the first use of CUDA does, and the
     list counts.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len(list(takewhile(_names_gpu, visible.split(","))))
     devices = [path for path in root.glob("dev/nvidia*") if path.name.removeprefix("nvidia").isdigit()]

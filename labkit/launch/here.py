@@ -34,12 +34,14 @@ class Here:
     session_target = "labkit.launch.engine.session_rank:serve"
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
-        placement = hosts.choose_placement(wanted.ranks, wanted.backend if wanted.gpus else "gloo")
+        env = {**({} if wanted.gpus else {"CUDA_VISIBLE_DEVICES": ""}), **wanted.env}
+        backend = wanted.backend if wanted.gpus else "gloo"
+        placement = hosts.choose_placement(wanted.ranks, backend, {**os.environ, **env})
         request = Request(
             ranks=placement.ranks,
             backend=placement.backend,
             timeout=wanted.timeout,
-            env={**({} if wanted.gpus else {"CUDA_VISIBLE_DEVICES": ""}), **wanted.env},
+            env=env,
             record=wanted.record,
             cwd=os.getcwd(),
             sys_path=import_path(),

@@ -93,7 +93,8 @@ def test_a_gpu_that_the_job_may_not_open_does_not_count(tmp_path: Path) -> None:
     except OSError as error:
         pytest.skip(f"no control group of devices can be made here: {error}")
     count = (
-        f"from labkit.hosts import gpu_count; from pathlib import Path; print(gpu_count(Path('{tmp_path}')))"
+        "from labkit.hosts import gpu_count; from pathlib import Path; "
+        f"print(gpu_count(root=Path('{tmp_path}')))"
     )
     try:
         (group / "devices.deny").write_text("c 195:1 rwm")

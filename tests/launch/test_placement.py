@@ -134,16 +134,27 @@ def test_ranks_that_want_no_gpus_take_none(monkeypatch: pytest.MonkeyPatch) -> N
     assert neither.env == {"CUDA_VISIBLE_DEVICES": ""}
 
 
+def test_ranks_are_placed_by_the_environment_that_they_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch(env=...)` has the last word on GPUs and threads, also where it takes back what there is."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
+    hidden, _ = Here().plan(Wanted(env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "2"}))
+    assert (hidden.ranks, hidden.backend, hidden.devices, hidden.threads) == (4, "gloo", [], 2)
+    second, _ = Here().plan(Wanted(env={"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": ""}))
+    assert (second.ranks, second.backend, second.devices, second.threads) == (1, "nccl", [0], 1)
+
+
 def test_gpus_are_counted_where_a_container_shows_some(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_count(tmp_path) == 0
+    assert gpu_count(root=tmp_path) == 0
     listed = tmp_path / "proc/driver/nvidia/gpus"
     for number in range(8):
         (listed / f"0000:0{number}:00.0").mkdir(parents=True)
-    assert gpu_count(tmp_path) == 8
+    assert gpu_count(root=tmp_path) == 8
     (tmp_path / "dev").mkdir()
     for name in ("nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (tmp_path / "dev" / name).touch()
-    assert gpu_count(tmp_path) == 1
+    assert gpu_count(root=tmp_path) == 1

@@ -115,7 +115,7 @@ class Engine:
 
         directory = self._directory / job
         request = Request.read(directory)
-        gpus = device_names(request.devices, os.environ)
+        gpus = device_names(request.devices, {**os.environ, **request.env})
         taken = self._gpus.take(gpus)
         if taken:
             write_reserved(directory / VERDICT, _gpus_taken(taken))

@@ -60,7 +60,7 @@ class Nodes:
             cwd=os.getcwd(),
             sys_path=import_path(),
             devices=[index % each % gpus for index in range(total)] if gpus and wanted.gpus else [],
-            threads=max(1, cpus // each),
+            threads=hosts.threads_said(wanted.env) or max(1, cpus // each),
             nodes=self.nodes,
             seed=wanted.seed,
             queue=wanted.queue or 0.0,
