@@ -11,8 +11,9 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.utils.text import DollarFormatter
 
 from labkit import unfinished
 from labkit.launch import client
@@ -87,6 +88,7 @@ class RanksMagics(Magics):
         super().__init__(shell)
         self.session: Session | None = None
 
+    @no_var_expand  # what the debugger is told has `{names}` of the rank's
     @magic_arguments()
     @argument("what", nargs="?", help="how many ranks; without a cell: status, stop, restart or trace")
     @argument("file", nargs="?", help="where `%ranks trace` writes")
@@ -123,8 +125,10 @@ class RanksMagics(Magics):
         """
         what, _, detail = line.strip().partition(" ")
         if cell is None and what == "debug":
-            debug(self.session, detail)
+            rank, space, command = detail.strip().partition(" ")
+            debug(self.session, _filled_in(self.shell, rank) + space + command)
             return
+        line = _filled_in(self.shell, line)
         options = parse_argstring(self.ranks, line)
         if cell is None:
             if given := _for_a_cell(options):
@@ -261,6 +265,15 @@ class _CellScreen:
         html = result._repr_html_()
         if html or self._screen.used:
             self._screen.draw(html, text, final=True)
+
+
+def _filled_in(shell: InteractiveShell | None, line: str) -> str:
+    """With the notebook's values of `{expressions}` and `$names`, as IPython has them in a magic's line."""
+    assert shell is not None
+    try:
+        return DollarFormatter().vformat(line, [], shell.user_ns)
+    except Exception:  # they are no names of the notebook's: the line is as it stands
+        return line
 
 
 def _as_python(shell: InteractiveShell, cell: str) -> str:

@@ -42,7 +42,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def test_a_conversation_with_the_rank_that_failed(kernel: Kernel) -> None:
     """In the innermost frame, with the notebook's source, up to the cell and down again."""
     kernel.run(DIVIDE)
-    kernel.run("%%ranks 2\nzero = rank - 1\ndivide(3, zero)")
+    kernel.run("world_size = 2")
+    kernel.run("%%ranks {world_size}\nzero = rank - 1\ndivide(3, zero)")
     said = [
         "p by",
         "ll",
@@ -69,7 +70,9 @@ def test_a_conversation_with_the_rank_that_failed(kernel: Kernel) -> None:
     assert "leave the debugger" in text
     assert "rank 0 did not fail with an error: choose one of 1" in kernel.text("%ranks debug 0")
     assert kernel.text("%ranks debug 1 p parts").strip() == "[3, 3, 3]"
-    kernel.run("%%ranks\nzero = 5")
+    kernel.run("by = 'the notebook has this'\nfailed = 1")
+    assert kernel.text("%ranks debug {failed} p f'{by}', '$by'").strip() == "('0', '$by')"
+    kernel.run("%%ranks $world_size\nzero = 5")
     assert "no cell has failed on ranks" in kernel.text("%ranks debug 1")
 
 
