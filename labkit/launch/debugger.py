@@ -6,8 +6,7 @@ import re
 
 from IPython.core.error import UsageError
 
-from labkit.launch.failure.errors import LaunchError
-from labkit.launch.session import Session
+from labkit.launch.session import NotNow, Session
 
 _ASKED = re.compile(r"(?P<rank>\d*)(?:\s+(?P<command>\S.*))?")
 _NOBODY = (
@@ -30,9 +29,7 @@ def debug(session: Session | None, asked: str) -> None:
             print(session.debug(rank, words["command"]), end="")
         else:
             _converse(session, rank)
-    except LaunchError:
-        raise
-    except (RuntimeError, ValueError) as error:
+    except (NotNow, ValueError) as error:
         raise UsageError(f"%ranks debug: {error}") from None
 
 

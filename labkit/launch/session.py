@@ -34,6 +34,10 @@ _INTERRUPTED = 3.0  # seconds that a cell of another thread gets to end when it 
 _ENDED = 30.0  # and when its ranks are ended: those of several nodes take longer than ours
 
 
+class NotNow(RuntimeError):
+    """What a session cannot do as it stands; the text says why."""
+
+
 class Session(Exchange):
     """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones.
 
@@ -53,6 +57,7 @@ class Session(Exchange):
         self._job: Job | None = None
         self.failure: LaunchError | None = None  # of the last cell
         self._failed: FailedRanks | None = None  # by it
+        self._ran: list[int] = []  # the ranks that had the last cell or call
         self._busy = threading.Lock()
         self.start()
 
@@ -64,6 +69,7 @@ class Session(Exchange):
             return
         self._hang_up()
         self._positions = [0] * self.ranks
+        self._ran = []
         self._sender, self._ledger = Sender(self.ranks), Ledger(self.ranks)
         self._offer: Offer | None = None  # what the current cell brings along
         listeners: list[Listener] = []
@@ -234,11 +240,11 @@ class Session(Exchange):
         """What pdb says to a command ("w", "p x", "u") in the frames where a rank (None: the first) failed.
 
         Without a command: what failed, and where. Until the next cell all ranks stay as they were then.
-        RuntimeError when no cell has failed; else as `FailedRanks.command`.
+        NotNow when no cell has failed; else as `FailedRanks.command`.
         """
         with self._to_itself():
             if self._failed is None:
-                raise RuntimeError("no cell has failed on ranks since the last that did not")
+                raise NotNow("no cell has failed on ranks since the last that did not")
             try:
                 return self._failed.command(rank, command)
             except LaunchError:
@@ -248,19 +254,26 @@ class Session(Exchange):
                 raise
 
     def record(self) -> Record:
-        """What the ranks did in the last cell or call; times from its start."""
+        """What the ranks did in the last cell or call, those that had it; times from its start.
+
+        NotNow where there was none since they began.
+        """
         with self._to_itself():
+            if self._job is None or not self._ran:
+                raise NotNow("no cell has run on these ranks; what earlier ones did went with them")
             self._connect()
-            self._round({rank: {"do": "records"} for rank in range(self.ranks)}, 60, None)
-        run = self._running_job().run
-        paths = [records_path(run.directory, rank) for rank in range(self.ranks)]
+            run = self._running_job().run
+            paths = [records_path(run.directory, rank) for rank in range(self.ranks)]
+            for path in paths:  # those who had no part in it have none
+                path.unlink(missing_ok=True)
+            self._round({rank: {"do": "records"} for rank in self._ran}, 60, None)
         return read_records(paths, run.clocks(), run.nodes)
 
     @contextmanager
     def _to_itself(self) -> Iterator[None]:
-        """While one thread uses the ranks. RuntimeError when another one does."""
+        """While one thread uses the ranks. NotNow when another one does."""
         if not self._busy.acquire(blocking=False):
-            raise RuntimeError(
+            raise NotNow(
                 "the session runs a cell of another thread, or one that was started with --async: wait for "
                 "it (`.result()`), or take a session for each thread"
             )
@@ -364,6 +377,7 @@ class Session(Exchange):
         self, messages: Mapping[int, dict[str, Any]], timeout: float, watch: CellWatcher | None
     ) -> CellResult:
         """Have ranks do something, and collect what they say and print."""
+        self._ran = list(messages)
         positions = self._positions = self._running_job().output_positions()
         started = time.monotonic()
         answers = self._exchange(messages, timeout, watch)

@@ -20,11 +20,11 @@ from waiting import soon
 import labkit
 from labkit.launch import client
 from labkit.launch.cell import CellResult
-from labkit.launch.failure.errors import InfrastructureError, LaunchError
+from labkit.launch.failure.errors import InfrastructureError, LaunchError, RankError
 from labkit.launch.handover.session_wire import Listener
 from labkit.launch.here import Here
 from labkit.launch.job import Job
-from labkit.launch.session import Session
+from labkit.launch.session import NotNow, Session
 
 DIST = "import torch.distributed as dist"
 
@@ -63,6 +63,23 @@ def test_records_of_the_last_cell(session: Session) -> None:
     calls = session.record().collectives
     assert [(c.op, c.num_bytes) for c in calls] == [("broadcast", 20)] * 2
     assert all(c.start >= 0 for c in calls)
+    session.run("1", ranks=[0])
+    assert session.record().collectives == []  # nor has rank 1 any, which did not take part
+
+
+def test_ranks_that_have_done_nothing_have_no_record(session: Session) -> None:
+    """Neither new ones, nor those that took the place of others; none are started for it."""
+    with pytest.raises(NotNow, match="no cell has run on these ranks"):
+        session.record()
+    with pytest.raises(RankError):
+        session.run("import torch.distributed as dist\nrank / rank\ndist.barrier()")
+    with pytest.raises(NotNow, match="no cell has run on these ranks"):
+        session.record()
+    assert session.debug(0, "p rank") == "0\n"
+    session.stop()
+    with pytest.raises(NotNow, match="no cell has run on these ranks"):
+        session.record()
+    assert not session.alive
 
 
 def in_notebook(source: str, names: dict[str, object]) -> None:
@@ -353,7 +370,7 @@ def test_a_second_thread_is_told_that_the_session_is_busy(session: Session) -> N
     seen: list[str] = []
 
     def while_it_runs(result: object) -> None:
-        with pytest.raises(RuntimeError, match="another thread"):
+        with pytest.raises(NotNow, match="another thread"):
             session.run("1")
         seen.append("told")
 
