@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import traceback
 from argparse import ArgumentTypeError
@@ -25,10 +27,12 @@ from labkit.launch.handover.request import check_timeout
 from labkit.launch.names import current_cell
 from labkit.launch.render import progress_html
 from labkit.launch.screen import Screen, shell
-from labkit.launch.session import Session
+from labkit.launch.session import NotNow, Session
 from labkit.launch.session import session as new_session
 from labkit.launch.torchrun import run_script
-from labkit.record.trace import trace
+from labkit.record.trace import TraceFile, trace
+
+_RANK_OR_NUMBER = re.compile(r"--rank[\s=]\s*[\d,]+\s+\d")  # is the last another rank, or how many?
 
 
 def _rank_list(text: str) -> list[int]:
@@ -58,9 +62,9 @@ def _rank_count(text: str) -> int:
 
 
 def _path(text: str) -> Path:
-    """A path as it is typed: IPython leaves quotes on, and ~ as it is."""
+    """A path as it is typed: IPython leaves quotes on, and ~ as it is. Where nobody is called so, ~ stays."""
     bare = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
-    return Path(bare).expanduser()
+    return Path(os.path.expanduser(bare))
 
 
 def _seconds(text: str) -> float:
@@ -78,6 +82,16 @@ def _new_session(ranks: int | None, options: Any, there: Session | None) -> Sess
         return new_session(ranks, nodes=nodes, seed=options.seed, queue=options.queue, instead_of=there)
     except ValueError as error:
         raise UsageError(f"%%ranks: {error}") from None
+
+
+def _trace(session: Session, path: Path) -> TraceFile:
+    """What the last cell did, as a file. UsageError where there is nothing to write, or nowhere."""
+    try:
+        return trace(session.record(), path)
+    except NotNow as problem:
+        raise UsageError(f"%ranks trace: {problem}") from None
+    except OSError as error:
+        raise UsageError(f"%ranks trace: {path} cannot be written: {error.strerror}") from None
 
 
 @magics_class
@@ -134,6 +148,9 @@ class RanksMagics(Magics):
             if given := _for_a_cell(options):
                 raise UsageError(f"%ranks {line}: {', '.join(given)} would be for %%ranks, which runs a cell")
             self._manage(options.what or "status", options.file)
+        elif _RANK_OR_NUMBER.search(line):
+            told = "ranks have commas between them, as --rank 0,2, and how many there are comes before --rank"
+            raise UsageError(f"%%ranks {line}: {told}")
         elif options.file is not None:
             raise UsageError(
                 f"%%ranks {line}: expected one number of ranks, found {options.file!r} behind it"
@@ -163,7 +180,7 @@ class RanksMagics(Magics):
             self.session.stop()
             self.session = None
         elif detail is not None:
-            print(trace(self.session.record(), _path(detail)))
+            print(_trace(self.session, _path(detail)))
         else:
             self.session.restart()
 
@@ -196,6 +213,8 @@ class RanksMagics(Magics):
             result = session.run(cell, watch=screen.watch, **wanted)
         except SyntaxError as error:
             raise CellSyntaxError(error) from None
+        except (NotNow, ValueError) as error:
+            raise UsageError(f"%%ranks: {error}") from None
         except LaunchError as error:
             screen.finish(CellResult(tuple(range(len(error.output))), dict(enumerate(error.output))))
             raise
@@ -230,7 +249,11 @@ class RanksMagics(Magics):
     def torchrun(self, line: str, cell: str) -> None:
         """Write the cell to a script and run it with torch's own torchrun command, which is shown."""
         options = parse_argstring(self.torchrun, line)
-        options.script.write_text(cell, encoding="utf-8")
+        try:
+            options.script.write_text(cell, encoding="utf-8")
+        except OSError as error:
+            told = f"%%torchrun: the cell cannot be written to {options.script}: {error.strerror}"
+            raise UsageError(f"{told}; --script FILE names another file") from None
         run_script(options.script, options.nproc_per_node, options.timeout, sys.stdout.write)
 
 

@@ -128,7 +128,9 @@ def test_what_the_ranks_keep_is_said_and_can_be_pushed(kernel: Kernel) -> None:
     assert "rate: the ranks have values of their own" in kept["text/html"]
     assert kernel.text("%%ranks --push rate\nrate") == "[ranks 0–1] 0.5"
     assert "expected names such as model,optimizer" in kernel.text("%%ranks --push a-b\n1")
-    assert "nothing cannot be pushed" in kernel.text("%%ranks --push nothing\n1")
+    assert kernel.text("%%ranks --push nothing\n1").startswith(
+        "UsageError: %%ranks: nothing cannot be pushed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,16 +142,28 @@ def test_what_the_ranks_keep_is_said_and_can_be_pushed(kernel: Kernel) -> None:
             "%ranks restart --seed 3: --seed would be for %%ranks, which runs a cell",
         ),
         ("%ranks --async job", "%ranks --async job: --async would be for %%ranks"),
+        ("%%ranks --rank 0 2\n1", "%%ranks --rank 0 2: ranks have commas between them, as --rank 0,2"),
+        ("%ranks trace no/where.json", "%ranks trace: no/where.json cannot be written: No such file"),
+        (
+            "%ranks trace ~not-a-user/x.json",
+            "%ranks trace: ~not-a-user/x.json cannot be written: No such file",
+        ),
+        (
+            "%%torchrun --script no/where.py\n1",
+            "%%torchrun: the cell cannot be written to no/where.py: No such",
+        ),
     ],
 )
-def test_what_would_do_nothing_is_refused(kernel: Kernel, cell: str, told: str) -> None:
+def test_what_cannot_be_done_is_refused_in_one_line(kernel: Kernel, cell: str, told: str) -> None:
+    kernel.run("%%ranks 2\n1")
     assert kernel.text(cell).startswith(f"UsageError: {told}")
 
 
 def test_a_cell_runs_while_the_notebook_goes_on(kernel: Kernel) -> None:
     text = kernel.text("%%ranks --async job\nimport time\nprint('begun')\ntime.sleep(0.5)\nrank + x")
     assert "job runs: job.result() waits for it" in text
-    assert "started with --async" in kernel.text("%%ranks\n1")
+    assert kernel.text("%%ranks\n1").startswith("UsageError: %%ranks: the session runs a cell of another")
+    assert kernel.text("%ranks trace x.json").startswith("UsageError: %ranks trace: the session runs a cell")
     assert kernel.text("job.result()") == "[rank 0] begun\n[rank 0] 3\n[rank 1] begun\n[rank 1] 4"
     assert kernel.text("%%ranks\nrank") == "[rank 0] 0\n[rank 1] 1"
     assert "expected a name such as job and found '4'" in kernel.text("%%ranks --async 4\n1")
