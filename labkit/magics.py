@@ -216,7 +216,8 @@ class RanksMagics(Magics):
         except (NotNow, ValueError) as error:
             raise UsageError(f"%%ranks: {error}") from None
         except LaunchError as error:
-            screen.finish(CellResult(tuple(range(len(error.output))), dict(enumerate(error.output))))
+            printed = CellResult(tuple(range(len(error.output))), dict(enumerate(error.output)))
+            screen.finish(session.until_failure or printed)
             raise
         screen.finish(result)
 

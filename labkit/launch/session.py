@@ -56,6 +56,7 @@ class Session(Exchange):
         self._line: Line | None = None
         self._job: Job | None = None
         self.failure: LaunchError | None = None  # of the last cell
+        self.until_failure: CellResult | None = None  # what it had shown, where its ranks still tell
         self._failed: FailedRanks | None = None  # by it
         self._ran: list[int] = []  # the ranks that had the last cell or call
         self._busy = threading.Lock()
@@ -361,7 +362,7 @@ class Session(Exchange):
         watch: CellWatcher | None,
     ) -> CellResult:
         """Run a prepared cell; the notes go with its result, or with its error."""
-        self.failure = None
+        self.failure = self.until_failure = None
         try:
             return replace(self._round(messages, cell.timeout, watch), notes=tuple(notes))
         except LaunchError as error:
@@ -389,6 +390,7 @@ class Session(Exchange):
             raise disagreement(wrong, printed)
         if error is not None:
             self._ledger.forget()
+            self.until_failure = result
             self._failed = FailedRanks(self._running_job(), self._open_line(), failed_of(answers), held=False)
             raise error
         return result

@@ -91,6 +91,21 @@ def test_display_and_values_with_a_form_of_their_own(kernel: Kernel) -> None:
     assert kernel.run("%%ranks 2\nplt.get_fignums();") == []
 
 
+def test_what_was_shown_before_a_cell_failed(kernel: Kernel) -> None:
+    """Is shown, and no figure of it comes with the next cell."""
+    rich = (
+        "class Rich:\n    def _repr_html_(self): return '<b>rich</b>'\n"
+        "    def __repr__(self): return 'poor'\n"
+    )
+    plot = "import matplotlib.pyplot as plt\nplt.figure()\n"
+    shown = kernel.run(f"%%ranks 2\n{rich}{plot}print('before')\ndisplay(Rich())\nrank / 0")
+    assert html(shown[:-1]).count("<b>rich</b>") == 1
+    assert shown[-2]["data"]["text/plain"] == "[ranks 0–1] before\n[ranks 0–1] poor"
+    assert "ZeroDivisionError" in "".join(shown[-1]["traceback"])
+    assert kernel.run("%%ranks 2\nplt.get_fignums();") == []
+    assert "poor" not in str(kernel.run("%%ranks 2\nprint(1)\nrank / 0"))
+
+
 def test_nobody_can_be_asked_on_a_rank(kernel: Kernel) -> None:
     assert "input() cannot ask anybody on a rank" in kernel.text("%%ranks 2\ninput('name?')")
     assert "breakpoint() has no keyboard on a rank" in kernel.text("%%ranks 2\nbreakpoint()")

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from labkit.launch.engine.rich import open_figures, rich
+from labkit.launch.engine.rich import forget_figures, open_figures, rich
 
 LONGEST_TEXT = 20000  # characters of a cell's last expression
 LARGEST_SHOWN = 4 << 20  # characters of everything that a cell shows
@@ -51,12 +51,24 @@ class RankShell:
         self._shown.clear()
         value = self._execute(source, file)
         self.display(*open_figures())
-        shown = {"displayed": "".join(f"{text}\n" for text, _ in self._shown)}
         if value is None:
-            return {**shown, "html": self._html("", "")}
+            return self._taken("", "")
         self.namespace["_"] = value
         text = repr(value)[:LONGEST_TEXT]
-        return {**shown, "value": text, "html": self._html(text, rich(value))}
+        return {**self._taken(text, rich(value)), "value": text}
+
+    def until_failure(self) -> dict[str, str]:
+        """The same of a cell that has failed. Its open figures are gone: to draw them may take seconds."""
+        with suppress(Exception):  # what somebody has pyplot do then: the error to be told is the cell's
+            forget_figures()
+        return self._taken("", "")
+
+    def _taken(self, text: str, form: str) -> dict[str, str]:
+        """What the cell showed, which is then nobody's; text, form: of its last expression."""
+        shown = "".join(f"{text}\n" for text, _ in self._shown)
+        taken = {"displayed": shown, "html": self._html(text, form)}
+        self._shown.clear()
+        return taken
 
     def display(self, *values: Any, **_: Any) -> None:
         """Show values in the rank's tab, below what the cell prints."""

@@ -72,5 +72,11 @@ def open_figures() -> list[Any]:
     if pyplot is None:
         return []
     figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
-    pyplot.close("all")
+    forget_figures()
     return figures
+
+
+def forget_figures() -> None:
+    """Have pyplot forget the figures that it has open."""
+    if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
+        pyplot.close("all")

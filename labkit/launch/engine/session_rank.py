@@ -99,6 +99,8 @@ class _Rank:
             except BaseException as error:
                 return {"ok": False, "took": False, "error": self._failed(error)}
         answer = self._tried(lambda: self._run(message["source"], message["file"], message["reload"]))
+        if not answer["ok"]:
+            answer |= self._shell.until_failure()
         return {**answer, "took": True, "lost": self._receiver.lost()}
 
     def _tried(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
