@@ -24,7 +24,7 @@ import click
 from labkit import processes
 from labkit.hosts import choose_placement
 from labkit.launch.engine.forkserver import import_the_rest, warm_up
-from labkit.launch.handover.request import CONTROL, RANK, VERDICT, Request
+from labkit.launch.handover.request import CONTROL, RANK, VERDICT, Request, Wanted
 from labkit.launch.handover.reserved import read_reserved, reserve
 from labkit.record.state import ControlPage
 
@@ -44,13 +44,15 @@ def run(
     rank: see `Request`.
 
     Returns {"directory", "verdict", "seconds"}; the verdict is "finished", one of `LaunchError.verdict`, and
-    "infrastructure" when the job left no report. FileExistsError when the directory has had a job.
+    "infrastructure" when the job left no report. ValueError for ranks, a timeout or a backend that cannot be;
+    FileExistsError when the directory has had a job.
     """
     from labkit.launch.engine.agent import fork_job  # torch, which `warm_up` imports as forks need it
 
     if (directory / VERDICT).exists():
         raise FileExistsError(f"{directory} has had a job already: give each job a directory of its own")
-    placement = choose_placement(ranks, backend)
+    wanted = Wanted(ranks, backend, timeout)
+    placement = choose_placement(wanted.ranks, wanted.backend)
     started = time.monotonic()
     request = Request(
         ranks=ranks,
@@ -138,7 +140,10 @@ def main(
         return
     if directory is None or target is None:
         raise click.UsageError("a TARGET is needed: module:function")
-    answer = run(directory.resolve(), target, ranks, timeout, backend, record)
+    try:
+        answer = run(directory.resolve(), target, ranks, timeout, backend, record)
+    except (ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from None
     print(json.dumps(answer))
     sys.exit(0 if answer["verdict"] == "finished" else 3)
 

@@ -38,6 +38,12 @@ def disagree(directory):
     dist.broadcast(torch.ones(2 if dist.get_rank() == 0 else 4), 0)
 """
 
+ODD: list[dict[str, object]] = [
+    {"ranks": 0, "timeout": 5},
+    {"ranks": 1, "timeout": -1},
+    {"ranks": 1, "timeout": "long"},
+]
+
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
@@ -66,7 +72,9 @@ def test_one_job_and_its_files(work: Path) -> None:
         (1, "all_reduce", 12),
     ]
     assert len(record.memory) == 2
-    assert run(work, "job", "--", "submitted:fine").returncode != 0  # one job a directory
+    again = run(work, "job", "--", "submitted:fine")
+    assert again.returncode == 2
+    assert again.stderr.endswith("job has had a job already: give each job a directory of its own\n")
 
 
 def test_several_jobs_from_one_process(work: Path) -> None:
@@ -79,17 +87,37 @@ def test_several_jobs_from_one_process(work: Path) -> None:
         )
     requests.append('{"directory": "/nowhere/at/all", "target": "submitted:fine", "ranks": 2, "timeout": 5}')
     requests.append("not JSON")
+    requests += [
+        json.dumps({"directory": str(work / "odd"), "target": "submitted:fine", **odd}) for odd in ODD
+    ]
+    (work / "odd").mkdir()
     done = run(work, "--serve", requests="\n".join(requests) + "\n")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     verdicts = [answer.get("verdict") for answer in answers]
-    assert verdicts == ["finished", "deadlock", "error", "error", "error", "finished", None, None]
+    assert verdicts == ["finished", "deadlock", "error", "error", "error", "finished"] + [None] * 5
     assert all("error" in answer for answer in answers[6:])
+    assert "ranks must be a whole number from 1" in answers[8]["error"]
+    assert "timeout must be a number of seconds" in answers[9]["error"]
+    assert list((work / "odd").iterdir()) == []
     stuck = diagnose_directory(work / "stuck")
     assert (stuck.verdict, stuck.rank) == ("deadlock", 0)
     assert "rank 0 waits in recv from rank 1, but rank 1 has finished" in stuck.summary
     assert "ValueError: no" in diagnose_directory(work / "wrong").summary
     assert "missing" in diagnose_directory(work / "missing").summary
     assert "ranks did not agree in their collective call 1" in diagnose_directory(work / "disagree").summary
+
+
+def test_a_job_that_cannot_be_is_refused_in_one_line(work: Path) -> None:
+    (work / "job").mkdir()
+    for options, told in (
+        (["--ranks", "0"], "ranks must be a whole number from 1"),
+        (["--timeout", "nan"], "timeout must be a number of seconds"),
+    ):
+        done = run(work, "job", *options, "--", "submitted:fine")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"Error: {told}" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert list((work / "job").iterdir()) == []
 
 
 def test_help_tells_the_exit_status_of_a_job_that_failed() -> None:
