@@ -21,6 +21,10 @@ from labkit.launch.handover import directory
 from labkit.launch.handover.owner import OWNER
 
 _MESSAGE_BYTES = 65536
+_ROOM = (
+    "make room for temporary files, or set TMPDIR to a directory that has some; or raise the limit of open "
+    "files, of processes or of memory, where that is what is said"
+)
 _START = "import sys; sys.path[:0] = [{root!r}]; from labkit.launch.engine.forkserver import main; main()"
 
 
@@ -35,15 +39,26 @@ class EngineProcess:
         """InfrastructureError where there can be none."""
         if problem := hosts.wrong_system():
             raise InfrastructureError(Diagnosis("infrastructure", problem))
-        self.directory = directory.create()
         self.owner = os.getpid()
         self._ended: dict[str, int] = {}
         self._count = 0
         self._lock = threading.RLock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = self._start(theirs.fileno())
+        try:
+            self._begin()
+        except OSError as error:
+            summary = f"the launcher's engine process cannot be started: {error}"
+            raise InfrastructureError(Diagnosis("infrastructure", summary, hint=_ROOM)) from error
         atexit.register(self.close)
+
+    def _begin(self) -> None:
+        with contextlib.ExitStack() as undo:
+            self.directory = directory.create()
+            undo.callback(directory.remove, self.directory)
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self._control.close)
+            with theirs:
+                self._process = self._start(theirs.fileno())
+            undo.pop_all()
 
     def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).resolve().parents[2])

@@ -16,7 +16,7 @@ from labkit.launch.engine.facts import read_verdict
 from labkit.launch.failure.errors import Diagnosis, InfrastructureError
 from labkit.launch.handover import session_wire
 from labkit.launch.handover.directory import remove
-from labkit.launch.handover.pickling import import_path
+from labkit.launch.handover.pickling import current_folder, import_path
 from labkit.launch.handover.request import CONTROL, PAYLOAD, VERDICT, Request, Wanted, state_path
 from labkit.launch.handover.reserved import reserve
 from labkit.record.state import HOLD, PHASES, STARTING, ControlPage, State, StatePage
@@ -43,7 +43,7 @@ class Here:
             timeout=wanted.timeout,
             env=env,
             record=wanted.record,
-            cwd=os.getcwd(),
+            cwd=current_folder(),
             sys_path=import_path(),
             devices=list(placement.devices) if wanted.gpus else [],
             threads=placement.threads,

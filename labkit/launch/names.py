@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -21,8 +22,9 @@ def readable_file(file: str) -> str:
     cells = _cells()
     if file in cells:
         return f"In[{cells[file]}]"
-    here = os.getcwd() + "/"
-    return file.removeprefix(here)
+    with suppress(FileNotFoundError):  # that directory may be gone
+        return file.removeprefix(os.getcwd() + "/")
+    return file
 
 
 def cell_sources() -> dict[str, tuple[str, str]]:

@@ -277,6 +277,14 @@ def test_an_import_path_may_have_what_is_no_text(monkeypatch: pytest.MonkeyPatch
     assert labkit.launch(imports, ranks=1).results == [3]
 
 
+def test_a_notebook_whose_folder_is_gone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError, match="folder that this notebook was started in is gone: go to"):
+        labkit.launch(on_ranks.hello, ranks=1)
+
+
 def test_a_misspelt_option_is_told() -> None:
     """The ranks would only say that the function does not take it."""
     with pytest.raises(TypeError, match=r"hello\(\) takes no argument 'rank'; did you mean ranks="):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -214,3 +215,27 @@ def test_an_engine_without_its_directory_is_replaced() -> None:
     shutil.rmtree(engine.directory)
     assert labkit.launch(on_ranks.hello, ranks=2).results == [0, 1]
     assert not processes.is_alive(engine.pid)
+
+
+def test_an_engine_that_cannot_be_started_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whichever of its files is the one too many. Nor does one that has no place for its directory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)  # the first free number: all below are open
+    os.close(lowest)
+    told = set()
+    for room in (2, 3, 4):  # with less not even a directory can be removed
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + room, before[1]))
+        try:
+            client.EngineProcess()
+        except InfrastructureError as error:
+            told.add(error.diagnosis.summary.partition(": '")[0])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert list(tmp_path.iterdir()) == []
+    assert told == {"the launcher's engine process cannot be started: [Errno 24] Too many open files"}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(InfrastructureError, match=r"cannot be started: .* No such file or directory"):
+        client.EngineProcess()

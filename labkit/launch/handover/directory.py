@@ -30,7 +30,11 @@ def create() -> Path:
     """A new directory (mode 0700) that belongs to this process; directories of dead owners are removed."""
     remove_stale()
     path = Path(tempfile.mkdtemp(prefix=_prefix()))
-    sign(path)
+    try:
+        sign(path)
+    except BaseException:
+        remove(path)
+        raise
     return path
 
 

@@ -54,13 +54,22 @@ def dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
+def current_folder() -> str:
+    """The folder that this process is in, and its ranks will be. FileNotFoundError where that is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        told = "the folder that this notebook was started in is gone: go to another with os.chdir(...)"
+        raise FileNotFoundError(error.errno, told) from None
+
+
 def import_path() -> list[str]:
     """This process's import path, for the ranks, with the current directory spelled out.
 
     Without what is no text, such as a Path: Python's import passes over it here too.
     """
     entries = [entry for entry in sys.path if isinstance(entry, str)]
-    return [os.path.abspath(entry) if entry == "" else entry for entry in entries]
+    return [current_folder() if entry == "" else entry for entry in entries]
 
 
 def find_unsendable(

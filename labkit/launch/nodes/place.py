@@ -10,7 +10,7 @@ from pathlib import Path
 from labkit import hosts
 from labkit.launch.failure.errors import Diagnosis, InfrastructureError
 from labkit.launch.handover.directory import remove
-from labkit.launch.handover.pickling import import_path
+from labkit.launch.handover.pickling import current_folder, import_path
 from labkit.launch.handover.request import PAYLOAD, Request, Wanted
 from labkit.launch.nodes import wire
 from labkit.launch.nodes.files import new_directory
@@ -57,7 +57,7 @@ class Nodes:
             timeout=wanted.timeout,
             record=wanted.record,
             env={**_interfaces(site), **wanted.env},
-            cwd=os.getcwd(),
+            cwd=current_folder(),
             sys_path=import_path(),
             devices=[index % each % gpus for index in range(total)] if gpus and wanted.gpus else [],
             threads=hosts.threads_said(wanted.env) or max(1, cpus // each),
