@@ -118,7 +118,8 @@ class Job:
     def wait(self, watch: Watcher | None = None) -> Job:
         """Wait until every rank has finished. Raises the LaunchError that fits when the job fails.
 
-        watch: called every 50 ms meanwhile, from this thread. An interrupt cancels the job.
+        watch: called every 50 ms meanwhile, from this thread. An interrupt cancels the job, and is told too
+        where the job was faster.
         """
         try:
             if watch is not None:
@@ -129,6 +130,9 @@ class Job:
                     watch(self)
         except KeyboardInterrupt:
             self.end("interrupted")
+            if self.error is None:  # who interrupts a loop of jobs means those that follow
+                told = Diagnosis("interrupted", "the notebook was interrupted when the job had just finished")
+                raise error_for(told, self.output) from None
         finally:
             if watch is not None:
                 watch(self)

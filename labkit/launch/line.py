@@ -13,7 +13,7 @@ from labkit.launch.answers import failed_of
 from labkit.launch.handover.session_wire import interrupts_later, send_all
 from labkit.launch.job import Job
 from labkit.launch.place import Listener
-from labkit.record.state import PHASES, WAITING
+from labkit.record.state import IDLE, PHASES, WAITING
 
 Answers = dict[int, dict[str, Any]]
 
@@ -40,6 +40,8 @@ class Line:
     def __init__(self, job: Job, listener: Listener) -> None:
         self.pids: dict[int, int] = {}
         self.interrupted = False  # by the person, since `complete` or during the last exchange
+        self.too_late = False  # whether that came when the ranks of the last exchange were done already
+        self._told_to_stop = False  # whether ranks that were at work were, in the last exchange
         self._job, self._listener = job, listener
         self._connections: dict[int, Connection] = {}
         self._nameless: list[Connection] = []  # of ranks that have not said yet which they are
@@ -71,12 +73,14 @@ class Line:
 
         heard: called with each answer when it comes. look: called every 50 ms with those there are.
         """
+        self._told_to_stop = False
         self._job.run.set_deadline(timeout)
         try:
             with interrupts_later() as interrupts:  # one that left answers behind would give them to the next
                 self._send(messages, interrupts)
                 answers = self._answers(list(messages), heard, look, interrupts)
-                self.interrupted |= bool(interrupts)
+            self.interrupted |= bool(interrupts)
+            self.too_late = bool(interrupts) and not self._told_to_stop
         except (OSError, EOFError) as error:
             raise error if isinstance(error, RanksLost) else RanksLost from None
         if not self._job.done:
@@ -164,6 +168,8 @@ class Line:
 
     def _interrupt(self, ranks: Sequence[int]) -> float:
         """Have ranks stop what they do; when that was. One that is still taking its message misses it."""
+        at_work = [self._job.run.state(rank).phase != PHASES[IDLE] for rank in ranks]
+        self._told_to_stop |= any(at_work)
         self._job.run.interrupt({rank: self.pids[rank] for rank in ranks})
         return time.monotonic()
 

@@ -393,6 +393,11 @@ class Session(Exchange):
             self.until_failure = result
             self._failed = FailedRanks(self._running_job(), self._open_line(), failed_of(answers), held=False)
             raise error
+        if self._open_line().too_late:  # who interrupts a loop of short cells means those that follow
+            told = Diagnosis(
+                "interrupted", "the notebook was interrupted when the ranks were done with the cell"
+            )
+            raise error_for(told, printed)
         return result
 
     def _heard(self, rank: int, answer: Mapping[str, Any]) -> None:

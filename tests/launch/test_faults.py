@@ -16,6 +16,8 @@ from waiting import wait_for_output
 import labkit
 from labkit import processes
 from labkit.launch import client
+from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.job import Job
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -245,3 +247,23 @@ def test_an_interrupt_ends_the_job_and_says_where_ranks_were() -> None:
     assert time.monotonic() - began < 3
     assert caught.value.verdict == "interrupted"
     assert "rank 1: running" in str(caught.value)
+
+
+def test_an_interrupt_that_finds_the_job_finished_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a loop of launches would go on. The results are there."""
+    load = Job._load_results
+
+    def interrupted(job: Job) -> Diagnosis | None:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        return load(job)
+
+    job = labkit.launch(on_ranks.hello, ranks=2, wait=False)
+    monkeypatch.setattr(Job, "_load_results", interrupted)
+    with pytest.raises(labkit.LaunchError, match="interrupted when the job had just finished") as caught:
+        job.wait()
+    assert caught.value.verdict == "interrupted"
+    assert job.results == [0, 1]
+    assert job.wait() is job

@@ -8,8 +8,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
@@ -241,6 +243,32 @@ def test_an_interrupt_of_a_stuck_cell_replaces_the_ranks(session: Session) -> No
         session.run("sum(range(10**15)) if rank else dist.barrier()")
     assert time.monotonic() - began < 5
     assert session.run("1").values[0] == "1"
+
+
+def test_an_interrupt_that_finds_the_cell_done_is_told_all_the_same(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loop of short cells would go on, as nearly each has ended when the interrupt comes."""
+    hear, heard = Session._heard, list[int]()
+
+    def interrupted(self: Session, rank: int, answer: Mapping[str, Any]) -> None:
+        hear(self, rank, answer)
+        heard.append(rank)
+        if len(heard) == session.ranks:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Session, "_heard", interrupted)
+    with pytest.raises(labkit.LaunchError, match="interrupted when the ranks were done") as caught:
+        session.run("print('printed')\nx = rank")
+    assert (caught.value.verdict, caught.value.output) == ("interrupted", ["printed\n"] * 2)
+    assert session.run("x").values == {0: "0", 1: "1"}
+
+
+def test_a_cell_that_deals_with_the_interrupt_itself_has_its_value(session: Session) -> None:
+    session.run("import time")
+    _interrupt_after(0.6)
+    stops = "try:\n    time.sleep(20)\nexcept KeyboardInterrupt:\n    pass\n'saved'"
+    assert session.run(stops).values == {0: "'saved'", 1: "'saved'"}
 
 
 def _interrupt_after(seconds: float) -> None:
