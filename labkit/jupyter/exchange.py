@@ -58,7 +58,8 @@ def release(lesson: str, course: Path, force: bool = False) -> Released:
             app.start()
         except SystemExit as error:
             raise CannotRelease(f"nbgrader did not release {name}: the reason is above") from error
-        root = Path(ExchangeReleaseAssignment(config=app.config, coursedir=app.coursedir).root)
+        told = ExchangeReleaseAssignment(config=app.config, coursedir=app.coursedir).root
+        root = Path(told).absolute()  # it may be told from the course's folder on
     folder = root / app.coursedir.course_id / "outbound" / name
     return Released(folder, app.coursedir.course_id, tuple(problems(root, app.coursedir.course_id, course)))
 

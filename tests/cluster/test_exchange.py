@@ -149,6 +149,14 @@ def test_what_puts_it_right_goes_into_a_shell_whatever_the_folder_is_called(tmp_
     assert [told for told in problems(exchange, "tml", course) if str(exchange) in told] == []
 
 
+def test_an_exchange_told_from_the_courses_folder_on(released: tuple[Path, Path]) -> None:
+    exchange, course = released
+    make_course(course, Path("../exchange"))
+    found = release("00", course, force=True)
+    assert found.folder.samefile(exchange / "tml" / "outbound" / LESSON)
+    assert found.folder.is_absolute()
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(CannotRelease, match=r"autograder init"):
         release("00", tmp_path)
