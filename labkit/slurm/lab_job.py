@@ -17,7 +17,7 @@ from labkit.settings import SettingsError
 from labkit.slurm import commands as slurm
 from labkit.slurm import lab_files
 from labkit.slurm.options import Asked
-from labkit.slurm.site import CLUSTER, Site, current_site, find_site
+from labkit.slurm.site import CLUSTER, Site, current_site, find_site, site_path
 from labkit.slurm.units import check_minutes, minutes_of
 
 NAME = "labkit-lab"  # of the job, by which it is found again
@@ -113,14 +113,14 @@ def _submit(site: Site, asked: Asked, root: Path) -> str:
     """sbatch of lab.sbatch, which reads the rest from the environment."""
     if not SCRIPT.is_file():
         raise CannotStart(f"no {SCRIPT}: copy the repository's folder cluster/ to {CLUSTER}")
-    options, named = _options(site, asked), asked.site
+    options = _options(site, asked)
     told = {
         "LABKIT_PYTHON": sys.executable,
         "LABKIT_ROOT": str(root),
         "LABKIT_IDLE": f"{asked.idle:g}",
         "LABKIT_SETUP": site.setup(),
         **_told_of_jupyter(),
-        **({"LABKIT_SITE": str(Path(named).resolve()) if Path(named).exists() else named} if named else {}),
+        **({"LABKIT_SITE": str(site_path(asked.site).resolve())} if asked.site else {}),
     }
     os.environ.update(told)  # sbatch hands its own environment on to the job
     output = f"--output={lab_files.log_path('%j')}"  # sbatch puts the number there

@@ -173,10 +173,15 @@ def current_site(environment: Mapping[str, str] = os.environ) -> Site:
 
 def find_site(named: str) -> Site:
     """A site by the path of its file, or by its name in cluster/sites. SettingsError when it is not right."""
+    return load_site(site_path(named))
+
+
+def site_path(named: str) -> Path:
+    """The file that is meant. A folder is none: a name in cluster/sites may be a folder's, too."""
     path = Path(named).expanduser()
-    if not path.exists() and path.name == named:
-        path = SITES / f"{named.removesuffix('.toml')}.toml"
-    return load_site(path)
+    if path.name != named or path.is_file():
+        return path
+    return SITES / f"{named.removesuffix('.toml')}.toml"
 
 
 def load_site(path: Path) -> Site:

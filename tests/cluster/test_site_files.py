@@ -16,7 +16,7 @@ from labkit.launch.failure.errors import InfrastructureError
 from labkit.launch.handover.request import Wanted
 from labkit.launch.nodes.place import Nodes
 from labkit.settings import SettingsError
-from labkit.slurm.site import SITES, load_site
+from labkit.slurm.site import SITES, find_site, load_site, site_path
 from labkit.slurm.units import minutes_of, slurm_time
 
 
@@ -41,6 +41,17 @@ def test_a_quality_of_service_that_is_asked_for_wins_over_the_partitions(tmp_pat
     assert "--qos=normal" in site.options(**asked, environment={})
     assert "--qos=debug" in site.options(**asked, qos="debug", environment={})
     assert "--qos=course" in site.options(**asked, environment={"SBATCH_QOS": "course"})
+
+
+def test_a_folder_with_the_name_of_a_site_is_not_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "generic").mkdir()
+    assert find_site("generic") == load_site(site_path("generic"))
+    assert site_path("generic").is_absolute()  # for a job, which may begin elsewhere
+    (tmp_path / "own").write_text("name = 'own'")
+    assert find_site("own").name == "own"
 
 
 @pytest.mark.parametrize(("has_cuda", "backend"), [(True, "nccl"), (False, "gloo")])
