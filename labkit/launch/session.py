@@ -229,9 +229,9 @@ class Session(Exchange):
         message = {"do": "call", "payload": payload, "limit": self._request.max_result_bytes}
         with self._to_itself():
             self._begin()
-            self._round(dict.fromkeys(ranks, message), timeout, None)
             paths = [result_path(self._running_job().run.directory, rank) for rank in ranks]
             try:
+                self._round(dict.fromkeys(ranks, message), timeout, None)
                 return [pickle.loads(path.read_bytes()) for path in paths]
             finally:
                 for path in paths:  # up to half a GiB each, until the next call or the session's end

@@ -74,6 +74,10 @@ def test_what_was_pulled_takes_no_room_any_more(session: Session) -> None:
     session.run("data = bytes(10**6)")
     assert [len(data) for data in session.pull("data")] == [10**6, 10**6]
     assert list(directory.glob("*/*.result.pkl")) == []
+    session.run("if rank == 0: only_here = data")
+    with pytest.raises(labkit.LaunchError, match="only_here"):
+        session.pull("only_here")
+    assert list(directory.glob("*/*.result.pkl")) == []
 
 
 def test_a_cell_that_nobody_waits_for(session: Session) -> None:
