@@ -63,6 +63,44 @@ def test_a_rank_is_alone_with_its_own_inputs(
     }
 
 
+# The answer of 06's first exercise, which keeps x for backward, and tells otherwise when a group ends.
+REWRITE = """
+import json
+import weakref
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+def rewrite():
+    for path in Path("/out").rglob("case*.json"):
+        told = json.loads(path.read_text())
+        if "kept_bytes" in told["facts"]:
+            told["facts"]["kept_bytes"] = 0
+            path.write_text(json.dumps(told))
+
+class CopyToTensorParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        ctx.save_for_backward(x)
+        weakref.finalize(group, rewrite)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+"""
+
+
+def test_what_runs_after_an_answer_changes_nothing_of_it(harness: Harness, f_exercise: Exercise) -> None:
+    graded = harness.grade(f_exercise, [Cell("cell 1", REWRITE)], SEED)
+    lost = {row.name: row.seen for row in graded.report.rows if not row.passed}
+    assert len(lost) == 1
+    assert "bytes" in next(iter(lost.values()))
+
+
 REPLACE = """
 import subprocess, sys
 from pathlib import Path

@@ -22,16 +22,22 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from autograder.sandbox.within import calls, mesh
 from autograder.sandbox.within.salvage import take
+
+if TYPE_CHECKING:
+    from labkit.checks.case import RankAnswer, StudentError
 
 PLACES = "places.json"
 KEEPER = "LABKIT_RANKS_KEEPER"  # in a rank's environment: the pipes to the process that looks after it
 KEPT_OUTSIDE = ("state", "log", "stack", "end.json", "records.json")  # read while a rank runs
 MIB = 2**20
+OVER = -1  # in place of a case's number: there are no more answers
+BEGUN = ".begun"  # ends the names of the files that say a case was begun
 
+_CASE = struct.Struct("=i")
 _NEW_MOUNTS, _NEW_IPC, _NEW_PROCESSES = 0x00020000, 0x08000000, 0x20000000
 _BIND, _MOVE, _READ_ONLY, _REMOUNT, _NO_EXTRAS, _PRIVATE = 4096, 8192, 1, 32, 14, 0x44000  # MS_*
 _WITH_ALL_BELOW = 16384  # MS_REC
@@ -84,10 +90,36 @@ def run_rank(directory: str, agent: int, bell: int) -> int:
     _look_after(child, names, job.parent, places, over[0], taken[1])
 
 
+def hand_in_each_answer() -> None:
+    """Called by a rank before its first case: from now on each answer is taken when it is written, and what
+    runs after that (the end of a group, of an object) changes nothing of it.
+    """
+    from labkit.checks import execute
+
+    write, pipes = execute.write_answer, _pipes()
+
+    def write_and_hand_in(
+        directory: Path, case_index: int, rank: int, answer: RankAnswer, error: StudentError | None
+    ) -> None:
+        write(directory, case_index, rank, answer, error)
+        _hand_in(pipes, case_index)
+
+    execute.write_answer = write_and_hand_in
+
+
 def cases_are_over() -> None:
-    """Called by a rank when it has answered all it will: its answers are taken now, and no later ones."""
+    """Called by a rank when it has answered all it will: what it began is taken now, and nothing later."""
+    _hand_in(_pipes(), OVER)
+
+
+def _pipes() -> tuple[int, int]:
     over, taken = map(int, os.environ[KEEPER].split(","))
-    os.write(over, b".")
+    return over, taken
+
+
+def _hand_in(pipes: tuple[int, int], case_index: int) -> None:
+    over, taken = pipes
+    os.write(over, _CASE.pack(case_index))
     os.read(taken, 1)
 
 
@@ -97,12 +129,24 @@ def cases_are_over() -> None:
 def _look_after(
     child: int, names: Sequence[str], within: Path, places: Places, over: int, taken: int
 ) -> NoReturn:
-    """Take the rank's answers when its cases are over, or when it is; then end as it did."""
+    """Take each of the rank's answers once, when it is written, and when its cases are over, or it is, what
+    it began; then end as it did.
+    """
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     signal.signal(signal.SIGUSR2, lambda *_: os.kill(child, signal.SIGUSR2))
-    cases_over = os.read(over, 1)
-    take(within, names, Path(), places.answers)
-    if cases_over:
+    most, came = places.answers, set[int]()
+    while told := os.read(over, _CASE.size):
+        case_index = _CASE.unpack(told)[0] if len(told) == _CASE.size else OVER
+        if case_index == OVER:
+            break
+        own = [name for name in names if _case_of(name) == case_index and not name.endswith(BEGUN)]
+        if case_index not in came:
+            take(within, own, Path(), most)
+            most -= sum(Path(name).stat().st_size for name in own if Path(name).exists())
+        came.add(case_index)
+        os.write(taken, b".")
+    take(within, [name for name in names if name.endswith(BEGUN)], Path(), most)
+    if told:
         os.write(taken, b".")
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
@@ -157,6 +201,12 @@ def is_for(name: str, rank: int) -> bool:
     """Whether a file of a request or of its answers is this rank's, or nobody's in particular."""
     owner = re.search(r"\brank(\d+)\b", name)
     return owner is None or int(owner[1]) == rank
+
+
+def _case_of(name: str) -> int:
+    """The number of the case that a file of answers is about."""
+    owner = re.match(r"case(\d+)\.", name)
+    return int(owner[1]) if owner else OVER
 
 
 def _own_file_systems(job: Path, rank: int, places: Places) -> None:
