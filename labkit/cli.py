@@ -101,7 +101,7 @@ def _shown(path: Path) -> Path:
 
 
 @main.command()
-@click.argument("notebook", type=click.Path(path_type=Path))
+@click.argument("notebook", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def validate(notebook: Path, as_json: bool) -> None:
     """Check a saved NOTEBOOK on the visible cases, collecting its source as the grader will.

@@ -30,16 +30,27 @@ def check(exercise_id: str, *made: object) -> Report:
     made: what the exercise asked for (a class, or functions), defined in this notebook. The source is
         collected from the cells executed so far, exactly as grading collects it from the saved notebook.
     """
+    if not isinstance(exercise_id, str):
+        raise TypeError(
+            "expected the exercise's id first, in quotes, and then what you wrote, as in the check cell that "
+            f"is given; found {_named(exercise_id)}"
+        )
     exercise = registry.exercise(exercise_id)
     if len(made) != len(exercise.names):
         raise TypeError(
-            f"{exercise_id} checks {', '.join(exercise.names)}: expected {len(exercise.names)} after the id"
+            f'expected check("{exercise_id}", {", ".join(exercise.names)}), '
+            f"found {', '.join(map(_named, made)) or 'nothing'} behind the id"
         )
     report = check_cells(exercise, live_cells(made[0]))
     scores = Scores.of_this_kernel()
     scores.keep(report)
     report.notes += about_earlier(exercise, report, scores.reports)
     return report
+
+
+def _named(thing: object) -> str:
+    """Something that was handed over, by its name where it has one."""
+    return str(getattr(thing, "__name__", repr(thing)))[:80]
 
 
 def check_cells(exercise: Exercise, cells: list[Cell]) -> Report:

@@ -70,6 +70,10 @@ def score(exercise_id: str, property_name: str) -> Score:
 
 def scoreboard(lesson: str = "") -> Scoreboard:
     """All exercises of a lesson (its two digits); without one, of every lesson checked in this kernel."""
+    if not isinstance(lesson, str):
+        raise TypeError(
+            f'expected a lesson\'s two digits in quotes, as in scoreboard("06"), found {lesson!r}'
+        )
     kept = Scores.of_this_kernel().reports
     numbers = [lesson] if lesson else sorted({name[:2] for name in kept})
     return Scoreboard({e.id: kept.get(e.id) for number in numbers for e in registry.exercises(number)})
