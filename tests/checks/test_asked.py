@@ -32,5 +32,5 @@ def test_a_check_says_how_it_is_called(given: tuple[Any, ...], told: str) -> Non
 
 
 def test_a_scoreboard_says_how_it_is_called() -> None:
-    with pytest.raises(TypeError, match='in quotes, as in scoreboard."06".*found 6'):
+    with pytest.raises(TypeError, match=r'in quotes, as in scoreboard."06".*found 6'):
         scoreboard(6)  # type: ignore[arg-type]
