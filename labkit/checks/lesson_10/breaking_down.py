@@ -120,6 +120,8 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
     outside = [
         _row(5, 5, [[0, 9]], [[1, 8, 4]]),
         _row(50, 60, [[0, 52]], [[40, 58, 55], [59, 90, 70]]),
+        _row(50, 60, [[0, 90]], []),  # it begins before the step and ends after it; so do these calls
+        _row(50, 60, [], [[40, 90, 55]]),
         *(_drawn(draw, 80, 140) for _ in range(4)),
     ]
     empty = [
