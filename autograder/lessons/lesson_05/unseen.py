@@ -14,19 +14,24 @@ def _checkpoint_cases(seed: int) -> list[Case]:
     draw = Random(f"05/checkpoint/{seed}")
     sizes = {"rows": draw.randint(2, 9), "width": draw.randint(2, 9), "inner": draw.randint(3, 11)}
     large = {"rows": 64, "width": 24, "inner": 256}
+    # No larger than where values alone are seen: what is kept of them counts all the same.
+    narrow = {"rows": draw.randint(14, 20), "width": draw.randint(4, 9), "inner": 256}
     return [
         checkpoint_case("unseen: an MLP", "values", seed, **sizes),
         checkpoint_case("unseen: measured", "measured", seed, **large),
+        checkpoint_case("unseen: few rows, measured", "measured", seed, **narrow),
+        checkpoint_case("unseen: few rows as data, measured", "measured-data", seed, **narrow),
         checkpoint_case("unseen: a large buffer, measured", "measured-buffer", seed, **large),
+        checkpoint_case("unseen: another large MLP", "values", seed, **large),
         checkpoint_case("unseen: dropout", "dropout", seed, **sizes),
-        checkpoint_case("unseen: dropout by a function", "own-dropout", seed),
+        checkpoint_case("unseen: dropout by a function", "own-dropout", seed, **large),
         checkpoint_case("unseen: a gradient of zeros", "values", seed, zeros=True, **sizes),
         checkpoint_case("unseen: autocast", "autocast", seed, rows=12, width=16, inner=20),
-        checkpoint_case("unseen: data", "data", seed, **sizes),
+        checkpoint_case("unseen: data", "data", seed, **large),
         checkpoint_case("unseen: the other result", "several", seed, result=1, **sizes),
         checkpoint_case("unseen: nested", "nested", seed, **sizes),
         checkpoint_case("unseen: averages", "buffers", seed, **sizes),
-        checkpoint_case("unseen: averages, three modules deep", "deep-buffers", seed, **sizes),
+        checkpoint_case("unseen: averages, three modules deep", "deep-buffers", seed, **large),
         checkpoint_case("unseen: an error", "raises", seed, **sizes),
         checkpoint_case("unseen: four ranks", "ranks", seed, ranks=4, **sizes),
     ]
@@ -52,6 +57,10 @@ def _chain_cases(seed: int) -> list[Case]:
             again_at_the_end=[3, 0],
         ),
         chain_case("unseen: measured", "bytes", 12, 4, seed, rows=64, width=24, inner=80),
+        chain_case(
+            "unseen: few rows, measured", "bytes", 12, 3, seed, rows=draw.randint(6, 9), width=4, inner=256
+        ),
+        chain_case("unseen: many rows", "values", 5, 3, seed, rows=64, width=24, inner=80),
         chain_case("unseen: refused", "refused", 6, 0, seed),
         chain_case("unseen: own", "own-parts", 5, 2, seed),
     ]

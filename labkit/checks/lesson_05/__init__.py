@@ -35,6 +35,7 @@ TORCHS_OWN = (
 )
 CHECKPOINT_ID = "05.checkpoint"
 MEASURED = {"rows": 96, "width": 48, "inner": 160}
+LARGE_CHAIN = {"rows": 48, "width": 32, "inner": 96}
 MEASUREMENTS = ("measured", "measured-data", "measured-buffer")
 
 
@@ -52,6 +53,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("an MLP, measured", "measured", seed, **MEASURED),
         checkpoint_case("in evaluation, measured", "measured", seed, training=False, **MEASURED),
         checkpoint_case("data, measured", "measured-data", seed, **MEASURED),
+        checkpoint_case("a large MLP", "values", seed, **MEASURED),
         checkpoint_case("under no_grad", "no-grad", seed),
         checkpoint_case("x in another order", "view", seed),
         checkpoint_case("a layer of it frozen", "values", seed, frozen=["0.weight", "2.bias"]),
@@ -60,6 +62,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case(
             "a function with dropout, twice in a row", "dropout", seed, in_a_row=2, no_module=True
         ),
+        checkpoint_case("dropout in a large MLP", "dropout", seed, **MEASURED),
         checkpoint_case("dropout in evaluation", "dropout", seed, training=False),
         checkpoint_case("bfloat16 autocast", "autocast", seed),
         checkpoint_case("float16 autocast", "half", seed),
@@ -68,12 +71,13 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("an input without gradient", "data", seed),
         checkpoint_case("two results, the first used", "several", seed),
         checkpoint_case("two results, the second used", "several", seed, result=1),
-        checkpoint_case("two results, both used", "several", seed, result=BOTH),
+        checkpoint_case("two large results, both used", "several", seed, result=BOTH, **MEASURED),
         checkpoint_case("one tensor in two places", "shared", seed),
         checkpoint_case("a tuple of one", "one", seed),
         checkpoint_case("one inside another", "nested", seed),
         checkpoint_case("batch normalisation", "buffers", seed),
         checkpoint_case("batch normalisation twice in a row", "buffers", seed, in_a_row=2),
+        checkpoint_case("batch normalisation of many rows", "buffers", seed, **MEASURED),
         checkpoint_case("batch normalisation in evaluation", "buffers", seed, training=False),
         checkpoint_case("an error inside", "raises", seed),
         checkpoint_case("a sum over ranks", "ranks", seed, ranks=2),
@@ -95,6 +99,7 @@ def _chain_cases(seed: int) -> list[Case]:
         chain_case("5 in 5, one frozen, one an nn.Sequential", "values", 5, 5, seed, frozen=[2], pairs=[1]),
         chain_case("4 layers in 1", "values", 4, 1, seed),
         chain_case("11 layers in 4", "values", 11, 4, seed),
+        chain_case("5 large layers in 2", "values", 5, 2, seed, **LARGE_CHAIN),
         chain_case(
             "an nn.ModuleList, two of its layers once more at the end",
             "any-sequence",
@@ -104,7 +109,7 @@ def _chain_cases(seed: int) -> list[Case]:
             handed="nn.ModuleList",
             again_at_the_end=[3, 0],
         ),
-        chain_case("9 layers in 3, measured", "bytes", 9, 3, seed, rows=48, width=32, inner=96),
+        chain_case("9 layers in 3, measured", "bytes", 9, 3, seed, **LARGE_CHAIN),
         chain_case("segments that cannot be", "refused", 4, 0, seed),
         chain_case("with your own checkpoint", "own-parts", 7, 3, seed),
     ]
@@ -341,7 +346,7 @@ EXERCISES = [
                 2,
                 "Between forward and backward one input a segment is alive",
                 "results of single layers are kept, in a list perhaps",
-                {"bytes": keeps_boundaries},
+                {"bytes": every(keeps_boundaries, chain_gives("output", "input_grad", "grad"))},
             ),
             Property(
                 "wrong-segments",

@@ -54,14 +54,17 @@ class _Bare(nn.Module):
 
 
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
-    """The first has a hook, as libraries add them; every third one is in evaluation mode; those that the case
-    says are frozen. Those of its `pairs` are an nn.Sequential of two, which has a length and can be indexed.
+    """The first has a hook, as libraries add them; every third one is in evaluation mode: but not where bytes
+    are measured. Frozen are those that the case says. Those of its `pairs` are an nn.Sequential of two, which
+    has a length and can be indexed.
     """
     sizes, bare = (case.params["width"], case.params["inner"]), case.params.get("bare", ())
     layers = nn.ModuleList(
         _Bare(i, log) if i in bare else _Layer(i, *sizes, log) for i in range(case.params["layers"])
     ).double()
     layers.load_state_dict({n.removeprefix("full."): t for n, t in inputs.items() if n.startswith("full.")})
+    if case.kind == "bytes":
+        return layers
     layers[0].register_forward_hook(lambda layer, args, out: out * 1.5)
     for layer in layers[1::3]:
         layer.eval()
@@ -160,14 +163,22 @@ def _tell_buffers(seat: Seat, layers: nn.Module) -> None:
 
 
 def _measure_chain(rank: Rank) -> None:
-    """Fact: kept_bytes, between forward and backward."""
+    """Fact: kept_bytes, between forward and backward. Answers: output, input_grad, grad.NAME."""
     x = rank.inputs["x"].clone().requires_grad_()
 
-    def prepare() -> Callable[[], Tensor]:
-        layers = _layers(rank.case, rank.inputs, [])
-        return lambda: rank.student.checkpoint_sequential(list(layers), x, rank.params["segments"])
+    def prepare() -> Callable[[], tuple[Tensor, nn.Module]]:
+        layers, x.grad = _layers(rank.case, rank.inputs, []), None
+        return lambda: (rank.student.checkpoint_sequential(list(layers), x, rank.params["segments"]), layers)
 
-    rank.fact("kept_bytes", bytes_kept(prepare))
+    def go_back(kept: tuple[Tensor, nn.Module]) -> None:
+        output, layers = kept
+        output.backward(rank.inputs["grad_output"])
+        for name, tensor in {"output": output, "input_grad": x.grad}.items():
+            rank.answer(name, tensor)
+        for name, parameter in layers.named_parameters():
+            rank.answer(f"grad.{name}", parameter.grad)
+
+    rank.fact("kept_bytes", bytes_kept(prepare, go_back))
 
 
 def _offer_wrong_segments(rank: Rank) -> None:
@@ -210,7 +221,7 @@ RUNS: Mapping[str, Run] = {
     "values": Run(_use_twice, _inputs, evidence=BesidePlainChain),
     "own-parts": Run(_use_chain, _inputs, evidence=BesidePlainChain),
     "any-sequence": Run(_use_sequence, _inputs, evidence=BesidePlainChain),
-    "bytes": Run(_measure_chain, _inputs),
+    "bytes": Run(_measure_chain, _inputs, evidence=BesidePlainChain),
     "refused": Run(_offer_wrong_segments, _inputs),
 }
 

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -42,6 +43,11 @@ from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import State, same
 from labkit.checks.shared.held import bytes_kept
 
+MEASURED_RUNS = {
+    "kept": "bytes between forward and backward are counted",
+    "left": "bytes after backward are counted",
+    "counted": "runs are counted",
+}
 SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful solution keeps besides stays below
 
 
@@ -109,10 +115,16 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
     output.backward(subject.grad_output.to(output.dtype))
     seen = {"output": output.detach(), "next_random": torch.rand(3)}
     seen["results"] = torch.tensor(len(results) if several else 0)
-    inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
-    seen |= {f"input_grad.{i}": arg.grad for i, arg in enumerate(inputs) if arg.grad is not None}
-    seen |= {f"grad.{n}": p.grad for n, p in subject.module.named_parameters() if p.grad is not None}
+    seen |= _gradients(subject)
     return seen | {f"buffer.{n}": b.clone() for n, b in subject.module.named_buffers()}
+
+
+def _gradients(subject: Subject) -> State:
+    """ "input_grad.N" and "grad.NAME", of those that have one."""
+    inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
+    found = {f"input_grad.{i}": arg.grad for i, arg in enumerate(inputs) if arg.grad is not None}
+    named = subject.module.named_parameters()
+    return found | {f"grad.{name}": p.grad for name, p in named if p.grad is not None}
 
 
 def _used(results: Sequence[Tensor], which: int) -> Tensor:
@@ -149,14 +161,19 @@ def _without_gradients(rank: Rank, recipe: Recipe) -> None:
 
 def _measured(rank: Rank, recipe: Recipe) -> None:
     """Facts: kept_bytes (between forward and backward), left_bytes (after backward, beside the result, which
-    lives), calls (after forward, after backward).
+    lives), calls (after forward, after backward). Answers, of each of the three: output, input_grad.N and
+    grad.NAME as "kept NAME", "left NAME" and "counted NAME".
 
     A call of one row goes before each that is measured: what is kept of the last call alone is seen then.
     """
+    subject = recipe.subject(rank.case, rank.inputs)
+    at_hand = _room_for_gradients(subject)
 
     def back_and_forth(subject: Subject) -> Tensor:
         output: Tensor = rank.student.checkpoint(subject.function, *subject.args)
         output.backward(subject.grad_output)
+        for name, gradient in _gradients(subject).items():
+            at_hand[name][: len(gradient)].copy_(gradient)
         subject.module.zero_grad()
         subject.args[0].grad = None
         return output
@@ -166,21 +183,43 @@ def _measured(rank: Rank, recipe: Recipe) -> None:
         (x,) = fresh.args
         row = x.detach()[:1].clone().requires_grad_(x.requires_grad)
         back_and_forth(replace(fresh, args=(row,), grad_output=fresh.grad_output[:1].clone()))
+        for gradient in at_hand.values():
+            gradient.zero_()
         return fresh
 
-    def forward() -> Callable[[], Tensor]:
+    def forward() -> Callable[[], tuple[Tensor, Subject]]:
         fresh = prepare()
-        return lambda: rank.student.checkpoint(fresh.function, *fresh.args)
+        return lambda: (rank.student.checkpoint(fresh.function, *fresh.args), fresh)
 
-    rank.fact("kept_bytes", bytes_kept(forward))
-    subject = recipe.subject(rank.case, rank.inputs)
-    left = bytes_kept(lambda: partial(back_and_forth, prepare()))
+    def go_back(kept: tuple[Tensor, Subject]) -> None:
+        output, fresh = kept
+        output.backward(fresh.grad_output)
+        _tell(rank, "kept", output, _gradients(fresh))
+
+    rank.fact("kept_bytes", bytes_kept(forward, go_back))
+    left = bytes_kept(
+        lambda: partial(back_and_forth, prepare()), lambda output: _tell(rank, "left", output, at_hand)
+    )
     rank.fact("left_bytes", left - subject.grad_output.nbytes)
     function, calls = _counted(subject.function)
     output = rank.student.checkpoint(function, *subject.args)
     after_forward = len(calls)
     output.backward(subject.grad_output)
     rank.fact("calls", [after_forward, len(calls)])
+    _tell(rank, "counted", output, _gradients(subject))
+
+
+def _room_for_gradients(subject: Subject) -> State:
+    """Zeros for all of `_gradients`: what gradients are copied to that are to be gone."""
+    inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
+    found = {f"input_grad.{i}": torch.zeros_like(arg) for i, arg in enumerate(inputs)}
+    return found | {f"grad.{name}": torch.zeros_like(p) for name, p in subject.module.named_parameters()}
+
+
+def _tell(rank: Rank, which: str, output: Tensor, gradients: State) -> None:
+    """Answers: "WHICH output" and the gradients as "WHICH NAME"."""
+    for name, tensor in {"output": output, **gradients}.items():
+        rank.answer(f"{which} {name}", tensor)
 
 
 def _types(rank: Rank, recipe: Recipe) -> None:
@@ -272,9 +311,9 @@ def _run(
 
 RUNS: Mapping[str, Run] = {
     "values": _run(_once),
-    "measured": _run(_measured),
-    "measured-data": _run(_measured, Recipe(args=x_as_data)),
-    "measured-buffer": _run(_measured, Recipe(with_mask)),
+    "measured": _run(_measured, Recipe(ones=True)),
+    "measured-data": _run(_measured, Recipe(args=x_as_data, ones=True)),
+    "measured-buffer": _run(_measured, Recipe(with_mask, ones=True)),
     "dropout": _run(_once, Recipe(with_dropout)),
     "own-dropout": _run(_once, Recipe(with_its_own_dropout)),
     "autocast": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16)),
@@ -314,10 +353,29 @@ def as_plain(*prefixes: str) -> Judge:
     return judge
 
 
-def runs_twice(evidence: Evidence) -> Iterator[Finding]:
-    """Once in forward, once more in backward."""
+def _comes_to_something(evidence: BesidePlainCalls, *runs: str) -> Iterator[Finding]:
+    """These runs of `_measured` gave what plain autograd gives: the result, and the input's gradient or the
+    parameters'. Without a second run there is neither; who has one lacks nothing that is measured.
+    """
+    for run in runs:
+        yield from _measured_as_plain(evidence, run, "output")
+        both = [list(_measured_as_plain(evidence, run, kind)) for kind in ("input_grad", "grad")]
+        if not any(found and all(finding.passed for finding in found) for found in both):
+            yield from chain.from_iterable(both)
+
+
+def _measured_as_plain(evidence: BesidePlainCalls, run: str, kind: str) -> Iterator[Finding]:
+    for name, tensor in evidence.plain[0].items():
+        if name.partition(".")[0] == kind:
+            told = f"{name} as plain autograd has it, where {MEASURED_RUNS[run]}"
+            yield same(told, tensor, evidence.answers[0], f"{run} {name}")
+
+
+def runs_twice(evidence: BesidePlainCalls) -> Iterator[Finding]:
+    """Once in forward, once more in backward, and to some end."""
     seen = evidence.answers[0].facts["calls"]
     yield Finding(seen == [1, 2], "1 run after forward, 2 after backward", _counts(seen))
+    yield from _comes_to_something(evidence, "counted")
 
 
 def in_the_same_types(evidence: Evidence) -> Iterator[Finding]:
@@ -334,13 +392,14 @@ def _counts(seen: Sequence[int]) -> str:
 
 
 def keeps_its_ends(evidence: BesidePlainCalls) -> Iterator[Finding]:
-    """Between forward and backward only the inputs and the result are alive."""
+    """Between forward and backward only the inputs and the result are alive, and that is enough."""
     facts = evidence.answers[0].facts
     kept, most = facts["kept_bytes"], evidence.plain[0]["output"].nbytes + SLACK_BYTES
     yield Finding(kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes")
     left = facts["left_bytes"]
     told = f"at most {SLACK_BYTES} bytes beside the result when backward is over and gradients are gone"
     yield Finding(left <= SLACK_BYTES, told, f"{left} bytes")
+    yield from _comes_to_something(evidence, "kept", "left")
 
 
 def called_as_it_is(evidence: BesidePlainCalls) -> Iterator[Finding]:

@@ -173,12 +173,16 @@ def view_of_x(handed: Inputs) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a kind of case checkpoints: a module of (width, inner), and how it is called."""
+    """What a kind of case checkpoints: a module of (width, inner), and how it is called.
+
+    ones: backward starts from them, and whoever always does so loses nothing here.
+    """
 
     module: Callable[[int, int], nn.Module] = _mlp
     args: Callable[[Inputs], tuple[Any, ...]] = _x
     dtype: torch.dtype = torch.float64
     autocast: torch.dtype | None = None
+    ones: bool = False
 
     def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
         """Parameters "full.NAME" of the module; x, y, ids and grad_output with one entry a rank."""
@@ -206,8 +210,8 @@ class Recipe:
         in_a_row = case.params.get("in_a_row", 1)
         function = module.__call__ if case.params.get("no_module") else module
         grad_output = handed["grad_output"]
-        if case.params.get("zeros"):
-            grad_output = torch.zeros_like(grad_output)
+        if self.ones or case.params.get("zeros"):
+            grad_output = torch.full_like(grad_output, float(self.ones))
         return Subject(function, args, module, grad_output, result, self.autocast, in_a_row)
 
     def _empty(self, case: Case) -> nn.Module:

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from labkit.record.live import bytes_of_process
 
 REPEATS = 3  # the median of so many: what a backend or the allocator does meanwhile is no student's doing
 SETTLES = 0.2  # seconds in which a backend's own threads let go of a collective's tensors
+Kept = TypeVar("Kept")
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
@@ -24,22 +26,24 @@ class _Allocated(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS.split()]
 
 
-def bytes_kept(prepare: Callable[[], Callable[[], object]]) -> int:
+def bytes_kept(prepare: Callable[[], Callable[[], Kept]], then: Callable[[Kept], None] | None = None) -> int:
     """Bytes that a call leaves behind as long as its result lives, with the result, whoever holds them.
     Autograd's hooks see what is saved in its own way; this sees attributes, closures and arrays as well.
 
     prepare: makes all that is new for a call, and returns the call. It is asked several times, as what runs
     for the first time imports and caches, and what an object keeps from one call hides what it keeps of the
-    next.
+    next. then: gets the result of each call once that is measured.
     """
-    found = [_kept(prepare()) for _ in range(1 + REPEATS)][1:]
+    found = [_kept(prepare(), then) for _ in range(1 + REPEATS)][1:]
     return sorted(found)[REPEATS // 2]
 
 
-def _kept(call: Callable[[], object]) -> int:
+def _kept(call: Callable[[], Kept], then: Callable[[Kept], None] | None) -> int:
     before = _settled()
     result = call()
     after = _settled()
+    if then is not None:
+        then(result)
     del result
     return after - before
 
