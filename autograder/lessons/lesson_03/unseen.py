@@ -105,6 +105,8 @@ def _overlap_cases(seed: int) -> list[Case]:
         net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
         net_case("unseen: two forwards, then two backwards", "values", 2, seed, ahead=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),
+        net_case("unseen: small layers, timed", "many", 2, seed, **sizes | {"bucket_bytes": 1}),
+        net_case("unseen: large layers", "values", 2, seed, **large),
         net_case("unseen: accumulating", "no-sync", 3, seed, aside_in=draw.randint(1, 2), **sizes),
         net_case("unseen: a layer used only in what was cleared", "no-sync", 2, seed, aside_in=0, **sizes),
         net_case("unseen: accumulating alone", "no-sync", 1, seed, **sizes),

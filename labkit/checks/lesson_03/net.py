@@ -270,17 +270,23 @@ def own_loss(rank: Rank, model: nn.Module, step: int, m: int = 0) -> Tensor:
 
 
 def send_gradients_and_step(rank: Rank, net: nn.Module, step: int) -> None:
+    """`send_gradients`, then a step of SGD; the gradients are gone, or zeros where the case is `zeroed`, and
+    other parameters are frozen where it is `swapped`.
+    """
+    send_gradients(rank, net, step)
+    descend(net)
+    net.zero_grad(set_to_none=not rank.params.get("zeroed"))
+    swap_frozen(rank.case, net)
+
+
+def send_gradients(rank: Rank, net: nn.Module, step: int) -> None:
     """Answers: "grad STEP.NAME", zeros where a trained parameter has none. Fact: "frozen STEP", the frozen
-    parameters that have one. Then one step of SGD; the gradients are gone, or zeros where the case is
-    `zeroed`, and other parameters are frozen where it is `swapped`.
+    parameters that have one.
     """
     frozen = [name for name, p in net.named_parameters() if not p.requires_grad and p.grad is not None]
     rank.fact(f"frozen {step}", frozen)
     for name, gradient in _gradients(net).items():
         rank.answer(f"grad {step}.{name}", gradient)
-    descend(net)
-    net.zero_grad(set_to_none=not rank.params.get("zeroed"))
-    swap_frozen(rank.case, net)
 
 
 def send_state(rank: Rank, net: nn.Module, prefix: str) -> None:
@@ -308,9 +314,12 @@ WORDS = {
 
 @dataclass(frozen=True)
 class ReplicaEvidence(Evidence):
-    """One case's answers, to be held against one process that has the rows of all ranks of a group."""
+    """One case's answers, to be held against one process that has the rows of all ranks of a group. learns:
+    each step ends with one of SGD.
+    """
 
     loss: Loss
+    learns: bool = True
 
     def reference(self, answer: RankAnswer) -> State:
         """ "start.NAME", "grad STEP.NAME", "loss STEP.RANK", "trained.NAME", of the rank's group."""
@@ -334,7 +343,8 @@ class ReplicaEvidence(Evidence):
             torch.stack(list(losses.values())).mean().backward()
             found |= _named(f"grad {step}", _gradients(net))
             found |= _named(f"loss {step}", {str(r): loss for r, loss in losses.items()})
-            descend(net)
+            if self.learns:
+                descend(net)
             net.zero_grad()
             swap_frozen(self.case, net)
         return found | _named("trained", state_of(net))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ from labkit.checks.lesson_03.net import (
     MICRO_BATCHES,
     PAIRS,
     TORCHS_OWN,
+    WORDS,
     Loss,
     Net,
     ReplicaEvidence,
@@ -35,6 +38,7 @@ from labkit.checks.lesson_03.net import (
     net_inputs,
     net_of,
     own_loss,
+    send_gradients,
     send_gradients_and_step,
     send_state,
     stand_anywhere,
@@ -43,19 +47,31 @@ from labkit.checks.lesson_03.net import (
 )
 from labkit.checks.lesson_03.replicas import BROADCAST_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import STEPS, calls_of, calls_text, nbytes, stays_in_group
+from labkit.checks.shared.beside import (
+    STEPS,
+    State,
+    calls_of,
+    calls_text,
+    nbytes,
+    same,
+    stays_in_group,
+)
 from labkit.checks.shared.places import enter_group
 
 OVERLAP_ID = "03.overlapped-data-parallel"
+TIMED = STEPS + 1  # backward passes
+SMALLEST_MULTIPLE = 1e-3  # of the mean: less is nothing
 
 
 def _cases(seed: int) -> list[Case]:
+    large = {"rows": 64, "width": 24, "inner": 40, "bucket_bytes": 9000}
     small = {"aside": [2], "bucket_bytes": 60}
     there = {"zeroed": True, "earlier": True, "evaluated": True}
     everything = [name for name, _ in Net(1, 1).named_parameters()]
     return [
         net_case("two ranks", "values", 2, seed, late=[1]),
-        net_case("two ranks, timed", "many", 2, seed, rows=64, width=24, inner=40, bucket_bytes=9000),
+        net_case("two ranks, timed", "many", 2, seed, **large),
+        net_case("two ranks, large layers", "values", 2, seed, **large),
         net_case("four ranks, gradients zeroed", "values", 4, seed, bucket_bytes=1, **there),
         net_case("two dtypes", "values", 2, seed, mixed=True),
         net_case("two forwards, then two backwards", "values", 2, seed, ahead=True),
@@ -112,8 +128,10 @@ def _forwards(case: Case) -> int:
 
 
 def _time_backward(rank: Rank) -> None:
-    """Two forward and backward passes, and one inside no_sync between them. Recordings: forward, step STEP.
-    Facts: ready STEP, the second at which each gradient was; asked STEP, of how many handles.
+    """Three forward and backward passes with the weights of the start, one inside no_sync before the last.
+    Answers: start.NAME, and of the two before no_sync, which another property is about, grad STEP.NAME, once
+    all messages are over. Recordings: forward, step STEP. Facts: ready STEP, the second at which each
+    gradient was; asked STEP, of how many handles.
     """
     net = net_of(rank.case, rank.inputs)
     ready: list[float] = []
@@ -122,13 +140,18 @@ def _time_backward(rank: Rank) -> None:
     model = _wrap(rank, net)
     with rank.recording("forward"):
         loss = own_loss(rank, model, 0)
-    for step in range(STEPS):
+    for step in range(TIMED):
         ready.clear()
         with asked_handles(rank, f"step {step}"), rank.recording(f"step {step}") as begin:
             loss.backward()  # timed from the recording's zero: of two, a pause would be overlap
         rank.fact(f"ready {step}", [moment - begin for moment in ready])
-        with model.no_sync():
-            own_loss(rank, model, 0).backward()
+        if step < STEPS:
+            dist.barrier(rank.group)  # of who waits for nothing, what is sent counts, and not when it came
+            send_gradients(rank, net, step)
+            net.zero_grad()
+        if step == STEPS - 1:
+            with model.no_sync():
+                own_loss(rank, model, 0).backward()
         loss = own_loss(rank, model, 1)
 
 
@@ -191,8 +214,30 @@ def _accumulated_loss(model: nn.Module, case: Case, handed: Inputs, rank: int, s
     return torch.stack([loss_of(model, case, handed, rank, step, m) for m in range(count)]).sum()
 
 
-def _run(on_rank: Callable[[Rank], None], loss: Loss = loss_of) -> Run:
-    return Run(on_rank, net_inputs, hand_own, partial(ReplicaEvidence, loss=loss))
+def _run(on_rank: Callable[[Rank], None], loss: Loss = loss_of, learns: bool = True) -> Run:
+    return Run(on_rank, net_inputs, hand_own, partial(ReplicaEvidence, loss=loss, learns=learns))
+
+
+def _sends_gradients(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    """What the timed backward passes left is the mean over the ranks, or one multiple of it: a division that
+    is missing or wrong changes nothing in what is sent, and when.
+    """
+    for answer in evidence.answers:
+        expected = {n: t for n, t in evidence.reference(answer).items() if n.startswith("grad ")}
+        times = _multiple(expected, answer)
+        for key, tensor in expected.items():
+            kind, _, name = key.partition(".")
+            told = f"{WORDS[kind].format(name)}, or one multiple of that for all"
+            yield same(told, tensor * times, answer, key)
+
+
+def _multiple(expected: State, answer: RankAnswer) -> float:
+    """What all gradients of an answer were multiplied by, where it is one number above 0; 1 elsewhere."""
+    there = [(t.flatten(), answer.tensors[n].flatten()) for n, t in expected.items() if n in answer.tensors]
+    pairs = [(a, b.to(a.dtype)) for a, b in there if a.shape == b.shape]
+    whole = sum(float(a @ a) for a, _ in pairs)
+    times = sum(float(a @ b) for a, b in pairs) / whole if whole else 1.0
+    return times if SMALLEST_MULTIPLE <= times < math.inf else 1.0
 
 
 def _one_a_bucket(evidence: ReplicaEvidence) -> Iterator[Finding]:
@@ -247,7 +292,7 @@ def _bytes_text(sizes: list[int]) -> str:
 def _starts_early_and_waits_late(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         yield _moves_once(evidence, answer)
-        for step in range(STEPS):
+        for step in range(TIMED):
             yield from _times(answer, step)
 
 
@@ -282,7 +327,7 @@ EXERCISE = Exercise(
     ("OverlappedDataParallel",),
     {
         "values": _run(_train, _loss_of_a_step),
-        "many": _run(_time_backward),
+        "many": _run(_time_backward, learns=False),
         "no-sync": _run(_accumulate, _accumulated_loss),
         "unused": _run(_train),
         "subgroup": _run(_train),
@@ -304,7 +349,10 @@ EXERCISE = Exercise(
             2,
             "After backward every gradient is the mean over the ranks",
             "a handle was not waited for, or a flat bucket was cut at the wrong offsets",
-            {"values": GRADIENTS, "many": every(*(waits_for_all(f"step {step}") for step in range(STEPS)))},
+            {
+                "values": GRADIENTS,
+                "many": every(GRADIENTS, *(waits_for_all(f"step {step}") for step in range(TIMED))),
+            },
         ),
         Property(
             "trained-weights",
@@ -320,7 +368,7 @@ EXERCISE = Exercise(
             3,
             "One all_reduce a bucket; the gradients' bytes once",
             "bucket_bytes taken as a number of elements, or one all_reduce a parameter",
-            {"many": _one_a_bucket},
+            {"many": every(_one_a_bucket, _sends_gradients)},
         ),
         Property(
             "overlap",
@@ -328,7 +376,7 @@ EXERCISE = Exercise(
             11,
             "Most bytes are under way before the last gradient is ready, and waited for at the end",
             "all is reduced after backward; or async_op=True is missing",
-            {"many": _starts_early_and_waits_late},
+            {"many": every(_starts_early_and_waits_late, _sends_gradients)},
         ),
         Property(
             "no-sync",
