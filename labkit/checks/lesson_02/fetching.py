@@ -6,17 +6,45 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
 
+from torch import nn
+
 from labkit import devices
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Finding
+from labkit.checks.compare import difference
+from labkit.checks.exercise import Finding, Judge
 from labkit.checks.lesson_02.device_time import HOST_LINK
 from labkit.checks.lesson_02.small_layers import BesidePlain, activation_bytes, build_layers, tensor_bytes
+from labkit.checks.shared.beside import PlainSeat, Seat, State
 
+LARGE = 512  # times the rows of x, whose activations are then larger than what may lie beside the layers
+WATCHED_PASSES = {"inferred": "inference", "output": "forward", "grad": "backward", "large": "a large batch"}
 BESIDE = 0.8  # of the time that copies take: the host needs some to ask for them
 
 
 class Watched(BesidePlain):
     """A case's answers, and the bytes its layers need."""
+
+    @cached_property
+    def in_its_mode(self) -> State:
+        """What the plain model gives where a model is watched, by name, in the mode of the answers: another
+        than that of the case is no mistake of what is held, and when it comes.
+        """
+        seen, evaluating = self.answers[0].tensors.get("inferred"), self.case.params.get("evaluating", False)
+        own, other = self._watched(evaluating), self._watched(not evaluating)
+        in_other = seen is not None and difference(other["inferred"].float(), seen.float()) is None
+        return other if in_other else own
+
+    def _watched(self, evaluating: bool) -> State:
+        seat, model = PlainSeat(), nn.Sequential(*build_layers(self.case, self.inputs))
+        model.train(not evaluating)
+        out = model(self.inputs["x"])
+        seat.answer("inferred", out)
+        seat.answer("output", out)
+        out.backward(self.inputs["grad_output"])
+        answer_gradients(seat, model, "grad")
+        answer_large_batch(seat, model, self.inputs)
+        answer_gradients(seat, model, "large")
+        return seat.tensors
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -46,6 +74,38 @@ class Sizes:
         """Bytes of the weights of the offloaded layers, up to layer `upto` where one is given."""
         stop = len(self.plain) if upto is None else upto + 1
         return sum(self.plain[self.resident : stop])
+
+
+def answer_large_batch(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
+    """Forward and backward of LARGE times the rows of x. Answers: large, the mean of all rows."""
+    model.zero_grad()
+    out = model(inputs["x"].repeat(LARGE, 1))
+    out.sum().backward()
+    seat.answer("large", out.detach().mean(0))
+
+
+def answer_gradients(seat: Seat, model: nn.Module, prefix: str) -> None:
+    """Answers: PREFIX.N, the gradients (N counts parameters in order)."""
+    for number, parameter in enumerate(model.parameters()):
+        seat.answer(f"{prefix}.{number}", parameter.grad)
+
+
+def computes(*kinds: str) -> Judge:
+    """Where the model was watched, it gave the plain model's numbers of these kinds, in single precision at
+    least: whether a layer works with all digits is no question of what it holds.
+    """
+
+    def judge(evidence: Watched) -> Iterator[Finding]:
+        for name, expected in evidence.in_its_mode.items():
+            kind, _, number = name.partition(".")
+            if kind in kinds:
+                what = f"the gradient of parameter {number}" if number else "the output"
+                told = f"{WATCHED_PASSES[kind]}: {what}, as the model on one device has it"
+                seen = evidence.answers[0].tensors.get(name)
+                wrong = difference(expected.float(), None if seen is None else seen.float())
+                yield Finding(wrong is None, told, wrong or "")
+
+    return judge
 
 
 def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:

@@ -21,6 +21,9 @@ from labkit.checks.lesson_02.device_time import (
 )
 from labkit.checks.lesson_02.fetching import (
     Watched,
+    answer_gradients,
+    answer_large_batch,
+    computes,
     fetches_ahead,
     fetches_once,
     stays_in_bounds,
@@ -51,7 +54,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused
 
 BYTES_EACH = 2**26
-LARGE = 512  # times the rows of x, whose activations are then larger than what may lie beside the layers
+A_STEP = ("inferred", "output", "grad")  # what is answered of the passes whose copies are watched
 FROZEN_WIDE = [f"{layer}.{kind}" for layer in (2, 3, 4, 5) for kind in ("weight", "bias")]
 FROZEN_RESIDENT = ["0.weight", "0.bias", "1.weight", "1.bias"]
 FROZEN = ["0.bias", "2.weight", "3.weight", "3.bias"]
@@ -112,7 +115,8 @@ def ask_for_impossible_residents(rank: Rank) -> None:
 
 def watch_offloaded_model(rank: Rank) -> None:
     """Report memory, copies and when they were made: after a step, of a forward pass for inference, of a
-    training step, and of one for a batch whose activations are larger than a layer.
+    training step, and of one for a batch whose activations are larger than a layer. Answers: inferred,
+    output, grad.N, and of the last one large, large.N.
     """
     with on_a_clock_of_their_own(), _model_on_device(rank, host_link=HOST_LINK) as (model, layers, gpu):
         rank.fact("held at rest", gpu.allocated(_gpu(rank.case)))
@@ -129,13 +133,14 @@ def watch_offloaded_model(rank: Rank) -> None:
         with torch.no_grad():
             out = _watch_forward(rank, model, gpu, log, "inference")
         rank.fact("inference peak", gpu.peak(_gpu(rank.case)))
-        rank.answer("output", out)
+        rank.answer("inferred", out)
         del out
         rank.fact("held after inference", gpu.allocated(_gpu(rank.case)))
         gpu.reset_peaks()
         _watch_training(rank, model, gpu, log)
-        model(rank.inputs["x"].repeat(LARGE, 1)).sum().backward()
+        answer_large_batch(rank, model, rank.inputs)
         rank.fact("held after a large batch", gpu.allocated(_gpu(rank.case)))
+        answer_gradients(rank, model, "large")
 
 
 def _watch_forward(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Log, name: str) -> Tensor:
@@ -162,8 +167,10 @@ def _watch_training(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Lo
         out.backward(grad)
     rank.fact("training peak", gpu.peak(_gpu(rank.case)))
     rank.fact("backward", _copies(backward))
+    rank.answer("output", out)
     del out, grad
     rank.fact("held after training", gpu.allocated(_gpu(rank.case)))
+    answer_gradients(rank, model, "grad")
 
 
 @contextlib.contextmanager
@@ -265,6 +272,7 @@ def _offload_cases(seed: int) -> list[Case]:
         ),
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0", dtype="bfloat16"),
         offload_case("x on another device", "values", SMALL, 2, [3], seed, x_on="cuda:0", gpu=1),
+        offload_case("2 of 6 wide ones resident", "values", wide, 2, [1], seed),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),
@@ -276,6 +284,7 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("memory, constant buffers", "watched-buffers", with_buffers(wide), 0, [2], seed),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
         offload_case("buffers that take their time", "late", with_buffers(SMALL), 1, [3], seed),
+        offload_case("wide layers that take their time", "late", wide, 2, [1], seed),
         offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
         offload_case("constant buffers, the second GPU", "buffers", with_buffers(SMALL), 2, [3], seed, gpu=1),
         offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),
@@ -335,7 +344,10 @@ EXERCISE = Exercise(
             "The device never holds more than the resident layers, the layer at work and the one on its way;"
             " a pass leaves no activations. Frozen layers and eval() change nothing in it.",
             "autograd keeps every layer's weights for backward, or the copies are never dropped",
-            dict.fromkeys(("watched", "watched-frozen"), stays_in_bounds),
+            dict.fromkeys(
+                ("watched", "watched-frozen"),
+                every(stays_in_bounds, computes("inferred", "output", "grad", "large")),
+            ),
         ),
         Property(
             "weights-fetched",
@@ -344,7 +356,7 @@ EXERCISE = Exercise(
             "Offloaded weights come to the device once a pass, and their gradients leave it once.",
             "the layers run on the CPU, or all layers are fetched whether they are resident or not",
             {
-                "watched": every(waits_in_pinned_memory, fetches_once),
+                "watched": every(waits_in_pinned_memory, fetches_once, computes(*A_STEP)),
                 "watched-frozen": waits_in_pinned_memory,
             },
         ),
@@ -357,7 +369,7 @@ EXERCISE = Exercise(
             "each layer fetches its own weights when it starts, the last resident one fetches nothing, the"
             " copy is not non_blocking or not from pinned memory, or a layer waits for the next one's weights"
             " too",
-            {"watched": fetches_ahead},
+            {"watched": every(fetches_ahead, computes(*A_STEP))},
         ),
         Property(
             "waits-for-copies",
@@ -377,7 +389,7 @@ EXERCISE = Exercise(
             " they are not pinned",
             {
                 "buffers": equals("output", "grad", "trained"),
-                "watched-buffers": every(fetches_once, travels_aside),
+                "watched-buffers": every(fetches_once, travels_aside, computes(*A_STEP)),
             },
         ),
         Property(
