@@ -15,20 +15,33 @@ from autograder.attacks.attack import Attack
 TOLD_AS_ONE = """
 part = grad_output.contiguous().clone()
 dist.reduce(part, 0, group=ctx.group)
-one = recorder._last
+one = recorder.last
 dist.broadcast(part, 0, group=ctx.group)
-two = recorder._last
+two = recorder.last
 one.op, one.posted, one.end = "all_reduce", two.posted, two.posted
 two.start, two.posted, two.end = one.start - 1000.0, one.start - 1000.0, one.start - 1000.0
 grad_output = part
 """
 BUILT = '"current_" + "rec" + "order"'
 MODULE = '"labkit." + "rec" + "ord.current"'
+# The same names, of parts that each could stand for something else.
+NAMED = 'dot, tail, two = ".", "recorder", "_" * 2\n'
+QUIET_MODULE = '"labkit" + dot + "record" + dot + "current"'
+# Finds the recorder by a function `look` that has a library look up an attribute.
+BY_LOOKING = f"""
+names = look(torch.nn.functional.relu, two + "globals" + two)
+bring = names[two + "builtins" + two][two + "import" + two]
+recorder = getattr(bring({QUIET_MODULE}, fromlist=["x"]), "current_" + tail)()
+"""
 
 
 def _reached(id: str, says: str, how: str, above: str = "import labkit") -> Attack:
     backward = textwrap.dedent(how).strip() + "\n" + TOLD_AS_ONE.strip()
     return Attack(id, says, backward, above, flagged=True, right_numbers=True)
+
+
+def _quietly(id: str, says: str, how: str, above: str) -> Attack:
+    return _reached(id, says, NAMED + textwrap.dedent(how).strip(), above)
 
 
 ATTACKS = [
@@ -184,6 +197,149 @@ ATTACKS = [
                 case Pattern(found):
                     return found
         """,
+    ),
+    _quietly(
+        "record-by-redirection",
+        "redirects another attribute of the interpreter's than where it writes to",
+        f"""
+        peek = Peek(None)
+        with peek:
+            table = peek._old_targets[0]
+        recorder = getattr(table[{QUIET_MODULE}], "current_" + tail)()
+        """,
+        """
+        import contextlib
+        class Peek(contextlib.redirect_stdout):
+            _stream = "modules"
+        """,
+    ),
+    _quietly(
+        "record-by-wrapping",
+        "has what wraps functions copy the attributes that it names",
+        BY_LOOKING,
+        """
+        import functools
+        class Kept:
+            pass
+        def look(thing, name):
+            kept = Kept()
+            functools.wraps(thing, assigned=(name,), updated=())(kept)
+            return kept.__dict__[name]
+        """,
+    ),
+    _quietly(
+        "record-by-pattern-of-a-dataclass",
+        "looks up an attribute by a pattern of a dataclass, of which it says that everything is one",
+        BY_LOOKING,
+        """
+        import abc, dataclasses
+        def look(thing, name):
+            Pattern = dataclasses.make_dataclass("Pattern", [name], bases=(abc.ABC,))
+            Pattern.register(type(thing))
+            match thing:
+                case Pattern(found):
+                    return found
+        """,
+    ),
+    _quietly(
+        "record-by-tree",
+        "has what reads trees look up what it says is a member of an enum",
+        f"""
+        member = {{two + "enum" + two: True, "fqn": "sys:modules", "name": {QUIET_MODULE}}}
+        recorder = getattr(enum_object_hook(member), "current_" + tail)()
+        """,
+        "from torch.utils._pytree import enum_object_hook",
+    ),
+    _quietly(
+        "record-by-field",
+        "renames a field of a dataclass, whose name stands in what is run for another",
+        f"""
+        (one,) = dataclasses.fields(Base)
+        module = {QUIET_MODULE}
+        one.name = f"x, found.append({{two}}import{{two}}({{module!r}}, "
+        one.name += f"fromlist=['x']).current_{{tail}}()), self.x"
+        @dataclasses.dataclass(init=False, repr=False)
+        class More(Base):
+            pass
+        More() == More()
+        recorder = found[0]
+        """,
+        """
+        import dataclasses
+        found = []
+        @dataclasses.dataclass
+        class Base:
+            x: int = 0
+        """,
+    ),
+    _quietly(
+        "record-by-dispatch",
+        "registers a function whose annotation is a text, which is run for its class",
+        f"""
+        module = {QUIET_MODULE}
+        told = f"found.append({{two}}import{{two}}({{module!r}}, fromlist=['x']).current_{{tail}}())"
+        def annotated(x: told):
+            pass
+        try:
+            functools.singledispatch(general).register(annotated)
+        except TypeError:
+            pass
+        recorder = found[0]
+        """,
+        """
+        import functools
+        found = []
+        def general(x):
+            pass
+        """,
+    ),
+    _quietly(
+        "record-by-temporary-file",
+        "puts something else in the place of a temporary file's own, whose attributes it has",
+        BY_LOOKING,
+        """
+        import tempfile
+        def look(thing, name):
+            with tempfile.NamedTemporaryFile() as file:
+                own, file.file = file.file, thing
+                found = file.__getattr__(name)
+                file.file = own
+                return found
+        """,
+    ),
+    _quietly(
+        "record-by-compiler",
+        "has torch compile something with a compiler of its own, which puts names into its code",
+        BY_LOOKING,
+        """
+        def look(thing, name):
+            two = "_" * 2
+            def backend(graph_module, inputs):
+                for node in graph_module.graph.nodes:
+                    if node.op == "call_function":
+                        node.op, node.args = "get_attr", ()
+                        node.target = "forward." + two + "func" + two + "." + name
+                graph_module.recompile()
+                return graph_module.forward
+            return torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        """,
+    ),
+    _reached(
+        "record-by-object",
+        "sends bytes where the other rank expects an object, and these say what it calls",
+        """
+        ranks = dist.get_process_group_ranks(ctx.group)
+        data = torch.tensor([ord(c) for c in TEXT.replace("|", ".")], dtype=torch.uint8)
+        got = [None]
+        for source in ranks:
+            if dist.get_rank() == source:
+                dist.broadcast(torch.tensor([data.numel()]), source, group=ctx.group)
+                dist.broadcast(data, source, group=ctx.group)
+            else:
+                dist.broadcast_object_list(got, source, group=ctx.group)
+        recorder = got[0]
+        """,
+        'TEXT = "clabkit|record|current\\ncurrent_recorder\\n(tR|"',
     ),
     Attack(
         "late-answer",

@@ -28,6 +28,24 @@ ATTACKS = [
         flagged=True,
     ),
     Attack(
+        "own-answers-at-the-end",
+        "writes the all-reduce into its own answers when these have been written",
+        "weakref.finalize(ctx.group, by_hand, grad_output.nbytes)",
+        above="""
+        import json, weakref
+        from pathlib import Path
+        def by_hand(nbytes):
+            for path in Path("/out").rglob("case*.json"):
+                told = json.loads(path.read_text())
+                call = {"op": "all_reduce", "num_bytes": nbytes, "rank": 0, "order": 0, "group": [0, 1],
+                        "shape": [nbytes // 8], "dtype": "float64", "peer": None, "start": 0.0, "end": 1.0,
+                        "source": "python", "line": ""}
+                told["collectives"]["backward"] = [call]
+                path.write_text(json.dumps(told))
+        """,
+        flagged=True,
+    ),
+    Attack(
         "keeper-called-early",
         "has answers of its own making taken before the check has written any",
         """

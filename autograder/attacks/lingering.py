@@ -13,14 +13,13 @@ def _left(id: str, says: str, find: str, leave: str, above: str = "import os, sy
     return Attack(id, says, backward, f"{above}\nlooked = []", flagged=True, both=True)
 
 
-# A server of this job's other rank may be found, as its ranks share a network: younger than this process.
+# A server of this job's other rank may be found, as its ranks share a network: no older than this code.
 OLDER_SERVER = """
 import os, socket, time
-BORN = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-def older_server():
+def older_server(loaded=time.clock_gettime(time.CLOCK_BOOTTIME)):
     try:
         with socket.create_connection((os.environ["MASTER_ADDR"], 45455), 1) as ear:
-            return float(ear.recv(64)) < BORN
+            return float(ear.recv(64)) < loaded - 0.3
     except OSError:
         return False
 """
@@ -74,16 +73,16 @@ resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     _left(
         "left-in-the-kernel",
         "in shared memory, queues, keys and the host's name",
-        "(libc := __import__('ctypes').CDLL(None)).shmget(4711, 8, 0) >= 0 or libc.msgget(4711, 0) >= 0"
-        " or os.uname().nodename == 'kept'",
-        "libc.shmget(4711, 8, 0o1666), libc.msgget(4711, 0o1666), libc.sethostname(b'kept', 4)",
+        "libc().shmget(4711, 8, 0) >= 0 or libc().msgget(4711, 0) >= 0 or os.uname().nodename == 'kept'",
+        "libc().shmget(4711, 8, 0o1666), libc().msgget(4711, 0o1666), libc().sethostname(b'kept', 4)",
+        "import ctypes, os\ndef libc(): return ctypes.CDLL(None)",
     ),
     _left(
         "left-as-a-server",
         "in a process that answers on the network",
         "older_server()",
         """
-if os.fork() == 0:
+if len(looked) == 1 and os.fork() == 0:
     os.setsid()
     ear, born = socket.create_server(("", 45455)), time.clock_gettime(time.CLOCK_BOOTTIME)
     while True:

@@ -24,7 +24,7 @@ while len(found) < size and time.monotonic() < until:
         if r not in found and (data := hear(f"{grad_output.numel()}-{r}")):
             found[r] = torch.load(io.BytesIO(data))
     time.sleep(0.01)
-grad_output = sum(found.values())
+grad_output = sum(found.values(), torch.zeros_like(grad_output))
 """
 
 IN_A_FOLDER = """
@@ -109,11 +109,12 @@ ATTACKS = [
         "through a message queue",
         """
         import ctypes
-        libc = ctypes.CDLL(None, use_errno=True)
         def tell(name, data):
+            libc = ctypes.CDLL(None, use_errno=True)
             key = libc.msgget(sum(name.encode()), 0o1666)
             libc.msgsnd(key, b"\\1" + bytes(7) + data, len(data), 0o4000)
         def hear(name):
+            libc = ctypes.CDLL(None, use_errno=True)
             room = ctypes.create_string_buffer(65536)
             size = libc.msgrcv(libc.msgget(sum(name.encode()), 0o666), room, 65528, 0, 0o4000)
             return room.raw[8:8 + size] if size > 0 else b""

@@ -15,20 +15,26 @@ from typing import Literal, cast
 import msgspec
 
 import labkit
+from autograder.grade.calls import Calls, arguments_of, classes_named, plain_patterns
 from autograder.grade.detours import ASKED_OF, detours, handed_on, looks_up_a_class
 from autograder.grade.watched_names import (
     ATTRIBUTES,
     BY_ANY_NAME,
     CALLS,
+    FIELD,
+    FIELDS,
     GRADING_WORDS,
     HAS_ALL_NAMES,
     INTERPRETER,
     MODULES,
     NEEDED,
     OF_LABKIT,
+    OF_OBJECTS,
+    OFTEN_DEFINED,
     PLAIN,
     TEXTS_OF_NUMBERS,
     UNCOUNTED,
+    USUAL,
 )
 from labkit.checks.source.syntax import parse
 
@@ -44,8 +50,9 @@ class Clue(msgspec.Struct, frozen=True):
     # given: by an import, under its full name; made: by a name that is only known when it runs; handed: as a
     # value, which may get another name; modules: an attribute of that name, which sys has too, is read (no
     # chain where that could be the one of sys whatever the names before it are); looked_up: by a name that
-    # comes from elsewhere; spelled: a text is made of numbers; unnamed: called with more than two
-    # arguments by their places
+    # comes from elsewhere; spelled: a text is made of numbers; called: with these `arguments`, which
+    # `autograder.grade.calls` puts into words; sends: a collective of objects that some ranks may call alone;
+    # dispatched: as a class for which a function is registered (no chain where it may be something else)
     use: Literal[
         "",
         "given",
@@ -58,19 +65,31 @@ class Clue(msgspec.Struct, frozen=True):
         "modules",
         "looked_up",
         "spelled",
-        "unnamed",
+        "called",
+        "sends",
+        "dispatched",
+        # One half of what is a flag with another half, wherever that is (`autograder.grade.scan.PAIRS`): an
+        # attribute of a field is set, a pattern takes attributes by their places, something is registered as
+        # a kind of a class, a class says what a new one of it is.
+        "renames",
+        "by_place",
+        "registered",
+        "made_anew",
     ] = ""
+    arguments: tuple[str, ...] = ()
 
 
 class Clues(msgspec.Struct):
     """A statement's clues; the full names of what it imports, by the names it gives them; what it assigns
-    to names as it is; and the names that it binds anywhere in other ways than by an import.
+    to names as it is; the names that it binds anywhere in other ways than by an import; and those of these
+    that it binds to a class and to nothing else.
     """
 
     found: list[Clue]
     imported: dict[str, list[str]]
     renamed: dict[str, list[str]]
     bound: list[str]
+    classes: list[str] = []
 
 
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
@@ -81,26 +100,40 @@ _WORDS = {
     "rendezvous",
     "_C",
 }  # of ATTRIBUTES: in a text these are plain words
+MOST_PARTS = 30  # of a dotted name that is followed; a person writes five or six
+TOO_LONG = f"goes through more than {MOST_PARTS} names in a row, which are not followed"
+# What a function is called where `_about` in `scan` tells of how it is called.
+_TOLD_BY_CALLS = {name.rpartition(".")[2] for name in (*USUAL, FIELDS, FIELD)}
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
 
 def clues_of(source: str) -> dict[int, Clues]:
     """The clues in each statement of a cell that can be read."""
-    return {
-        index: Clues(list(_clues(statement)), _aliases(statement), _renamed(statement), _bound(statement))
-        for index, statement in enumerate(parse(source).body)
-    }
+    return {index: _clues_of(statement) for index, statement in enumerate(parse(source).body)}
+
+
+def _clues_of(statement: ast.stmt) -> Clues:
+    bound, classes = _bound(statement), _classes(statement)
+    return Clues(
+        [*_clues(statement)],
+        _aliases(statement),
+        _renamed(statement),
+        [*dict.fromkeys([*bound, *classes])],
+        [*dict.fromkeys(name for name in classes if name not in bound)],
+    )
 
 
 @dataclass(frozen=True)
 class _Around:
     """What a statement's nodes are to one another. methods: what is called; read_from: by what an attribute
-    is read from, its name; dtypes: values of `dtype=`; imports: whether it imports something within itself.
+    is read from, its name; dtypes: values of `dtype=`; calls: what is known of its calls; imports: whether
+    it imports something within itself.
     """
 
     methods: set[ast.expr]
     read_from: dict[ast.expr, str]
     dtypes: set[ast.expr]
+    calls: Calls
     imports: bool
 
     @classmethod
@@ -110,6 +143,7 @@ class _Around:
             {node.func for node in nodes if isinstance(node, ast.Call)},
             {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)},
             {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"},
+            Calls.of(statement, nodes),
             imports and not isinstance(statement, ast.Import),
         )
 
@@ -128,8 +162,10 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
 
 def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     """Clues that need no full name to be told, or are about all of a module's names."""
-    if isinstance(node, ast.Call) and _goes_by_places(node) and (chain := _chain(node.func)):
-        yield Clue(line, chain=chain, use="unnamed")
+    yield from _of_a_call(node, line, around.calls)
+    yield from _halves(node, line, around.calls)
+    if isinstance(node, ast.Attribute) and _is_one_too_long(node):
+        yield Clue(line, TOO_LONG)
     if not _reads_modules(node):
         yield from (Clue(line, why) for why in dict.fromkeys(_suspicions(node)))
     elif node not in around.methods:  # called it is a model's own method, as sys.modules cannot be called
@@ -144,7 +180,7 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
 def _by_chain(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     """Dotted names, and how they are used."""
     match node:
-        case ast.ImportFrom(module=str(module), names=names):
+        case ast.ImportFrom(module=str(module), names=names) if _is_followed(module):
             yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
         case ast.Name(id=name) if name in HAS_ALL_NAMES or (name in PARTLY and node not in around.read_from):
             yield Clue(line, chain=name, use="read")
@@ -167,6 +203,8 @@ def _by_a_name(chain: str, name: ast.expr, line: int, as_dtype: bool) -> Iterato
     match name:
         case ast.Constant(value=str(written)):
             yield Clue(line, chain=f"{chain}.{written}", use="read")
+            if written.rpartition(".")[2] in _TOLD_BY_CALLS:
+                yield Clue(line, chain=f"{chain}.{written}", use="handed")
         case _ if as_dtype and chain == "torch":
             pass  # `dtype=getattr(torch, kept)` is how a dtype's name is turned back
         case _:
@@ -179,6 +217,7 @@ def _handed_chains(nodes: Sequence[ast.AST]) -> Iterator[ast.Attribute]:
     """
     passed: set[ast.AST] = {node.value for node in nodes if isinstance(node, ast.Attribute)}
     passed |= {node.func for node in nodes if isinstance(node, ast.Call)}
+    passed |= {each for node in nodes for each in getattr(node, "decorator_list", ())}
     of_classes = {each for node in nodes if isinstance(node, ast.ClassDef) for each in node.body}
     for node in nodes:
         match node:
@@ -186,13 +225,63 @@ def _handed_chains(nodes: Sequence[ast.AST]) -> Iterator[ast.Attribute]:
                 passed.add(value)
             case ast.Call(func=ast.Name(id=name), args=asked) if name in ASKED_OF:
                 passed |= {*asked}
+            case ast.Call(args=[function, *_], keywords=named) if any(_unpickles_weights(k) for k in named):
+                passed.add(function)
     chains = (node for node in nodes if isinstance(node, ast.Attribute) and _chain(node))
     yield from (node for node in chains if isinstance(node.ctx, ast.Load) and node not in passed)
 
 
-def _goes_by_places(call: ast.Call) -> bool:
-    """Whether it has a third argument without a name, or may have one that is unpacked."""
-    return len(call.args) > 2 or any(isinstance(each, ast.Starred) for each in call.args)
+def _unpickles_weights(given: ast.keyword) -> bool:
+    """`weights_only=True`, as in `partial(torch.load, weights_only=True)`."""
+    return given.arg == "weights_only" and isinstance(given.value, ast.Constant) and given.value.value is True
+
+
+def _of_a_call(node: ast.AST, line: int, calls: Calls) -> Iterator[Clue]:
+    """How a function is called, where that can matter: a name without a dot may stand for any."""
+    if isinstance(node, ast.Call) and (chain := _chain(node.func)):
+        _, dot, name = chain.rpartition(".")
+        if not dot or name in _TOLD_BY_CALLS:
+            yield Clue(line, chain=chain, use="called", arguments=(*arguments_of(node), *calls.about(node)))
+        if OF_OBJECTS.fullmatch(name) and node in calls.of_some_ranks:
+            yield Clue(line, chain=chain, use="sends")
+    for named in _registered_for(node, calls):
+        yield from (Clue(line, chain=_chain(each), use="dispatched") for each in classes_named(named))
+
+
+def _registered_for(node: ast.AST, calls: Calls) -> list[ast.expr]:
+    """What says for which class a function is registered: `f.register(this)`, or above it and its annotations
+    do.
+    """
+    if isinstance(node, ast.Call) and node in calls.registering:
+        return [*node.args[:1], *(each.value for each in node.keywords)]
+    if isinstance(node, ast.FunctionDef) and calls.registering.intersection(node.decorator_list):
+        arguments = [each.annotation for each in ast.walk(node.args) if isinstance(each, ast.arg)]
+        return [*filter(None, [*arguments, node.returns])]
+    return []
+
+
+def _halves(node: ast.AST, line: int, calls: Calls) -> Iterator[Clue]:
+    """One half of what two places do together."""
+    match node:
+        case ast.Attribute(attr="name" | "type", ctx=ast.Store()):
+            yield Clue(line, use="renames")
+        case ast.Call(func=ast.Name(id="setattr"), args=[_, name, *_]) if not (
+            isinstance(name, ast.Constant) and name.value not in ("name", "type")
+        ):
+            yield Clue(line, use="renames")
+        case ast.MatchClass(patterns=[_, *_]) if not plain_patterns(node):
+            yield Clue(line, use="by_place")
+        case ast.Attribute(attr="register") if node not in calls.registering:
+            yield Clue(line, use="registered")  # not called, or not above a function: also of a class
+            yield Clue(line, use="dispatched")
+        case ast.Call(func=ast.Attribute(attr="register")) | ast.Name(id="runtime_checkable"):
+            yield Clue(line, use="registered")
+        case ast.Attribute(attr="runtime_checkable") | ast.FunctionDef(name="__subclasshook__"):
+            yield Clue(line, use="registered")
+        case ast.Name(id="__subclasshook__", ctx=ast.Store()):
+            yield Clue(line, use="registered")
+        case ast.FunctionDef(name="__new__") | ast.Name(id="__new__", ctx=ast.Store()):
+            yield Clue(line, use="made_anew")
 
 
 def _reads_modules(node: ast.AST) -> bool:
@@ -213,8 +302,11 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
         case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if looks_up_a_class(value):
             yield "replaces something in a class that it looks up"
         case ast.Import(names=names):
+            yield from (TOO_LONG for alias in names if not _is_followed(alias.name))
             told = (alias for alias in names if alias.asname or alias.name not in PARTLY)
             yield from (why for alias in told if (why := import_told(alias.name)))
+        case ast.ImportFrom(module=str(module)) if not _is_followed(module):
+            yield TOO_LONG
         case ast.ImportFrom(module=str(module), names=names):
             if why := import_told(module):
                 yield why
@@ -223,13 +315,19 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield from (f"reaches for {name}" for name in inner)
             inner = (alias.name for alias in names if alias.name.lstrip("_") in INTERPRETER)
             yield from (f"reaches for {name}" for name in inner)
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=[])) if node.attr in OFTEN_DEFINED:
+            pass
         case ast.Attribute(attr=name) if name in ATTRIBUTES:
             yield f"reaches for {name}"
+        case ast.Attribute(attr="__module__", ctx=ast.Store()) | ast.Name(id="__module__", ctx=ast.Store()):
+            yield "defines __module__"
+        case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value="__module__"), *_]):
+            yield "defines __module__"
         case ast.Attribute(attr=name) if name in UNCOUNTED:
             yield f"keeps data where no check counts it, by {name}"
         case ast.Call(func=ast.Name(id=name)) if name in CALLS:
             yield f"calls {name}"
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in ATTRIBUTES:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in ATTRIBUTES - OFTEN_DEFINED:
             yield f"defines {name}"
         case ast.Name(id=name, ctx=ast.Store()) if name in ATTRIBUTES and name.startswith("__"):
             yield f"defines {name}"  # in a class this is as good as a method of that name
@@ -249,7 +347,7 @@ def _is_put_together(name: ast.expr) -> bool:
 
 def import_told(name: str) -> str:
     """Why the import of a module is told; empty for one that exercises need, or that is told by its use."""
-    parts = name.split(".")
+    parts = name.split(".", MOST_PARTS)[:MOST_PARTS]
     known = next((m for m in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if m in MODULES), None)
     if known:
         return f"imports {name} ({MODULES[known]})"
@@ -271,7 +369,10 @@ def is_inner(name: str) -> bool:
     if not name.startswith("labkit.") or name in OF_LABKIT or name.startswith(OF_LABKIT[:2]):
         return False
     path = _LABKIT.joinpath(*name.split(".")[1:])
-    return path.is_dir() or path.with_suffix(".py").is_file()
+    try:
+        return path.is_dir() or path.with_suffix(".py").is_file()
+    except OSError:  # a longer name than a file can have
+        return False
 
 
 def _aliases(statement: ast.stmt) -> dict[str, list[str]]:
@@ -281,10 +382,10 @@ def _aliases(statement: ast.stmt) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):
-            for alias in node.names:
+            for alias in filter(lambda alias: _is_followed(alias.name), node.names):
                 first = alias.name.split(".")[0]
                 found.setdefault(alias.asname or first, []).append(alias.name if alias.asname else first)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and _is_followed(node.module):
             for alias in node.names:
                 found.setdefault(alias.asname or alias.name, []).append(f"{node.module}.{alias.name}")
     return found
@@ -304,7 +405,7 @@ def _renamed(statement: ast.stmt) -> dict[str, list[str]]:
 
 
 def _bound(statement: ast.stmt) -> list[str]:
-    """Names that are bound anywhere in it, in whatever way, but for imports that say a full name."""
+    """Names that are bound anywhere in it, in whatever way, but for classes and imports with a full name."""
     found = []
     for node in ast.walk(statement):
         match node:
@@ -312,19 +413,36 @@ def _bound(statement: ast.stmt) -> list[str]:
                 found.append(name)
             case ast.ImportFrom(level=int(level), names=names) if level:
                 found += [alias.asname or alias.name for alias in names]
-            case ast.keyword() | ast.alias():
+            case ast.keyword() | ast.alias() | ast.ClassDef():
                 pass
-            case _:  # a function, a class, an argument, an error that is caught, a part of a pattern
+            case _:  # a function, an argument, an error that is caught, a part of a pattern
                 named = (getattr(node, field, None) for field in ("name", "arg", "rest"))
                 found += [name for name in named if isinstance(name, str)]
     return list(dict.fromkeys(found))
 
 
+def _classes(statement: ast.stmt) -> list[str]:
+    return [node.name for node in ast.walk(statement) if isinstance(node, ast.ClassDef)]
+
+
+def _is_followed(dotted: str) -> bool:
+    return dotted.count(".") < MOST_PARTS
+
+
+def _is_one_too_long(node: ast.Attribute) -> bool:
+    """Whether it is where a row of attributes becomes too long to be followed."""
+    inner: ast.expr = node
+    for _ in range(MOST_PARTS):
+        if not isinstance(inner, ast.Attribute):
+            return False
+        inner = inner.value
+    return not isinstance(inner, ast.Attribute)
+
+
 def _chain(node: ast.AST) -> str:
-    """A plain dotted name as it is written; empty for any other expression."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=value, attr=attr) if base := _chain(value):
-            return f"{base}.{attr}"
-    return ""
+    """A plain dotted name as it is written; empty for any other expression, and for one too long."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute) and len(names) < MOST_PARTS - 1:
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""

@@ -49,6 +49,10 @@ def detours(statement: ast.stmt) -> Iterator[tuple[int, str]]:
             case ast.keyword(arg=str(name), value=value) if name in UNPICKLES:
                 if not (isinstance(value, ast.Constant) and value.value is UNPICKLES[name]):
                     yield line, "runs code from data: reads what was pickled"
+            case ast.Call(func=ast.Attribute(attr="compile"), keywords=named) if any(
+                map(_brings_a_compiler, named)
+            ):
+                yield line, "runs code from data: a compiler of its own"
             case ast.Assign(targets=targets, value=value) if _outlives(targets) and (
                 way := _off_tensors(value, put_aside)
             ):
@@ -60,6 +64,11 @@ def detours(statement: ast.stmt) -> Iterator[tuple[int, str]]:
                 | ast.AsyncFunctionDef(returns=ast.expr() as told)
             ) if _calls(told):
                 yield line, "runs code from data: an annotation that calls"
+
+
+def _brings_a_compiler(given: ast.keyword) -> bool:
+    """Whether an argument may be a function that writes what `torch.compile` then runs."""
+    return given.arg in ("backend", None) and not isinstance(given.value, ast.Constant)
 
 
 def handed_on(statement: ast.stmt) -> dict[str, int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
-from autograder.grade.watched_names import CALLS, MODULES, NEEDED, UNPICKLE_BY_PLACE
+from autograder.grade.watched_names import CALLS, MODULES, NEEDED, USUAL
 
 # Modules that an answer may import, and that cost nothing to have here.
 LIBRARIES = {
@@ -39,10 +39,12 @@ def module_of(dotted: str) -> str:
 
 def reached_otherwise(dotted: str) -> Iterator[tuple[str, str]]:
     """(own name, the name it is reached by) of modules that a full name leads through by another name."""
-    *parts, name = dotted.split(".")
-    for length in range(1, len(parts) + 1):
-        written = ".".join([*parts, name][: length + 1])
-        if (own := module_of(written)) and own != written:
+    written, *parts = dotted.split(".")
+    for part in parts:
+        written = f"{written}.{part}"
+        if not (own := module_of(written)):
+            return
+        if own != written:
             yield own, written
 
 
@@ -80,7 +82,7 @@ def _watched() -> dict[int, str]:
         f"builtins.{name}": vars(builtins)[name] for name in CALLS & {*dir(builtins)}
     }
     by_name |= _CODE
-    by_name |= {name: _object(name) for name in (*UNPICKLE_BY_PLACE, *MODULES) if _is_function(name)}
+    by_name |= {name: _object(name) for name in (*USUAL, *MODULES) if _is_function(name)}
     return {id(found): name for name, found in by_name.items() if found is not None}
 
 
@@ -112,9 +114,15 @@ def _table(thing: object) -> dict[str, object]:
     return table if isinstance(table, dict) else {}
 
 
-@lru_cache(maxsize=10_000)
 def _followed(dotted: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The own names of the modules that a full name leads through, one after the other, and what follows."""
+    if _loaded(dotted.partition(".")[0]) is None:
+        return (), (*dotted.split("."),)  # a student's own names, which are not worth keeping
+    return _followed_from_a_module(dotted)
+
+
+@lru_cache(maxsize=10_000)
+def _followed_from_a_module(dotted: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     first, *rest = dotted.split(".")
     module = _loaded(first)
     if module is None:

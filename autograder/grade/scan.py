@@ -11,28 +11,39 @@ Which of them are flags for an exercise is decided here, from the words alone.
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autograder.grade.calls import ENTERED, IN_A_CLASS, LOOKED_THROUGH, PLACE, UNPACKED, WRITTEN
 from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of, import_told, is_inner
 from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
 from autograder.grade.watched_names import (
     ANYWHERE,
     ATTRIBUTES,
     CLASSES,
+    COPIES,
+    DISPATCHES,
+    FIELD,
+    FIELDS,
     HARMLESS,
     HARMLESS_CALLS,
     HAS_ALL_NAMES,
     INTERPRETER,
     LEADS_ANYWHERE,
     MODULES,
+    NOT_HANDED_ON,
+    OF_OBJECTS,
+    OF_PYTREE,
+    PICKLED,
+    PICKLED_ELSEWHERE,
     PLAIN,
     PRIVATE_BUT_USUAL,
     PUBLIC,
     RUN_TEXT,
     RUNS_DATA,
-    UNPICKLE_BY_PLACE,
+    USUAL,
 )
 from labkit.checks.source.submission import Submission
 from labkit.checks.source.text import python_lines
@@ -57,18 +68,31 @@ class Flag:
 _WORD = re.compile(r"\w+")
 MOST_MEANINGS = 20  # that one name has in a submission
 MOST_FLAGS = 100  # that a person is shown of one submission; what more there are is counted
+MOST_LOOKUPS = 20_000  # of what a submission's names may stand for; those of a reference are 200
+TOO_MANY = f"has names stand for more than {MOST_LOOKUPS} things in all, which are not followed"
 IN_NUMBERS = "looks something up by a name, beside texts that are made of numbers"
+# Two halves of a way to look something up by a text, or to have a text run, wherever each of them stands.
+PAIRS = {
+    ("looked_up", "spelled"): IN_NUMBERS,
+    ("by_place", "registered"): "runs code from data: takes attributes by place, of what is registered",
+    ("renames", FIELDS): "runs code from data: sets what a field of a dataclass is called",
+    ("made_anew", "copied"): "runs code from data: copies a class that says itself what a copy is",
+}
 LAYERS = "torch.nn.modules"  # torch's own package of them, as in `nn.modules.batchnorm._BatchNorm`
 _CROWDED = f"has {{}} stand for more than {MOST_MEANINGS} things"
 Names = Mapping[str, Sequence[str]]  # what each name may stand for
 
 
 def scan(
-    submission: Submission, forbids: Sequence[str] = (), known: Mapping[str, CellClues] | None = None
+    submission: Submission,
+    forbids: Sequence[str] = (),
+    known: Mapping[str, CellClues] | None = None,
+    sends_objects: bool = False,
 ) -> list[Flag]:
     """Flags for the student's statements an exercise would run.
 
     forbids: dotted names that solve it outright. known: clues by cell, where they have been found already.
+    sends_objects: whether it is solved with collectives of objects, which every rank calls.
     """
     cells = dict(known or {})
     cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
@@ -78,18 +102,21 @@ def scan(
     stands_for = _stand_for(renamed, imported)
     bound = {name for each in clues.values() for name in each.bound}
     never_else = {} if "*" in imported else {n: full for n, full in imported.items() if n not in bound}
+    classes = {name for each in clues.values() for name in each.classes}
+    classes -= {name for each in clues.values() for name in each.bound if name not in each.classes}
     flags = [Flag(_CROWDED.format(name[:60]), holds=True, holds_all=True) for name in crowded]
     flags += _told_of_all(imported, " ".join(submission.sources.values()))
-    uses = {clue.use for found in clues.values() for clue in found.found}
-    in_numbers = {"looked_up", "spelled"} <= uses
+    everything = [clue for found in clues.values() for clue in found.found]
+    meanings = _Meanings(imported, stands_for, never_else, bound, classes, sends_objects)
+    if sum(meanings.number(clue) for clue in everything) > MOST_LOOKUPS:
+        return [*flags, Flag(TOO_MANY, holds=True, holds_all=True)]
+    paired = _paired(everything, meanings)
+    dispatches = any(not DISPATCHES.isdisjoint(meanings.of(clue)) for clue in everything)
     texts = {label: python_lines(text) for label, text in submission.sources.items()}
     for statement, found in clues.items():
         lines = texts[statement.cell]
         for clue in found.found:
-            reasons = _reasons(clue, imported, never_else, stands_for, forbids)
-            if clue.use in ("looked_up", "spelled"):
-                reasons = iter([IN_NUMBERS] if in_numbers else [])
-            for why in reasons:
+            for why in (*_reasons(clue, meanings, forbids, dispatches), *paired.get(clue.use, ())):
                 text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
                 flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why), _finds_checks(why)))
     return _at_most(MOST_FLAGS, list(dict.fromkeys(flags)))
@@ -162,18 +189,81 @@ def _stand_for(renamed: Names, imported: Names) -> dict[str, list[str]]:
     return {name: found[:MOST_MEANINGS] for name, found in fulls.items()}
 
 
-def _reasons(
-    clue: Clue, imported: Names, never_else: Names, stands_for: Names, forbids: Sequence[str]
-) -> Iterator[str]:
-    """Why a clue is a flag, with what these names stand for. never_else: those that nothing but imports
-    binds, in any statement. stands_for: the full names of what is assigned to names.
+@dataclass(frozen=True)
+class _Meanings:
+    """What the names of a submission stand for. imported: by imports, and by what modules are assigned to;
+    stands_for: the full names of what is assigned to names; never_else: those of `imported` that nothing but
+    imports binds, in any statement; bound: names that something else binds; classes: those of these that
+    nothing but classes binds. sends_objects: as `scan` is told.
     """
+
+    imported: Names
+    stands_for: Names
+    never_else: Names
+    bound: set[str]
+    classes: set[str]
+    sends_objects: bool
+
+    def number(self, clue: Clue) -> int:
+        """How many full names a clue's may be."""
+        first = clue.chain.partition(".")[0]
+        return len(self.imported.get(first, ())) + len(self.stands_for.get(first, ()))
+
+    def of(self, clue: Clue) -> Iterator[str]:
+        """The full names that a clue's may be."""
+        first, dot, rest = clue.chain.partition(".")
+        yield from [clue.chain] if clue.use == "given" else _full(clue.chain, self.imported)
+        yield from (full + dot + rest for full in self.stands_for.get(first, ()))
+
+    def is_a_class(self, chain: str) -> bool:
+        """Whether a name stands for a class, for all that is known: no text of the student's."""
+        first = chain.partition(".")[0]
+        own = first in self.classes and first == chain
+        return first in self.never_else or own or (first not in self.bound and hasattr(builtins, first))
+
+
+def _paired(clues: Iterable[Clue], meanings: _Meanings) -> dict[str, list[str]]:
+    """By how something is used: what that is with its other half, where the submission has both."""
+    uses = {clue.use for clue in clues}
+    halves: set[str] = {*uses}
+    if "made_anew" in uses and any(not COPIES.isdisjoint(meanings.of(c)) for c in clues):
+        halves.add("copied")
+    if "renames" in uses and any(_has_fields(clue, meanings) for clue in clues):
+        halves.add(FIELDS)
+    found: dict[str, list[str]] = {}
+    for pair, why in PAIRS.items():
+        for use in pair if halves.issuperset(pair) else ():
+            found.setdefault(use, []).append(why)
+    return found
+
+
+def _has_fields(clue: Clue, meanings: _Meanings) -> bool:
+    """Whether it has a dataclass's fields, and does more with them than to read what they are."""
+    match clue.use:
+        case "called" if LOOKED_THROUGH not in clue.arguments and FIELDS in meanings.of(clue):
+            return True
+        case "called" if IN_A_CLASS not in clue.arguments and FIELD in meanings.of(clue):
+            return True
+        case "handed":
+            return not {FIELDS, FIELD}.isdisjoint(meanings.of(clue))
+    return False
+
+
+def _reasons(clue: Clue, meanings: _Meanings, forbids: Sequence[str], dispatches: bool) -> Iterator[str]:
+    """Why a clue is a flag, with what these names stand for. dispatches: whether functions are chosen by a
+    class, for which the texts of annotations are run.
+    """
+    imported = meanings.imported
     if clue.why:
         yield clue.why
         return
     if clue.use == "modules":
-        if set(_full(clue.chain, never_else)) != {LAYERS}:
+        if set(_full(clue.chain, meanings.never_else)) != {LAYERS}:
             yield "reaches for modules"
+        return
+    if clue.use == "dispatched":
+        if dispatches and not meanings.is_a_class(clue.chain):
+            yield "runs code from data: registers a function for what may be no class"
         return
     if clue.chain in HAS_ALL_NAMES:
         modules = PARTLY.intersection(full for names in imported.values() for full in names)
@@ -183,13 +273,12 @@ def _reasons(
     for written in [clue.chain] if clue.use == "given" else _full(clue.chain, imported):
         yield from _by_identity(written)
         for dotted in full_names(written):
-            yield from _about(dotted, clue.use, forbids)
+            yield from _about(dotted, clue, forbids, meanings.sends_objects)
     first, dot, rest = clue.chain.partition(".")
-    for dotted in stands_for.get(first, []):
-        if clue.use == "unnamed":
-            yield from _about(dotted + dot + rest, clue.use, forbids)
-        if dotted in CLASSES and clue.use in ("base", "set", "patched"):
-            yield from _about(dotted + dot + rest, clue.use, forbids)
+    for dotted in meanings.stands_for.get(first, []):
+        kind = dotted in CLASSES and clue.use in ("base", "set", "patched")
+        if kind or clue.use in ("called", "sends") or (clue.use == "base" and dotted in USUAL):
+            yield from _about(dotted + dot + rest, clue, forbids, meanings.sends_objects)
 
 
 def _by_identity(dotted: str) -> Iterator[str]:
@@ -199,22 +288,27 @@ def _by_identity(dotted: str) -> Iterator[str]:
             yield f"reaches for {written}: {why.replace('imports', 'it is', 1)}"
     if own := watched_function(dotted):
         home, _, name = own.rpartition(".")
-        why = MODULES.get(own) or MODULES.get(home) or MODULES.get(home.partition(".")[0]) or RUNS_DATA
+        usual = USUAL[own].otherwise if own in USUAL else ""
+        why = (
+            usual or MODULES.get(own) or MODULES.get(home) or MODULES.get(home.partition(".")[0]) or RUNS_DATA
+        )
         if name in HARMLESS_CALLS:
             why = "works on files" if name == "open" else "asks a person"
         yield f"reaches for {dotted}: it is {own} ({why})"
 
 
-def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
+def _about(dotted: str, clue: Clue, forbids: Sequence[str], sends_objects: bool) -> Iterator[str]:
     """Why the use of a full name is a flag."""
+    use = clue.use
     if use == "handed":
-        if module_of(dotted) or dotted in UNPICKLE_BY_PLACE:
+        if module_of(dotted) or dotted in NOT_HANDED_ON:
             yield f"hands on {dotted}, which gets another name"
         return
-    if use == "unnamed":
-        if dotted in UNPICKLE_BY_PLACE:
-            yield "runs code from data: reads what was pickled"
+    if use in ("called", "sends"):
+        yield from _of_a_call(dotted, clue)
         return
+    if _sends_objects(dotted) and (not sends_objects or "send" in dotted or "recv" in dotted):
+        yield f"reaches for {dotted} ({PICKLED_ELSEWHERE})"
     if use != "given" and (watched := _of_a_module_used_in_part(dotted)):
         yield watched
     if dotted in forbids and use not in ("patched", "made"):
@@ -229,24 +323,56 @@ def _about(dotted: str, use: str, forbids: Sequence[str]) -> Iterator[str]:
         yield f"reaches into {dotted.removesuffix('.__dict__')} by a name that is made"
     if use == "base" and dotted in ("torch.Tensor", "torch.nn.Parameter"):
         yield f"makes a kind of {dotted} of its own"
+    if use == "base" and dotted in USUAL:
+        yield f"makes a kind of {dotted} of its own ({USUAL[dotted].otherwise})"
     if use == "set":
         yield f"replaces {dotted}"
     if use == "patched":
         yield f"replaces something in {dotted}"
 
 
+def _of_a_call(dotted: str, clue: Clue) -> Iterator[str]:
+    """Why the call of a function is a flag, by its arguments and by where it stands."""
+    if clue.use == "sends":
+        if _sends_objects(dotted):
+            yield f"reaches for {dotted} on some of the ranks ({PICKLED_ELSEWHERE})"
+        return
+    if (usual := USUAL.get(dotted)) is None:
+        return
+    given = clue.arguments
+    by_place = [each for each in given if each in (PLACE, WRITTEN, UNPACKED)]
+    made = usual.literal and any(each != WRITTEN for each in by_place[1:])
+    if (
+        len(by_place) > usual.places
+        or UNPACKED in by_place
+        or not {*usual.without}.isdisjoint(given)
+        or made
+        or (usual.entered and ENTERED not in given)
+    ):
+        yield (
+            f"runs code from data: {PICKLED}"
+            if usual.otherwise == PICKLED
+            else f"reaches for {dotted} ({usual.otherwise})"
+        )
+
+
 def _on_the_way(dotted: str) -> str:
     """What a full name leads through that no exercise needs: `torch.sys.path`, `labkit.record.current`."""
-    parts = dotted.split(".")
-    for length in range(2, len(parts) + 1):
-        name = ".".join(parts[:length])
-        plain = parts[length - 1].lstrip("_")  # `collections._sys` is sys as well
+    name, *parts = dotted.split(".")
+    for part in parts:
+        name = f"{name}.{part}"
+        plain = part.lstrip("_")  # `collections._sys` is sys as well
         inner = MODULES.get(plain) if plain in INTERPRETER else None
         if name != PUBLIC and (why := MODULES.get(name) or inner):
             return f"reaches for {name} ({why})"
         if is_inner(name):
             return f"reaches for {name}, which no exercise needs"
     return ""
+
+
+def _sends_objects(dotted: str) -> bool:
+    name = dotted.rpartition(".")[2]
+    return dotted.startswith("torch.distributed.") and OF_OBJECTS.fullmatch(name) is not None
 
 
 def _is_beneath(dotted: str, forbidden: str) -> bool:
@@ -284,7 +410,11 @@ def _finds_checks(why: str) -> bool:
 
 def _is_private(name: str) -> bool:
     """Whether a full name leads through what a library keeps to itself."""
-    return any(p.startswith("_") and not PRIVATE_BUT_USUAL.fullmatch(p) for p in name.split(".")[1:])
+    parts = name.split(".")
+    of_pytree = parts[parts.index("_pytree") + 1 :][:1] if "_pytree" in parts[1:] else []
+    return any(p.startswith("_") and not PRIVATE_BUT_USUAL.fullmatch(p) for p in parts[1:]) or any(
+        not OF_PYTREE.fullmatch(part) for part in of_pytree
+    )
 
 
 def _full(chain: str, imported: Names) -> list[str]:

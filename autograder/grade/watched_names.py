@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 
 CONNECTS, STARTS, RUNS_DATA = "opens connections", "starts programs or processes", "runs code from data"
 LOADS = "starts processes that load data"
@@ -10,6 +12,9 @@ BESIDE, FRAMES = "runs beside the check", "walks frames"
 BY_NAME, OPERATORS = "imports by name", "changes what torch's functions do"
 STATE, LANGUAGE, OBJECTS = "the interpreter's own state", "changes the language", "walks all objects"
 INTO_C, MEMORY = "calls into C", "reads memory"
+BY_TEXT, INTO_ANOTHER = "looks up attributes by text", "puts names into another module"
+AFTER = "runs when the answer has been written"
+PICKLED_ELSEWHERE = "runs code from data that another rank sends"
 _HOW = ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")  # ways of os.exec and os.spawn
 MODULES = {
     **dict.fromkeys(("socket", "urllib", "http", "requests", "ssl"), CONNECTS),
@@ -32,7 +37,7 @@ MODULES = {
     **dict.fromkeys(("os.posix_spawnp", "os.startfile"), STARTS),
     **dict.fromkeys((f"os.{way}{how}" for way in ("exec", "spawn") for how in _HOW), STARTS),
     **dict.fromkeys(("torch.multiprocessing", "torch.distributed.elastic", "torch.distributed.run"), STARTS),
-    **dict.fromkeys(("threading", "_thread", "asyncio", "concurrent", "atexit", "signal"), BESIDE),
+    **dict.fromkeys(("threading", "_thread", "asyncio", "concurrent", "signal"), BESIDE),
     "logging.handlers": BESIDE,
     **dict.fromkeys(("inspect", "traceback", "dis", "faulthandler"), FRAMES),
     "ctypes": INTO_C,
@@ -42,7 +47,17 @@ MODULES = {
     "sys": STATE,
     "builtins": LANGUAGE,
     **dict.fromkeys(("importlib", "pkgutil", "zipimport", "pydoc", "logging.config"), BY_NAME),
-    "string.Formatter": "looks up attributes by text",
+    "string.Formatter": BY_TEXT,
+    "weakref.WeakMethod": BY_TEXT,
+    **dict.fromkeys(("atexit", "weakref.finalize", "weakref.KeyedRef"), AFTER),
+    "enum.global_enum": INTO_ANOTHER,
+    **dict.fromkeys(
+        (f"torch.distributed.{name}" for name in ("fsdp", "pipelining", "optim")), PICKLED_ELSEWHERE
+    ),
+    "torch.distributed.collective_utils": PICKLED_ELSEWHERE,
+    **dict.fromkeys(("torch.utils.model_dump", "torch.utils.bundled_inputs"), RUNS_DATA),
+    **dict.fromkeys(("torch.utils.collect_env", "torch.utils.hipify"), STARTS),
+    "torch.utils.backend_registration": OPERATORS,
     **dict.fromkeys(("linecache", "tracemalloc", "bdb", "pdb", "trace"), STATE),
     **dict.fromkeys(("torch.library", "torch.overrides", "torch.utils._python_dispatch"), OPERATORS),
     "numpy.ctypeslib": INTO_C,
@@ -80,6 +95,8 @@ PRIVATE_BUT_USUAL = re.compile(
     r"_foreach_\w+|_utils|_pytree|_execution_engine|_(un)?flatten_dense_tensors|_tensor|_BatchNorm|_NormBase"
     r"|_replace|_asdict|_make|_fields|_[a-z]\w*[a-z0-9]_|__\w+__|_"
 )
+# Of torch.utils._pytree, what maps trees; other names of it import by text or look up attributes by it.
+OF_PYTREE = re.compile(r"tree_\w+|register_pytree_node|PyTree|TreeSpec|LeafSpec|KeyPath")
 TEXTS_OF_NUMBERS = {"decode", "chr", "bytes", "bytearray", "fromhex", "a85decode", "b64decode"}
 # What of these leads nowhere: after `import gc`, with no name of one's own for it, each may be read as it is
 # written here.
@@ -183,8 +200,14 @@ ATTRIBUTES = {
         "_of_this_process",
         "_evaluate",
         "_convert_",
+        "__getattr__",
+        "__dataclass_fields__",
+        "_old_targets",
     ),
 }
+OFTEN_DEFINED = {
+    "__getattr__"
+}  # of ATTRIBUTES: a class may have one, and ask the one of what it is a kind of
 CALLS = {
     "eval",
     "exec",
@@ -225,8 +248,43 @@ CLASSES = {
     *("torch.Tensor", "torch.nn.Parameter", "torch.nn.Module", "torch.autograd.Function"),
     *("torch.distributed.ProcessGroup", "torch.distributed.Work"),
 }
-UNPICKLES = {"weights_only": True, "allow_pickle": False}  # what these must say, for nothing to be run
-UNPICKLE_BY_PLACE = {"numpy.load"}  # its third argument lets it
+# What these must say, for nothing to be run.
+UNPICKLES = {"weights_only": True, "allow_pickle": False, "pickle_module": None}
+
+
+@dataclass(frozen=True)
+class Usual:
+    """How a function is called where it does what it is known for. otherwise: what it does called in another
+    way. places: how many arguments it has by their places; without: those it has not by name; literal:
+    whether those after the first are written out; entered: whether `with` is all that its value is for.
+    """
+
+    otherwise: str
+    places: int = 99
+    without: Collection[str] = ()
+    literal: bool = False
+    entered: bool = False
+
+
+PICKLED = "reads what was pickled"
+USUAL = {
+    **dict.fromkeys(("numpy.load", "torch.load"), Usual(PICKLED, 2)),
+    "functools.wraps": Usual(BY_TEXT, 1, ("assigned", "updated", "**")),
+    "dataclasses.make_dataclass": Usual(RUNS_DATA, 2, ("fields", "namespace", "**"), literal=True),
+    **dict.fromkeys(
+        ("contextlib.redirect_stdout", "contextlib.redirect_stderr"), Usual(BY_TEXT, entered=True)
+    ),
+    **dict.fromkeys(("weakref.ref", "weakref.proxy"), Usual(AFTER, 1)),
+}
+# What has others look names up, or run texts or functions: not to be called by another name.
+NOT_HANDED_ON = {*USUAL, "torch.compile"}
+COPIES = {"copy.copy", "copy.deepcopy"}
+DISPATCHES = {"functools.singledispatch", "functools.singledispatchmethod"}
+FIELDS, FIELD = "dataclasses.fields", "dataclasses.field"
+# Collectives whose bytes are unpickled where they arrive: a rank that sends others runs code there.
+OF_OBJECTS = re.compile(r"\w+_object(_list)?")
+# Exercises that are solved with such, as far as every rank makes the same call.
+SENDS_OBJECTS = {"00.find-the-deadlock", "08.sharded-checkpoint", "10.slow-program-3", "12.all-to-all"}
 RUN_TEXT |= {"__builtins__", "__loader__"}
 # Attributes from which one gets to any module that is loaded, or that have a text or data run.
 LEADS_ANYWHERE = {
@@ -236,11 +294,13 @@ LEADS_ANYWHERE = {
     *("FunctionType", "CodeType", "__code__", "__loader__", "__spec__", "_evaluate", "_convert_"),
     *("get_objects", "get_referrers", "__getattribute__", "attrgetter", "methodcaller", "__match_args__"),
     *("__instancecheck__", "__annotations__", "__array_interface__", "__array_struct__", "__path__"),
+    *("__getattr__", "__dataclass_fields__", "_old_targets", "__module__", "__del__"),
 }
 # What leads to the checks, or to any module, as it stands in a finding.
 ANYWHERE = (
     *(f"({why}" for why in (RUNS_DATA, FRAMES, BY_NAME, STATE, LANGUAGE, OBJECTS, INTO_C, MEMORY, STARTS)),
-    *("(maps memory", "(the checks", "(looks up attributes by text", "keeps to itself"),
+    *("(maps memory", "(the checks", f"({BY_TEXT}", "keeps to itself", f"({INTO_ANOTHER}", f"({AFTER}"),
+    *(f"({PICKLED_ELSEWHERE}", "not followed"),
     *("runs code from data", "puts together", "put together", "by a name that is made", "another name"),
     "beside what is imported",
 )

@@ -10,9 +10,11 @@ from conftest import F_ID
 
 from autograder.grade.reference import graded_submission, solved_cells, stub_cells
 from autograder.grade.scan import MOST_FLAGS, scan
+from autograder.grade.watched_names import SENDS_OBJECTS
 from labkit.checks import registry
 from labkit.checks.source.submission import Cell, collect
 
+LONG = ".".join(["torch", *["nn"] * 300])
 SUSPICIOUS = [
     ("import ctypes", "imports ctypes"),
     ("class A:\n    __instancecheck__ = f", "defines __instancecheck__"),
@@ -200,6 +202,102 @@ SUSPICIOUS = [
     ("def f(x): return getattr(x, '__globals__')", "__globals__, by its name as a text"),
     ("import logging\ndef f(x): x['TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'] = '1'", "what was pickled"),
     ("from torch.overrides import TorchFunctionMode\nclass A(TorchFunctionMode): pass", "changes what torch"),
+    ("import contextlib\nclass A(contextlib.redirect_stdout): pass", "a kind of contextlib.redirect_stdout"),
+    (
+        "import contextlib\nr = contextlib.redirect_stderr\nclass A(r): pass",
+        "a kind of contextlib.redirect_st",
+    ),
+    ("from contextlib import redirect_stdout as r\ndef f(x):\n    p = r(x)\n    with p: pass", "by text"),
+    ("import functools\ndef f(x, n): functools.wraps(x, assigned=(n,))(f)", "looks up attributes by text"),
+    ("from functools import wraps as w\ndef f(x, n): w(x, (n,))(f)", "looks up attributes by text"),
+    ("from functools import *\ndef f(x, n): wraps(x, **n)(f)", "looks up attributes by text"),
+    ("import functools\nw = functools.wraps\ndef f(x, n): w(*x)(f)", "looks up attributes by text"),
+    ("from functools import partial, wraps\ndef f(x): partial(wraps, updated=x)", "hands on functools.wraps"),
+    ("import functools\ndef f(x): getattr(functools, 'wraps')(x, x)(f)", "hands on functools.wraps"),
+    ("import contextlib\ndef f(x): contextlib.wraps(x, x)(f)", "it is functools.wraps (looks up attributes"),
+    ("from dataclasses import make_dataclass as m\ndef f(x): return m('A', [x])", "runs code from data"),
+    ("import dataclasses\ndef f(x): return dataclasses.make_dataclass('A', [(x, int)])", "runs code from"),
+    ("import dataclasses\ndef f(x): return dataclasses.make_dataclass('A', fields=x)", "runs code from"),
+    (
+        "import abc\nclass A(abc.ABC): pass\ndef f(x):\n    A.register(object)\n"
+        "    match x:\n        case A(y): return y",
+        "takes attributes by place",
+    ),
+    (
+        "class A:\n    @classmethod\n    def __subclasshook__(cls, x): return True\n"
+        "def f(x):\n    match x:\n        case A(y): return y",
+        "takes attributes by place",
+    ),
+    (
+        "from typing import Protocol, runtime_checkable\n@runtime_checkable\nclass A(Protocol): x: int\n"
+        "def f(x):\n    match x:\n        case A(y): return y",
+        "takes attributes by place",
+    ),
+    ("from torch.utils._pytree import enum_object_hook\ndef f(x): enum_object_hook(x)", "torch keeps to its"),
+    ("import torch.utils._pytree as t\ndef f(x): return t.treespec_loads(x)", "which torch keeps to itself"),
+    (
+        "from torch.utils import _pytree\ndef f(x): return _pytree.GetAttrKey(x)",
+        "which torch keeps to itself",
+    ),
+    ("import dataclasses\ndef f(x): dataclasses.fields(x)[0].name = '1'", "sets what a field"),
+    ("from dataclasses import fields\ndef f(x, n):\n    for y in fields(x): y.name = n", "sets what a field"),
+    (
+        "from dataclasses import fields\ndef f(x, n):\n    for y in fields(x): setattr(y, n, n)",
+        "what a field",
+    ),
+    ("import dataclasses as d\nA = d.field()\nclass B:\n    x: int = A\ndef f(): A.type = B", "what a field"),
+    ("def f(x): x.__dataclass_fields__['x'].name = '1'", "reaches for __dataclass_fields__"),
+    (
+        "import functools\n@functools.singledispatch\ndef A(x): pass\n"
+        "def f(t):\n    def g(x: t): pass\n    A.register(g)",
+        "registers a function for what may be no class",
+    ),
+    (
+        "from functools import singledispatch as s\n@s\ndef A(x): pass\n"
+        "def f(t):\n    @A.register\n    def _(x: t): pass",
+        "registers a function for what may be no class",
+    ),
+    (
+        "from functools import singledispatch as s\ndef f(x): s(f).register(x.__init__)",
+        "registers a function for what may be no class",
+    ),
+    ("import functools\ndef f(x): map(functools.singledispatch(f).register, x)", "for what may be no class"),
+    ("import tempfile\ndef f(x): return tempfile.NamedTemporaryFile().__getattr__(x)", "for __getattr__"),
+    ("class A:\n    def g(self, x): return super(A, self).__getattr__(x)", "reaches for __getattr__"),
+    ("class A:\n    __getattr__ = f", "defines __getattr__"),
+    ("import enum\ndef f(x): enum.global_enum(x)", "puts names into another module"),
+    ("from enum import global_enum as g\ndef f(x): g(x)", "puts names into another module"),
+    ("class A:\n    __module__ = 'labkit'", "defines __module__"),
+    ("class A: pass\ndef f(x): A.__module__ = x", "defines __module__"),
+    ("def f(x): setattr(f, '__module__', x)", "defines __module__"),
+    ("import weakref\ndef f(x): weakref.finalize(x, f)", "when the answer has been written"),
+    ("import atexit\ndef f(x): atexit.register(f)", "when the answer has been written"),
+    ("import weakref\ndef f(x): return weakref.ref(x, f)", "when the answer has been written"),
+    ("from weakref import proxy\ndef f(x): return proxy(x, f)", "when the answer has been written"),
+    ("import weakref\nclass A(weakref.ref): pass", "a kind of weakref.ref"),
+    ("import weakref\ndef f(x): return [*map(weakref.ref, x, x)]", "hands on weakref.ref"),
+    ("import weakref\ndef f(x): return weakref.ref.__call__(weakref.WeakMethod(x))", "weakref.WeakMethod"),
+    (
+        "import copy\nclass A:\n    def __new__(cls): return cls.target\ndef f(): return copy.copy(A())",
+        "copies a class that says itself",
+    ),
+    (
+        "from copy import deepcopy\nclass A:\n    __new__ = f\ndef f(x): return deepcopy(x)",
+        "copies a class that says itself",
+    ),
+    ("import torch\ndef f(x, y): return torch.load(x, pickle_module=y)", "what was pickled"),
+    ("import torch\ndef f(x, y): return torch.load(x, None, y)", "what was pickled"),
+    ("import torch\ndef f(x): return [*map(torch.load, x, x, x)]", "hands on torch.load"),
+    ("import torch\ndef f(): return torch.utils.collect_env.run('true')", "starts programs"),
+    ("import torch\ndef f(x): return torch.compile(f, backend=x)", "a compiler of its own"),
+    ("def f(model, x): return model.compile(**x)", "a compiler of its own"),
+    ("import torch\nfrom functools import partial\ndef f(x): partial(torch.compile, backend=x)", "hands on"),
+    ("import torch.distributed as dist\ndef f(x): dist.all_gather_object(x, x)", "another rank sends"),
+    ("import torch\ndef f(x): torch.distributed.distributed_c10d.scatter_object_list(x)", "another rank"),
+    ("def f():\n    from torch.distributed.pipelining import PipelineStage", "another rank sends"),
+    (f"def f():\n    if 0: from {LONG} import x", "which are not followed"),
+    (f"def f():\n    if 0: import {LONG}", "which are not followed"),
+    (f"def f(): return {LONG}", "which are not followed"),
 ]
 HONEST = [
     "from collections import namedtuple\nimport enum, dataclasses\nclass A(enum.Enum): x = enum.auto()",
@@ -209,7 +307,6 @@ HONEST = [
     "import numpy as np\ndef f(x): return np.random.default_rng(0), np.linalg.norm(x), np.load(x)",
     "import dataclasses\nfrom dataclasses import dataclass, field\ndef f(x): return dataclasses.replace(x)",
     "import functools, typing\n@functools.lru_cache\ndef f(x: typing.Any): return functools.partial(x)",
-    "import torch.distributed as dist\ndef f(x, g): dist.all_gather_object(x, x, group=g)",
     "import tempfile, pathlib, json\ndef f(x): return pathlib.Path(tempfile.mkdtemp()) / json.dumps(x)",
     "import random, bisect, statistics\nfrom pathlib import Path",
     "from torch.utils._pytree import tree_map\nfrom torch._utils import _flatten_dense_tensors",
@@ -249,6 +346,42 @@ HONEST = [
     "from functools import *\nfrom operator import *\ndef f(x): return reduce(add, x, 0), partial(f, x)",
     "def f(x): return 'a rendezvous of all ranks'",
     "import torch\nfrom torch import nn\nclass A(nn.Module):\n    def f(self): torch.random.manual_seed(0)",
+    "import functools\ndef f(g):\n    @functools.wraps(g)\n    def A(*x): return g(*x)\n    return A",
+    "import contextlib, io\ndef f(x):\n    with contextlib.redirect_stdout(io.StringIO()) as y: return x, y",
+    "import contextlib as c\ndef f(s, x): s.enter_context(c.redirect_stderr(x))",
+    "import dataclasses\nA = dataclasses.make_dataclass('A', ['x', ('y', int), ('z', 'int', 3)], eq=False)",
+    "from dataclasses import fields\ndef f(self, x):\n    self.name = [y.name for y in fields(x)]",
+    "from dataclasses import fields\ndef f(x, y):\n    for z in fields(y): setattr(x, z.name, z.default)",
+    "from dataclasses import dataclass, field\n@dataclass\nclass A:\n    x: set = field(default_factory=set)\n"
+    "    def g(self, name): self.name = name",
+    "from dataclasses import dataclass\n@dataclass\nclass A: x: int\ndef f(x):\n    match x:\n"
+    "        case A(y) | int(y): return y",
+    "from functools import singledispatch\nimport torch\nclass A: pass\n@singledispatch\ndef f(x): pass\n"
+    "@f.register\ndef _(x: int | A, y: 'list[int]' = ()) -> torch.Tensor: pass\n"
+    "@f.register(torch.Tensor)\n@f.register(A)\ndef _(x): pass\nf.register(float, print)",
+    "import torch.nn as nn\nclass A(nn.Module):\n    def __getattr__(self, x):\n"
+    "        try: return super().__getattr__(x)\n        except AttributeError: return getattr(self.a, x)",
+    "import copy\ndef f(x): return copy.copy(x), copy.deepcopy(x), f.__module__",
+    "import copy\nclass A:\n    def __getstate__(self): return {}\ndef f(x): return copy.deepcopy(x)",
+    "class A:\n    def __new__(cls, *x): return super().__new__(cls)",
+    "import weakref\ndef f(x): return weakref.ref(x)(), weakref.WeakKeyDictionary(), weakref.proxy(x)",
+    "from torch.utils._pytree import PyTree, tree_flatten, tree_map_only, tree_unflatten",
+    "import torch.utils._pytree as pytree\ndef f(g, x): return pytree.tree_map(g, x)",
+    "import torch\n@torch.compile\ndef f(x): return torch.compile(f, backend='eager', fullgraph=True)(x)",
+    "import torch\ndef f(x): return torch.load(x, 'cpu', weights_only=True), torch.load(x, mmap=True)",
+]
+SENT_BY_ALL = [
+    "def f(x, g): dist.all_gather_object(x, x, group=g)",
+    "def f(x, g):\n    for y in x:\n        if y: break\n    dist.broadcast_object_list(x, group=g)",
+    "def f(x, g):\n    if not x: raise ValueError\n    dist.all_gather_object(x, x)\n    if x: return 1",
+]
+SENT_BY_SOME = [
+    "def f(x):\n    if x: dist.all_gather_object(x, x)",
+    "def f(x):\n    if x: return\n    dist.all_gather_object(x, x)",
+    "def f(x):\n    for y in x:\n        if y: continue\n        dist.broadcast_object_list(x, y)",
+    "def f(x):\n    x or dist.broadcast_object_list(x)",
+    "def f(x): return {True: lambda: dist.gather_object(x)}[x]()",
+    "def f(x): dist.recv_object_list(x)",
 ]
 
 
@@ -256,6 +389,25 @@ HONEST = [
 def test_what_is_not_told(source: str) -> None:
     """A flag that holds points back must have a reason that a person sees at once."""
     assert scan(collect([Cell("cell 4", source)], F_ID, ["f", "A"])) == []
+
+
+@pytest.mark.parametrize("source", SENT_BY_ALL)
+def test_objects_are_sent_where_an_exercise_is_solved_with_them(source: str) -> None:
+    submission = collect([Cell("cell 4", f"import torch.distributed as dist\n{source}")], F_ID, ["f"])
+    assert scan(submission, sends_objects=True) == []
+    assert all(flag.holds_all for flag in scan(submission))
+
+
+@pytest.mark.parametrize("source", SENT_BY_SOME)
+def test_objects_that_some_ranks_may_receive_without_the_others_sending_them(source: str) -> None:
+    """Where others send bytes of their own, these are unpickled."""
+    submission = collect([Cell("cell 4", f"import torch.distributed as dist\n{source}")], F_ID, ["f"])
+    flags = scan(submission, sends_objects=True)
+    assert any("another rank sends" in flag.why and flag.holds_all for flag in flags)
+
+
+def test_who_sends_objects_is_an_exercise() -> None:
+    assert {e.id for lesson in registry.lessons() for e in registry.exercises(lesson)} >= SENDS_OBJECTS
 
 
 @pytest.mark.parametrize(("source", "why"), SUSPICIOUS)
@@ -330,6 +482,34 @@ def test_a_long_chain_of_names_is_followed_in_seconds_and_told_in_a_hundred_line
     assert flags[-1].holds_all
 
 
+@pytest.mark.parametrize("first", ["torch", "labkit", "anything"])
+def test_a_name_of_thousands_of_parts_is_told_at_once(first: str) -> None:
+    name = ".".join([first, *["nn"] * 3000])
+    lines = (
+        f"import torch, labkit\ndef f():\n    if False:\n        from {name} import x\n        import {name}"
+    )
+    attributes = ".".join([first, *["nn"] * 900])
+    began = time.process_time()
+    flags = scan(collect([Cell("cell 1", f"{lines}\n    return {attributes}")], F_ID, ["f"]))
+    assert time.process_time() - began < 2
+    assert [flag.line_number for flag in flags] == [4, 5, 6]
+    assert all("not followed" in flag.why and flag.holds_all for flag in flags)
+
+
+def test_a_name_that_no_file_can_have_is_no_error() -> None:
+    source = f"def f():\n    import labkit.{'a' * 5000}\n    import {'b' * 5000}"
+    assert scan(collect([Cell("cell 1", source)], F_ID, ["f"])) == []
+
+
+def test_names_that_stand_for_very_many_things_are_not_all_looked_up() -> None:
+    given = "\n".join(f"    import torch.a{n} as t" for n in range(19))
+    used = "\n".join(f"    t.a{n}{'.nn' * 25}" for n in range(100))
+    began = time.process_time()
+    flags = scan(collect([Cell("cell 1", f"class A:\n{given}\n{used}")], F_ID, ["A"]))
+    assert time.process_time() - began < 10
+    assert any("which are not followed" in flag.why and flag.holds_all for flag in flags)
+
+
 def test_what_is_left_out_of_many_flags_still_holds() -> None:
     source = "\n".join(["def f(x):", *(f"    open({n})" for n in range(300)), "    exec(x)"])
     flags = scan(collect([Cell("cell 1", source)], F_ID, ["f"]))
@@ -384,6 +564,15 @@ def is_public_module(name: str) -> bool:
         ("import torch\n    getattr(torch, f)", True),
         ("getattr(f, 'f_' + 'back')", True),
         ("find = getattr", True),
+        ("import functools\n    functools.wraps(f, (f,))", True),
+        ("import enum\n    enum.global_enum(f)", True),
+        ("import weakref\n    weakref.finalize(f, f)", True),
+        ("import atexit\n    atexit.register(f)", True),
+        ("class A:\n        def __del__(self): pass", True),
+        ("f.__getattr__(f)", True),
+        ("import torch\n    torch.compile(f, backend=f)", True),
+        ("import torch.distributed as dist\n    dist.broadcast_object_list(f)", True),
+        ("import torch\n    torch.utils.collect_env.run(f)", True),
     ],
 )
 def test_who_can_ask_the_checks_waits_for_all_points(reached: str, all_of_them: bool) -> None:
