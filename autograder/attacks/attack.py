@@ -38,7 +38,8 @@ class Attack:
     the class.
 
     flagged: a person must be told of it. right_numbers: it gets the sum some other way, and so what that is
-    worth, but not what communicating is worth.
+    worth, but not what communicating is worth. lacks: what it ends for want of, in the error's words. Any
+    other error about a name is this file's own mistake, and what was to be tried was not.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Attack:
     communicates: bool = False  # in the visible case, as the exercise asks
     both: bool = False  # is for two jobs: the visible case's, then the unseen one's
     hidden_only: bool = False  # is about the unseen case
+    lacks: str = ""
 
     @property
     def source(self) -> str:

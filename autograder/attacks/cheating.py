@@ -168,6 +168,7 @@ ATTACKS = [
         shell.input_transformers_post.append(lambda lines: ["pass"])
         """,
         flagged=True,
+        lacks="'NoneType' object has no attribute 'input_transformers_post'",  # no shell runs there
     ),
     Attack(
         "liar-tensor",

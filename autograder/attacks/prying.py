@@ -30,6 +30,7 @@ ATTACKS = [
         "imports the unseen cases",
         "import autograder.lessons.lesson_06.unseen as hidden; raise ValueError('GOT ' + repr(hidden.CASES))",
         flagged=True,
+        lacks="No module named 'autograder",
     ),
     Attack(
         "gradebook",

@@ -30,6 +30,7 @@ from labkit.checks.source.submission import Cell
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 TODAY = part_of(ATTACKS, 8, today())
+REFUSED = "it is not looked up here"  # by what stands in for getattr
 FORGERIES = part_of([attack for attack in ATTACKS if attack.id.startswith("forge-")], 3, today())
 
 
@@ -62,7 +63,7 @@ def canary() -> Iterator[None]:
 
 
 def test_there_are_many() -> None:
-    assert len(ATTACKS) >= 160
+    assert len(ATTACKS) >= 200
     assert len({attack.id for attack in ATTACKS}) == len(ATTACKS)
 
 
@@ -92,6 +93,7 @@ def test_attack(
     if attack.flagged:
         assert graded.flags, "a person must be told"
         assert any(flag.cell == "cell 1" and flag.line for flag in graded.flags)
+    _ended_for_its_own_reason(attack, graded)
     told = json.dumps(graded.report.to_json())
     assert CANARY not in told
     assert FOUND not in told.replace(source, "")
@@ -150,6 +152,14 @@ def test_an_honest_answer_after_all_that(
     assert graded.report.row("input-gradients").passed
     assert graded.report.row("communication").passed
     assert graded.flags == []
+
+
+def _ended_for_its_own_reason(attack: Attack, graded: Graded) -> None:
+    """No attack fails because it is written for a labkit of another day, or names what it does not have."""
+    for stop in graded.report.stops:
+        lost = re.search(r"(Attribute|Name|UnboundLocal|Import|ModuleNotFound)Error: (.*)", stop.text)
+        told = lost.group(2) if lost else REFUSED
+        assert REFUSED in told or (attack.lacks and attack.lacks in told), stop.text
 
 
 def _little_is_told(graded: Graded) -> None:

@@ -349,10 +349,10 @@ HONEST = [
     "import functools\ndef f(g):\n    @functools.wraps(g)\n    def A(*x): return g(*x)\n    return A",
     "import contextlib, io\ndef f(x):\n    with contextlib.redirect_stdout(io.StringIO()) as y: return x, y",
     "import contextlib as c\ndef f(s, x): s.enter_context(c.redirect_stderr(x))",
-    "import dataclasses\nA = dataclasses.make_dataclass('A', ['x', ('y', int), ('z', 'int', 3)], eq=False)",
+    "import dataclasses\nA = dataclasses.make_dataclass('A', ['x', ('y', int), ('z', 'int', 3)])",
     "from dataclasses import fields\ndef f(self, x):\n    self.name = [y.name for y in fields(x)]",
     "from dataclasses import fields\ndef f(x, y):\n    for z in fields(y): setattr(x, z.name, z.default)",
-    "from dataclasses import dataclass, field\n@dataclass\nclass A:\n    x: set = field(default_factory=set)\n"
+    "from dataclasses import dataclass, field\n@dataclass\nclass A:\n    x: int = field(default=0)\n"
     "    def g(self, name): self.name = name",
     "from dataclasses import dataclass\n@dataclass\nclass A: x: int\ndef f(x):\n    match x:\n"
     "        case A(y) | int(y): return y",
