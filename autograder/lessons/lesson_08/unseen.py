@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from labkit.checks.case import Case
+from labkit.checks.lesson_08.adam import held_case
 from labkit.checks.lesson_08.formulas import (
     MIXED,
     flat_layout_cases,
@@ -18,7 +19,6 @@ from labkit.checks.lesson_08.gradients import watched_case as watched_buckets
 from labkit.checks.lesson_08.masters import bf16_case
 from labkit.checks.lesson_08.net import shard_case
 from labkit.checks.lesson_08.norm import norm_case
-from labkit.checks.lesson_08.optimizer import held_case
 from labkit.checks.lesson_08.resumed import own_parts_case
 from labkit.checks.lesson_08.tried_saves import checkpoint_case, full_disk_case, killed_case
 from labkit.checks.lesson_08.units import unit_case

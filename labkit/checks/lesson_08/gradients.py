@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.held import bytes_held, hold_in_process, holds_no_more
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
+    LEARNING_RATE,
     PAIRS,
     STEPS,
     TrainedEvidence,
@@ -31,11 +33,15 @@ from labkit.checks.lesson_08.net import (
     uses_both,
     weights_follow,
 )
+from labkit.checks.lesson_08.stacks import StackEvidence, stack_inputs
+from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.split import loaded
 from labkit.record.live import LiveBytes, bytes_of_process
+
+MEASURED = (0, 1)  # the second of a rank's rows alone
 
 
 def _train(rank: Rank) -> None:
@@ -67,7 +73,7 @@ def _train(rank: Rank) -> None:
 
 def _watch(rank: Rank) -> None:
     """A step of equal layers, watched. Facts: made, peak, held_bytes, ready. Recordings: "step 0" and
-    "gather".
+    "gather". Answers: "grad 0.SHARD", "weights 0.NAME".
     """
     net = stack(rank.case, [])
     ready: list[float] = []
@@ -76,8 +82,8 @@ def _watch(rank: Rank) -> None:
     before = bytes_of_process()
     sharded = rank.student.ShardedGradients(net, rank.group, rank.params["bucket_bytes"])
     made = bytes_of_process() - before
-    x = torch.ones(1, rank.params["width"])
-    net(x).sum().backward()  # what torch keeps from a first backward is no gradient
+    first, x = rank.inputs["x"].cpu().split(1)
+    net(first).sum().backward()  # what torch keeps from a first backward is no gradient
     for shard in sharded.shards:
         shard.grad = None
     ready.clear()
@@ -88,19 +94,29 @@ def _watch(rank: Rank) -> None:
     rank.fact("peak", live.peak)
     rank.fact("held_bytes", bytes_held(before + made + _at_rest(rank.case)) - before - made)
     rank.fact("ready", [moment - begin for moment in ready])
+    _answer_gradients(rank, sharded)
     step_plainly(sharded.shards)
     with rank.recording("gather"):
         sharded.gather_weights()
+    answer_weights(rank, snapshot(net), 0)
+
+
+def _answer_gradients(rank: Rank, sharded: Any) -> None:
+    """Answers "grad 0.SHARD"."""
+    for number, shard in enumerate(sharded.shards):
+        rank.answer(f"grad 0.{number}", shard.grad)
 
 
 def _hold_in_process(rank: Rank) -> None:
-    hold_in_process(rank, lambda: _after_backward(rank), _most_in_process(rank.case))
+    """Fact: process_bytes. Answers: "grad 0.SHARD"."""
+    most = _most_in_process(rank.case)
+    hold_in_process(rank, lambda: _after_backward(rank), most, lambda made: _answer_gradients(rank, made[1]))
 
 
-def _after_backward(rank: Rank) -> object:
+def _after_backward(rank: Rank) -> tuple[nn.Module, Any]:
     net = stack(rank.case, [])
     sharded = rank.student.ShardedGradients(net, rank.group, rank.params["bucket_bytes"])
-    net(torch.ones(1, rank.params["width"])).sum().backward()
+    net(rank.inputs["x"].cpu()[-1:]).sum().backward()
     return net, sharded
 
 
@@ -136,10 +152,31 @@ def shards_follow(evidence: TrainedEvidence) -> Iterator[Finding]:
 
 
 def _part(parameters: Sequence[Tensor], position: int, size: int) -> Tensor:
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return _part_of([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters], position, size)
+
+
+def _part_of(gradients: Sequence[Tensor], position: int, size: int) -> Tensor:
     flat = torch.cat([g.flatten() for g in gradients])
     padding = -flat.numel() % size
     return torch.cat([flat, flat.new_zeros(padding)]).chunk(size)[position]
+
+
+def stack_shards_follow(evidence: StackEvidence) -> Iterator[Finding]:
+    """Where bytes and calls are counted, the shards' gradients are those of the plain stack."""
+    case, gradients = evidence.case, evidence.gradients(MEASURED)
+    names = make_buckets(stack(case, []), case.params["bucket_bytes"])
+    for answer in evidence.answers:
+        expected = [_part_of([gradients[n] for n in bucket], answer.rank, case.ranks) for bucket in names]
+        seen = [answer.tensors.get(f"grad 0.{number}") for number in range(len(names))]
+        yield in_proportion("the shards' gradients", expected, seen, answer.rank)
+
+
+def stack_weights_follow(evidence: StackEvidence) -> Iterator[Finding]:
+    """Nor does a step of theirs leave other weights."""
+    for name, gradient in evidence.gradients(MEASURED).items():
+        expected = evidence.start[name] - LEARNING_RATE * gradient / evidence.case.ranks
+        for answer in evidence.answers:
+            yield same(f"{name}, as one process has it", expected, answer, f"weights 0.{name}")
 
 
 def nothing_left_over(evidence: Evidence) -> Iterator[Finding]:
@@ -282,7 +319,10 @@ SHARDED_GRADIENTS = Exercise(
     "Stage 2: gradients that do not stay",
     ("ShardedGradients",),
     dict.fromkeys(("values", "aside", "unusual", "subgroup"), _TRAINED)
-    | {"watched": Run(_watch), "process": Run(_hold_in_process)},
+    | {
+        "watched": Run(_watch, stack_inputs, own_entry, StackEvidence),
+        "process": Run(_hold_in_process, stack_inputs, own_entry, StackEvidence),
+    },
     gradient_cases,
     (
         Property(
@@ -301,7 +341,7 @@ SHARDED_GRADIENTS = Exercise(
             "After each step of plain SGD over the shards, and `gather_weights`, the weights are those of one"
             " process.",
             "the shard is a copy: an optimizer changes it, and not the weights",
-            {"values": every(weights_follow, same_bits)},
+            {"values": every(weights_follow, same_bits), "watched": stack_weights_follow},
         ),
         Property(
             "during-backward",
@@ -310,7 +350,7 @@ SHARDED_GRADIENTS = Exercise(
             "Each bucket is reduce-scattered once, the first before the last gradient is there, and gathered"
             " once by `gather_weights`.",
             "everything was scattered at the end of backward, or all-reduced, or gathered at once",
-            {"watched": leaves_as_it_comes},
+            {"watched": every(leaves_as_it_comes, stack_shards_follow)},
         ),
         Property(
             "held-bytes",
@@ -319,7 +359,10 @@ SHARDED_GRADIENTS = Exercise(
             "A rank holds the weights once, at the peak of backward its shards of the gradients and at most"
             " two buckets, and after it its shards.",
             "p.grad or the flat gradients of all buckets were kept",
-            {"watched": stays_small, "process": holds_no_more(_most_in_process)},
+            {
+                "watched": every(stays_small, stack_shards_follow),
+                "process": every(holds_no_more(_most_in_process), stack_shards_follow),
+            },
         ),
         Property(
             "nothing-left-over",

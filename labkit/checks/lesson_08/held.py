@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Evidence, Finding, Judge
@@ -15,6 +16,7 @@ PATIENCE = 3.0  # seconds that a backend's own thread may take, on a busy machin
 TIMES = 3  # the first is not counted: what runs for the first time imports and caches
 OBJECT_BYTES = 96 * 1024  # for what is no tensor, where all of a process counts
 PROCESS = "process_bytes"
+Made = TypeVar("Made")
 
 
 def bytes_held(enough: int) -> int:
@@ -25,17 +27,24 @@ def bytes_held(enough: int) -> int:
     return held
 
 
-def hold_in_process(rank: Rank, make: Callable[[], object], most: int) -> None:
-    """Fact PROCESS: bytes that what is made keeps, as an array, as text or in whatever it is hidden."""
-    found = [_kept(make, most + OBJECT_BYTES) for _ in range(TIMES)]
+def hold_in_process(rank: Rank, make: Callable[[], Made], most: int, answer: Callable[[Made], None]) -> None:
+    """Fact PROCESS: bytes that what is made keeps, as an array, as text or in whatever it is hidden. What was
+    made last is then given to `answer`.
+    """
+    found = [_kept(make, most + OBJECT_BYTES, _ignore) for _ in range(TIMES - 1)]
+    found.append(_kept(make, most + OBJECT_BYTES, answer))
     rank.fact(PROCESS, min(found[1:]))
 
 
-def _kept(make: Callable[[], object], enough: int) -> int:
+def _ignore(made: object) -> None:
+    pass
+
+
+def _kept(make: Callable[[], Made], enough: int, answer: Callable[[Made], None]) -> int:
     before = _least(0, SETTLES)
     made = make()
     after = _least(before + enough, PATIENCE)
-    del made
+    answer(made)
     return after - before
 
 

@@ -30,10 +30,13 @@ from labkit.checks.lesson_08.net import (
     uses_both,
     weights_follow,
 )
+from labkit.checks.lesson_08.stacks import StackEvidence, stack_inputs
 from labkit.checks.lesson_08.units import module_cases
 from labkit.checks.lesson_08.watched import (
     fetches_ahead,
+    follows,
     hold_units,
+    in_earnest,
     most_in_process,
     peaks_stay_small,
     rests_in_shards,
@@ -243,9 +246,9 @@ FULLY_SHARDED_MODULE = Exercise(
         "evaluated": _trains(_with_evaluations),
         "together": _trains(_all_at_once),
         "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
-        "watched": Run(watch),
-        "watched-calls": Run(watch),
-        "process": Run(hold_units),
+        "watched": Run(watch, stack_inputs, own_entry, StackEvidence),
+        "watched-calls": Run(watch, stack_inputs, own_entry, StackEvidence),
+        "process": Run(hold_units, stack_inputs, own_entry, StackEvidence),
         "homeless": Run(_homeless, net_inputs, hand_own_rows),
     },
     module_cases,
@@ -291,7 +294,10 @@ FULLY_SHARDED_MODULE = Exercise(
             "A rank holds 1/d of the weights, and after backward 1/d of the gradients: before a step, after a"
             " forward (also without gradients, or with an error), after full_weights.",
             "the module's own weights, or the gathered ones, are still there",
-            {"watched": rests_in_shards, "process": holds_no_more(most_in_process)},
+            {
+                "watched": every(rests_in_shards, in_earnest),
+                "process": every(holds_no_more(most_in_process), follows((0, 1))),
+            },
         ),
         Property(
             "peak-bytes",
@@ -299,7 +305,10 @@ FULLY_SHARDED_MODULE = Exercise(
             2,
             "At most one unit and `prefetch` more are whole at a time, and the gradients of two.",
             "weights stay until the end of the pass, or gradients are scattered there",
-            {"watched": stays_small, "watched-calls": peaks_stay_small},
+            {
+                "watched": every(stays_small, in_earnest),
+                "watched-calls": every(peaks_stay_small, in_earnest),
+            },
         ),
         Property(
             "passes",
@@ -307,7 +316,7 @@ FULLY_SHARDED_MODULE = Exercise(
             2,
             "Forward gathers each unit once, backward gathers and scatters each once.",
             "an all_reduce of the gradients, or a gather that fetches what is there",
-            {"watched": three_passes},
+            {"watched": every(three_passes, in_earnest)},
         ),
         Property(
             "prefetch",
@@ -316,7 +325,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "While a unit is at work, the gathers of `prefetch` more have begun, in forward and in backward,"
             " and nobody has waited for them.",
             "the next unit is gathered when it is needed, or waited for at once, or all are gathered at once",
-            {"watched": fetches_ahead},
+            {"watched": every(fetches_ahead, in_earnest)},
         ),
         Property(
             "tied-weights",

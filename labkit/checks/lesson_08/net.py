@@ -195,9 +195,13 @@ class _Called(nn.Sequential):
 
 
 def stack(case: Case, log: list[float]) -> nn.Sequential:
-    """Equal layers whose weights are far larger than what passes through them."""
+    """Equal layers whose weights are far larger than what passes through them, which is as large behind the
+    last as before the first.
+    """
     torch.manual_seed(case.seed)
     layers = [Timed(case.params["width"], log) for _ in range(case.params["layers"])]
+    for layer in layers:
+        layer.linear.weight.data.mul_(3**0.5)  # torch draws them with a third of this variance
     return _Called(layers, calls_of(case)).to(dtype_of(case))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from math import ceil
 from typing import Any
 
 import torch
@@ -12,8 +11,17 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
+from labkit.checks.lesson_08.adam import (
+    held_case,
+    hold_two_steps,
+    hold_two_steps_in_process,
+    holds_its_share,
+    most_of_two_steps,
+    positive_rows,
+    steps_what_it_holds,
+)
 from labkit.checks.lesson_08.formulas import HIDES
-from labkit.checks.lesson_08.held import bytes_held, hold_in_process, holds_no_more
+from labkit.checks.lesson_08.held import holds_no_more
 from labkit.checks.lesson_08.masters import BF16_STEPS, bf16_case, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
@@ -40,8 +48,6 @@ from labkit.checks.lesson_08.net import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, nbytes, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
-from labkit.checks.shared.split import dtype_of
-from labkit.record.live import bytes_of_process
 
 
 def _train(rank: Rank) -> None:
@@ -97,41 +103,6 @@ def _alike(before: Tensor | None, after: Tensor | None) -> bool:
     return after is not None and torch.equal(before, after)
 
 
-def _hold(rank: Rank) -> None:
-    """What two steps of Adam leave in memory. Fact: held_bytes."""
-    before = bytes_of_process()
-    stepped = _after_two_steps(rank)
-    rank.fact("held_bytes", bytes_held(before + _most(rank.case)) - before)
-    del stepped
-
-
-def _hold_in_process(rank: Rank) -> None:
-    hold_in_process(rank, lambda: _after_two_steps(rank), _most(rank.case))
-
-
-def _after_two_steps(rank: Rank) -> object:
-    """Of Adam: the net without gradients, and the optimizer."""
-    net = _large(rank.case).to(rank.device)
-    optimizer = rank.student.ShardedOptimizer(net.parameters(), torch.optim.Adam, rank.group, lr=1e-3)
-    for _ in range(2):
-        x = torch.ones(1, rank.params["width"], dtype=dtype_of(rank.case), device=rank.device)
-        net(x).sum().backward()
-        del x
-        optimizer.step()
-        optimizer.zero_grad()
-    net.zero_grad()  # gradients that were only set to zero are no optimizer's state
-    return net, optimizer
-
-
-def _large(case: Case) -> nn.Module:
-    """Two layers that are trained, and perhaps one between them that is not."""
-    torch.manual_seed(case.seed)
-    layers = [nn.Linear(case.params["width"], case.params["width"]) for _ in range(3)]
-    layers[1].requires_grad_(False)
-    kept = layers if case.params.get("frozen") else layers[::2]
-    return nn.Sequential(*kept).to(dtype_of(case))
-
-
 def _train_in_bf16(rank: Rank) -> None:
     """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0"."""
     weight = nn.Parameter(rank.inputs["w"].clone())
@@ -145,34 +116,6 @@ def _train_in_bf16(rank: Rank) -> None:
 
 
 # -- judges
-
-
-def _whole(net: nn.Module) -> int:
-    return sum(nbytes(p) for p in net.parameters())
-
-
-def _state_share(case: Case, net: nn.Module) -> int:
-    """Bytes of one fp32 number for each that a rank has of those that are trained."""
-    return 4 * ceil(sum(p.numel() for p in net.parameters() if p.requires_grad) / case.ranks)
-
-
-def _most(case: Case) -> int:
-    net = _large(case)
-    share = _state_share(case, net)
-    return _whole(net) + 3 * share + share // 4
-
-
-def holds_its_share(evidence: Evidence) -> Iterator[Finding]:
-    """The weights whole, and of the rank's share of those that are trained two moments and a master in fp32,
-    which fp32 weights need not have.
-    """
-    case, net = evidence.case, _large(evidence.case)
-    fewest = 2 if dtype_of(case) == torch.float32 else 3
-    low, most = _whole(net) + fewest * _state_share(case, net) - 64, _most(case)
-    for answer in evidence.answers:
-        held = answer.facts["held_bytes"]
-        told = f"{low:,} to {most:,} bytes: the weights once, and a {case.ranks}th of the state in fp32"
-        yield Finding(low <= held <= most, told, f"{held:,} bytes", answer.rank)
 
 
 def gradients_stay(evidence: Evidence) -> Iterator[Finding]:
@@ -300,12 +243,6 @@ def _unusual_cases(seed: int) -> list[Case]:
     ]
 
 
-def held_case(name: str, ranks: int, seed: int, width: int, dtype: str, kind: str = "held") -> Case:
-    """Layers of `width`, one of them frozen, of which the memory is counted."""
-    sizes = {"width": width, "dtype": dtype, "frozen": True}
-    return Case(name, ranks, sizes, seed, kind=kind, timeout=40.0)
-
-
 _TRAINED = Run(_train, net_inputs, hand_own_rows, TrainedEvidence)
 
 SHARDED_OPTIMIZER = Exercise(
@@ -315,8 +252,8 @@ SHARDED_OPTIMIZER = Exercise(
     dict.fromkeys(("values", "stateful", "groups", "schedule", "unusual", "subgroup"), _TRAINED)
     | {
         "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
-        "held": Run(_hold),
-        "process": Run(_hold_in_process),
+        "held": Run(hold_two_steps, positive_rows, own_entry),
+        "process": Run(hold_two_steps_in_process, positive_rows, own_entry),
     },
     optimizer_cases,
     (
@@ -376,7 +313,10 @@ SHARDED_OPTIMIZER = Exercise(
             3,
             "Each rank keeps the weights once and 1/d of the state, in fp32 and without what is frozen.",
             "the optimizer was built on all parameters, or a flat gradient was kept",
-            {"held": holds_its_share, "process": holds_no_more(_most)},
+            {
+                "held": every(holds_its_share, steps_what_it_holds),
+                "process": every(holds_no_more(most_of_two_steps), steps_what_it_holds),
+            },
         ),
         Property(
             "communication",

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
-from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.exercise import Evidence, Finding, Judge, every
 from labkit.checks.lesson_08.held import bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
+from labkit.checks.lesson_08.stacks import StackEvidence
+from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.shared.twins import each_once
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+
+SMALL = 2**14  # what a loss is divided by
 
 
 def watch(rank: Rank) -> None:
     """A step of equal layers, watched. Facts: at_rest, forward_peak, after_forward, backward_peak,
     after_backward, after_full_weights, after_evaluation, after_an_error; forwards and backwards, when each
-    unit was at work. Recordings: first backward, forward, backward.
+    unit was at work. Recordings: first backward, forward, backward. Answers: output, of the step that was
+    watched, and at the end "weights NAME".
     """
     group, log = rank.group, list[float]()
     others = tensors_of_process()
@@ -30,15 +35,15 @@ def watch(rank: Rank) -> None:
     net = stack(rank.case, log)
     sharded = rank.student.FullyShardedModule(net, list(net), group, rank.params["prefetch"])
     _rest(rank, "at_rest", before)
-    x = torch.ones(1, rank.params["width"])
+    first, x = rank.inputs["x"].cpu().split(1)
     with rank.recording("first backward"):
-        sharded(x).sum().backward()
+        small_loss(sharded(first)).backward()
     step_plainly(sharded.shards)
-    sharded(x)  # no backward follows: the next step must not wait for it, nor the one after
-    sharded(x).sum().backward()
+    sharded(first)  # no backward follows: the next step must not wait for it, nor the one after
+    small_loss(sharded(first)).backward()
     step_plainly(sharded.shards)
     with torch.no_grad():
-        sharded(x)  # nor for one that is evaluated
+        sharded(first)  # nor for one that is evaluated
     log.clear()
     leaving: list[float] = []
     most = _most(rank.case)
@@ -54,10 +59,11 @@ def watch(rank: Rank) -> None:
         live.most = most["backward_peak"]
         with rank.recording("backward") as begin:
             _note_backward(out, leaving)
-            out.sum().backward()
+            small_loss(out).backward()
     rank.fact("backwards", [moment - begin for moment in leaving])
     rank.fact("backward_peak", live.peak)
     _rest(rank, "after_backward", before)
+    rank.answer("output", out)  # no more than what passes from layer to layer, for which there is room
     del out
     step_plainly(sharded.shards)
     sharded.full_weights()
@@ -72,18 +78,35 @@ def watch(rank: Rank) -> None:
     with torch.no_grad():
         sharded(x)
     _rest(rank, "after_the_next", before)
+    _answer_weights(rank, sharded)
+
+
+def small_loss(out: Tensor) -> Tensor:
+    """Some steps on it change weights by less than changes the next step's gradients."""
+    return out.sum() / SMALL
+
+
+def _answer_weights(rank: Rank, sharded: Any) -> None:
+    for name, tensor in sharded.full_weights().items():
+        rank.answer(f"weights {name}", tensor)
 
 
 def hold_units(rank: Rank) -> None:
-    """What a step leaves in the process. Fact: process_bytes."""
-    hold_in_process(rank, lambda: _after_backward(rank), most_in_process(rank.case))
+    """What a step leaves in the process. Fact: process_bytes. Answers: "weights NAME", after the step."""
+    most = most_in_process(rank.case)
+    hold_in_process(rank, lambda: _after_backward(rank), most, lambda made: _step(rank, made[1]))
 
 
-def _after_backward(rank: Rank) -> object:
+def _after_backward(rank: Rank) -> tuple[nn.Module, Any]:
     net = stack(rank.case, [])
     sharded = rank.student.FullyShardedModule(net, list(net), rank.group, rank.params["prefetch"])
-    sharded(torch.ones(1, rank.params["width"])).sum().backward()
+    small_loss(sharded(rank.inputs["x"].cpu()[-1:])).backward()
     return net, sharded
+
+
+def _step(rank: Rank, sharded: Any) -> None:
+    step_plainly(sharded.shards)
+    _answer_weights(rank, sharded)
 
 
 def _rest(rank: Rank, when: str, before: int) -> None:
@@ -155,6 +178,31 @@ def _most(case: Case) -> dict[str, int]:
     waiting = len(calls_of(case)) - len(set(calls_of(case)))
     forward = _share(case) + whole * unit + _room(case)
     return {"forward_peak": forward, "backward_peak": forward + _share(case) + (4 + waiting) * unit}
+
+
+def follows(times: Sequence[int]) -> Judge:
+    """Where bytes and calls are counted, the weights have moved along the plain stack's gradients, of which
+    those of each row were stepped so many times.
+    """
+
+    def judge(evidence: StackEvidence) -> Iterator[Finding]:
+        gradients = list(evidence.gradients(times).values())
+        for answer in evidence.answers:
+            moved = [start - answer.tensors[f"weights {name}"] for name, start in evidence.start.items()]
+            yield in_proportion("the change of the weights", gradients, moved, answer.rank)
+
+    return judge
+
+
+def output_follows(evidence: StackEvidence) -> Iterator[Finding]:
+    """The output of the watched step is the plain stack's."""
+    for answer in evidence.answers:
+        expected, seen = evidence.output(answer.rank), answer.tensors.get("output")
+        yield in_proportion("the output", [expected], [seen], answer.rank)
+
+
+in_earnest = every(output_follows, follows((2, 1)))
+"""Of the step that is watched, behind two with another row."""
 
 
 def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
