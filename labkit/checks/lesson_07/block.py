@@ -43,6 +43,7 @@ from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.lesson_07.products import PRODUCTS_ID
 from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.lesson_07.twice import adds_to_gradients, use_twice
+from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import Call, stays_in_group, storages
@@ -58,6 +59,8 @@ from labkit.model import Attend, Block, explicit_attention
 BLOCK_ID = "07.tensor-parallel-block"
 ADDED = (1.0, 10.0)  # by attention and by the MLP, where what is dropped is looked at
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence
+
+ROUNDED = 0.2  # of the largest gradient: 16 bits hold no more through a whole block
 
 
 def _plain(case: Case) -> nn.Module:
@@ -113,7 +116,7 @@ def _cases(seed: int) -> list[Case]:
 
 def _measure_kept(rank: Rank, split: Split) -> None:
     """Fact: kept, the bytes that one forward leaves behind, beside parameters and its result; those too that
-    stay for good, such as a buffer for all calls.
+    stay for good, such as a buffer for all calls. Answers: grad.NAME, of what backward then makes of it.
     """
     x = rank.inputs["x"].clone().requires_grad_()
 
@@ -124,6 +127,10 @@ def _measure_kept(rank: Rank, split: Split) -> None:
     before = storages()
     kept = bytes_kept(prepare)  # the result is as large as x, which is kept but not counted
     rank.fact("kept", kept + left_since(before))
+    part = split.build(rank, split.handed(rank), rank.group)
+    (part(x) * rank.inputs["grad_output"]).sum().backward()
+    for name, parameter in part.named_parameters():
+        rank.answer(f"grad.{name}", parameter.grad)
 
 
 def _watch_dropout(rank: Rank, split: Split) -> None:
@@ -268,6 +275,16 @@ def _keeps_what_the_plan_says(evidence: SplitEvidence) -> Iterator[Finding]:
         within = KEPT_WITHIN[0] * expected <= kept <= KEPT_WITHIN[1] * expected
         told = f"about {expected:,.0f} bytes kept for backward on this rank"
         yield Finding(within, told, f"{kept:,} bytes", answer.rank)
+
+
+def _kept_enough(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Of what was kept, or gathered again, backward makes the gradients of all weights."""
+    for answer in evidence.answers:
+        gradients = evidence.blocks(under("grad.", evidence.reference(answer)), answer)
+        weights = [name for name, gradient in gradients.items() if gradient.dim() > 1]
+        seen = [answer.tensors.get(f"grad.{name}") for name in weights]
+        expected = [gradients[name] for name in weights]
+        yield in_proportion("the gradients of all weights", expected, seen, answer.rank, ROUNDED)
 
 
 def _drops_apart(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -448,7 +465,7 @@ EXERCISE = Exercise(
             2,
             "What is kept for backward is what the plan calls for, with whole and with divided tokens.",
             "the gathered x is kept, or tokens are gathered before a norm",
-            {"kept": _keeps_what_the_plan_says},
+            {"kept": every(_keeps_what_the_plan_says, _kept_enough)},
         ),
         Property(
             "dropout",

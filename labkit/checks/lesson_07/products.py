@@ -21,6 +21,7 @@ from labkit.checks.lesson_07.modules import (
     subgroup,
 )
 from labkit.checks.lesson_07.pair import PAIR_ID
+from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group, storages
 from labkit.checks.shared.held import bytes_kept
@@ -148,7 +149,7 @@ def _use_views(rank: Rank) -> None:
 
 def _keep_for_backward(rank: Rank) -> None:
     """Fact: kept, the bytes that a forward leaves behind, beside its result; those too that stay for good,
-    such as a buffer for all calls.
+    such as a buffer for all calls. Answers: grad.NAME of what backward then makes of it.
     """
     group, bias, state = enter_group(rank), rank.params.get("bias", True), _state(rank)
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
@@ -158,7 +159,11 @@ def _keep_for_backward(rank: Rank) -> None:
 
     before = storages()
     kept = bytes_kept(lambda: forward) + left_since(before)
-    rank.fact("kept", nbytes(state["x"]) + kept - nbytes(forward()))  # the caller has x anyway
+    out = forward()
+    rank.fact("kept", nbytes(state["x"]) + kept - nbytes(out))  # the caller has x anyway
+    (out * rank.inputs["grad_output"]).sum().backward()
+    for name in WEIGHTS:
+        rank.answer(f"grad.{name}", state[name].grad)
 
 
 # -- judges
@@ -245,6 +250,16 @@ def _keeps_slices(evidence: ProductsEvidence) -> Iterator[Finding]:
             yield Finding(kept <= share + KEPT_SLACK, told, f"{kept:,} bytes", answer.rank)
 
 
+def _kept_enough(evidence: ProductsEvidence) -> Iterator[Finding]:
+    """Of what was kept, or gathered again, backward makes the gradients of both weights."""
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        whole = evidence.references[place.index]
+        expected = [place.block(whole[f"grad.{name}"], DIVIDED[name]) for name in WEIGHTS]
+        seen = [answer.tensors.get(f"grad.{name}") for name in WEIGHTS]
+        yield in_proportion("the gradients of both weights", expected, seen, answer.rank)
+
+
 def _gathers_and_scatters(evidence: ProductsEvidence) -> Iterator[Finding]:
     """Beside the sum of the bias's gradient, of any dtype."""
     x, out = (nbytes(evidence.inputs[name][0]) for name in ("x", "grad_output"))
@@ -307,7 +322,7 @@ EXERCISE = Exercise(
             2,
             "Backward keeps this rank's tokens of x, not all of them.",
             "F.linear keeps the gathered x: save the slice in a function of your own, and gather again",
-            {"kept": _keeps_slices},
+            {"kept": every(_keeps_slices, _kept_enough)},
         ),
         Property(
             "communication",
