@@ -18,7 +18,7 @@ def test_one_factor_for_all_is_let_pass(seen: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "seen, told",
+    ("seen", "told"),
     [
         ([0 * tensor for tensor in EXPECTED], "zeros"),
         ([EXPECTED[0], 2 * EXPECTED[1]], "other numbers"),

@@ -23,12 +23,14 @@ from labkit.checks.lesson_10.again import (
     train_again,
 )
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
+from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.record.replay import Act
 
 SEVERAL = 3  # buckets at least, where the model has as many layers
+ASIDE = 0.2  # of the largest change of a weight
 HIDDEN_SHARE = 0.5  # of the bytes of each step that must have computation behind them
 
 
@@ -104,10 +106,14 @@ def _train_twice(rank: Rank) -> None:
 
 
 def _watch(rank: Rank) -> None:
-    """The same as `_train`, and what was done in which order. Recording: training. Fact: acts."""
+    """The same as `_train`, and what was done in which order. Recording: training. Fact: acts. Answers:
+    trained.NAME.
+    """
     group, net = enter_group(rank), net_of(rank.case)
     with rank.recording("training"), rank.journal("acts"):
         rank.student.program_1(net, _batches(rank), group, rank.params["learning_rate"])
+    for name, parameter in net.named_parameters():
+        rank.answer(f"trained.{name}", parameter)
 
 
 def _batches(rank: Rank) -> list[tuple[Tensor, Tensor]]:
@@ -141,6 +147,17 @@ def _trained(evidence: OneProcess) -> Iterator[Finding]:
         members = tuple(place_of(evidence.case, answer.rank).members)
         for name, expected in evidence.trained[members].items():
             yield same(f"{name} after training", expected, answer, f"trained.{name}")
+
+
+def _trained_alike(evidence: OneProcess, answer: RankAnswer) -> Finding:
+    """Whether the weights have moved as in one process; a mean that is a sum moves them farther, and a little
+    aside.
+    """
+    start = net_of(evidence.case).state_dict()
+    (trained,) = evidence.trained.values()
+    expected = [trained[name] - start[name] for name in trained]
+    seen = [answer.tensors[f"trained.{name}"] - start[name] for name in trained]
+    return in_proportion("the change of the weights", expected, seen, answer.rank, ASIDE)
 
 
 def _starts(answer: RankAnswer) -> list[Act]:
@@ -247,7 +264,10 @@ EXERCISE = Exercise(
             "one bucket for all cannot start before backward is over; one a parameter pays a latency each",
             {
                 "watched": every(
-                    on_each(all_from_python), on_each(_not_one_a_parameter), on_each(_whole_gradients)
+                    on_each(all_from_python),
+                    on_each(_not_one_a_parameter),
+                    on_each(_whole_gradients),
+                    on_each(_trained_alike),
                 )
             },
         ),
@@ -258,7 +278,14 @@ EXERCISE = Exercise(
             "In each step half of the bytes are under way while backward computes, and all are waited for.",
             "a bucket with parameters of the last and of the first layer is complete at the end of backward,"
             " and so is one of the first few layers, where most of the bytes are theirs",
-            {"watched": every(on_each(_behind_backward), on_each(_nothing_besides), on_each(all_waited_for))},
+            {
+                "watched": every(
+                    on_each(_behind_backward),
+                    on_each(_nothing_besides),
+                    on_each(all_waited_for),
+                    on_each(_trained_alike),
+                )
+            },
         ),
         Property(
             "subgroup",
