@@ -57,6 +57,7 @@ BYTES_EACH = 2**26
 A_STEP = ("inferred", "output", "grad")  # what is answered of the passes whose copies are watched
 FROZEN_WIDE = [f"{layer}.{kind}" for layer in (2, 3, 4, 5) for kind in ("weight", "bias")]
 FROZEN_RESIDENT = ["0.weight", "0.bias", "1.weight", "1.bias"]
+SHIFTED: Specs = [["dense", 5, 4], ["shifted", 4], ["dense", 4, 3]]
 FROZEN = ["0.bias", "2.weight", "3.weight", "3.bias"]
 
 
@@ -287,6 +288,7 @@ def _offload_cases(seed: int) -> list[Case]:
         offload_case("wide layers that take their time", "late", wide, 2, [1], seed),
         offload_case("on the second GPU", "late", SMALL, 2, [3], seed, gpu=1),
         offload_case("constant buffers, the second GPU", "buffers", with_buffers(SMALL), 2, [3], seed, gpu=1),
+        offload_case("a layer of constants alone", "buffers", SHIFTED, 0, [3], seed),
         offload_case("dropout", "dropout", with_dropout(SMALL), 2, [3], seed),
         offload_case("two batches, one backward", "two-batches", with_dropout(SMALL), 2, [3], seed),
         offload_case("two models, one backward", "two-models", SMALL, 1, [3], seed),

@@ -125,6 +125,18 @@ class Counting(nn.Module):
         return x + 0.1 * self.running
 
 
+class Shifted(nn.Module):
+    """x plus a constant buffer: a layer without parameters that has something on its device all the same."""
+
+    def __init__(self, width: int, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.shift: Tensor
+        self.register_buffer("shift", torch.linspace(-1, 1, width, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
 class Transposed(nn.Module):
     """x W, with the very weight of an earlier layer: a head tied to its embedding."""
 
@@ -156,11 +168,11 @@ DENSE: dict[str, type[Dense]] = {
 def build_layers(case: Case, inputs: Inputs, first: int = 0, last: int | None = None) -> list[nn.Module]:
     """Layers `first` to `last` of `case.params["layers"]`, on the CPU, with the case's drawn parameters.
 
-    Each is [a key of DENSE, inputs, outputs], ["counting", width], ["dropout", how likely], ["tanh"],
-    ["tied", whose weight it has], ["mirrored", whose weight it has, under two names, one of them deeper, and
-    a key of DENSE for what stands beside it], ["again", which layer it is] or ["lookup", rows, width], whose
-    input are whole numbers. The case's `frozen` names parameters ("2.weight") that are not trained, its
-    `resting` the layers that are in evaluation mode.
+    Each is [a key of DENSE, inputs, outputs], ["counting", width], ["shifted", width], ["dropout", how
+    likely], ["tanh"], ["tied", whose weight it has], ["mirrored", whose weight it has, under two names, one
+    of them deeper, and a key of DENSE for what stands beside it], ["again", which layer it is] or ["lookup",
+    rows, width], whose input are whole numbers. The case's `frozen` names parameters ("2.weight") that are
+    not trained, its `resting` the layers that are in evaluation mode.
     """
     layers = _empty_layers(case.params["layers"], dtype_of(case))
     own = range(len(layers))[first:last]
@@ -195,6 +207,8 @@ def _empty_layers(specs: Sequence[Sequence[Any]], dtype: torch.dtype) -> list[nn
             layers.append(DENSE[kind](sizes[0], sizes[1], dtype))
         elif kind == "counting":
             layers.append(Counting(sizes[0], dtype))
+        elif kind == "shifted":
+            layers.append(Shifted(sizes[0], dtype))
         elif kind == "dropout":
             layers.append(nn.Dropout(sizes[0]))
         elif kind == "tanh":
