@@ -117,7 +117,8 @@ def _read(cells: Sequence[Cell]) -> list[_Read]:
 
 def _look_at(label: str, source: str) -> bytes:
     parsed = parse_cell(label, source)
-    clues = clues_of(parsed.source) if parsed.statements else {}
+    is_kept = 0 < len(parsed.statements) <= MOST_STATEMENTS  # with more it is left unread, clues or not
+    clues = clues_of(parsed.source) if is_kept else {}
     return msgspec.json.encode(_Read(parsed.to_json(), clues))
 
 
