@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.checks.proportion import in_proportion
+from labkit.checks.shared.proportion import in_proportion
 
 EXPECTED = [torch.tensor([1.0, -2.0]), torch.tensor([[3.0], [0.5]])]
 ROUNDED = [2 * tensor + 0.01 for tensor in EXPECTED]

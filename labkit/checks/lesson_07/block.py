@@ -43,7 +43,6 @@ from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.lesson_07.products import PRODUCTS_ID
 from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.lesson_07.twice import adds_to_gradients, use_twice
-from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
 from labkit.checks.shared.beside import Call, stays_in_group, storages
@@ -51,6 +50,7 @@ from labkit.checks.shared.cuts import cut_block
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import groups_of
+from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, loaded, under, use_part
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another

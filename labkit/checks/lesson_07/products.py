@@ -21,12 +21,12 @@ from labkit.checks.lesson_07.modules import (
     subgroup,
 )
 from labkit.checks.lesson_07.pair import PAIR_ID
-from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group, storages
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.split import drawn, in_another_order
 
 PRODUCTS_ID = "07.sequence-parallel-linear"

@@ -34,10 +34,10 @@ from labkit.checks.lesson_08.net import (
     weights_follow,
 )
 from labkit.checks.lesson_08.stacks import StackEvidence, stack_inputs
-from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.split import loaded
 from labkit.record.live import LiveBytes, bytes_of_process
 

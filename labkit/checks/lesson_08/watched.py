@@ -15,8 +15,8 @@ from labkit.checks.exercise import Evidence, Finding, Judge, every
 from labkit.checks.lesson_08.held import bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.lesson_08.stacks import StackEvidence
-from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
+from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.twins import each_once
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
 

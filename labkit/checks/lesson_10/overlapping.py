@@ -23,10 +23,10 @@ from labkit.checks.lesson_10.again import (
     train_again,
 )
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
-from labkit.checks.proportion import in_proportion
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.proportion import in_proportion
 from labkit.record.replay import Act
 
 SEVERAL = 3  # buckets at least, where the model has as many layers
