@@ -4,6 +4,7 @@ unseen inputs.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ _OWN_LINE = re.compile(rf"(?P<text>.*)(?P<where> \({_CELL}, line \d+: (?P<source
 
 
 def for_the_student(report: Report, exercise: Exercise, submission: Submission) -> Report:
-    """The report with its texts cut to what may be shown."""
+    """The report with its texts cut to what may be shown, and what was measured as far as it is a number."""
     texts = [submission.sources[cell] for cell in {s.cell for s in submission.statements}]
     own = {line.strip() for text in texts for line in text.splitlines()}
     secret = distinctive_lines(exercise) - own
@@ -36,6 +37,7 @@ def for_the_student(report: Report, exercise: Exercise, submission: Submission) 
         report,
         rows=[replace(row, seen=cut(row.seen, row.case)) for row in report.rows],
         stops=[replace(stop, text=cut(_stop(stop, own), stop.case)) for stop in report.stops],
+        measured={name: value for name, value in report.measured.items() if math.isfinite(value)},
     )
 
 

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from conftest import LESSON
 
+from autograder.grade.feedback import for_the_student
 from autograder.grade.harness import Graded, hold_back
 from autograder.grade.records import Record, load_all, save
+from autograder.grade.reference import graded_submission, solved_cells
 from autograder.grade.scan import Flag
 from autograder.gradebook.listing import Listing, as_csv, table
 from autograder.gradebook.report import BELOW, explain
@@ -39,6 +41,15 @@ def test_every_student_is_among_the_records(tmp_path: Path, student: str) -> Non
     """Files with a dot in front are something else: the reference's traffic, what is not written whole."""
     save(tmp_path, Record(LESSON, student, "a.ipynb", "", 1, "none", ""))
     assert [record.student for record in load_all(tmp_path, LESSON)] == [student]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_was_measured_and_is_no_number_costs_nobody_the_record(tmp_path: Path, value: float) -> None:
+    exercise = registry.exercises(LESSON)[0]
+    measured = Report(exercise.id, exercise.title, [], "passed", measured={"ms": value, "bytes": 8.0})
+    graded = Graded(for_the_student(measured, exercise, graded_submission(solved_cells("06"), exercise)[0]))
+    save(tmp_path, Record(LESSON, "ada", "a.ipynb", "", 1, "none", "", graded={exercise.id: graded}))
+    assert load_all(tmp_path, LESSON)[0].graded[exercise.id].report.measured == {"bytes": 8.0}
 
 
 MISLEADING = "x\n  note: regraded, see below\n\n12.route: 13 of 13 points (passed)\r\u2028  + gates 2/2"
