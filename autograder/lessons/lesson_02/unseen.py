@@ -97,13 +97,14 @@ def _offload_cases(seed: int) -> list[Case]:
     layers = random_layers(draw, 7)
     width, count = draw.choice([56, 72]), draw.randint(6, 8)
     lead = [draw.randint(1, 3), draw.randint(2, 4)]
-    wide = wide_layers(width, count)
+    wide, narrow = wide_layers(width, count), wide_layers(draw.randint(22, 27), 6)
     return _hidden(
         [
             offload_case("some", "values", layers, draw.randint(1, 5), lead, seed),
             offload_case("float32", "values", layers, 3, [4], seed, dtype="float32"),
             offload_case("wide", "values", wide, draw.randint(1, 3), [1], seed),
             offload_case("memory", "watched", wide, draw.randint(1, 3), [1], seed),
+            offload_case("memory, narrow layers", "watched", narrow, draw.randint(1, 2), [1], seed),
             offload_case("late, wide layers", "late", wide, draw.randint(0, 4), [1], seed),
             offload_case("buffers on their way", "watched-buffers", with_buffers(wide), 0, [2], seed),
             offload_case("late", "late", layers, draw.randint(0, 4), lead, seed),

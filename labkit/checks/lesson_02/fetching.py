@@ -68,7 +68,8 @@ class Sizes:
         self.at_rest = sum(self.layers[: self.resident])
         offloaded = self.layers[self.resident :]
         self.pair = 2 * max(offloaded) if len(offloaded) > 1 else sum(offloaded)  # as two buffers hold them
-        self.slack = max(offloaded, default=0) // 2
+        flowing = sum(map(devices.rounded, self.activations))  # much beside layers that are narrow
+        self.slack = max(offloaded, default=0) // 2 + flowing
 
     def offloaded(self, upto: int | None = None) -> int:
         """Bytes of the weights of the offloaded layers, up to layer `upto` where one is given."""
