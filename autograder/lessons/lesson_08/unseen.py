@@ -152,6 +152,12 @@ def _calls(draw: Random, layers: int) -> list[int]:
     return [*first, *then, draw.randint(1, skipped - 2), *range(layers - 3, layers)]
 
 
+def _every_other(draw: Random, layers: int) -> list[int]:
+    """Numbers of layers: every other one left out, and one called a second time near the end."""
+    calls = [*range(draw.randint(0, 1), layers, 2)]
+    return [*calls[:-3], draw.choice(calls[1:-4]), *calls[-3:]]
+
+
 def _module(seed: int) -> list[Case]:
     draw = Random(f"08/module/{seed}")
     frozen = ["early", "half", "frozen"]
@@ -164,6 +170,7 @@ def _module(seed: int) -> list[Case]:
         watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0),
         watched_units("unseen: three ahead, interrupted", 2, seed, 64, 14, 3, interrupted=True),
         calls_case("unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14)),
+        calls_case("unseen: every other unit", 4, seed, 48, 32, _every_other(draw, 32)),
         unit_case("unseen: three at once", "together", 3, seed, micro_batches=3, prefetch=2, **_net(draw)),
         unit_case("unseen: tied", "tied", 3, seed, parts=["tied", "twice"], prefetch=0, **_net(draw)),
         unit_case("unseen: called twice", "twice", 2, seed, parts=["twice", "frozen"], **_net(draw)),
