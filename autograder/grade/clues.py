@@ -32,6 +32,7 @@ from autograder.grade.watched_names import (
     OF_OBJECTS,
     OFTEN_DEFINED,
     PLAIN,
+    READ_BY,
     TEXTS_OF_NUMBERS,
     UNCOUNTED,
     USUAL,
@@ -95,15 +96,14 @@ class Clues(msgspec.Struct):
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
 _LABKIT = Path(labkit.__file__).parent
 _WORDS = {
-    "entries",
-    "modules",
-    "rendezvous",
-    "_C",
-}  # of ATTRIBUTES: in a text these are plain words
+    *("entries", "modules", "rendezvous", "_C", "mro"),  # of ATTRIBUTES: in a text these are plain words
+    *("cpu", "clone", "contiguous"),  # of READ_BY
+}
 MOST_PARTS = 30  # of a dotted name that is followed; a person writes five or six
 TOO_LONG = f"goes through more than {MOST_PARTS} names in a row, which are not followed"
 # What a function is called where `_about` in `scan` tells of how it is called.
 _TOLD_BY_CALLS = {name.rpartition(".")[2] for name in (*USUAL, FIELDS, FIELD)}
+OF_A_CLASS = "looks through the entries of a class that it looks up"
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
 
@@ -301,6 +301,18 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield "replaces something in a class that it looks up"
         case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if looks_up_a_class(value):
             yield "replaces something in a class that it looks up"
+        case ast.Attribute(value=value, attr="__dict__") if looks_up_a_class(value):
+            yield OF_A_CLASS
+        case ast.Call(func=ast.Name(id="vars"), args=[value]) if looks_up_a_class(value):
+            yield OF_A_CLASS
+        case ast.Attribute(attr=name, ctx=ast.Store()) if name in READ_BY:
+            yield f"replaces {name}, by which tensors are read"
+        case ast.Call(func=ast.Attribute(attr="update") | ast.Name(id="dict"), keywords=given):
+            yield from (
+                f"names {k.arg}, by which tensors are read" for k in given if k.arg in READ_BY - _WORDS
+            )
+        case ast.Constant(value=str(name)) if name in READ_BY - _WORDS:
+            yield f"names {name}, by which tensors are read"
         case ast.Import(names=names):
             yield from (TOO_LONG for alias in names if not _is_followed(alias.name))
             told = (alias for alias in names if alias.asname or alias.name not in PARTLY)

@@ -118,6 +118,9 @@ UNCOUNTED = {
 }  # memory that is neither the allocator's nor a tensor's own, and the way to it past torch
 PUBLIC = "labkit.launch"  # a function, which the package of the same name stands behind
 ATTRIBUTES = {
+    # The entries of a class give what they are for of any object; a module's hooks may be the checks' own.
+    *("__get__", "__set__", "__delete__", "__objclass__", "mro"),
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *(
         "__del__",
         "__subclasses__",
@@ -295,6 +298,12 @@ LEADS_ANYWHERE = {
     *("get_objects", "get_referrers", "__getattribute__", "attrgetter", "methodcaller", "__match_args__"),
     *("__instancecheck__", "__annotations__", "__array_interface__", "__array_struct__", "__path__"),
     *("__getattr__", "__dataclass_fields__", "_old_targets", "__module__", "__del__"),
+    *("__get__", "__set__", "__delete__", "__objclass__"),
+}
+# Methods by which what was answered and what is held are read: one that a tensor is given itself comes first.
+READ_BY = {
+    *("full_tensor", "detach", "untyped_storage", "storage_offset", "data_ptr", "element_size", "clone"),
+    *("cpu", "contiguous", "is_contiguous", "is_floating_point", "tolist"),
 }
 # What leads to the checks, or to any module, as it stands in a finding.
 ANYWHERE = (
