@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.checks.shared.proportion import in_proportion
+from labkit.checks.shared.proportion import change_since, in_proportion
 
 EXPECTED = [torch.tensor([1.0, -2.0]), torch.tensor([[3.0], [0.5]])]
 ROUNDED = [2 * tensor + 0.01 for tensor in EXPECTED]
@@ -33,3 +33,9 @@ def test_anything_else_is_told(seen: list[Tensor | None], told: str) -> None:
     assert not found.passed
     assert told in found.seen
     assert found.rank == 3
+
+
+def test_a_tensor_of_another_shape_is_not_spread_over_the_right_one() -> None:
+    start, seen = torch.zeros(3, 5), torch.ones(200, 1, 1)
+    assert change_since(start, seen).numel() == 200
+    assert change_since(start, torch.ones(3, 5)).sum() == 15

@@ -16,7 +16,7 @@ from labkit.checks.lesson_08.held import bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.lesson_08.stacks import StackEvidence
 from labkit.checks.rank import Rank
-from labkit.checks.shared.proportion import in_proportion
+from labkit.checks.shared.proportion import change_since, in_proportion
 from labkit.checks.shared.twins import each_once
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
 
@@ -188,8 +188,11 @@ def follows(times: Sequence[int]) -> Judge:
     def judge(evidence: StackEvidence) -> Iterator[Finding]:
         gradients = list(evidence.gradients(times).values())
         for answer in evidence.answers:
-            moved = [start - answer.tensors[f"weights {name}"] for name, start in evidence.start.items()]
-            yield in_proportion("the change of the weights", gradients, moved, answer.rank)
+            seen = [
+                change_since(start, answer.tensors[f"weights {name}"])
+                for name, start in evidence.start.items()
+            ]
+            yield in_proportion("the change of the weights", gradients, seen, answer.rank)
 
     return judge
 

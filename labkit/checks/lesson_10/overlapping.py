@@ -26,7 +26,7 @@ from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
-from labkit.checks.shared.proportion import in_proportion
+from labkit.checks.shared.proportion import change_since, in_proportion
 from labkit.record.replay import Act
 
 SEVERAL = 3  # buckets at least, where the model has as many layers
@@ -156,7 +156,7 @@ def _trained_alike(evidence: OneProcess, answer: RankAnswer) -> Finding:
     start = net_of(evidence.case).state_dict()
     (trained,) = evidence.trained.values()
     expected = [trained[name] - start[name] for name in trained]
-    seen = [answer.tensors[f"trained.{name}"] - start[name] for name in trained]
+    seen = [change_since(start[name], answer.tensors[f"trained.{name}"]) for name in trained]
     return in_proportion("the change of the weights", expected, seen, answer.rank, ASIDE)
 
 

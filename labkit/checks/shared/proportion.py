@@ -36,6 +36,13 @@ def in_proportion(
     return Finding(passed, told, _seen(found), rank)
 
 
+def change_since(start: Tensor, seen: Tensor) -> Tensor:
+    """How far `seen` is from where it started. One of another shape is as it is, to be told: spread over the
+    shape of `start` it could be larger than the memory of who grades.
+    """
+    return seen - start if seen.shape == start.shape else seen
+
+
 def _seen(found: Tensor) -> str:
     if not torch.isfinite(found).all():
         return "numbers that are not finite"
