@@ -167,7 +167,7 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     if isinstance(node, ast.Attribute) and _is_one_too_long(node):
         yield Clue(line, TOO_LONG)
     if not _reads_modules(node):
-        yield from (Clue(line, why) for why in dict.fromkeys(_suspicions(node)))
+        yield from (Clue(line, why) for why in dict.fromkeys([*_suspicions(node), *_of_reading(node)]))
     elif node not in around.methods:  # called it is a model's own method, as sys.modules cannot be called
         read = around.read_from.get(cast(ast.expr, node))
         as_sys_has = read is None or read in dir(dict)  # or as a value, to go on with
@@ -301,18 +301,6 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield "replaces something in a class that it looks up"
         case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if looks_up_a_class(value):
             yield "replaces something in a class that it looks up"
-        case ast.Attribute(value=value, attr="__dict__") if looks_up_a_class(value):
-            yield OF_A_CLASS
-        case ast.Call(func=ast.Name(id="vars"), args=[value]) if looks_up_a_class(value):
-            yield OF_A_CLASS
-        case ast.Attribute(attr=name, ctx=ast.Store()) if name in READ_BY:
-            yield f"replaces {name}, by which tensors are read"
-        case ast.Call(func=ast.Attribute(attr="update") | ast.Name(id="dict"), keywords=given):
-            yield from (
-                f"names {k.arg}, by which tensors are read" for k in given if k.arg in READ_BY - _WORDS
-            )
-        case ast.Constant(value=str(name)) if name in READ_BY - _WORDS:
-            yield f"names {name}, by which tensors are read"
         case ast.Import(names=names):
             yield from (TOO_LONG for alias in names if not _is_followed(alias.name))
             told = (alias for alias in names if alias.asname or alias.name not in PARTLY)
@@ -349,6 +337,22 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             word in text for word in (*GRADING_WORDS, *ATTRIBUTES - _WORDS)
         ):
             yield f"mentions {text[:60]!r}"
+
+
+def _of_reading(node: ast.AST) -> Iterator[str]:
+    """What a class is taken apart by, and what changes how tensors are read: beside all else that it is."""
+    match node:
+        case ast.Attribute(value=value, attr="__dict__") if looks_up_a_class(value):
+            yield OF_A_CLASS
+        case ast.Call(func=ast.Name(id="vars"), args=[value]) if looks_up_a_class(value):
+            yield OF_A_CLASS
+        case ast.Attribute(attr=name, ctx=ast.Store()) if name in READ_BY:
+            yield f"replaces {name}, by which tensors are read"
+        case ast.Call(func=ast.Attribute(attr="update") | ast.Name(id="dict"), keywords=given):
+            named = [each.arg for each in given if each.arg in READ_BY - _WORDS]
+            yield from (f"names {name}, by which tensors are read" for name in named)
+        case ast.Constant(value=str(name)) if name in READ_BY - _WORDS:
+            yield f"names {name}, by which tensors are read"
 
 
 def _is_put_together(name: ast.expr) -> bool:

@@ -71,6 +71,7 @@ SUSPICIOUS = [
     ("def f(x): return [entry.__get__(x) for entry in x]", "__get__"),
     ("def f(x): return type(x).__dict__", "the entries of a class"),
     ("def f(x): return vars(x.__class__)", "the entries of a class"),
+    ("def f(x): return vars(x.__class__)", "calls vars"),
     ("def f(x, later): x.full_tensor = later", "replaces full_tensor, by which tensors are read"),
     ("def f(x, later): x.grad.detach = later", "replaces detach"),
     ("def f(x, later): x.__dict__.update(detach=later)", "names detach"),
