@@ -373,9 +373,15 @@ def part_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
     return own
 
 
-def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The indices and the values of a sparse tensor in coordinate form, whether or not that is coalesced."""
-    return [tensor._indices(), tensor._values()]
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The indices and, last, the values of a sparse tensor, coalesced or not; of any other, itself."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
 
 
 def quieten_elastic() -> None:

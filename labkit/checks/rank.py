@@ -15,12 +15,14 @@ import torch.distributed as dist
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer, StudentError
 from labkit.checks.files import LONGEST_MESSAGE
 from labkit.checks.forbidden import ForbiddenCall
+from labkit.checks.settled import AtOnce
 from labkit.checks.source.submission import MODULE_NAME, ONLY_DEFINITIONS, Submission
 from labkit.checks.traffic import traffic_of_block
 from labkit.record.journal import Journal
 from labkit.record.recorder import Recorder
 from labkit.record.replay import Act
 
+_WAYS_IN = ("__torch_function__", "__torch_dispatch__")  # of a class of tensors, to what torch does with them
 LATE = 0.1  # seconds: long enough for the others to go on, if they do not wait
 
 
@@ -62,14 +64,19 @@ class Rank:
         return self._answer
 
     def answer(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Send a tensor back. None (a missing gradient, say) is not sent, and the judge finds no answer."""
+        """Send a tensor back. None (a missing gradient, say) is not sent, and the judge finds no answer.
+
+        Raises TypeError for what is no tensor, or one whose class runs code of the student's when it is read.
+        """
         if tensor is None:
             return
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a tensor for {name}, found {type(tensor).__name__}")
-        if hasattr(tensor, "full_tensor"):
-            tensor = tensor.full_tensor()
-        self._answer.tensors[name] = tensor.detach().to("cpu").contiguous().clone()
+        if hasattr(type(tensor), "full_tensor"):
+            tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        elif _reads_in_its_own_way(type(tensor)):
+            raise TypeError(f"expected a tensor as torch makes it for {name}, found {type(tensor).__name__}")
+        self._answer.tensors[name] = torch.Tensor.detach(tensor).to("cpu").contiguous().clone()
 
     def fact(self, name: str, value: JSON) -> None:
         """Send a number, a text, or lists and dicts of these."""
@@ -127,6 +134,12 @@ class Rank:
             self._answer.errors[property_name] = student_error(error, self.left_out)
 
 
+def _reads_in_its_own_way(kind: type) -> bool:
+    """Whether a class of the student's has code for what torch does with its tensors."""
+    own = [base for base in kind.__mro__ if base.__module__ == MODULE_NAME]
+    return any(way in vars(base) for base in own for way in _WAYS_IN)
+
+
 def device_of(group: dist.ProcessGroup) -> torch.device:
     """Where the group's tensors are: with NCCL on this rank's GPU."""
     nccl = dist.get_backend(group) == "nccl"
@@ -161,11 +174,15 @@ def _students_line(trace: TracebackType | None) -> str:
 
 
 def load_student(submission: Submission) -> ModuleType:
-    """The student's definitions as a module. StudentLoadError says which cell failed, and how."""
+    """The student's definitions as a module whose functions give what is `settled`. StudentLoadError says
+    which cell failed, and how.
+    """
     try:
-        return submission.load()
+        module = submission.load()
     except Exception as error:
         raise StudentLoadError(student_error(error, submission.left_out)) from error
+    module.__class__ = AtOnce
+    return module
 
 
 class StudentLoadError(Exception):

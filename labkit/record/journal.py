@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.record.exchange import leaving_bytes
 from labkit.record.live import has_bytes
 from labkit.record.recorder import Recorder
 from labkit.record.replay import Act
-from labkit.torch_private import CALLS, WatchingMode, tree_iter
+from labkit.torch_private import CALLS, WatchingMode, dense_parts, tree_iter
 
 _CALLS = ("c10d", "_c10d_functional")  # namespaces of torch's operators
 _ATTENTION = "_scaled_dot_product"
 _BACKWARD_PRODUCTS = 5  # of the two that attention's forward takes: scores again, and two gradients of each
+
+# Operators of products, and which of their tensors is the first factor.
+_FIRST_FACTOR = {
+    **dict.fromkeys(("mm", "bmm", "matmul", "_int_mm", "_scaled_mm", "_grouped_mm", "_sparse_mm"), 0),
+    **dict.fromkeys(("addmm", "addbmm", "baddbmm", "_addmm_activation", "_sparse_addmm", "sspaddmm"), 1),
+    **dict.fromkeys(("_linalg_solve_ex", "linalg_solve_triangular", "triangular_solve"), 0),
+}
+_OF_ROWS = ("linear", "_linear_pointwise", "_cdist_forward", "_euclidean_dist")  # with each row of the second
+_OF_VECTORS = {"mv": 0, "dot": 0, "vdot": 0, "addmv": 1, "addr": 0}  # as many multiply-adds as this one has
+_OF_ONE_MATRIX = ("linalg_inv_ex", "linalg_matrix_exp", "cholesky_inverse")
+_FUSED = ("_trilinear", "mkldnn_rnn_layer", "_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
 class Journal(WatchingMode):
@@ -41,10 +51,9 @@ class Journal(WatchingMode):
         """Add it to what was computed before, if it is no call and no view."""
         if func.namespace in _CALLS or func.is_view:
             return
-        operands = [t for t in tree_iter(inputs) if has_bytes(t)]
-        touched = [*operands, *(t for t in tree_iter(out) if has_bytes(t))]
+        touched = [t for t in tree_iter((inputs, out)) if has_bytes(t)]
         num_bytes = sum({id(t): t.nbytes for t in touched}.values())
-        flops, ops = flops_of(func._schema.name, operands), 1
+        flops, ops = flops_of(func._schema.name, operands_of(inputs)), 1
         if self.acts and self.acts[-1].kind == "compute":
             last = self.acts.pop()
             flops, num_bytes, ops = flops + last.flops, num_bytes + last.num_bytes, 1 + last.ops
@@ -108,27 +117,51 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> 
     setattr(owner, name, value)
 
 
+def operands_of(inputs: Any) -> list[Tensor]:
+    """The tensors among an operator's arguments, in order, dense or sparse."""
+    return [thing for thing in tree_iter(inputs) if type(thing) in (Tensor, nn.Parameter)]
+
+
 def flops_of(name: str, operands: Sequence[Tensor]) -> int:
     """Operations of products, convolutions and attention, a multiply-add as two; 0 for everything else.
 
-    A convolution is taken to have as many places as its input: with a stride it has fewer.
+    A convolution is taken to have as many places as its input: with a stride it has fewer. Of a sparse tensor
+    only the elements that are there count.
     name: as torch's schema has it, "aten::mm". operands: the tensors among the arguments, in order.
     """
-    op = name.removeprefix("aten::")
-    shapes = [tuple(t.shape) for t in operands]
+    op = name.rpartition("::")[2]
+    op = op if op.startswith("_") and op.endswith("__") else op.removesuffix("_")  # in place is as much work
     if op.startswith(_ATTENTION):
         products = _BACKWARD_PRODUCTS if "backward" in op else 2
-        query, key = (shapes[1], shapes[2]) if "backward" in op else (shapes[0], shapes[1])
-        return 2 * products * math.prod(query) * key[-2]
-    if op in ("mm", "bmm"):
-        return 2 * math.prod(shapes[0]) * shapes[1][-1]
-    if op in ("addmm", "baddbmm"):
-        return 2 * math.prod(shapes[1]) * shapes[2][-1]
-    if op in ("mv", "dot", "vdot"):
-        return 2 * math.prod(shapes[0])
-    if op == "addmv":
-        return 2 * math.prod(shapes[1])
+        query, key = operands[1:3] if "backward" in op else operands[:2]
+        return 2 * products * _numel(query) * _shape(key)[-2]
+    if op in _FIRST_FACTOR:
+        first, second = operands[_FIRST_FACTOR[op] :][:2]
+        return 2 * _numel(first) * _shape(second)[-1]
+    if op in _OF_ROWS:
+        return 2 * _numel(operands[0]) * _shape(operands[1])[-2]
+    if op in _OF_VECTORS:
+        return 2 * _numel(operands[_OF_VECTORS[op]])
+    if op in _OF_ONE_MATRIX:
+        return 2 * _numel(operands[0]) * _shape(operands[0])[-1]
+    if op in _FUSED:
+        rows = _numel(operands[0]) // max(_shape(operands[0])[-1], 1)
+        return 2 * rows * sum(_numel(t) for t in operands[1:] if t.dim() > 1)
     if op in ("convolution", "_convolution"):
-        channels = 1 if len(shapes[0]) < len(shapes[1]) else shapes[0][1]
-        return 2 * math.prod(shapes[0]) // max(channels, 1) * math.prod(shapes[1])
+        image, kernel = operands[:2]
+        channels = 1 if image.dim() < kernel.dim() else image.shape[1]
+        return 2 * _numel(image) // max(channels, 1) * _numel(kernel)
     return 0
+
+
+def _numel(tensor: Tensor) -> int:
+    """How many elements are there, of a sparse tensor those that it has."""
+    return dense_parts(tensor)[-1].numel()
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Of a nested tensor, its rows one below the other."""
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    last = max(tensor.size(-1), 1)
+    return tensor.numel() // last, last

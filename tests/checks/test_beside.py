@@ -17,7 +17,8 @@ import labkit
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.lesson_11.heads import left_rank
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_of, held_since, storages
+from labkit.checks.shared.beside import calls_of
+from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.sums import summed_bytes
 from labkit.record.current import current_recorder
 
@@ -47,14 +48,14 @@ PARTS: dict[str, tuple[Callable[[], Tensor], int]] = {
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_memory_behind_a_tensor_of_another_kind_counts(name: str) -> None:
     make, num_bytes = PARTS[name]
-    before = storages()
+    before = holding()
     kept = make()
     assert held_since(before) == num_bytes
     del kept
 
 
 def test_what_only_a_cycle_holds_is_not_held() -> None:
-    before = storages()
+    before = holding()
     cycle: list[Any] = [torch.ones(100_000)]
     cycle.append(cycle)
     del cycle

@@ -9,8 +9,9 @@ import torch
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.lesson_06.twice import use_frozen, use_twice
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, calls_are, nbytes, same, storages
+from labkit.checks.shared.beside import Call, calls_are, nbytes, same
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.holding import holding
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import Split, SplitEvidence, build_and_use, loaded, under
@@ -55,7 +56,7 @@ def count_kept(rank: Rank, split: Split) -> None:
             part(leaf)
 
     go_through(1)
-    before = storages()
+    before = holding()
     go_through(len(rank.inputs["x"]))
     rank.fact("left_bytes", left_since(before))
     leaf = rank.inputs["x"].clone().requires_grad_()

@@ -45,9 +45,10 @@ from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.lesson_07.twice import adds_to_gradients, use_twice
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.shared.beside import Call, stays_in_group, storages
+from labkit.checks.shared.beside import Call, stays_in_group
 from labkit.checks.shared.cuts import cut_block
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.holding import holding
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import groups_of
 from labkit.checks.shared.proportion import in_proportion
@@ -124,7 +125,7 @@ def _measure_kept(rank: Rank, split: Split) -> None:
         part = split.build(rank, split.handed(rank), rank.group)
         return lambda: part(x)
 
-    before = storages()
+    before = holding()
     kept = bytes_kept(prepare)  # the result is as large as x, which is kept but not counted
     rank.fact("kept", kept + left_since(before))
     part = split.build(rank, split.handed(rank), rank.group)

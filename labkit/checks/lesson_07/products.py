@@ -22,8 +22,9 @@ from labkit.checks.lesson_07.modules import (
 )
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group, storages
+from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.holding import holding
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.proportion import in_proportion
@@ -157,7 +158,7 @@ def _keep_for_backward(rank: Rank) -> None:
     def forward() -> Tensor:
         return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
 
-    before = storages()
+    before = holding()
     kept = bytes_kept(lambda: forward) + left_since(before)
     out = forward()
     rank.fact("kept", nbytes(state["x"]) + kept - nbytes(out))  # the caller has x anyway

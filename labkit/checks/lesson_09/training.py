@@ -42,8 +42,8 @@ from labkit.checks.lesson_09.training_judges import (
     weights,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import held_since, storages
 from labkit.checks.shared.dropped import note_dropped
+from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.split import loaded, numbers_taken, under
 from labkit.model import Transformer
 
@@ -153,7 +153,7 @@ def _trainer(rank: Rank, full: Transformer, seed: int, **more: Any) -> Any:
 
 def _train(rank: Rank, **more: Any) -> Any:
     """As `_step`; returns the trainer. Fact: held_bytes, by a trainer whose model nobody else keeps."""
-    before = storages()
+    before = holding()
     trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
     rank.fact("held_bytes", held_since(before))
     _step(rank, trainer)

@@ -23,8 +23,9 @@ from labkit.checks.lesson_11.ring import (
     sends,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import all_awaited, held_since, on_each, same, stays_in_group, storages
+from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
 from labkit.checks.shared.held import bytes_kept
+from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.places import enter_group
 
 
@@ -46,7 +47,7 @@ def _differentiate(rank: Rank) -> None:
     """
     group, trained = enter_group(rank), _trained(rank.case)
     leaves = [as_handed(rank, name).requires_grad_(name in trained) for name in PARTS]
-    before = storages()
+    before = holding()
     with rank.recording("forward"):
         out = rank.student.RingAttention.apply(*leaves, group)
     rank.fact("kept_bytes", held_since(before))

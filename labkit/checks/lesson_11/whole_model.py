@@ -28,18 +28,8 @@ from labkit.checks.lesson_11.losses import IGNORED, MOST_BYTES
 from labkit.checks.lesson_11.ring import TORCHS_OWN
 from labkit.checks.lesson_11.tokens import zigzag
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import (
-    STEPS,
-    State,
-    calls_text,
-    descend,
-    held_since,
-    holds_only,
-    nbytes,
-    on_each,
-    same,
-    storages,
-)
+from labkit.checks.shared.beside import STEPS, State, calls_text, descend, holds_only, nbytes, on_each, same
+from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.split import dtype_of, loaded, under
 from labkit.checks.shared.sums import SHARES, summed_bytes
 from labkit.checks.shared.twins import each_once
@@ -67,7 +57,7 @@ def _train(rank: Rank) -> None:
     full.train(not rank.params["evaluated"])
     given, (context, tensor, batch) = _held(full), _groups(rank)
     gc.collect()  # a model of an earlier case may hold itself: its memory would count as there before
-    before_it = storages()
+    before_it = holding()
     model = rank.student.ContextParallelGPT(full, context, tensor, batch)
     gc.collect()
     rank.fact("held_bytes", held_since(before_it))

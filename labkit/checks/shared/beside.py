@@ -7,10 +7,9 @@ itself, in the judge's process a `PlainSeat`. What both report under the same na
 from __future__ import annotations
 
 import contextlib
-import gc
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,12 +20,10 @@ from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.twins import each_once
-from labkit.torch_private import sparse_parts
 
 LEARNING_RATE = 0.1
 SCALE = 0.02  # of the sum of squares: a few steps should change weights, not blow them up
 STEPS = 2
-GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
 SLACK_BYTES = 64  # beyond its share, a module may keep a few scalars
 Call = tuple[str, int]  # operation, bytes of this rank's tensor
 Use = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # a module and its arguments -> what it gives
@@ -152,54 +149,12 @@ def descend(module: nn.Module) -> None:
                 parameter.sub_(LEARNING_RATE * parameter.grad)
 
 
-# -- what a rank holds
-
-
-def storages() -> dict[int, int]:
-    """Address -> bytes of the memory behind every tensor that Python can reach now.
-
-    States of random generators, bytes of which there are always as many, are left out: they are no part of a
-    model. Weights that are kept as bytes are.
-    """
-    gc.collect()
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    tensors = [part for tensor in found for part in _with_memory(tensor)]
-    in_bytes = (t.untyped_storage() for t in tensors if t.dtype == torch.uint8)
-    states = {s.data_ptr() for s in in_bytes if s.nbytes() in (torch.get_rng_state().nbytes, GPU_STATE_BYTES)}
-    behind = (t.untyped_storage() for t in tensors)
-    return {s.data_ptr(): s.nbytes() for s in behind if s.nbytes() and s.data_ptr() not in states}
-
-
-def _with_memory(tensor: Tensor) -> list[Tensor]:
-    """Tensors with the memory behind this one: itself, or the parts of a sparse one. A tensor that wraps
-    others, such as a DTensor, has none of its own.
-    """
-    if tensor.is_meta:
-        return []
-    if tensor.layout is torch.sparse_coo:
-        return sparse_parts(tensor)
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    try:
-        tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return []
-    return [tensor]
-
-
-def held_since(before: Mapping[int, int]) -> int:
-    """Bytes of memory behind tensors that was not there when `storages` gave `before`."""
-    return sum(num_bytes for key, num_bytes in storages().items() if key not in before)
+# -- findings about one rank
 
 
 def nbytes(tensor: Tensor) -> int:
     """Bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
-
-
-# -- findings about one rank
 
 
 def same(told: str, expected: Tensor, answer: RankAnswer, name: str) -> Finding:

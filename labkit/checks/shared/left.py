@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
-from labkit.checks.shared.beside import held_since
+from labkit.checks.shared.holding import Holding, held_since
 
 PATIENCE = 2.0  # seconds for a backend's threads to let go of a collective's tensors on a busy machine
 
 
-def left_since(before: Mapping[int, int]) -> int:
-    """Bytes of tensors that were not there when `storages` gave `before`: the least in a while, until there
-    are none.
+def left_since(before: Holding) -> int:
+    """Bytes held that were not there when `holding` gave `before`: the least in a while, until there are
+    none.
     """
     over, least = time.monotonic() + PATIENCE, held_since(before)
     while least and time.monotonic() < over:

@@ -18,19 +18,8 @@ from torch import Tensor, nn
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Run
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import (
-    STEPS,
-    PlainSeat,
-    State,
-    Use,
-    call,
-    held_since,
-    nbytes,
-    observe,
-    same,
-    storages,
-    train,
-)
+from labkit.checks.shared.beside import STEPS, PlainSeat, State, Use, call, nbytes, observe, same, train
+from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.worked import Worked
 
@@ -146,7 +135,7 @@ def in_another_order(tensor: Tensor) -> Tensor:
 def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = torch.clone) -> nn.Module:
     """What `use_part` does; returns the part. view: copies what is handed over, perhaps in another layout."""
     group = enter_group(rank)
-    before = storages()
+    before = holding()
     full = split.handed(rank)
     attributes = _attributes(full)
     part = split.build(rank, full, group)

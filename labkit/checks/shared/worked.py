@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.record.journal import flops_of
+from labkit.record.journal import flops_of, operands_of
 from labkit.record.live import has_bytes
 from labkit.torch_private import WatchingMode, tree_iter
 
@@ -24,5 +24,5 @@ class Worked(WatchingMode):
         """Count it."""
         self.calls += 1
         if not func.is_view:
-            self.products += flops_of(func._schema.name, [t for t in tree_iter(inputs) if has_bytes(t)])
+            self.products += flops_of(func._schema.name, operands_of(inputs))
             self.largest = max([self.largest, *(t.numel() for t in tree_iter(out) if has_bytes(t))])
