@@ -54,6 +54,33 @@ def test_memory_behind_a_tensor_of_another_kind_counts(name: str) -> None:
     del kept
 
 
+class Kept:
+    """Has attributes."""
+
+    whole: Any
+
+
+KEPT: dict[str, tuple[Callable[[Tensor], Any], int]] = {
+    "rows of floats": (Tensor.tolist, 8),
+    "rows that nothing can change": (lambda t: tuple(map(tuple, t.tolist())), 8),
+    "arrays by name": (lambda t: {"weight": t.numpy().copy()}, 4),
+    "an array of NumPy's": (lambda t: t.numpy().copy(), 4),
+    "a view of a tensor": (Tensor.numpy, 4),
+    "bytes": (lambda t: bytearray(t.numpy()), 4),
+    "a storage without a tensor": (Tensor.untyped_storage, 4),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_numbers_that_no_tensor_holds_count(name: str) -> None:
+    keep, bytes_each = KEPT[name]
+    before = holding()
+    kept = Kept()
+    kept.whole = keep(torch.rand(50, 20))
+    assert held_since(before) == 1000 * bytes_each
+    del kept
+
+
 def test_what_only_a_cycle_holds_is_not_held() -> None:
     before = holding()
     cycle: list[Any] = [torch.ones(100_000)]

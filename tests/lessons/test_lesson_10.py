@@ -98,11 +98,28 @@ def test_bytes_are_hidden_where_something_is_multiplied_before_the_wait() -> Non
         ("aten::dot", [(4,), (4,)], 8),
         ("aten::addmv", [(3,), (3, 4), (4,)], 24),
         ("aten::convolution", [(2, 3, 10), (5, 3, 4), (5,)], 2 * 2 * 10 * 5 * 3 * 4),
+        ("aten::addmm_", [(3, 5), (3, 4), (4, 5)], 2 * 3 * 4 * 5),
+        ("aten::addbmm", [(3, 5), (2, 3, 4), (2, 4, 5)], 2 * 2 * 3 * 4 * 5),
+        ("aten::addr_", [(3, 5), (3,), (5,)], 2 * 3 * 5),
+        ("aten::linear", [(3, 4), (5, 4)], 2 * 3 * 4 * 5),
+        ("aten::_cdist_forward", [(3, 4), (5, 4)], 2 * 3 * 4 * 5),
+        ("aten::linalg_inv_ex", [(4, 4)], 2 * 4 * 4 * 4),
+        ("aten::_trilinear", [(3, 4), (5, 4, 4)], 2 * 3 * 5 * 4 * 4),
+        ("aten::__and__", [(3, 4), (3, 4)], 0),
         ("aten::add", [(3, 4), (3, 4)], 0),
     ],
 )
 def test_flops_of_an_operation(name: str, shapes: list[tuple[int, ...]], flops: int) -> None:
     assert flops_of(name, [torch.empty(shape) for shape in shapes]) == flops
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested")
+def test_flops_of_tensors_of_other_kinds() -> None:
+    rows = torch.tensor([[1.0, 0, 0], [0, 0, 2]])
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    for first in (rows.to_sparse(), rows.to_sparse_csr()):
+        assert flops_of("aten::mm", [first, torch.ones(3, 5)]) == 2 * 2 * 5  # two of six elements are there
+    assert flops_of("aten::linear", [nested, torch.ones(5, 3)]) == 2 * 6 * 3 * 5
 
 
 def journals(submission: Submission, name: str, times: int, group: dist.ProcessGroup) -> list[list[Act]]:

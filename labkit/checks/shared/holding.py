@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import gc
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.checks.source.submission import MODULE_NAME
 from labkit.torch_private import dense_parts
 
 GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
 FLOAT_BYTES = 8
-A_FEW = 512  # bytes of numbers outside of tensors that any part may have, and any import brings along
+_DEEPEST = 2  # tuples or dicts in one another
+A_FEW = 64  # bytes of numbers outside of tensors that any part may have
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
 class Holding:
     """tensors: address -> bytes of the memory behind every tensor and storage that Python can reach.
-    numbers: bytes of floats in Python's objects, of NumPy's arrays, and of arrays of bytes.
+    objects: where all of Python's objects are that it collects. numbers: bytes of floats, of NumPy's arrays
+    and of arrays of bytes in what the notebook's global names stand for.
     """
 
     tensors: dict[int, int]
+    objects: frozenset[int]
     numbers: int
 
 
@@ -40,15 +45,27 @@ def holding() -> Holding:
     """
     gc.collect()
     things = gc.get_objects()
-    return Holding(_behind_tensors(things), _numbers(things))
+    return Holding(_behind_tensors(things), frozenset(map(id, things)), _numbers(_global()))
 
 
 def held_since(before: Holding) -> int:
-    """Bytes that are held now and were not when `holding` gave `before`."""
-    now = holding()
-    fresh = sum(num_bytes for key, num_bytes in now.tensors.items() if key not in before.tensors)
-    numbers = now.numbers - before.numbers
+    """Bytes that are held now and were not when `holding` gave `before`. To look for numbers in every object
+    would take a second: it is those that are new, and the notebook's global ones, that are gone through.
+    """
+    gc.collect()
+    things = gc.get_objects()
+    tensors = _behind_tensors(things)
+    fresh = sum(num_bytes for key, num_bytes in tensors.items() if key not in before.tensors)
+    new = {id(thing): thing for thing in _global()}
+    new |= {id(thing): thing for thing in things if id(thing) not in before.objects}
+    numbers = _numbers(list(new.values())) - before.numbers
     return fresh + (numbers if numbers > A_FEW else 0)
+
+
+def _global() -> list[object]:
+    """The notebook's names, and the containers that these stand for."""
+    names = vars(sys.modules.get(MODULE_NAME, object))
+    return [names, *_of_kind(list(names.values()), list, tuple, set, dict, deque)]
 
 
 def _of_kind(things: Sequence[object], *kinds: type[Kind]) -> list[Kind]:
@@ -86,12 +103,23 @@ def _numbers(things: Sequence[object]) -> int:
     """NumPy's arrays are seen in what refers to them: nothing else knows them. Floats count where there is a
     row of them: the attributes of a watch are no weights.
     """
-    inside = gc.get_referents(*things)
+    inside = _inside(things)
     arrays: dict[int, Any] = {id(a): a for a in _of_kind(inside, np.ndarray, bytearray, array.array)}
     in_rows = gc.get_referents(*_of_kind(things, list, set, deque), *_of_kind(inside, tuple))
-    deeper = gc.get_referents(*_of_kind(in_rows, tuple))  # a matrix
-    floats = sum(kind is float for kind in map(type, [*in_rows, *deeper]))
+    floats = sum(kind is float for kind in map(type, in_rows))
     return floats * FLOAT_BYTES + sum(_own_bytes(each) for each in arrays.values())
+
+
+def _inside(things: Sequence[object]) -> list[object]:
+    """What these refer to, and what tuples and dicts of plain things do, of which the collector does not
+    know.
+    """
+    found = level = gc.get_referents(*things)
+    for _ in range(_DEEPEST):
+        unknown = [each for each in _of_kind(level, tuple, dict) if not gc.is_tracked(each)]
+        level = gc.get_referents(*unknown)
+        found = [*found, *level]
+    return found
 
 
 def _own_bytes(kept: np.ndarray | bytearray | array.array[Any]) -> int:
