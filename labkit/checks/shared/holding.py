@@ -63,9 +63,11 @@ def held_since(before: Holding) -> int:
 
 
 def _global() -> list[object]:
-    """The notebook's names, and the containers that these stand for."""
+    """What the notebook's names and the attributes of its classes stand for, and the containers among it."""
     names = vars(sys.modules.get(MODULE_NAME, object))
-    return [names, *_of_kind(list(names.values()), list, tuple, set, dict, deque)]
+    classes = [kind for kind in _of_kind(list(names.values()), type) if kind.__module__ == MODULE_NAME]
+    values = [value for owner in (names, *map(vars, classes)) for value in owner.values()]
+    return [values, *_of_kind(values, list, tuple, set, dict, deque)]
 
 
 def _of_kind(things: Sequence[object], *kinds: type[Kind]) -> list[Kind]:
