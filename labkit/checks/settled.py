@@ -18,16 +18,20 @@ _USUAL_WAYS = {way for kind in (list, tuple, str, bytes) for way in (kind.__iter
 
 class AtOnce(ModuleType):
     """A module whose functions, asked from outside, give what is `settled`. Among themselves they are as they
-    were.
+    were. A class that has a function's name is asked as one.
     """
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        return _at_once(found) if callable(found) and not isinstance(found, type) else found
+        return _at_once(found) if callable(found) and not _is_class(name, found) else found
+
+
+def _is_class(name: str, found: object) -> bool:
+    return isinstance(found, type) and name != name.lower()
 
 
 def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())
     def ask(*args: Any, **kwargs: Any) -> Any:
         return settled(function(*args, **kwargs))
 

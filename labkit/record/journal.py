@@ -8,14 +8,20 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from labkit.record.exchange import leaving_bytes
 from labkit.record.live import has_bytes
 from labkit.record.recorder import Recorder
 from labkit.record.replay import Act
-from labkit.torch_private import CALLS, WatchingMode, dense_parts, tree_iter
+from labkit.torch_private import CALLS, FUTURE, WatchingMode, dense_parts, tree_iter
 
+# By what a handle of a call is waited for, or says that this is over.
+_WAITS: dict[type, tuple[str, ...]] = {
+    dist.Work: ("wait", "result", "synchronize"),
+    FUTURE: ("wait", "value"),
+}
+_ASKS = ((dist.Work, "is_completed"), (FUTURE, "done"))
 _CALLS = ("c10d", "_c10d_functional")  # namespaces of torch's operators
 _ATTENTION = "_scaled_dot_product"
 _BACKWARD_PRODUCTS = 5  # of the two that attention's forward takes: scores again, and two gradients of each
@@ -36,7 +42,8 @@ class Journal(WatchingMode):
     """Keeps a rank's acts inside `with Journal(recorder) as journal:`; read `journal.acts` afterwards.
 
     Operations are those that torch dispatches, forward and backward alike, but for views. Calls are those
-    that Python makes through torch.distributed; DistributedDataParallel waits in C++, where none is seen.
+    that Python makes through torch.distributed, and each is waited for once: by the first that waits for its
+    handle, or is told by it that it is over. DistributedDataParallel waits in C++, where none is seen.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -45,6 +52,7 @@ class Journal(WatchingMode):
         self._recorder = recorder
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._calls = 0
+        self._waited: set[int] = set()
         self._stack = contextlib.ExitStack()
 
     def computed(self, func: Any, inputs: Any, out: Any) -> None:
@@ -64,7 +72,12 @@ class Journal(WatchingMode):
             original = getattr(dist.ProcessGroup, name, None)
             if original is not None:
                 _replace(self._stack, dist.ProcessGroup, name, self._noting_start(original, call.blocks))
-        _replace(self._stack, dist.Work, "wait", self._noting_wait(dist.Work.wait))
+        for kind, names in _WAITS.items():
+            for name in names:
+                _replace(self._stack, kind, name, self._noting_wait(getattr(kind, name)))
+        for kind, name in _ASKS:
+            _replace(self._stack, kind, name, self._noting_wait(getattr(kind, name), only_if_true=True))
+        _replace(self._stack, dist.Work, "get_future", self._following(dist.Work.get_future))
         super().__enter__()
         return self
 
@@ -101,15 +114,31 @@ class Journal(WatchingMode):
 
         return call
 
-    def _noting_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(work, *args, **kwargs)
-            number = self._numbers.pop(work, None)
-            if number is not None:
-                self.acts.append(Act("wait", number=number))
+    def _noting_wait(self, original: Callable[..., Any], only_if_true: bool = False) -> Callable[..., Any]:
+        """The method of a handle, after which its call is over; only_if_true: if it says so."""
+
+        def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(handle, *args, **kwargs)
+            if result or not only_if_true:
+                self._note_wait(handle)
             return result
 
         return wait
+
+    def _note_wait(self, handle: Any) -> None:
+        number = self._numbers.get(handle)
+        if number is not None and number not in self._waited:
+            self._waited.add(number)
+            self.acts.append(Act("wait", number=number))
+
+    def _following(self, get_future: Callable[..., Any]) -> Callable[..., Any]:
+        def following(work: Any) -> Any:
+            future = get_future(work)
+            if work in self._numbers:
+                self._numbers[future] = self._numbers[work]
+            return future
+
+        return following
 
 
 def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -118,8 +147,8 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> 
 
 
 def operands_of(inputs: Any) -> list[Tensor]:
-    """The tensors among an operator's arguments, in order, dense or sparse."""
-    return [thing for thing in tree_iter(inputs) if type(thing) in (Tensor, nn.Parameter)]
+    """The tensors among an operator's arguments, in order, dense or sparse, and of any class."""
+    return [thing for thing in tree_iter(inputs) if isinstance(thing, Tensor)]
 
 
 def flops_of(name: str, operands: Sequence[Tensor]) -> int:

@@ -64,6 +64,10 @@ KEPT: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "rows of floats": (Tensor.tolist, 8),
     "rows that nothing can change": (lambda t: tuple(map(tuple, t.tolist())), 8),
     "arrays by name": (lambda t: {"weight": t.numpy().copy()}, 4),
+    "numbers by name": (lambda t: dict(enumerate(t.flatten().tolist())), 8),
+    "their bits": (lambda t: t.double().view(torch.int64).tolist(), 8),
+    "a text": (lambda t: t.numpy().tobytes().hex(), 8),
+    "for one library alone": (lambda t: t.to_mkldnn(), 4),
     "an array of NumPy's": (lambda t: t.numpy().copy(), 4),
     "a view of a tensor": (Tensor.numpy, 4),
     "bytes": (lambda t: bytearray(t.numpy()), 4),
@@ -79,6 +83,14 @@ def test_numbers_that_no_tensor_holds_count(name: str) -> None:
     kept.whole = keep(torch.rand(50, 20))
     assert held_since(before) == 1000 * bytes_each
     del kept
+
+
+def test_numbers_added_to_what_was_there_count() -> None:
+    kept: list[Any] = [[0.5] * 4000, []]
+    before = holding()
+    kept[0].clear()
+    kept[1].extend(torch.rand(1000).tolist())
+    assert held_since(before) == 8000
 
 
 def test_what_only_a_cycle_holds_is_not_held() -> None:

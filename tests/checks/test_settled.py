@@ -46,13 +46,17 @@ def own_list():
 def cached():
     return map(made.append, "xy")
 
+class as_class:
+    def __new__(cls):
+        return late(1)
+
 def named():
     return Named(1, 2)
 
 def own_use():
     return [type(late(1)).__name__, type(generator()).__name__]
 """
-NAMES = ["made", "generator", "inside", "by_number", "own_list", "cached", "named", "own_use"]
+NAMES = ["made", "as_class", "generator", "inside", "by_number", "own_list", "cached", "named", "own_use"]
 
 
 def test_what_is_lazy_is_made_at_once() -> None:
@@ -63,6 +67,7 @@ def test_what_is_lazy_is_made_at_once() -> None:
         (student.inside, {"a": [(0, 1)]}, [0, 1]),
         (student.by_number, (3, 4), [0, 1, 2]),
         (student.own_list, (1, 2), ["rows"]),
+        (student.as_class, (0,), [0]),
         (student.cached, (None, None), ["x", "y"]),
     ]:
         made.clear()

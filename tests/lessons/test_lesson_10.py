@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 
 import pytest
 import torch
@@ -135,6 +136,32 @@ def journals(submission: Submission, name: str, times: int, group: dist.ProcessG
             program(model, list(ids), group, USUAL_RATE)
         found.append(journal.acts)
     return found
+
+
+def waits(group: dist.ProcessGroup) -> list[list[str]]:
+    """What is written down of a call that is waited for in each of these ways, then used, then waited for."""
+
+    def asked(work: dist.Work) -> None:
+        while not work.is_completed():
+            time.sleep(0.001)
+
+    recorder, found = current_recorder(), []
+    assert recorder is not None
+    for wait in (lambda work: work.wait(), asked, lambda work: work.get_future().wait()):
+        with Journal(recorder) as journal:
+            total = torch.ones(4)
+            work = dist.all_reduce(total, group=group, async_op=True)
+            assert work is not None
+            wait(work)
+            total @ total
+            work.wait()
+        found.append([act.kind for act in journal.acts])
+    return found
+
+
+def test_who_asks_whether_a_call_is_over_has_waited_for_it() -> None:
+    for of_rank in labkit.launch(waits, ranks=2, backend="gloo", timeout=60).results:
+        assert of_rank == [["compute", "start", "wait", "compute"]] * 3
 
 
 def milliseconds(name: str, times: int = 1) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,8 @@ from labkit.record.live import bytes_of_process
 
 REPEATS = 3  # the median of so many: what a backend or the allocator does meanwhile is no student's doing
 SETTLES = 0.2  # seconds in which a backend's own threads let go of a collective's tensors
+MOST_OBJECTS = 4000  # small ones of Python's, in memory of its own, that a call and its recording may leave
+OBJECT_BYTES = 32  # of a float, with what Python needs beside it
 Kept = TypeVar("Kept")
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
@@ -39,13 +42,13 @@ def bytes_kept(prepare: Callable[[], Callable[[], Kept]], then: Callable[[Kept],
 
 
 def _kept(call: Callable[[], Kept], then: Callable[[Kept], None] | None) -> int:
-    before = _settled()
+    before, objects = _settled(), sys.getallocatedblocks()
     result = call()
-    after = _settled()
+    after, objects = _settled(), sys.getallocatedblocks() - objects
     if then is not None:
         then(result)
     del result
-    return after - before
+    return after - before + (objects * OBJECT_BYTES if objects > MOST_OBJECTS else 0)
 
 
 def _settled() -> int:

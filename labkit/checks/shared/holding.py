@@ -20,6 +20,8 @@ from labkit.torch_private import dense_parts
 
 GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
 FLOAT_BYTES = 8
+MOST_TO_COUNT = 2**40
+LONG_TEXT = 256
 _DEEPEST = 2  # tuples or dicts in one another
 A_FEW = 64  # bytes of numbers outside of tensors that any part may have
 Kind = TypeVar("Kind")
@@ -28,13 +30,13 @@ Kind = TypeVar("Kind")
 @dataclass(frozen=True)
 class Holding:
     """tensors: address -> bytes of the memory behind every tensor and storage that Python can reach.
-    objects: where all of Python's objects are that it collects. numbers: bytes of floats, of NumPy's arrays
-    and of arrays of bytes in what the notebook's global names stand for.
+    objects: where each of Python's objects is that it collects -> how much it contains. named: where the
+    objects are that the notebook's names and its classes' attributes stand for.
     """
 
     tensors: dict[int, int]
-    objects: frozenset[int]
-    numbers: int
+    objects: dict[int, int]
+    named: frozenset[int]
 
 
 def holding() -> Holding:
@@ -45,29 +47,32 @@ def holding() -> Holding:
     """
     gc.collect()
     things = gc.get_objects()
-    return Holding(_behind_tensors(things), frozenset(map(id, things)), _numbers(_global()))
+    return Holding(_behind_tensors(things), _sizes(things), frozenset(map(id, _named())))
 
 
 def held_since(before: Holding) -> int:
     """Bytes that are held now and were not when `holding` gave `before`. To look for numbers in every object
-    would take a second: it is those that are new, and the notebook's global ones, that are gone through.
+    would take a second: it is those that are new, or of another size, that are gone through.
     """
     gc.collect()
     things = gc.get_objects()
-    tensors = _behind_tensors(things)
+    tensors, sizes, known = _behind_tensors(things), _sizes(things), before.objects
     fresh = sum(num_bytes for key, num_bytes in tensors.items() if key not in before.tensors)
-    new = {id(thing): thing for thing in _global()}
-    new |= {id(thing): thing for thing in things if id(thing) not in before.objects}
-    numbers = _numbers(list(new.values())) - before.numbers
+    changed = [thing for thing in things if known.get(id(thing)) != sizes[id(thing)]]
+    numbers = _numbers([*changed, [thing for thing in _named() if id(thing) not in before.named]])
     return fresh + (numbers if numbers > A_FEW else 0)
 
 
-def _global() -> list[object]:
-    """What the notebook's names and the attributes of its classes stand for, and the containers among it."""
+def _sizes(things: Sequence[object]) -> dict[int, int]:
+    sizes = dict.fromkeys(map(id, things), 0)
+    sizes.update((id(row), len(row)) for row in _of_kind(things, list, dict, set, deque))
+    return sizes
+
+
+def _named() -> list[object]:
     names = vars(sys.modules.get(MODULE_NAME, object))
     classes = [kind for kind in _of_kind(list(names.values()), type) if kind.__module__ == MODULE_NAME]
-    values = [value for owner in (names, *map(vars, classes)) for value in owner.values()]
-    return [values, *_of_kind(values, list, tuple, set, dict, deque)]
+    return [value for owner in (names, *map(vars, classes)) for value in owner.values()]
 
 
 def _of_kind(things: Sequence[object], *kinds: type[Kind]) -> list[Kind]:
@@ -92,6 +97,8 @@ def _with_memory(tensor: Tensor) -> list[Tensor]:
     """
     if tensor.is_meta:
         return []
+    if tensor.is_mkldnn:
+        return [tensor.to_dense()]  # its own memory has no address
     try:
         parts = dense_parts(tensor)
         for part in parts:
@@ -102,14 +109,19 @@ def _with_memory(tensor: Tensor) -> list[Tensor]:
 
 
 def _numbers(things: Sequence[object]) -> int:
-    """NumPy's arrays are seen in what refers to them: nothing else knows them. Floats count where there is a
-    row of them: the attributes of a watch are no weights.
+    """NumPy's arrays are seen in what refers to them: nothing else knows them. Numbers count where there are
+    many together, and whole ones in rows where they are too large to count anything with.
     """
     inside = _inside(things)
-    arrays: dict[int, Any] = {id(a): a for a in _of_kind(inside, np.ndarray, bytearray, array.array)}
+    alone = _of_kind(inside, np.ndarray, bytearray, array.array, bytes, str)
+    by_name = gc.get_referents(*_of_kind(things, dict), *_of_kind(inside, dict))
     in_rows = gc.get_referents(*_of_kind(things, list, set, deque), *_of_kind(inside, tuple))
-    floats = sum(kind is float for kind in map(type, in_rows))
-    return floats * FLOAT_BYTES + sum(_own_bytes(each) for each in arrays.values())
+    numbers = [*_of_kind([*by_name, *in_rows], float, complex), *filter(_is_large, _of_kind(in_rows, int))]
+    return len(numbers) * FLOAT_BYTES + sum(_own_bytes(each) for each in {id(a): a for a in alone}.values())
+
+
+def _is_large(number: int) -> bool:
+    return abs(number) >= MOST_TO_COUNT
 
 
 def _inside(things: Sequence[object]) -> list[object]:
@@ -124,8 +136,10 @@ def _inside(things: Sequence[object]) -> list[object]:
     return found
 
 
-def _own_bytes(kept: np.ndarray | bytearray | array.array[Any]) -> int:
-    """None of a view of other memory: what that belongs to is seen by itself."""
+def _own_bytes(kept: Any) -> int:
+    """None of a view of other memory: what that belongs to is seen by itself. None of a short text."""
     if isinstance(kept, np.ndarray):
         return kept.nbytes if kept.base is None else 0
+    if isinstance(kept, bytes | str) and len(kept) < LONG_TEXT:
+        return 0
     return len(kept) * getattr(kept, "itemsize", 1)
