@@ -141,9 +141,7 @@ NATIVE_OPS = {
 _KERNELS = ("CompositeExplicitAutograd", "CPU", "CUDA", "SparseCPU", "SparseCUDA")
 _KEPT: list[torch.library.Library] = []
 BACKEND: Any = c10d.Backend  # what a ProcessGroup has for each kind of device, and hands its calls to
-FUTURE: Any = (
-    torch._C.Future
-)  # what a handle of a call gives; torch.futures.Future is a kind of it
+FUTURE: Any = torch._C.Future  # what a handle of a call gives; torch.futures.Future is a kind of it
 _SEND, _RECV, _WAIT = BACKEND.send, BACKEND.recv, dist.Work.wait  # as they are before any change
 
 _DTYPES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import array
 import gc
 import sys
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, TypeVar, cast
@@ -21,6 +21,7 @@ from labkit.torch_private import dense_parts
 GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
 FLOAT_BYTES = 8
 MOST_TO_COUNT = 2**40
+SETTINGS = 64  # entries of a dict that may be the attributes of something, some of which are numbers
 LONG_TEXT = 256
 _DEEPEST = 2  # tuples or dicts in one another
 A_FEW = 64  # bytes of numbers outside of tensors that any part may have
@@ -114,14 +115,15 @@ def _numbers(things: Sequence[object]) -> int:
     """
     inside = _inside(things)
     alone = _of_kind(inside, np.ndarray, bytearray, array.array, bytes, str)
-    by_name = gc.get_referents(*_of_kind(things, dict), *_of_kind(inside, dict))
     in_rows = gc.get_referents(*_of_kind(things, list, set, deque), *_of_kind(inside, tuple))
-    numbers = [*_of_kind([*by_name, *in_rows], float, complex), *filter(_is_large, _of_kind(in_rows, int))]
-    return len(numbers) * FLOAT_BYTES + sum(_own_bytes(each) for each in {id(a): a for a in alone}.values())
+    by_name = {id(found): found for found in _of_kind([*things, *inside], dict)}
+    numbers = sum(map(_numbers_in, [in_rows, *(d.values() for d in by_name.values() if len(d) > SETTINGS)]))
+    return numbers * FLOAT_BYTES + sum(_own_bytes(each) for each in {id(a): a for a in alone}.values())
 
 
-def _is_large(number: int) -> bool:
-    return abs(number) >= MOST_TO_COUNT
+def _numbers_in(row: Iterable[object]) -> int:
+    kinds = Counter(type(each) for each in row if type(each) is not int or abs(each) >= MOST_TO_COUNT)
+    return kinds[float] + kinds[complex] + kinds[int]
 
 
 def _inside(things: Sequence[object]) -> list[object]:
