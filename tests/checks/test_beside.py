@@ -66,7 +66,7 @@ KEPT: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "arrays by name": (lambda t: {"weight": t.numpy().copy()}, 4),
     "numbers by name": (lambda t: dict(enumerate(t.flatten().tolist())), 8),
     "their bits": (lambda t: t.double().view(torch.int64).tolist(), 8),
-    "a text": (lambda t: t.numpy().tobytes().hex(), 8),
+    "bytes that nothing can change": (lambda t: t.numpy().tobytes(), 4),
     "for one library alone": (lambda t: t.to_mkldnn(), 4),
     "an array of NumPy's": (lambda t: t.numpy().copy(), 4),
     "a view of a tensor": (Tensor.numpy, 4),

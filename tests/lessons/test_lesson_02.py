@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from itertools import combinations_with_replacement, pairwise
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from lesson_grading import lost, report_of
 
 from labkit.checks import registry
+from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Exercise
+from labkit.checks.lesson_02.fetching import Sizes, _copied_beside_the_work
 from labkit.checks.lesson_02.partitions import smallest_maximum
 
 pytestmark = pytest.mark.days()
@@ -44,6 +48,19 @@ def test_a_copy_read_too_early_is_told_as_such() -> None:
     row = report_of("02", "L6").row("waits-for-copies")
     assert "not finite" in row.message
     assert "wait_event" in row.message
+
+
+BATCH, WEIGHT = ["cpu", "cuda:0", 64, 0, False, False], ["cpu", "cuda:0", 64, 1, True, True]
+
+
+@pytest.mark.parametrize(
+    ("copies", "aside"),
+    [([BATCH, WEIGHT], True), ([WEIGHT, BATCH], True), ([WEIGHT, WEIGHT], True), ([BATCH, BATCH], False)],
+)
+def test_a_batch_of_the_size_of_weights_may_come_after_them(copies: list[list[object]], aside: bool) -> None:
+    sizes = cast(Sizes, SimpleNamespace(x=64))
+    answer = RankAnswer(0, {}, {"forward": copies}, {}, {})
+    assert all(finding.passed for finding in _copied_beside_the_work(sizes, answer, "forward")) is aside
 
 
 def test_the_smallest_maximum_is_the_best_of_all_cuts() -> None:

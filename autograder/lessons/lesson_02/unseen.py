@@ -115,7 +115,7 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("none", "extreme", layers, 0, lead, seed),
             offload_case("all", "extreme", layers, 7, lead, seed),
             offload_case("one of one", "extreme", layers[:1], 0, lead, seed),
-            offload_case("too many", "refusal", layers, 8, [3], seed, names=["8", "7"]),
+            offload_case("too many", "refusal", layers, 8, [3], seed, names=["8"]),
             offload_case("negative", "refusal", layers, -3, [3], seed, names=["-3"]),
         ]
     )

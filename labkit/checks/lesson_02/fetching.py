@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from torch import nn
 
@@ -216,10 +217,15 @@ def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Fin
         yield Finding(asked >= due, f"{told}: {due:,} bytes", f"{asked:,} bytes asked for by then")
 
 
+def _as_weights_come(copy: Sequence[Any]) -> tuple[bool, ...]:
+    *_, stream, non_blocking, is_pinned = copy
+    return stream != 0 and bool(non_blocking), bool(is_pinned)
+
+
 def _copied_beside_the_work(sizes: Sizes, answer: RankAnswer, phase: str) -> Iterator[Finding]:
     weights = [copy for copy in answer.facts[phase] if copy[1] != "cpu"]
-    if phase != "backward":
-        weights.remove(next(copy for copy in weights if copy[2] == sizes.x))
+    if phase != "backward":  # the batch comes as it likes, before or after a layer of its size
+        weights.remove(min((copy for copy in weights if copy[2] == sizes.x), key=_as_weights_come))
     aside = all(stream != 0 and non_blocking for *_, stream, non_blocking, _ in weights)
     told = f"{phase}: weights copied with non_blocking=True on a stream of their own"
     yield Finding(aside, told, "copies on the default stream, or copies the host waits for")

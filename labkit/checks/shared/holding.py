@@ -22,7 +22,7 @@ GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it 
 FLOAT_BYTES = 8
 MOST_TO_COUNT = 2**40
 SETTINGS = 64  # entries of a dict that may be the attributes of something, some of which are numbers
-LONG_TEXT = 256
+LONG = 256  # bytes that are more than a short text
 _DEEPEST = 2  # tuples or dicts in one another
 A_FEW = 64  # bytes of numbers outside of tensors that any part may have
 Kind = TypeVar("Kind")
@@ -114,7 +114,7 @@ def _numbers(things: Sequence[object]) -> int:
     many together, and whole ones in rows where they are too large to count anything with.
     """
     inside = _inside(things)
-    alone = _of_kind(inside, np.ndarray, bytearray, array.array, bytes, str)
+    alone = _of_kind(inside, np.ndarray, bytearray, array.array, bytes)
     in_rows = gc.get_referents(*_of_kind(things, list, set, deque), *_of_kind(inside, tuple))
     by_name = {id(found): found for found in _of_kind([*things, *inside], dict)}
     numbers = sum(map(_numbers_in, [in_rows, *(d.values() for d in by_name.values() if len(d) > SETTINGS)]))
@@ -139,9 +139,9 @@ def _inside(things: Sequence[object]) -> list[object]:
 
 
 def _own_bytes(kept: Any) -> int:
-    """None of a view of other memory: what that belongs to is seen by itself. None of a short text."""
+    """None of a view of other memory: what that belongs to is seen by itself. None of a few bytes."""
     if isinstance(kept, np.ndarray):
         return kept.nbytes if kept.base is None else 0
-    if isinstance(kept, bytes | str) and len(kept) < LONG_TEXT:
+    if isinstance(kept, bytes) and len(kept) < LONG:
         return 0
     return len(kept) * getattr(kept, "itemsize", 1)
