@@ -1,107 +1,22 @@
-"""What a rank holds and sends, as checks count it."""
+"""What a rank sends, as checks count it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import labkit
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.lesson_11.heads import left_rank
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of
-from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.sums import summed_bytes
 from labkit.record.current import current_recorder
-
-# -- what is held
-
-
-def compressed() -> tuple[Tensor, Tensor, Tensor]:
-    """Of the unit matrix."""
-    return torch.arange(101), torch.arange(100), torch.ones(100)
-
-
-PARTS: dict[str, tuple[Callable[[], Tensor], int]] = {
-    "its inner tensor": (lambda: AsyncCollectiveTensor(torch.ones(1000)), 4000),
-    "numbers and two indices each": (lambda: torch.eye(100).to_sparse(), 100 * (4 + 8 + 8)),
-    "rows, columns and numbers": (
-        lambda: torch.sparse_csr_tensor(*compressed(), size=(100, 100)),
-        101 * 8 + 100 * (8 + 4),
-    ),
-    "columns, rows and numbers": (
-        lambda: torch.sparse_csc_tensor(*compressed(), size=(100, 100)),
-        101 * 8 + 100 * (8 + 4),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PARTS)
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_memory_behind_a_tensor_of_another_kind_counts(name: str) -> None:
-    make, num_bytes = PARTS[name]
-    before = holding()
-    kept = make()
-    assert held_since(before) == num_bytes
-    del kept
-
-
-class Kept:
-    """Has attributes."""
-
-    whole: Any
-
-
-KEPT: dict[str, tuple[Callable[[Tensor], Any], int]] = {
-    "rows of floats": (Tensor.tolist, 8),
-    "rows that nothing can change": (lambda t: tuple(map(tuple, t.tolist())), 8),
-    "arrays by name": (lambda t: {"weight": t.numpy().copy()}, 4),
-    "numbers by name": (lambda t: dict(enumerate(t.flatten().tolist())), 8),
-    "their bits": (lambda t: t.double().view(torch.int64).tolist(), 8),
-    "bytes that nothing can change": (lambda t: t.numpy().tobytes(), 4),
-    "for one library alone": (lambda t: t.to_mkldnn(), 4),
-    "an array of NumPy's": (lambda t: t.numpy().copy(), 4),
-    "a view of a tensor": (Tensor.numpy, 4),
-    "bytes": (lambda t: bytearray(t.numpy()), 4),
-    "a storage without a tensor": (Tensor.untyped_storage, 4),
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_numbers_that_no_tensor_holds_count(name: str) -> None:
-    keep, bytes_each = KEPT[name]
-    before = holding()
-    kept = Kept()
-    kept.whole = keep(torch.rand(50, 20))
-    assert held_since(before) == 1000 * bytes_each
-    del kept
-
-
-def test_numbers_added_to_what_was_there_count() -> None:
-    kept: list[Any] = [[0.5] * 4000, []]
-    before = holding()
-    kept[0].clear()
-    kept[1].extend(torch.rand(1000).tolist())
-    assert held_since(before) == 8000
-
-
-def test_what_only_a_cycle_holds_is_not_held() -> None:
-    before = holding()
-    cycle: list[Any] = [torch.ones(100_000)]
-    cycle.append(cycle)
-    del cycle
-    assert held_since(before) == 0
-
-
-# -- what is sent
 
 
 def call(op: str, num_bytes: int, start: float, source: str = "native", **more: Any) -> dict[str, Any]:
