@@ -1,4 +1,4 @@
-"""How many numbers of tensors go where no operation of torch is seen: into lists, to NumPy."""
+"""How many numbers of tensors go where no operation of torch is seen: into lists, to NumPy, into bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from unittest.mock import patch
 from torch import Tensor
 
 METHODS = ("numpy", "tolist", "__dlpack__")  # numpy.asarray comes by the first
+BYTES = (
+    "data_ptr",
+    "untyped_storage",
+    "__reduce_ex__",
+)  # by these files, pickles and safetensors are written
 
 
 class Leaving:
@@ -33,7 +38,7 @@ def numbers_leaving() -> Iterator[Leaving]:
     """Counts inside the block."""
     leaving = Leaving()
     with contextlib.ExitStack() as stack:
-        for name in METHODS:
+        for name in (*METHODS, *BYTES):
             counted = leaving.counting(getattr(Tensor, name))
             stack.enter_context(patch.object(Tensor, name, counted))
         yield leaving
