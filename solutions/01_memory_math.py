@@ -500,7 +500,8 @@ labkit.check("01.activation-bytes", activation_bytes)
 # forward of *all layers* (not of the head).
 #
 # ### Exercise: operations of a step
-# For any `ModelConfig` again, so count the matrices rather than use the GPT formula.
+# For any `ModelConfig` again, so count the matrices rather than use the GPT formula. `recompute` is one of
+# the three below.
 #
 # <details><summary>Hint</summary>A step is 3 forwards of layers and head, plus what is recomputed. Take the
 # matrices from count_parameters, without norms, biases and embeddings.</details>

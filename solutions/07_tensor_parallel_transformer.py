@@ -812,9 +812,9 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 # %% [markdown]
 # ### Exercise: draw your part
 #
-# Either dimension can be cut; a whole weight need not divide. Mean and standard deviation may be 4% of the
-# latter off, and the numbers are normal, not uniform, each drawn by itself. A second weight of the same shape
-# has other numbers. Nothing is sent, and nobody draws a cut weight whole.
+# Either dimension can be cut, 0 or 1; a whole weight need not divide. Numbers are of torch's default type,
+# normal, not uniform, each drawn by itself; their mean and standard deviation may be 4% of the latter off. A
+# second weight of the same shape has other numbers. Nothing is sent, and nobody draws a cut weight whole.
 #
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.
@@ -1587,8 +1587,8 @@ prediction("the norm, which should be 2", your_norm, found)
 # Either list may be empty, and one rank may have no gradient of what is cut where another has. A `.grad` may
 # be changed in place or replaced; all keep their types, of which a call may have several. Gradients may lie
 # in memory in any order, be single numbers, or nothing but zeros; a frozen parameter that has one counts, and
-# a `max_norm` of 0 makes zeros of all. The norm may be off by $10^{-5}$ of it, with 16-bit gradients by
-# $10^{-4}$.
+# a `max_norm` of 0 makes zeros of all. The norm, in whatever type you add up in, may be off by $10^{-5}$
+# of it, with 16-bit gradients by $10^{-4}$.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only, in one
 # dtype on every rank: a rank without gradients has none to take it from.</details>

@@ -764,8 +764,8 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 # step or more, and at most half as many as there are parameters, and send every gradient once. Call
 # `torch.distributed`'s own functions, no functional collectives, wait for each call by its `wait()`, and
 # multiply no matrices but those of forward and backward. The batches may come from an iterator: go through
-# them once. There may be none. The model may have been trained before, and may be trained again: gradients
-# that it comes with count for nothing, and hooks are removed in the end.
+# them once. There may be none. The model has six parameters or more, may have been trained before, and may be
+# trained again: gradients that it comes with count for nothing, and hooks are removed in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>

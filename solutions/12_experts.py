@@ -931,7 +931,8 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 #
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
 # Layouts and dtypes may differ as before, and gradients may be views of one buffer; again no gradient is
-# rounded to another dtype. The norm that a call returned stays what it is when the next call comes.
+# rounded to another dtype. The norm is of the type in which you add up, and stays what it is when the next
+# call comes.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>
