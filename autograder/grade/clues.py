@@ -31,6 +31,7 @@ from autograder.grade.watched_names import (
     OF_LABKIT,
     OF_OBJECTS,
     OFTEN_DEFINED,
+    ONLY_ASKED,
     PLAIN,
     READ_BY,
     TEXTS_OF_NUMBERS,
@@ -152,12 +153,22 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     yield from (Clue(line, why) for line, why in dict.fromkeys(detours(statement)))
     yield from (Clue(line, chain=name, use="handed") for name, line in handed_on(statement).items())
     nodes = [*ast.walk(statement)]
+    asked = {each for node in nodes for each in _only_asked(node)}
+    nodes = [node for node in nodes if node not in asked]
     yield from (Clue(node.lineno, chain=_chain(node), use="handed") for node in _handed_chains(nodes))
     around = _Around.of(statement, nodes)
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
         yield from _by_itself(node, line, around)
         yield from _by_chain(node, line, around)
+
+
+def _only_asked(node: ast.AST) -> Iterator[ast.expr]:
+    """The names of a call that answers a number and leads nowhere, though what it is read from would."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=home) as function, args=[], keywords=[]):
+            if _chain(function) in ONLY_ASKED:
+                yield from (function, home)
 
 
 def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:

@@ -104,6 +104,8 @@ PLAIN = {
     *("gc.collect", "gc.enable", "gc.disable", "gc.isenabled", "sys.getrecursionlimit"),
     *("sys.setrecursionlimit", "sys.maxsize", "sys.float_info"),
 }
+# Which of autograd's passes is under way, which torch tells nowhere else: who may be used in several asks it.
+ONLY_ASKED = {"torch._C._current_graph_task_id"}
 HAS_ALL_NAMES = {"vars", "locals"}  # where such a module was imported, these have it
 # Modules of Python's that other modules have imported: `torch.sys` is one as well.
 INTERPRETER = {
