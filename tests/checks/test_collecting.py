@@ -88,6 +88,28 @@ def test_work_is_left_out_and_named_when_missed():
     assert error.where == "cell 2, line 1: def Made(): return table"
 
 
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("_UNSET = object()\ndef Made(given=_UNSET): return given is _UNSET", True),
+        (
+            "class _A:\n    def __init__(self): self.n = 3\n_a = _A()\ndef Made(): return _a.n",
+            3,
+        ),
+        ("import weakref\nseen = weakref.WeakKeyDictionary()\ndef Made(): return len(seen)", 0),
+        (
+            "import torch\n_NONE = torch.zeros(2, dtype=int)\ndef Made(): return len(_NONE)",
+            2,
+        ),
+        ("import struct\nheader = struct.Struct('<qq')\ndef Made(): return header.size", 16),
+        ("from operator import itemgetter\nfirst = itemgetter(0)\ndef Made(): return first('ab')", "a"),
+        ("import random\ndraw = random.Random(0)\ndef Made(): return 0 <= draw.random() < 1", True),
+    ],
+)
+def test_what_a_class_or_a_plain_function_builds_is_a_definition(source, wanted):
+    assert collected(source).load().Made() == wanted
+
+
 def test_magics_and_cells_for_ranks_are_not_definitions():
     submission = collected(
         "%load_ext labkit\n!rm -rf /\nK = 1", "%%ranks 4\nMade = 7", "def Made(): return K"

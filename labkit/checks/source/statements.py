@@ -2,9 +2,10 @@
 
 Executing a whole notebook to grade one class would run its training loops on every rank. So a cell is read
 as a list of top-level statements; definitions are kept (imports, `def`, `class`, and assignments that call
-nothing but a few pure constructors), and from those the ones an exercise's names depend on, however far
-down the notebook they stand. They are executed in the notebook's order, so that each finds what it would find
-there: a name means what it meant at that place, and in a function what it means in the end.
+nothing but classes and a few functions that build a value), and from those the ones an exercise's names
+depend on, however far down the notebook they stand. They are executed in the notebook's order, so that each
+finds what it would find there: a name means what it meant at that place, and in a function what it means in
+the end.
 """
 
 from __future__ import annotations
@@ -21,26 +22,29 @@ from labkit.checks.source.names import looked_up
 from labkit.checks.source.syntax import parse
 from labkit.checks.source.text import python_lines
 
-# Calls that build a value and do nothing else, by the last part of their name.
+# Calls that build a value and do nothing else, by the last part of their name. So do calls of classes: what
+# begins with a capital.
 PURE_CALLS = {
+    *("partial", "namedtuple", "dataclass", "field", "auto", "object", "getLogger", "compile"),
+    *("float", "int", "str", "bool", "complex", "bytes", "bytearray", "frozenset"),
+    *("dict", "list", "set", "tuple", "range", "defaultdict", "deque", "fromkeys", "copy"),
+    *("len", "min", "max", "abs", "round", "sorted", "sum", "any", "all", "divmod", "pow"),
+    *("sqrt", "isqrt", "ceil", "floor", "log", "log2", "exp", "prod", "gcd", "lcm"),
+    *("zip", "enumerate", "reversed", "items", "keys", "values", "get", "union"),
+    *("split", "join", "format", "replace", "strip", "lower", "upper", "encode"),
     *(
-        "partial",
-        "namedtuple",
-        "TypeVar",
-        "NewType",
-        "dataclass",
-        "field",
-        "float",
-        "int",
-        "str",
-        "frozenset",
-        "sqrt",
+        "count",
+        "cycle",
+        "repeat",
+        "chain",
+        "product",
+        "accumulate",
+        "attrgetter",
+        "itemgetter",
+        "methodcaller",
     ),
-    *("dict", "list", "set", "tuple", "range", "Path", "getLogger", "compile", "Enum", "IntEnum", "auto"),
-    *("len", "min", "max", "abs", "round", "sorted", "bool", "ceil", "floor", "log", "log2"),
-    *("sum", "prod", "zip", "enumerate", "reversed", "items", "keys", "values", "split"),
-    *("defaultdict", "OrderedDict", "Counter", "deque", "SimpleNamespace"),
-    *("device", "is_available", "hasattr", "finfo", "iinfo", "Size", "tensor"),
+    *("device", "is_available", "hasattr", "finfo", "iinfo", "dtype", "get_default_dtype"),
+    *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "linspace", "eye", "array"),
 }
 # Methods that fill what was made above: a table or a list of a notebook's, a function's variants by type.
 _FILLS = {
@@ -423,14 +427,14 @@ def _annotation(node: ast.AST) -> ast.expr | None:
 
 
 def _is_simple(value: ast.AST) -> bool:
-    """Whether computing the value calls nothing but PURE_CALLS. What a lambda would do later does not
-    count.
+    """Whether computing the value calls nothing but classes and PURE_CALLS. What a lambda would do later does
+    not count.
     """
     match value:
         case ast.Lambda():
             return True
         case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
-            if name not in PURE_CALLS:
+            if name not in PURE_CALLS and not name.lstrip("_")[:1].isupper():
                 return False
         case ast.Call() | ast.Await() | ast.Yield() | ast.YieldFrom():
             return False
