@@ -116,6 +116,7 @@ UNCOUNTED = {
     "to_dlpack",
     "memmap",
     "from_file",
+    "share_memory",
     "share_memory_",
 }  # memory that is neither the allocator's nor a tensor's own, and the way to it past torch
 PUBLIC = "labkit.launch"  # a function, which the package of the same name stands behind

@@ -22,6 +22,7 @@ from labkit.torch_private import CALLS, Call, agreed_options, watch_new_groups
 _NEW_GROUP = "new_group"
 _PEER = {"send": "dstRank", "recv": "srcRank"}  # torch's names of the argument
 _MANY_KINDS = 1000
+ASKED_AGAIN_AND_AGAIN = 20  # times that a handle was asked in vain before it said that its call is over
 _MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps its first ones
 
 
@@ -29,6 +30,7 @@ class Entry:
     """One call, while and after it happens. Times are of the machine's monotonic clock."""
 
     __slots__ = (
+        "asked",
         "detail",
         "dtype",
         "end",
@@ -67,6 +69,7 @@ class Entry:
     start: float
     posted: float
     end: float | None
+    asked: int  # times that its handle said that it is not over
 
     def kind(self) -> tuple[Any, ...]:
         """What calls of a loop have in common: everything but their number and their time."""
@@ -176,7 +179,7 @@ class Recorder:
         # said before torch sees the call: gloo ends the process at once when data of another size arrives
         self.page.add_call(packed, entry.number)
         self.last = entry
-        entry.end, entry.start = None, time.monotonic()
+        entry.asked, entry.end, entry.start = 0, None, time.monotonic()
         if len(self.entries) < _MOST_ENTRIES:
             self.entries.append(entry)
         if call.blocks:
@@ -224,6 +227,19 @@ class Recorder:
         entry.end = time.monotonic()
         self.page.enter(RUNNING)
         return result
+
+    def told(self, work: Any, over: bool) -> None:
+        """What `is_completed` has said of `work`. Who asks again and again until its call is over waits for
+        it; who asks now and then, with work between, does not.
+        """
+        entry = self._pending.get(weakref.ref(work))
+        if entry is None:
+            return
+        if not over:
+            entry.asked += 1
+        elif entry.asked >= ASKED_AGAIN_AND_AGAIN:
+            self._pending.pop(weakref.ref(work), None)
+            entry.end = time.monotonic()
 
     @contextmanager
     def new_group(self, ranks: Sequence[int] | None, only_they: bool) -> Iterator[None]:
@@ -391,6 +407,14 @@ def install(recorder: Recorder) -> None:
         return recorder.wait(work, original_wait, args, kwargs)
 
     dist.Work.wait = wait  # type: ignore[assignment, method-assign]
+    original_asking = dist.Work.is_completed
+
+    def is_completed(work: Any) -> bool:
+        over = original_asking(work)
+        recorder.told(work, over)
+        return over
+
+    dist.Work.is_completed = is_completed  # type: ignore[assignment, method-assign]
 
 
 def _recorded(recorder: Recorder, original: Callable[..., Any], call: Call) -> Callable[..., Any]:

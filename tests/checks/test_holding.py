@@ -52,6 +52,10 @@ def test_memory_behind_a_tensor_of_another_kind_counts(name: str) -> None:
     del kept
 
 
+def in_pieces(whole: Any, size: int = 100) -> tuple[Any, ...]:
+    return tuple(whole[at : at + size] for at in range(0, len(whole), size))
+
+
 class Kept:
     """Has attributes."""
 
@@ -65,6 +69,8 @@ KEPT: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "numbers by name": (lambda t: dict(enumerate(t.flatten().tolist())), 8),
     "their bits": (lambda t: t.double().view(torch.int64).tolist(), 8),
     "bytes that nothing can change": (lambda t: t.numpy().tobytes(), 4),
+    "bytes in short pieces": (lambda t: in_pieces(t.numpy().tobytes()), 4),
+    "texts in short pieces": (lambda t: in_pieces(t.numpy().tobytes().decode("latin-1")), 4),
     "for one library alone": (lambda t: t.to_mkldnn(), 4),
     "an array of NumPy's": (lambda t: t.numpy().copy(), 4),
     "a view of a tensor": (Tensor.numpy, 4),

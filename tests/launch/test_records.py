@@ -74,6 +74,27 @@ def test_calls_of_nccl_end_with_what_is_waited_for() -> None:
         assert seen == [[True, False, False], [True, True, True]]
 
 
+def asks_for_what_comes_late() -> None:
+    x = torch.ones(4)
+    for again_and_again in (True, False):
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+        handle = dist.all_reduce(x, async_op=True)
+        while again_and_again and not handle.is_completed():
+            pass
+        for _ in range(3):
+            handle.is_completed()
+        time.sleep(0.5)
+        assert handle.is_completed()
+
+
+def test_who_asks_again_and_again_until_a_call_is_over_waits_for_it() -> None:
+    calls = of_rank(labkit.launch(asks_for_what_comes_late, ranks=2).collectives, 0)
+    assert calls[0].end is not None
+    assert 0.1 < calls[0].end - calls[0].start < 0.5
+    assert calls[1].end is None
+
+
 def has_woken_cuda() -> bool:
     return torch.cuda.is_initialized()
 

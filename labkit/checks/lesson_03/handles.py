@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.rank import Rank
+from labkit.record.recorder import ASKED_AGAIN_AND_AGAIN
 
 ASKING = ("get_future", "is_completed", "synchronize", "result")  # of a handle, in place of wait
 
@@ -17,21 +18,23 @@ ASKING = ("get_future", "is_completed", "synchronize", "result")  # of a handle,
 @contextlib.contextmanager
 def asked_handles(rank: Rank, name: str) -> Iterator[None]:
     """Fact "asked NAME": of how many handles something in ASKING is called inside; who waits so is in no
-    recording.
+    recording. Who waits by asking a handle again and again is in there.
     """
-    found: dict[int, dist.Work] = {}
+    found: dict[int, tuple[dist.Work, int]] = {}  # by its address, with how often it was not over
     with contextlib.ExitStack() as stack:
         for method in ASKING:
             stack.callback(setattr, dist.Work, method, vars(dist.Work)[method])
             setattr(dist.Work, method, _noting(getattr(dist.Work, method), found))
         yield
-    rank.fact(f"asked {name}", len(found))
+    few = [asked for _, asked in found.values() if asked < ASKED_AGAIN_AND_AGAIN]
+    rank.fact(f"asked {name}", len(few))
 
 
-def _noting(original: Callable[..., Any], found: dict[int, dist.Work]) -> Callable[..., Any]:
+def _noting(original: Callable[..., Any], found: dict[int, tuple[dist.Work, int]]) -> Callable[..., Any]:
     def method(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        found[id(work)] = work
-        return original(work, *args, **kwargs)
+        result = original(work, *args, **kwargs)
+        found[id(work)] = work, found.get(id(work), (work, 0))[1] + (result is False)
+        return result
 
     return method
 

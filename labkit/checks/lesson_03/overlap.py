@@ -131,10 +131,13 @@ def _time_backward(rank: Rank) -> None:
     """Three forward and backward passes with the weights of the start, one inside no_sync before the last.
     Answers: start.NAME, and of the two before no_sync, which another property is about, grad STEP.NAME, once
     all messages are over. Recordings: forward, step STEP. Facts: ready STEP, the second at which each
-    gradient was; asked STEP, of how many handles.
+    gradient was; first STEP, those at which backward came to the first layer; asked STEP, of how many
+    handles.
     """
     net = net_of(rank.case, rank.inputs)
     ready: list[float] = []
+    first: list[float] = []
+    net.first.register_forward_hook(lambda _, __, out: _note_gradient(out, first))
     for parameter in net.parameters():  # before the wrapper's own hooks, which may start to send
         parameter.register_post_accumulate_grad_hook(lambda _: ready.append(time.monotonic()))
     model = _wrap(rank, net)
@@ -142,9 +145,11 @@ def _time_backward(rank: Rank) -> None:
         loss = own_loss(rank, model, 0)
     for step in range(TIMED):
         ready.clear()
+        first.clear()
         with asked_handles(rank, f"step {step}"), rank.recording(f"step {step}") as begin:
             loss.backward()  # timed from the recording's zero: of two, a pause would be overlap
         rank.fact(f"ready {step}", [moment - begin for moment in ready])
+        rank.fact(f"first {step}", [moment - begin for moment in first])
         if step < STEPS:
             dist.barrier(rank.group)  # of who waits for nothing, what is sent counts, and not when it came
             send_gradients(rank, net, step)
@@ -153,6 +158,12 @@ def _time_backward(rank: Rank) -> None:
             with model.no_sync():
                 own_loss(rank, model, 0).backward()
         loss = own_loss(rank, model, 1)
+
+
+def _note_gradient(out: Tensor, moments: list[float]) -> None:
+    """Note when its gradient is there."""
+    if out.requires_grad:
+        out.register_hook(lambda _: moments.append(time.monotonic()))
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -305,9 +316,13 @@ def _times(answer: RankAnswer, step: int) -> Iterator[Finding]:
     whole, last = sum(call["num_bytes"] for call in calls), ready[-1]
     early = sum(call["num_bytes"] for call in calls if call["start"] < last)
     told = f"half of the {whole:,} bytes under way before the last gradient is ready"
-    first = f"the first all_reduce after {calls[0]['start'] * 1e3:.2f} ms"
-    gap = f"{early:,} bytes; {first}, last gradient after {last * 1e3:.2f} ms"
+    begun = f"the first all_reduce after {calls[0]['start'] * 1e3:.2f} ms"
+    gap = f"{early:,} bytes; {begun}, last gradient after {last * 1e3:.2f} ms"
     yield Finding(2 * early >= whole, told, gap, answer.rank)
+    first = min(answer.facts[f"first {step}"], default=last)
+    told = "an all_reduce starts before backward comes to the first layer"
+    seen = f"{begun}, backward there after {first * 1e3:.2f} ms"
+    yield Finding(calls[0]["start"] < first, told, seen, answer.rank)
     waited = [call for call in calls if call["end"] is not None and call["end"] < last]
     told = "nothing is waited for before the last gradient is ready"
     yield Finding(not waited, told, f"{len(waited)} all_reduces were waited for", answer.rank)

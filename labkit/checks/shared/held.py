@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from labkit.checks.shared.holding import objects, spelled_since
 from labkit.record.live import bytes_of_process
 
 REPEATS = 3  # the median of so many: what a backend or the allocator does meanwhile is no student's doing
@@ -42,13 +43,15 @@ def bytes_kept(prepare: Callable[[], Callable[[], Kept]], then: Callable[[Kept],
 
 
 def _kept(call: Callable[[], Kept], then: Callable[[Kept], None] | None) -> int:
-    before, objects = _settled(), sys.getallocatedblocks()
+    known = objects()
+    before, blocks = _settled(), sys.getallocatedblocks()
     result = call()
-    after, objects = _settled(), sys.getallocatedblocks() - objects
+    after, blocks = _settled(), sys.getallocatedblocks() - blocks
+    spelled = spelled_since(known)
     if then is not None:
         then(result)
     del result
-    return after - before + (objects * OBJECT_BYTES if objects > MOST_OBJECTS else 0)
+    return after - before + spelled + (blocks * OBJECT_BYTES if blocks > MOST_OBJECTS else 0)
 
 
 def _settled() -> int:

@@ -23,6 +23,8 @@ FLOAT_BYTES = 8
 MOST_TO_COUNT = 2**40
 SETTINGS = 64  # entries of a dict that may be the attributes of something, some of which are numbers
 LONG = 256  # bytes that are more than a short text
+OWN_MEMORY = 512 - sys.getsizeof(b"")  # fewer bytes are in memory that Python has set aside
+TEXTS = 2048  # characters of all texts that a part may have
 _DEEPEST = 2  # tuples or dicts in one another
 A_FEW = 64  # bytes of numbers outside of tensors that any part may have
 Kind = TypeVar("Kind")
@@ -62,6 +64,27 @@ def held_since(before: Holding) -> int:
     changed = [thing for thing in things if known.get(id(thing)) != sizes[id(thing)]]
     numbers = _numbers([*changed, [thing for thing in _named() if id(thing) not in before.named]])
     return fresh + (numbers if numbers > A_FEW else 0)
+
+
+def objects() -> dict[int, int]:
+    """Where each of Python's objects is that it collects -> how much it contains."""
+    return _sizes(gc.get_objects())
+
+
+def spelled_since(known: dict[int, int]) -> int:
+    """Bytes in short bytes and texts of what is new, or of another size, since `objects` gave `known`: none
+    of these is memory of the C library's.
+    """
+    things = gc.get_objects()
+    sizes = _sizes(things)
+    changed = [thing for thing in things if thing is not known and known.get(id(thing)) != sizes[id(thing)]]
+    return _spelled([each for each in _reached(changed) if len(each) < OWN_MEMORY])
+
+
+def _reached(things: Sequence[object]) -> list[bytes | str]:
+    """Bytes and texts that these contain."""
+    in_rows = gc.get_referents(*_of_kind(things, list, set, deque))
+    return _of_kind([*_inside(things), *in_rows], bytes, str)
 
 
 def _sizes(things: Sequence[object]) -> dict[int, int]:
@@ -114,11 +137,19 @@ def _numbers(things: Sequence[object]) -> int:
     many together, and whole ones in rows where they are too large to count anything with.
     """
     inside = _inside(things)
-    alone = _of_kind(inside, np.ndarray, bytearray, array.array, bytes)
+    alone = _of_kind(inside, np.ndarray, bytearray, array.array)
     in_rows = gc.get_referents(*_of_kind(things, list, set, deque), *_of_kind(inside, tuple))
     by_name = {id(found): found for found in _of_kind([*things, *inside], dict)}
     numbers = sum(map(_numbers_in, [in_rows, *(d.values() for d in by_name.values() if len(d) > SETTINGS)]))
-    return numbers * FLOAT_BYTES + sum(_own_bytes(each) for each in {id(a): a for a in alone}.values())
+    own = sum(_own_bytes(each) for each in {id(a): a for a in alone}.values())
+    return numbers * FLOAT_BYTES + own + _spelled([*inside, *in_rows])
+
+
+def _spelled(things: Sequence[object]) -> int:
+    """Bytes in what can hold numbers in any form; none in a few short ones, or in names."""
+    in_bytes = sum(map(len, {id(each): each for each in _of_kind(things, bytes)}.values()))
+    in_texts = sum(map(len, {id(each): each for each in _of_kind(things, str)}.values()))
+    return (in_bytes if in_bytes >= LONG else 0) + (in_texts if in_texts > TEXTS else 0)
 
 
 def _numbers_in(row: Iterable[object]) -> int:
@@ -139,9 +170,7 @@ def _inside(things: Sequence[object]) -> list[object]:
 
 
 def _own_bytes(kept: Any) -> int:
-    """None of a view of other memory: what that belongs to is seen by itself. None of a few bytes."""
+    """None of a view of other memory: what that belongs to is seen by itself."""
     if isinstance(kept, np.ndarray):
         return kept.nbytes if kept.base is None else 0
-    if isinstance(kept, bytes) and len(kept) < LONG:
-        return 0
     return len(kept) * getattr(kept, "itemsize", 1)
