@@ -84,7 +84,9 @@ class Machine:
             destination.data.copy_(source.detach())
 
     def _copy_late(self, queue: Queue, destination: Tensor, source: Tensor, to: Home) -> None:
-        queue.reach()
+        if to is HOST:
+            queue.reach()
+        queue.timeline.goes_on()
         memory = storage_key(source.untyped_storage())
         first = [copy for copy in queue.to_host if copy.memory == memory]
         with self.watcher.pause(), torch.no_grad():
@@ -96,8 +98,11 @@ class Machine:
                 copy.arrive()
             self._copy(destination, kept)
 
-        copy = LateCopy(queue.device, storage_key(destination.untyped_storage()), carry_out)
-        (queue.to_host if to is HOST else queue.to_device).append(copy)
+        copy = LateCopy(queue.device, queue.number, storage_key(destination.untyped_storage()), carry_out)
+        if to is HOST:
+            queue.to_host.append(copy)
+        else:  # comes after the copies to the device before it and reads none: they may be under way
+            queue.to_device = [*(one for one in queue.to_device if not one.has_arrived), copy]
 
     def _between_devices(self, one: Queue, other: Queue) -> None:
         """A copy between devices comes after all that is queued on both, and before what follows."""

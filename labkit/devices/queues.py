@@ -33,11 +33,12 @@ class Busy:
 class LateCopy:
     """A copy that arrives when it is waited for, by the host or on the device that it is queued on.
 
-    memory: a number of the storage that it goes to, as `storage_key` has it.
+    stream: the number of that queue. memory: a number of the storage that it goes to, as `storage_key` has
+    it.
     """
 
-    def __init__(self, device: int, memory: int, copy: Callable[[], None]) -> None:
-        self.device, self.memory = device, memory
+    def __init__(self, device: int, stream: int, memory: int, copy: Callable[[], None]) -> None:
+        self.device, self.stream, self.memory = device, stream, memory
         self._copy: Callable[[], None] | None = copy
 
     @property
@@ -101,11 +102,11 @@ class Queue:
 
     def wait_for(self, before: Before) -> None:
         """What is queued here from now on comes after these. Those to another device have not arrived for
-        what works there, and those to the host not for the host, unless it waits for something that is queued
-        here.
+        what works there, those of this very queue not for other queues, and those to the host not for the
+        host, unless it waits for something that is queued here.
         """
         for copy in before.to_devices:
-            if copy.device == self.device:
+            if copy.device == self.device and copy.stream != self.number:
                 copy.arrive()
         self._elsewhere = _under_way(self._elsewhere, before.to_devices)
         self.to_host = _under_way(self.to_host, before.to_host)

@@ -43,6 +43,28 @@ def test_waiting_for_an_event_is_enough_and_only_for_what_came_before_it(gpus):
     assert not torch.isnan(late * 1).any()
 
 
+def test_a_copy_is_not_there_because_another_one_was_asked_for_after_it(gpus):
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = torch.ones(4).pin_memory().to("cuda:0", non_blocking=True)
+        torch.ones(4).pin_memory().to("cuda:0", non_blocking=True)
+    assert torch.isnan(x * 1).all()
+    torch.cuda.current_stream().wait_stream(side)
+    assert (x * 1).tolist() == [1.0] * 4
+
+
+def test_a_stream_that_waits_for_what_waited_for_it_is_none_for_others(gpus):
+    """As when the current device is not the one that is copied to."""
+    side, elsewhere = torch.cuda.Stream("cuda:1"), torch.cuda.current_stream("cuda:0")
+    with torch.cuda.stream(side):
+        x = torch.ones(4).pin_memory().to("cuda:1", non_blocking=True)
+    elsewhere.wait_stream(side)
+    side.wait_stream(elsewhere)
+    assert torch.isnan(x * 1).all()
+    torch.cuda.current_stream("cuda:1").wait_stream(side)
+    assert (x * 1).tolist() == [1.0] * 4
+
+
 @pytest.mark.parametrize("by_event", [True, False])
 def test_a_wait_on_another_devices_stream_is_none_for_this_one(gpus, by_event):
     side, first, second = (torch.cuda.Stream("cuda:1"), *map(torch.cuda.current_stream, ("cuda:0", "cuda:1")))

@@ -183,6 +183,7 @@ def _module(seed: int) -> list[Case]:
         bf16_case("unseen: bf16", 2, seed, size=draw.randint(190, 260), micro_batches=3),
         unit_case("unseen: evaluation", "evaluated", 3, seed, micro_batches=2, **_net(draw)),
         unit_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
+        unit_case("unseen: given back", "tiny", 2, seed, parts=["kept", "same"], prefetch=0, **_net(draw)),
     ]
 
 

@@ -14,7 +14,7 @@ from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, MIXTRAL, SMAL
 from labkit.checks.lesson_09.rank_grid import groups_case, places_case, refused_case
 from labkit.checks.lesson_09.reasons import filled, plans
 from labkit.checks.lesson_09.seconds import priced
-from labkit.checks.lesson_09.settings import case_of, setting
+from labkit.checks.lesson_09.settings import Setting, case_of, setting
 from labkit.checks.lesson_09.training import grid_case
 
 AXES = ("dp", "pp", "tp")
@@ -127,6 +127,9 @@ def _training(seed: int) -> list[Case]:
         grid_case("unseen: another order", "other-orders", 2, 2, 2, seed, **size, order=_order(draw)),
         grid_case("unseen: dropout", "dropout", 2, 2, 2, seed, **size, dropout=0.2),
         grid_case("unseen: in bfloat16", "float32", 1, 2, 1, seed, **size, dtype="bfloat16"),
+        grid_case(
+            "unseen: dp 2, pp 3, tp 1", "three-stages", 2, 3, 1, seed, **size, layers=3, micro_batches=2
+        ),
     ]
 
 
@@ -183,6 +186,17 @@ def _reasons(seed: int) -> list[Case]:
         case_of(
             "unseen: just", "close", [filled(SMALL_GPT, 48, s, **plan) for s in (0.97, 0.9996, 1.0004)], seed
         ),
+        case_of("unseen: just, with small micro-batches", "close", _deep(), seed),
+    ]
+
+
+def _deep() -> list[Setting]:
+    """More stages than sequences in a micro-batch: as many micro-batches as are under way, and fewer."""
+    whole = {"data": 1, "tensor": 1, "pipeline": 8, "micro_batch": 1}
+    half = {"data": 2, "tensor": 1, "pipeline": 4, "micro_batch": 1, "zero": 1}
+    return [
+        *(filled(SMALL_GPT, 8, share, **whole) for share in (0.98, 1.02)),
+        *(filled(SMALL_GPT, 6, share, **half) for share in (0.98, 1.02)),
     ]
 
 
