@@ -23,9 +23,11 @@ from autograder.grade.watched_names import (
     CALLS,
     FIELD,
     FIELDS,
+    FILE_METHODS,
     GRADING_WORDS,
     HAS_ALL_NAMES,
     INTERPRETER,
+    KEPT_IN_FILES,
     MODULES,
     NEEDED,
     OF_LABKIT,
@@ -178,7 +180,8 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     if isinstance(node, ast.Attribute) and _is_one_too_long(node):
         yield Clue(line, TOO_LONG)
     if not _reads_modules(node):
-        yield from (Clue(line, why) for why in dict.fromkeys([*_suspicions(node), *_of_reading(node)]))
+        found = (*_suspicions(node), *_of_reading(node), *_of_files(node))
+        yield from (Clue(line, why) for why in dict.fromkeys(found))
     elif node not in around.methods:  # called it is a model's own method, as sys.modules cannot be called
         read = around.read_from.get(cast(ast.expr, node))
         as_sys_has = read is None or read in dir(dict)  # or as a value, to go on with
@@ -364,6 +367,13 @@ def _of_reading(node: ast.AST) -> Iterator[str]:
             yield from (f"names {name}, by which tensors are read" for name in named)
         case ast.Constant(value=str(name)) if name in READ_BY - _WORDS:
             yield f"names {name}, by which tensors are read"
+
+
+def _of_files(node: ast.AST) -> Iterator[str]:
+    """What is written into files, whatever the object is."""
+    match node:
+        case ast.Attribute(attr=name) if name in FILE_METHODS:
+            yield f"{KEPT_IN_FILES} {name}"
 
 
 def _is_put_together(name: ast.expr) -> bool:

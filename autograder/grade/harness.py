@@ -23,7 +23,7 @@ from autograder.grade.feedback import for_the_student
 from autograder.grade.reading import ReadCell
 from autograder.grade.reference import all_cases, graded_submission, shown_seed, solved_cells
 from autograder.grade.scan import Flag, scan
-from autograder.grade.watched_names import SENDS_OBJECTS
+from autograder.grade.watched_names import SENDS_OBJECTS, WRITES_FILES
 from autograder.sandbox.confined import Confined, Outcome
 from autograder.sandbox.inside import AGENT_ENDED, EXPECTED, FAILURE, WIRE
 from autograder.sandbox.sandbox import MIB, CouldNotEnd, CouldNotStart, Sandbox
@@ -112,8 +112,10 @@ class Harness:
         """
         submission, own_parts = graded_submission(cells, exercise)
         known = {cell.label: cell.clues for cell in cells if isinstance(cell, ReadCell)}
-        objects = not SENDS_OBJECTS.isdisjoint((exercise.id, *exercise.builds_on))
-        both = (scan(one, exercise.forbids, known, objects) for one in (submission, own_parts))
+        objects, files = (
+            not some.isdisjoint((exercise.id, *exercise.builds_on)) for some in (SENDS_OBJECTS, WRITES_FILES)
+        )
+        both = (scan(one, exercise.forbids, known, objects, files) for one in (submission, own_parts))
         flags = list(dict.fromkeys(chain.from_iterable(both)))
         self.outcomes = []
         try:

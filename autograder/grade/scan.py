@@ -27,10 +27,12 @@ from autograder.grade.watched_names import (
     DISPATCHES,
     FIELD,
     FIELDS,
+    FILE_FUNCTIONS,
     HARMLESS,
     HARMLESS_CALLS,
     HAS_ALL_NAMES,
     INTERPRETER,
+    KEPT_IN_FILES,
     LEADS_ANYWHERE,
     MODULES,
     NOT_HANDED_ON,
@@ -88,11 +90,13 @@ def scan(
     forbids: Sequence[str] = (),
     known: Mapping[str, CellClues] | None = None,
     sends_objects: bool = False,
+    writes_files: bool = False,
 ) -> list[Flag]:
     """Flags for the student's statements an exercise would run.
 
     forbids: dotted names that solve it outright. known: clues by cell, where they have been found already.
-    sends_objects: whether it is solved with collectives of objects, which every rank calls.
+    sends_objects: whether it is solved with collectives of objects, which every rank calls. writes_files:
+    whether with files.
     """
     cells = dict(known or {})
     cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
@@ -117,6 +121,8 @@ def scan(
         lines = texts[statement.cell]
         for clue in found.found:
             for why in (*_reasons(clue, meanings, forbids, dispatches), *paired.get(clue.use, ())):
+                if writes_files and why.startswith(KEPT_IN_FILES):
+                    continue
                 text = lines[clue.line - 1].strip()[:200] if 0 < clue.line <= len(lines) else ""
                 flags.append(Flag(why, statement.cell, clue.line, text, _can_forge(why), _finds_checks(why)))
     return _at_most(MOST_FLAGS, list(dict.fromkeys(flags)))
@@ -311,6 +317,8 @@ def _about(dotted: str, clue: Clue, forbids: Sequence[str], sends_objects: bool)
         yield f"reaches for {dotted} ({PICKLED_ELSEWHERE})"
     if use != "given" and (watched := _of_a_module_used_in_part(dotted)):
         yield watched
+    if dotted in FILE_FUNCTIONS or dotted.partition(".")[0] == "tempfile":
+        yield f"{KEPT_IN_FILES} {dotted}"
     if dotted in forbids and use not in ("patched", "made"):
         yield f"uses {dotted}, forbidden here"
     if use != "given" and (way := _on_the_way(dotted)):

@@ -291,6 +291,15 @@ FIELDS, FIELD = "dataclasses.fields", "dataclasses.field"
 OF_OBJECTS = re.compile(r"\w+_object(_list)?")
 # Exercises that are solved with such, as far as every rank makes the same call.
 SENDS_OBJECTS = {"00.find-the-deadlock", "08.sharded-checkpoint", "10.slow-program-3", "12.all-to-all"}
+# What is kept in a file is in no check's count: `KEPT_IN_FILES`, where an exercise writes none.
+KEPT_IN_FILES = "keeps data in a file, by"
+FILE_FUNCTIONS = {
+    *("torch.save", "safetensors.torch.save_file", "safetensors.numpy.save_file"),
+    *("numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt"),
+    *("io.open", "io.FileIO", "logging.FileHandler"),
+}
+FILE_METHODS = {"write_bytes", "write_text", "tofile"}
+WRITES_FILES = {"08.sharded-checkpoint"}
 RUN_TEXT |= {"__builtins__", "__loader__"}
 # Attributes from which one gets to any module that is loaded, or that have a text or data run.
 LEADS_ANYWHERE = {

@@ -10,7 +10,7 @@ from conftest import F_ID
 
 from autograder.grade.reference import graded_submission, solved_cells, stub_cells
 from autograder.grade.scan import MOST_FLAGS, scan
-from autograder.grade.watched_names import SENDS_OBJECTS
+from autograder.grade.watched_names import SENDS_OBJECTS, WRITES_FILES
 from labkit.checks import registry
 from labkit.checks.source.submission import Cell, collect
 
@@ -311,16 +311,26 @@ SUSPICIOUS = [
     (f"def f():\n    if 0: import {LONG}", "which are not followed"),
     (f"def f(): return {LONG}", "which are not followed"),
 ]
+WITH_FILES = [
+    "import tempfile, torch\ndef f(x):\n    file = tempfile.TemporaryFile()\n    torch.save(x, file)",
+    "import tempfile\ndef f(x): return tempfile.mkdtemp()",
+    "from tempfile import TemporaryDirectory as T\ndef f(x): return T()",
+    "from pathlib import Path\ndef f(x): Path('a').write_bytes(x)",
+    "import numpy as np\ndef f(x): np.save('a', x)",
+    "def f(x): x.numpy().tofile('a')",
+    "import io, torch\ndef f(x, at=io.BytesIO()): torch.save(x, at)",
+    "from safetensors.torch import save_file\ndef f(x): save_file({'x': x}, 'a')",
+]
 HONEST = [
     "def f(x): return x.detach().to('cpu').clone(), dict(cpu=x)",
     "from collections import namedtuple\nimport enum, dataclasses\nclass A(enum.Enum): x = enum.auto()",
     "import enum\nclass A(enum.Enum):\n    @staticmethod\n    def _generate_next_value_(*x): return x[0]",
     "import random, time, math\ndef f(x): return random.random() + time.perf_counter() + math.pi",
     "import torch\ndef f(x): return torch.nn.functional.gelu(x), torch.optim.AdamW(x), torch.cuda.Stream()",
-    "import numpy as np\ndef f(x): return np.random.default_rng(0), np.linalg.norm(x), np.load(x)",
+    "import numpy as np\ndef f(x): return np.random.default_rng(0), np.linalg.norm(x), np.arange(x)",
     "import dataclasses\nfrom dataclasses import dataclass, field\ndef f(x): return dataclasses.replace(x)",
     "import functools, typing\n@functools.lru_cache\ndef f(x: typing.Any): return functools.partial(x)",
-    "import tempfile, pathlib, json\ndef f(x): return pathlib.Path(tempfile.mkdtemp()) / json.dumps(x)",
+    "import pathlib, json\ndef f(x): return pathlib.Path(x) / json.dumps(x)",
     "import random, bisect, statistics\nfrom pathlib import Path",
     "from torch.utils._pytree import tree_map\nfrom torch._utils import _flatten_dense_tensors",
     "import torch\ndef f(x): torch._foreach_add_(x, 1)",
@@ -405,6 +415,15 @@ def test_what_is_not_told(source: str) -> None:
     assert scan(collect([Cell("cell 4", source)], F_ID, ["f", "A"])) == []
 
 
+@pytest.mark.parametrize("source", WITH_FILES)
+def test_what_keeps_data_in_files_is_told_where_an_exercise_has_none(source: str) -> None:
+    submission = collect([Cell("cell 4", source)], F_ID, ["f"])
+    assert scan(submission, writes_files=True) == []
+    flags = scan(submission)
+    assert flags
+    assert all("in a file" in flag.why and flag.holds for flag in flags)
+
+
 @pytest.mark.parametrize("source", SENT_BY_ALL)
 def test_objects_are_sent_where_an_exercise_is_solved_with_them(source: str) -> None:
     submission = collect([Cell("cell 4", f"import torch.distributed as dist\n{source}")], F_ID, ["f"])
@@ -420,8 +439,9 @@ def test_objects_that_some_ranks_may_receive_without_the_others_sending_them(sou
     assert any("another rank sends" in flag.why and flag.holds_all for flag in flags)
 
 
-def test_who_sends_objects_is_an_exercise() -> None:
-    assert {e.id for lesson in registry.lessons() for e in registry.exercises(lesson)} >= SENDS_OBJECTS
+def test_who_sends_objects_and_who_writes_files_are_exercises() -> None:
+    every = {e.id for lesson in registry.lessons() for e in registry.exercises(lesson)}
+    assert every >= SENDS_OBJECTS | WRITES_FILES
 
 
 @pytest.mark.parametrize(("source", "why"), SUSPICIOUS)
@@ -460,7 +480,7 @@ def test_references_and_stubs_are_clean(lesson: str) -> None:
     for exercise in registry.exercises(lesson):
         for cells in (solved_cells(lesson), stub_cells(lesson)):
             for submission in graded_submission(cells, exercise):
-                assert scan(submission, exercise.forbids) == []
+                assert scan(submission, exercise.forbids, writes_files=exercise.id in WRITES_FILES) == []
 
 
 @pytest.mark.parametrize(
