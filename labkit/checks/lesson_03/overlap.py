@@ -390,7 +390,8 @@ EXERCISE = Exercise(
             "mechanism",
             11,
             "Most bytes are under way before the last gradient is ready, and waited for at the end",
-            "all is reduced after backward; or async_op=True is missing",
+            "all is reduced after backward, or when all of it is computed; async_op=True is missing, or a"
+            " handle is asked until its call is over",
             {"many": every(_starts_early_and_waits_late, _sends_gradients)},
         ),
         Property(
