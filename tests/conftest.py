@@ -26,7 +26,7 @@ from labkit.hosts import gpu_count
 # What takes minutes begins first, so that the workers (`make test`) end at about the same time.
 LONGEST_FIRST = (
     *("cluster/", "browser/", "test_slurm", "autograder/test_course"),
-    *("test_alternatives", "test_every_lesson"),
+    *("test_alternatives", "test_every_lesson", "prove/"),
 )
 ONE_MACHINE = ("cluster/", "autograder/test_slurm")  # one Slurm, and users with fixed numbers
 ALONE = ("browser/test_lessons", "test_every_lesson")  # tests that share nothing with others of their file
