@@ -121,6 +121,8 @@ UNCOUNTED = {
 }  # memory that is neither the allocator's nor a tensor's own, and the way to it past torch
 PUBLIC = "labkit.launch"  # a function, which the package of the same name stands behind
 ATTRIBUTES = {
+    # What a stand-in device's streams and copies have beside torch's own names: by it their time is told.
+    *("_labkit_queue", "_labkit_queues", "_labkit_machine", "_labkit_moment", "_labkit_before"),
     # The entries of a class give what they are for of any object; a module's hooks may be the checks' own.
     *("__get__", "__set__", "__delete__", "__objclass__", "mro"),
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),

@@ -11,6 +11,7 @@ get wrong about devices, it gets wrong here:
   when the last tensor that shares them is gone, `torch.cuda.max_memory_allocated` tells the peak, and a full
   ledger raises torch.OutOfMemoryError;
 - every copy from one device to another is written down: from where, to where, how many bytes, which stream;
+  so is a tensor that is read into a list, or made of one on a device, from two numbers on;
 - a copy asked for with `non_blocking=True` holds NaN until its stream was waited for;
 - work of a stated duration (`busy`) is queued on a device and returns at once, as kernels do.
 
@@ -18,7 +19,8 @@ What is not imitated: speed (values are computed at once, on the CPU, and take t
 the kernels themselves (rounding, random numbers and the choice of operations are the CPU's, and
 `torch.autocast("cuda")` follows the CPU's lists); the memory that kernels use inside; fragmentation and the
 caching of freed blocks, so that a copy never lands in memory that another stream still reads; the check that
-a hand-written `autograd.Function` returns each gradient on its input's device; `torch.Generator("cuda")`,
+a hand-written `autograd.Function` returns each gradient on its input's device; sparse tensors, which are
+refused; `torch.Generator("cuda")`,
 what `torch.save` remembers of devices, `torch.accelerator`, CUDA graphs, `torch.compile` and threads.
 
 Where a host has enough GPUs, `use` leaves torch alone and answers the same questions about the real ones.

@@ -83,7 +83,7 @@ def _streams(machine: Machine) -> dict[str, Any]:
             yield
 
     def set_stream(stream: Stream) -> None:
-        machine.queues.enter(stream.queue)
+        machine.queues.enter(stream._labkit_queue)
 
     return {
         "Stream": kind,
@@ -111,14 +111,19 @@ class _DeviceContext:
     """Stands in for torch.cuda.device: the device is the current one inside."""
 
     def __init__(self, machine: Machine, device: Any) -> None:
-        self.queues = machine.queues
-        self.index = self.queues.current_device if device is None else machine.index_of(device)
+        self._labkit_queues = machine.queues
+        self._labkit_index = (
+            self._labkit_queues.current_device if device is None else machine.index_of(device)
+        )
 
     def __enter__(self) -> None:
-        self.before, self.queues.current_device = self.queues.current_device, self.index
+        self._labkit_before, self._labkit_queues.current_device = (
+            self._labkit_queues.current_device,
+            self._labkit_index,
+        )
 
     def __exit__(self, *_: object) -> None:
-        self.queues.current_device = self.before
+        self._labkit_queues.current_device = self._labkit_before
 
 
 def _autocast_init(before: Callable[..., None]) -> Callable[..., None]:

@@ -14,6 +14,8 @@ from labkit.devices.watched import Transfer
 from labkit.devices.watcher import Watcher
 from labkit.torch_private import storage_key
 
+SETTINGS = 64  # numbers that may go one by one, as a loss or a scale does, before they count as what they are
+
 
 class Machine:
     """Stand-in devices, each with `bytes_each` bytes; what of torch is replaced asks and tells it.
@@ -35,7 +37,8 @@ class Machine:
         self.ledgers = [Ledger(index, bytes_each) for index in range(len(devices))]
         self.placement = Placement(self.ledgers)
         self.queues = Queues(devices)
-        self.watcher = Watcher(self.placement, self.queues, self.copy_into)
+        self.watcher = Watcher(self.placement, self.queues, self.copy_into, self.read)
+        self._alone = 0
 
     def index_of(self, device: Any = None) -> int:
         """The index of a device given in any form torch takes; of the current one for None."""
@@ -67,9 +70,8 @@ class Machine:
             self._between_devices(self.queues.current(come_from), self.queues.current(to))
             self._copy(destination, source)
             return destination
-        if self.host_link is not None:
-            seconds = source.numel() * source.element_size() / self.host_link
-            queue.add(seconds, "to host" if to is HOST else "to device", "communication")
+        num_bytes = source.numel() * source.element_size()
+        self._takes_time(queue, num_bytes, "to host" if to is HOST else "to device")
         if non_blocking and pinned and self.late_copies:
             self._copy_late(queue, destination, source, to)
         else:
@@ -78,6 +80,41 @@ class Machine:
                 queue.finish()  # first: what is copied may be on its way to the host
             self._copy(destination, source)
         return destination
+
+    def bring(self, values: Tensor, home: int) -> Tensor:
+        """What the host made of numbers of its own, on a device: a copy, which the host need not wait for."""
+        num_bytes, queue = values.numel() * values.element_size(), self.queues.current(home)
+        self.ledgers[home].require(num_bytes)
+        with self.watcher.pause():
+            made = self.placement.put(values.clone(), home)
+        if not self.is_setting(values.numel()):
+            where = Transfer(
+                "cpu", str(made.device), num_bytes, tuple(values.shape), queue.number, False, False
+            )
+            self.transfers.append(where)
+            self._takes_time(queue, num_bytes, "to device")
+        return made
+
+    def read(self, x: Tensor) -> None:
+        """The host gets all values of a tensor on a device, as a list: a copy that it waits for."""
+        home = self.placement.home(x)
+        if home is HOST or self.watcher.paused:
+            return
+        queue, num_bytes = self.queues.current(home), x.numel() * x.element_size()
+        if not self.is_setting(x.numel()):
+            where = Transfer(str(x.device), "cpu", num_bytes, tuple(x.shape), queue.number, False, False)
+            self.transfers.append(where)
+            self._takes_time(queue, num_bytes, "to host")
+        queue.finish()
+
+    def _takes_time(self, queue: Queue, num_bytes: int, name: str) -> None:
+        if self.host_link is not None:
+            queue.add(num_bytes / self.host_link, name, "communication")
+
+    def is_setting(self, numbers: int) -> bool:
+        """Whether what goes from or to the host now is a single number, of which there were few."""
+        self._alone += numbers == 1
+        return numbers == 1 and self._alone <= SETTINGS
 
     def _copy(self, destination: Tensor, source: Tensor) -> None:
         with self.watcher.pause(), torch.no_grad():

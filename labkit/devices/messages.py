@@ -74,6 +74,14 @@ def not_cuda(device: torch.device) -> ValueError:
     return ValueError(f"Expected a cuda device, but got: {device}")
 
 
+def not_strided(made: torch.Tensor, device: torch.device) -> NotImplementedError:
+    """The error of making what has no memory of its own to count. A GPU would have taken some of these."""
+    return NotImplementedError(
+        f"stand-in devices hold plain (strided) tensors: this operation on {device} gives a tensor of layout "
+        f"{made.layout}"
+    )
+
+
 def not_for_numpy(device: torch.device) -> TypeError:
     """The error of handing a device's tensor to NumPy."""
     return TypeError(

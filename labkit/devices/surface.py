@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,12 +46,12 @@ class ToCopy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, machine: Machine, home: Home, non_blocking: bool, how: Any) -> Tensor:
-        ctx.machine, ctx.source = machine, machine.placement.home(x)
+        ctx._labkit_machine, ctx.source = machine, machine.placement.home(x)
         return machine.move(x, home, non_blocking, **how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _moved(ctx.machine, grad, ctx.source, False, {}), None, None, None, None
+        return _moved(ctx._labkit_machine, grad, ctx.source, False, {}), None, None, None, None
 
 
 def _moved(machine: Machine, x: Tensor, home: Home, non_blocking: bool, how: Any) -> Tensor:
@@ -123,6 +124,7 @@ def _reading(machine: Machine) -> dict[str, Any]:
     needs all values: a list, a text.
     """
     placement, array_before, text_before = machine.placement, Tensor.__array__, Tensor.__repr__
+    reduce_before = Tensor.__reduce_ex__
 
     def wait_for(x: Tensor) -> None:
         home = placement.home(x)
@@ -130,8 +132,12 @@ def _reading(machine: Machine) -> dict[str, Any]:
             machine.queues.current(home).finish()
 
     def tolist(x: Tensor) -> Any:
-        wait_for(x)
+        machine.read(x)
         return Base.tolist(x)
+
+    def reduce_ex(x: Tensor, protocol: Any) -> Any:
+        machine.read(x)
+        return reduce_before(x, protocol)
 
     def as_text(x: Tensor, **how: Any) -> str:
         wait_for(x)
@@ -158,6 +164,7 @@ def _reading(machine: Machine) -> dict[str, Any]:
         "numpy": numpy,
         "__array__": as_array,
         "tolist": tolist,
+        "__reduce_ex__": reduce_ex,
         "__repr__": as_text,
         "pin_memory": pin_memory,
         "is_pinned": lambda x, *_: placement.is_pinned(x),
@@ -207,8 +214,20 @@ def _replace_storage_methods(machine: Machine, stack: contextlib.ExitStack) -> N
             machine.placement.put(seen(copied), machine.placement.home(seen(storage)))
         return copied
 
+    def reading(method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(storage: Any, *where: Any) -> Any:
+            with machine.watcher.pause():
+                values = seen(storage)
+            one = bool(where) and isinstance(where[0], int)
+            machine.read(values.new_empty(1) if one else values)
+            return method(storage, *where)
+
+        return read
+
     replace(stack, Storage, "resize_", resize_)
     replace(stack, Storage, "clone", clone)
+    for name in ("tolist", "__getitem__", "__reduce__"):
+        replace(stack, Storage, name, reading(getattr(Storage, name)))
 
 
 def _replace_constructors(machine: Machine, stack: contextlib.ExitStack) -> None:
@@ -246,7 +265,7 @@ def _converter(machine: Machine, make: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(make)
     def convert(data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
         if not isinstance(data, Tensor):
-            return make(data, dtype=dtype, device=device, **kwargs)
+            return _from_values(machine, partial(make, data, dtype=dtype, **kwargs), device)
         return data.to(data.device if device is None else device, dtype or data.dtype)
 
     return convert
@@ -260,11 +279,26 @@ def _copier(machine: Machine, make: Callable[..., Any]) -> Callable[..., Any]:
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **kwargs: Any
     ) -> Any:
         if not isinstance(data, Tensor):
-            return make(data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
+            made = _from_values(machine, partial(make, data, dtype=dtype, **kwargs), device)
+            return made.requires_grad_(requires_grad)
         where = data.device if device is None else device
         return data.detach().to(where, dtype or data.dtype, copy=True).requires_grad_(requires_grad)
 
     return copy
+
+
+def _from_values(machine: Machine, make: Callable[..., Any], device: Any) -> Any:
+    """A tensor of Python's numbers or NumPy's: made on the host, and copied to the device that is meant."""
+    device = _default_device() if device is None else device
+    if device is None or _is_elsewhere(device):
+        return make(device=device)
+    home = machine.home_of(device)
+    return make(device=device) if home is HOST else _brought(machine, make(device="cpu"), home)
+
+
+def _brought(machine: Machine, made: Tensor, home: int) -> Tensor:
+    """What was made on the host, on a device."""
+    return machine.bring(made.detach(), home).requires_grad_(made.requires_grad)
 
 
 def _from_a_tensor(machine: Machine, function: Callable[..., Any], inherits: bool) -> Callable[..., Any]:
@@ -278,7 +312,10 @@ def _from_a_tensor(machine: Machine, function: Callable[..., Any], inherits: boo
             return function(x, *args, device=device, **kwargs)
         home = machine.placement.home(x) if device is None else machine.home_of(device)
         with machine.watcher.pause():
-            return _place(machine, lambda: function(x, *args, **kwargs), home, pin_memory)
+            if inherits or home is HOST:
+                return _place(machine, lambda: function(x, *args, **kwargs), home, pin_memory)
+            made = _place(machine, lambda: function(x, *args, **kwargs), HOST, pin_memory)
+        return _brought(machine, made, home)
 
     return make
 

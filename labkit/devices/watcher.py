@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.devices.messages import mixed_devices, wrong_index_device
-from labkit.devices.placement import HOST, Home, Placement
+from labkit.devices.messages import mixed_devices, not_strided, wrong_index_device
+from labkit.devices.placement import HOST, Home, Placement, storage_of
 from labkit.devices.queues import Queues
 from labkit.torch_private import TorchDispatchMode
 
 aten = torch.ops.aten
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-# What gives the host a value, or a tensor whose size depends on values: the host has to wait for these.
+ONE_VALUE = "aten::_local_scalar_dense"
+# What else gives the host a value, or a tensor whose size depends on values: the host has to wait for these.
 READS_A_VALUE = {
-    *("aten::_local_scalar_dense", "aten::equal", "aten::allclose", "aten::nonzero", "aten::masked_select"),
+    *("aten::equal", "aten::allclose", "aten::nonzero", "aten::masked_select"),
     *("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive"),
     "aten::bincount",
 }
@@ -31,12 +32,19 @@ class Watcher(TorchDispatchMode):
     device's tensor may be indexed with indices on the CPU. Lists (foreach, fused optimizers) are held to it
     position by position.
 
-    copy_into: carries out a copy (to, from, non_blocking) from one device to another.
+    copy_into: carries out a copy (to, from, non_blocking) from one device to another. read: is told of a
+    tensor whose value the host gets.
     """
 
-    def __init__(self, placement: Placement, queues: Queues, copy_into: Callable[..., Tensor]) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        queues: Queues,
+        copy_into: Callable[..., Tensor],
+        read: Callable[[Tensor], None],
+    ) -> None:
         super().__init__()
-        self.placement, self.queues, self.copy_into = placement, queues, copy_into
+        self.placement, self.queues, self.copy_into, self.read = placement, queues, copy_into, read
         self.paused = False
         self.making: list[Home] = []  # set while Python asks torch for a new tensor on a known device
 
@@ -69,6 +77,8 @@ class Watcher(TorchDispatchMode):
             self._check_indices(home, args)
         if home is not HOST:
             queue = self.queues.current(home)
+            if name == ONE_VALUE:
+                self.read(tensors[0])
             queue.finish() if name in READS_A_VALUE or _picks_by_mask(name, args) else queue.reach()
         out = func(*args, **kwargs)
         self._settle(out, home, open_inputs=home is HOST and any(map(self.placement.is_open, tensors)))
@@ -148,6 +158,8 @@ class Watcher(TorchDispatchMode):
         for tensor in tensors_of((out,), {}):
             if home is HOST:
                 self.placement.leave_open(tensor)
+            elif storage_of(tensor) is None:
+                raise not_strided(tensor, torch.device("cuda", home))
             else:
                 self.placement.put(tensor, home)
 

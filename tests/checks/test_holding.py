@@ -70,6 +70,11 @@ KEPT: dict[str, tuple[Callable[[Tensor], Any], int]] = {
     "their bits": (lambda t: t.double().view(torch.int64).tolist(), 8),
     "bytes that nothing can change": (lambda t: t.numpy().tobytes(), 4),
     "bytes in short pieces": (lambda t: in_pieces(t.numpy().tobytes()), 4),
+    "one large number": (lambda t: int.from_bytes(t.numpy().tobytes(), "little"), 4),
+    "numbers of 64 bytes": (
+        lambda t: [int.from_bytes(b, "little") for b in in_pieces(t.numpy().tobytes(), 64)],
+        4,
+    ),
     "texts in short pieces": (lambda t: in_pieces(t.numpy().tobytes().decode("latin-1")), 4),
     "for one library alone": (lambda t: t.to_mkldnn(), 4),
     "an array of NumPy's": (lambda t: t.numpy().copy(), 4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from labkit.checks.shared.leaving import numbers_leaving
+from labkit.checks.shared.leaving import numbers_given, numbers_leaving
 
 LEAVE: dict[str, Callable[[Tensor], object]] = {
     "a list": lambda x: x.tolist(),
@@ -55,3 +56,36 @@ def test_afterwards_all_is_as_it_was() -> None:
     with numbers_leaving():
         pass
     assert {name: getattr(Tensor, name) for name in before} == before
+
+
+GIVE: dict[str, Callable[[Tensor], object]] = {
+    **{way: leave for way, leave in LEAVE.items() if way not in ("its address", "safetensors")},
+    "one by one": lambda x: [each.item() for each in x],
+    "as Python's": lambda x: list(map(float, x)),
+    "as an index": lambda x: [each.__index__() for each in x],
+    "its storage, whole": lambda x: x.untyped_storage().tolist(),
+    "its storage, as a pickle": lambda x: pickle.dumps(x.untyped_storage()),
+}
+ASK: dict[str, Callable[[Tensor], object]] = {
+    **STAY,
+    "where it lies": lambda x: x.data_ptr(),
+    "its copy": copy.deepcopy,
+    "the copy of a module": lambda x: copy.deepcopy(torch.nn.BatchNorm1d(50)),
+    "a seed": lambda x: int(x[0]),
+}
+
+
+@pytest.mark.parametrize("way", GIVE)
+def test_what_is_given_away_may_be_kept(way: str) -> None:
+    x = torch.arange(100)
+    with numbers_given() as given:
+        GIVE[way](x)
+    assert given.kept_bytes >= 800
+
+
+@pytest.mark.parametrize("way", ASK)
+def test_what_is_only_asked_is_not(way: str) -> None:
+    x = torch.arange(6)
+    with numbers_given() as given:
+        ASK[way](x)
+    assert given.kept_bytes == 0

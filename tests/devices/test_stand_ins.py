@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -341,6 +342,56 @@ def test_copies_are_written_down(gpus):
         ("cuda:3", "cpu", 400),
     ]
     assert "cuda:0 -> cuda:3: 1 transfer, 400 bytes" in repr(gpus)
+
+
+@pytest.mark.parametrize(
+    ("read", "num_bytes"),
+    [
+        (lambda x: x.tolist(), 16),
+        (lambda x: pickle.dumps(x), 16),
+        (lambda x: x.untyped_storage().tolist(), 16),
+        (lambda x: bytes(x.untyped_storage()), 16),
+    ],
+)
+def test_numbers_that_the_host_reads_are_a_copy(gpus, read, num_bytes):
+    x = torch.ones(4, device="cuda:1")
+    for _ in range(100):  # of single numbers some are free
+        float(x[0])
+    with gpus.recording() as copies:
+        read(x)
+    assert sum(t.num_bytes for t in copies if (t.source, t.destination) == ("cuda:1", "cpu")) >= num_bytes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.tensor([1.0, 2.0], device="cuda:1"),
+        lambda: torch.as_tensor([1.0, 2.0], device="cuda:1"),
+        lambda: torch.asarray([1.0, 2.0], device="cuda:1"),
+        lambda: torch.ones(1, device="cuda:1").new_tensor([1.0, 2.0]),
+    ],
+)
+def test_a_tensor_of_the_hosts_numbers_is_a_copy(gpus, make):
+    with gpus.recording() as copies:
+        made = make()
+    assert made.device == gpus.devices[1]
+    assert [(t.source, t.destination, t.num_bytes, t.pinned) for t in copies] == [("cpu", "cuda:1", 8, False)]
+
+
+def test_single_numbers_are_no_copies_while_there_are_few(gpus):
+    with gpus.recording() as few:
+        (torch.ones(1, device="cuda:0") * torch.tensor(0.5, device="cuda:0")).item()
+    with gpus.recording() as many:
+        parts = [torch.tensor(float(n), device="cuda:0") for n in range(100)]
+    assert few == []
+    assert len(parts) > len(many) > 30
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn])
+def test_tensors_whose_memory_is_not_counted_are_refused(gpus, make):
+    x = torch.ones(2, 2, device="cuda:0")
+    with pytest.raises(NotImplementedError, match="stand-in devices hold plain"):
+        make(x)
 
 
 def test_gradients_go_back_the_way_the_values_came(gpus):

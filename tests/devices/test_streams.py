@@ -25,8 +25,8 @@ def test_a_copy_on_another_stream_has_not_arrived_until_waited_for(gpus):
     assert torch.isnan(x + 1).all()
     torch.cuda.current_stream().wait_stream(side)
     assert (x + 1).tolist() == [2.0] * 4
-    assert gpus.transfers[-1].stream == 1
-    assert gpus.transfers[-1].non_blocking
+    assert gpus.transfers[0].stream == 1
+    assert gpus.transfers[0].non_blocking
 
 
 def test_waiting_for_an_event_is_enough_and_only_for_what_came_before_it(gpus):
@@ -350,3 +350,17 @@ def test_streams_and_events_are_of_the_classes_that_programs_ask_for(gpus):
     assert not isinstance(events[0], torch.cuda.Stream)
     assert streams[2] == torch.cuda.default_stream()
     assert streams[1].device_index == 1
+
+
+def test_beside_torchs_own_names_there_are_only_marked_ones():
+    """What an answer uses on a stand-in must be there on a GPU, and what leads to the timeline be known."""
+    of_torch = {"Stream": [*dir(torch.cuda.Stream), "device", "device_index"], "Event": dir(torch.cuda.Event)}
+    with devices.stand_in(1, bytes_each=2**20) as gpus:
+        moved = torch.ones(1, requires_grad=True).to("cuda")
+        found = {"Stream": dir(torch.cuda.Stream()), "Event": dir(torch.cuda.Event(enable_timing=True))}
+        open_ways = [value for value in vars(moved.grad_fn.__class__) if value == "machine"]
+    for name, names in found.items():
+        public = {each for each in names if not each.startswith("_")} - set(of_torch[name])
+        assert not public, f"{name} has {public}"
+    assert not open_ways
+    assert gpus.timeline == []

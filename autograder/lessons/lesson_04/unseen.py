@@ -37,8 +37,15 @@ def _sizes(draw: Random) -> list[list[int]]:
     return [*sizes, [p := draw.randint(4, 7), draw.randint(1, p - 1)], [p, p], [1, 1]]
 
 
+def _far(draw: Random) -> list[list[int]]:
+    """Many micro-batches, and many ranks, as no table in a text has them."""
+    p = draw.randint(24, 40)
+    return [[draw.randint(2, 4), draw.randint(300, 900)], [p, draw.randint(p + 1, 90)]]
+
+
 def _schedule(seed: int) -> list[Case]:
-    sizes = [*_sizes(Random(f"04/schedule/{seed}")), [12, 30], [17, 9]]
+    draw = Random(f"04/schedule/{seed}")
+    sizes = [*_sizes(draw), [12, 30], [17, 9], *_far(draw)]
     return [schedule_case("unseen sizes", seed, sizes)]
 
 
@@ -53,8 +60,10 @@ def _interleaved(seed: int) -> list[Case]:
     sizes = [[p, p * draw.randint(1, 4), draw.randint(2, 4)] for p in (2, 3, draw.randint(4, 6))]
     p = draw.randint(3, 6)
     remainder = [p, p * 2 + draw.randint(1, p - 1), 2]
+    many = draw.randint(12, 16)
+    far = [[2, 2 * draw.randint(150, 300), 2], [many, 3 * many, draw.randint(2, 4)]]
     return [
-        schedule_case("unseen sizes", seed, [*sizes, [2, 80, 2]]),
+        schedule_case("unseen sizes", seed, [*sizes, [2, 80, 2], *far]),
         schedule_case("unseen: a remainder", seed, [remainder], "refused"),
         schedule_case("unseen: your own in_turn", seed, sizes[:1], "own-parts"),
     ]

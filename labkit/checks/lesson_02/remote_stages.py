@@ -32,6 +32,7 @@ from labkit.checks.shared.places import Place, enter_group, place_of
 
 Message = tuple[str, int, int]  # "send" or "recv", bytes, the other rank
 CHAIN: Specs = [["dense", 5, 7], ["dense", 7, 4], ["dense", 4, 6], ["dense", 6, 8], ["dense", 8, 3]]
+ANNOUNCED = 512  # bytes of whole numbers beside each tensor: its shape, also as a pickled object
 FROZEN = ["0.weight", "2.weight", "2.bias", "3.bias"]  # something is trained on every rank
 AGAIN = "again."  # before the names of a second batch
 
@@ -275,8 +276,17 @@ def crosses_each_boundary_once(*phases: str) -> Judge:
                 seen = [(c["op"], c["num_bytes"], c["peer"]) for c in calls if _carries_values(c)]
                 told, was = f"{phase}: {_in_words(expected[phase])}", f"{phase}: {_in_words(seen)}"
                 yield Finding(seen == expected[phase], told, was, answer.rank)
+                yield _announced(phase, calls, answer.rank)
 
     return judge
+
+
+def _announced(phase: str, calls: Sequence[dict[str, JSON]], rank: int) -> Finding:
+    """Beside each activation and gradient no more goes than tells its shape."""
+    beside = sum(call["num_bytes"] for call in calls if not _carries_values(call))
+    most = ANNOUNCED * sum(map(_carries_values, calls))
+    told = f"{phase}: at most {most:,} bytes of whole numbers, which announce the shapes of what is sent"
+    return Finding(beside <= most, told, f"{beside:,} bytes", rank)
 
 
 def _calls_in(phase: str, answer: RankAnswer) -> list[dict[str, JSON]]:
@@ -348,6 +358,7 @@ def _stage_cases(seed: int) -> list[Case]:
     pairs = [[0, 3], [1, 2]]
     return [
         stage_case("2 processes", "values", 2, CHAIN, [0, 2, 5], [3], seed),
+        stage_case("many rows", "values", 2, CHAIN, [0, 2, 5], [96], seed),
         stage_case("other shapes", "shapes", 2, CHAIN, [0, 3, 5], [2], seed),
         stage_case("in evaluation", "evaluated", 2, CHAIN, [0, 1, 5], [2], seed, resting=[0, 1, 2, 3, 4]),
         stage_case("inference", "no-grad", 2, CHAIN, [0, 2, 5], [3], seed, late=[1]),

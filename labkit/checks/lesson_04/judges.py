@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from labkit.checks.case import JSON, Case
+from torch import Tensor
+
+from labkit.checks.case import JSON, Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.lesson_04.lists import most_held
 from labkit.checks.lesson_04.model import (
     PipelineEvidence,
+    came_back,
+    entered,
     input_width,
     last_stage,
     rank_with,
@@ -19,6 +23,8 @@ from labkit.checks.lesson_04.model import (
 )
 from labkit.checks.shared.beside import STEPS, all_awaited, refused, same
 from labkit.checks.shared.places import groups_of, place_of
+from labkit.checks.shared.proportion import in_proportion
+from labkit.checks.shared.split_judges import MORE_PRODUCTS
 from labkit.theory.schedule import Action
 
 BYTES = 8  # of a float64
@@ -85,6 +91,33 @@ def follows_the_list(evidence: Evidence) -> Iterator[Finding]:
         told, said = (f"number {at} is {_told(log, at, actions)}" for log in (wanted, seen))
         what = f"the list's {len(wanted)} actions in order; {told}"
         yield Finding(wanted == seen, what, f"{len(seen)} actions; {said}", answer.rank)
+
+
+def does_the_real_work(evidence: PipelineEvidence) -> Iterator[Finding]:
+    """Each action was done with its micro-batch's own numbers, and once. Where gradients are wrong this is
+    not asked: that has points of its own.
+    """
+    if not all(found.passed for found in equals("grad")(evidence)):
+        return
+    for answer in evidence.answers:
+        forwards = [a for a in _actions(evidence.case, answer.rank) if a.kind == "forward"]
+        counts = Counter[int]()
+        for _, stage, i in forwards:
+            given, gradient = evidence.crossing[i][stage]
+            about, which = f"of micro-batch {i} on stage {stage}, which was handed", counts[stage]
+            yield _real(f"forward {about} its activations", given, answer, entered(stage, which))
+            if gradient is not None:
+                yield _real(f"backward {about} its gradient", gradient, answer, came_back(stage, which))
+            counts[stage] += 1
+        most, seen = MORE_PRODUCTS * answer.facts["share"], answer.facts["products"]
+        told = f"about {answer.facts['share']:,} operations of matrix products: each action done once"
+        yield Finding(seen <= most, told, f"{seen:,}", answer.rank)
+
+
+def _real(told: str, expected: Tensor, answer: RankAnswer, name: str) -> Finding:
+    if not expected.is_floating_point():
+        return same(told, expected, answer, name)
+    return in_proportion(told, [expected], [answer.tensors.get(name)], answer.rank)
 
 
 def waits_for_messages(evidence: Evidence) -> Iterator[Finding]:

@@ -234,6 +234,39 @@ class PipelineEvidence(Evidence):
         train(seat, whole, batches, named=lambda _: named_parameters(whole.numbered))
         return seat.tensors
 
+    @cached_property
+    def crossing(self) -> list[list[tuple[Tensor, Tensor | None]]]:
+        """Of each micro-batch of the first batch, by stage: what enters it, and the gradient of its output,
+        None where it has none.
+        """
+        whole = WholeModel(self.case, self.inputs)
+        return [
+            _through(self.case, whole, x, target)
+            for x, target in micro_batches(self.case, self.inputs, step=0)
+        ]
+
+
+def _through(case: Case, whole: WholeModel, x: Tensor, target: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    given, outputs = list[Tensor](), list[Tensor]()
+    for stage in whole.stages:
+        given.append(x.detach())
+        x = stage(x)
+        if x.requires_grad:
+            x.retain_grad()
+        outputs.append(x)
+    loss_fn(case, x, target).backward()
+    return [(a, out.grad if out.requires_grad else None) for a, out in zip(given, outputs, strict=True)]
+
+
+def entered(stage: int, which: int) -> str:
+    """The name of the answer that is what a stage's forward was given. which: of its forwards, in order."""
+    return f"entered.{stage}.{which}"
+
+
+def came_back(stage: int, which: int) -> str:
+    """The name of the answer that is the gradient of that forward's output."""
+    return f"back.{stage}.{which}"
+
 
 def named_parameters(stages: dict[int, Stage]) -> Iterator[tuple[str, nn.Parameter]]:
     """ "STAGE.NAME" and the parameter; a shared embedding once for each of its stages."""

@@ -16,7 +16,9 @@ from labkit.checks.case import JSON
 from labkit.checks.lesson_04.model import (
     Stage,
     build_stages,
+    came_back,
     dtype_of,
+    entered,
     input_width,
     last_stage,
     leading_shape,
@@ -28,8 +30,11 @@ from labkit.checks.lesson_04.model import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import LEARNING_RATE, STEPS
 from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.worked import Worked
 from labkit.pipeline import PipelinePart, TiedWeight
 from labkit.theory.schedule import Action
+
+WITH_BACKWARD = 3  # times the products of a forward: those for the input's and the weight's gradient too
 
 
 class Saved:
@@ -60,6 +65,7 @@ class Watch:
         self.log: list[list[JSON]] = []  # [kind, stage, which of the stage's forwards]
         self.peak = 0
         self.inputs, self.gradients = Alive(), Alive()  # what came into the stages by mail
+        self.values: dict[str, Tensor] = {}  # what each action was done with
         self._alive: dict[tuple[int, int], int] = {}
 
     def keep(self, key: tuple[int, int], tensor: Tensor) -> Saved:
@@ -102,6 +108,7 @@ def watched(
     def run(x: Tensor) -> Tensor:
         which = next(forwards)
         watch.log.append(["forward", number, which])
+        watch.values[entered(number, which)] = x.detach().clone()
         if number:
             watch.inputs.add(x.untyped_storage() if from_before else x)
         keep = partial(watch.keep, (number, which))
@@ -113,6 +120,7 @@ def watched(
 
     def back(which: int, grad: Tensor) -> None:
         watch.log.append(["backward", number, which])
+        watch.values[came_back(number, which)] = grad.detach().clone()
         if from_behind:
             watch.gradients.add(grad.untyped_storage())
 
@@ -146,11 +154,33 @@ def _has_text(value: object) -> bool:
     return isinstance(value, str | bytes)
 
 
+def _run_counted(rank: Rank, stages: dict[int, Stage], run: Callable[[], object]) -> object:
+    """What a run gives. Facts: products, its operations of matrix products; share, those of one forward and
+    one backward of each micro-batch on these stages.
+    """
+    with Worked() as worked:
+        returned = run()
+    rank.fact("products", worked.products)
+    rank.fact("share", WITH_BACKWARD * _products_of_forwards(rank, stages))
+    return returned
+
+
+def _products_of_forwards(rank: Rank, stages: dict[int, Stage]) -> int:
+    handed = micro_batches(rank.case, rank.inputs, 0)
+    with torch.no_grad(), Worked() as worked:
+        for number, stage in stages.items():
+            for i, (x, _) in enumerate(handed):
+                shape = (*leading_shape(rank.case, 0, i), input_width(rank.case, number))
+                stage(x if number == 0 else torch.zeros(shape, dtype=dtype_of(rank.case)))
+    return worked.products
+
+
 def use_executor(rank: Rank, before: float = 0.0) -> None:
     """Run one batch and report everything. before: what is in the gradients of all that is trained when it
     begins, if anything, and is taken off again.
 
-    Answers: output (the loss), grad.NAME. Facts: log, peak, inputs, gradients, graph. Recording: messages.
+    Answers: output (the loss), grad.NAME, and what `entered` and `came_back` name. Facts: log, peak, inputs,
+    gradients, graph, products, share. Recording: messages.
     """
     group, stages, watch = enter_group(rank), own_stages(rank), Watch()
     parameters = [p for p in _parameters(stages) if before and p.requires_grad]
@@ -158,7 +188,7 @@ def use_executor(rank: Rank, before: float = 0.0) -> None:
         parameter.grad = torch.full_like(parameter, before)
     part = make_part(rank, stages, 0, watch)
     with rank.recording("messages"):
-        loss = rank.student.run_schedule(part, actions_of(rank), group)
+        loss = _run_counted(rank, stages, lambda: rank.student.run_schedule(part, actions_of(rank), group))
     _report_run(rank, loss, watch)
     for parameter in parameters:
         parameter.grad = None if parameter.grad is None else parameter.grad - before
@@ -177,7 +207,9 @@ def use_one_step(rank: Rank) -> None:
     optimizer = _optimizer(stages)
     optimizer.register_step_pre_hook(lambda *_: _report_gradients(rank, stages))
     with rank.recording("messages"):
-        loss = rank.student.train_step(part, actions_of(rank), optimizer, group)
+        loss = _run_counted(
+            rank, stages, lambda: rank.student.train_step(part, actions_of(rank), optimizer, group)
+        )
     _report_run(rank, loss, watch)
     rank.fact("changed", _changed(part.micro_batches, micro_batches(rank.case, rank.inputs, 0)))
 
@@ -204,6 +236,8 @@ def _report_run(rank: Rank, loss: object, watch: Watch) -> None:
     rank.fact("peak", watch.peak)
     rank.fact("inputs", watch.inputs.most)
     rank.fact("gradients", watch.gradients.most)
+    for name, tensor in watch.values.items():
+        rank.answer(name, tensor)
 
 
 def _report_gradients(rank: Rank, stages: dict[int, Stage]) -> None:

@@ -34,7 +34,7 @@ from labkit.checks.lesson_06.unasked import (
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
-from labkit.checks.shared.split_judges import equals, keeps_blocks, own_block_decides, sends
+from labkit.checks.shared.split_judges import equals, gives_output, keeps_blocks, own_block_decides, sends
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 
@@ -153,7 +153,7 @@ EXERCISE = Exercise(
                 ),
                 "gather-own-shard": own_block_decides,
                 "gather-again": every(gives_in_evaluation, equals("input_grad", "grad")),
-                "gather-kept": keeps_its_input,
+                "gather-kept": every(keeps_its_input, gives_output, equals("input_grad", "grad")),
             },
         ),
         Property(

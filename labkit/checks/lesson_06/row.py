@@ -32,7 +32,7 @@ from labkit.checks.lesson_06.unasked import (
 )
 from labkit.checks.shared.beside import is_refused
 from labkit.checks.shared.split import change_blocks, impossible, use_part, use_views
-from labkit.checks.shared.split_judges import equals, keeps_blocks, sends
+from labkit.checks.shared.split_judges import equals, gives_output, keeps_blocks, sends
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 
@@ -51,7 +51,7 @@ def _row_cases(seed: int) -> list[Case]:
         ),
         layer_case("groups of one", "values", 2, [3], (3, 4), seed, bias=False, groups=[[0], [1]]),
         layer_case("beside a layer of some ranks", "again", 4, [3], (8, 3), seed),
-        layer_case("kept for backward", "kept", 2, [32], (32, 4096), seed),
+        layer_case("kept for backward", "kept", 2, [32], (32, 4096), seed, bias=False),
     ]
 
 
@@ -78,7 +78,11 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "g is missing, so that every rank has only its partial sum; or the wrong dimension was cut (input"
             " features are dim 1 of the weight)",
-            {"values": every(equals("output"), leaves_x), "again": gives_in_evaluation},
+            {
+                "values": every(equals("output"), leaves_x),
+                "again": gives_in_evaluation,
+                "kept": gives_output,
+            },
         ),
         Property(
             "input-gradients",
@@ -89,6 +93,7 @@ EXERCISE = Exercise(
             {
                 "values": every(equals("input_grad"), adds_ways, same_when_frozen),
                 "again": equals("input_grad"),
+                "kept": equals("input_grad"),
             },
         ),
         Property(
@@ -97,7 +102,11 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "the gradient of the output was summed or divided over the ranks",
-            {"values": every(equals("grad"), adds_to_gradients), "again": equals("grad")},
+            {
+                "values": every(equals("grad"), adds_to_gradients),
+                "again": equals("grad"),
+                "kept": equals("grad"),
+            },
         ),
         Property(
             "trained-weights",

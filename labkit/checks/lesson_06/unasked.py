@@ -9,7 +9,7 @@ import torch
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.lesson_06.twice import use_frozen, use_twice
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, calls_are, nbytes, same
+from labkit.checks.shared.beside import Call, calls_are, nbytes, observe, same
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.holding import holding
 from labkit.checks.shared.left import left_since
@@ -45,7 +45,7 @@ def use_unasked(rank: Rank, split: Split) -> None:
 def count_kept(rank: Rank, split: Split) -> None:
     """Facts: left_bytes, of tensors that forward, backward and a call without gradients leave when they are
     over, after the same with one row; kept_bytes, what a forward leaves for its backward, where the output
-    has been let go.
+    has been let go. Answers as `observe` gives them.
     """
     part = split.build(rank, split.handed(rank), rank.group)
 
@@ -61,6 +61,8 @@ def count_kept(rank: Rank, split: Split) -> None:
     rank.fact("left_bytes", left_since(before))
     leaf = rank.inputs["x"].clone().requires_grad_()
     rank.fact("kept_bytes", bytes_kept(lambda: lambda: part(leaf * 2.0).sum()))
+    part.zero_grad()
+    observe(rank, part, [rank.inputs["x"].clone().requires_grad_()], rank.inputs["grad_output"].clone())
 
 
 # -- judges

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from labkit.checks.shared.places import enter_group, place_of
 
 STREAMS_ID = "07.random-streams"
 NUMBERS = 16
+TURNS = 200
+AT_ONCE = 10_000  # numbers
 BY_CHANCE = 2  # of 64 numbers of two streams, each one of 2^24; three alike in 10^11 pairs of streams
 OUTSIDE = {
     "made": "once the streams were made",
@@ -95,6 +98,20 @@ def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
     for stream in ("shared", "own"):
         with getattr(late, stream)():
             rank.answer(f"{stream} made late", _draw(rank))
+    _draw_for_long(rank, rank.student.RandomStreams(rank.params["stream_seed"], group))
+
+
+def _draw_for_long(rank: Rank, streams: Any) -> None:
+    """As the layers of many steps do, and as one large layer does. Answers: NAME in turns, NAME at once."""
+    turns = dict[str, list[Tensor]](shared=[], own=[])
+    for _ in range(TURNS):
+        for name, drawn in turns.items():
+            with getattr(streams, name)():
+                drawn.append(_draw(rank))
+    for name, drawn in turns.items():
+        rank.answer(f"{name} in turns", torch.stack(drawn))
+        with getattr(streams, name)():
+            rank.answer(f"{name} at once", torch.rand(AT_ONCE, device=rank.device))
 
 
 @contextlib.contextmanager
@@ -153,6 +170,24 @@ def _own_apart(evidence: Evidence) -> Iterator[Finding]:
         both = len(own & _numbers(answer, "shared"))
         told = "own: other numbers than the shared stream's, sooner or later"
         yield Finding(both <= BY_CHANCE, told, f"{both} of {len(own)} are the same", answer.rank)
+        for earlier in evidence.answers[: answer.rank]:
+            told = f"own: other numbers than rank {earlier.rank} draws, in {TURNS} turns and in a large layer"
+            yield _apart(told, (answer, "own"), (earlier, "own"))
+        told = f"own: other numbers than the shared stream's, in {TURNS} turns and in a large layer"
+        yield _apart(told, (answer, "own"), (answer, "shared"))
+
+
+def _apart(told: str, one: tuple[RankAnswer, str], other: tuple[RankAnswer, str]) -> Finding:
+    """Whether two streams have no two numbers in common that follow one another."""
+    both = torch.isin(_successions(*one), _successions(*other)).sum()
+    return Finding(not both, told, f"{int(both)} numbers and what follows them are the same", one[0].rank)
+
+
+def _successions(answer: RankAnswer, stream: str) -> Tensor:
+    """Each number drawn for long with the one that follows it, as one whole number."""
+    drawn = [*answer.tensors[f"{stream} in turns"], answer.tensors[f"{stream} at once"]]
+    bits = [numbers.float().view(torch.int32).long() for numbers in drawn]
+    return torch.cat([one[:-1] << 32 | one[1:] for one in bits])
 
 
 def _go_on(evidence: Evidence) -> Iterator[Finding]:
@@ -170,6 +205,9 @@ def _go_on(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(not other, f"{stream}: other numbers for another seed", "the same", answer.rank)
             moved = _same_draw(answer, f"{stream} before an error", f"{stream} after an error")
             yield Finding(not moved, f"{stream}: goes on after an error", "the same again", answer.rank)
+            turns = answer.tensors[f"{stream} in turns"]
+            told, new = f"{stream}: other numbers in each of {TURNS} turns", len(turns.unique(dim=0))
+            yield Finding(new == TURNS, told, f"{new} different draws", answer.rank)
 
 
 def _torchs_own_unmoved(evidence: Evidence) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ from labkit.checks.lesson_09.training_judges import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.dropped import note_dropped
 from labkit.checks.shared.holding import held_since, holding
+from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.split import loaded, numbers_taken, under
 from labkit.model import Transformer
 
@@ -154,8 +155,9 @@ def _trainer(rank: Rank, full: Transformer, seed: int, **more: Any) -> Any:
 def _train(rank: Rank, **more: Any) -> Any:
     """As `_step`; returns the trainer. Fact: held_bytes, by a trainer whose model nobody else keeps."""
     before = holding()
-    trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
-    rank.fact("held_bytes", held_since(before))
+    with numbers_given() as given:
+        trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
+    rank.fact("held_bytes", held_since(before) + given.kept_bytes)
     _step(rank, trainer)
     return trainer
 

@@ -26,6 +26,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.holding import held_since, holding
+from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.places import enter_group
 
 
@@ -48,9 +49,9 @@ def _differentiate(rank: Rank) -> None:
     group, trained = enter_group(rank), _trained(rank.case)
     leaves = [as_handed(rank, name).requires_grad_(name in trained) for name in PARTS]
     before = holding()
-    with rank.recording("forward"):
+    with rank.recording("forward"), numbers_given() as read:
         out = rank.student.RingAttention.apply(*leaves, group)
-    rank.fact("kept_bytes", held_since(before))
+    rank.fact("kept_bytes", held_since(before) + read.kept_bytes)
     rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
     rank.answer("out", out)
     grad = as_handed(rank, "grad")
@@ -70,7 +71,7 @@ def _differentiate(rank: Rank) -> None:
 
 def _keep(rank: Rank) -> None:
     """Facts kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too;
-    circle: whether an output that nobody has any more is still there.
+    circle: whether an output that nobody has any more is still there. Answers out and grad.q, .k, .v.
     """
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
     rank.fact("kept_bytes", bytes_kept(lambda: lambda: rank.student.RingAttention.apply(*leaves, rank.group)))
@@ -78,6 +79,12 @@ def _keep(rank: Rank) -> None:
     dropped = weakref.ref(rank.student.RingAttention.apply(*leaves, rank.group))
     rank.fact("circle", dropped() is not None)
     gc.enable()
+    out = rank.student.RingAttention.apply(*leaves, rank.group)
+    rank.answer("out", out)
+    with rank.attempt("gradients"):
+        out.backward(as_handed(rank, "grad"))
+    for name, leaf in zip(PARTS, leaves, strict=True):
+        rank.answer(f"grad.{name}", leaf.grad)
 
 
 def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
@@ -89,11 +96,23 @@ def _are_gradients(evidence: Whole) -> Iterator[Finding]:
     for answer in evidence.answers:
         for name in _trained(evidence.case):
             expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
-            told = f"gradient of {name} from the whole sequence"
+            told = _gradient_of(name)
             yield same(told, expected, answer, f"grad.{name}")
             yield same(f"{told}, still there after another backward", expected, answer, f"early.{name}")
         yield unchanged(evidence, answer)
         yield same("the output as forward gave it", answer.tensors["out"], answer, "out.later")
+
+
+def _gradient_of(name: str) -> str:
+    return f"gradient of {name} from the whole sequence"
+
+
+def _are_gradients_of_many(evidence: Whole) -> Iterator[Finding]:
+    """Where it is counted what is kept."""
+    for answer in evidence.answers:
+        for name in PARTS:
+            expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
+            yield same(_gradient_of(name), expected, answer, f"grad.{name}")
 
 
 def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -128,7 +147,7 @@ EXERCISE = Exercise(
             1,
             "The output is that of the whole sequence.",
             "blocks merged without their lse, or a mask made with this rank's positions for another's keys",
-            {"values": on_each(_is_output)},
+            dict.fromkeys(("values", "kept"), on_each(_is_output)),
         ),
         Property(
             "gradients",
@@ -136,7 +155,7 @@ EXERCISE = Exercise(
             4,
             "The gradients of q, k and v are those of the whole sequence.",
             "sums of dk and dv must come home to the rank of their keys: one step more than the keys go",
-            {"values": _are_gradients},
+            {"values": _are_gradients, "kept": _are_gradients_of_many},
         ),
         Property(
             "messages",

@@ -30,6 +30,7 @@ from labkit.checks.lesson_11.tokens import zigzag
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, State, calls_text, descend, holds_only, nbytes, on_each, same
 from labkit.checks.shared.holding import held_since, holding
+from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.split import dtype_of, loaded, under
 from labkit.checks.shared.sums import SHARES, summed_bytes
 from labkit.checks.shared.twins import each_once
@@ -58,9 +59,10 @@ def _train(rank: Rank) -> None:
     given, (context, tensor, batch) = _held(full), _groups(rank)
     gc.collect()  # a model of an earlier case may hold itself: its memory would count as there before
     before_it = holding()
-    model = rank.student.ContextParallelGPT(full, context, tensor, batch)
+    with numbers_given() as read:
+        model = rank.student.ContextParallelGPT(full, context, tensor, batch)
     gc.collect()
-    rank.fact("held_bytes", held_since(before_it))
+    rank.fact("held_bytes", held_since(before_it) + read.kept_bytes)
     other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
     _evaluate(rank, model, max(SHORTEST, rank.inputs["ids"].shape[-1] - 2))
     for step in range(STEPS):

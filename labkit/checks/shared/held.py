@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.checks.shared.holding import objects, spelled_since
+from labkit.checks.shared.leaving import numbers_given
 from labkit.record.live import bytes_of_process
 
 REPEATS = 3  # the median of so many: what a backend or the allocator does meanwhile is no student's doing
@@ -32,7 +33,8 @@ class _Allocated(ctypes.Structure):
 
 def bytes_kept(prepare: Callable[[], Callable[[], Kept]], then: Callable[[Kept], None] | None = None) -> int:
     """Bytes that a call leaves behind as long as its result lives, with the result, whoever holds them.
-    Autograd's hooks see what is saved in its own way; this sees attributes, closures and arrays as well.
+    Autograd's hooks see what is saved in its own way; this sees attributes, closures and arrays as well. What
+    a call reads out of tensors counts as kept, since there are more forms than one could look for.
 
     prepare: makes all that is new for a call, and returns the call. It is asked several times, as what runs
     for the first time imports and caches, and what an object keeps from one call hides what it keeps of the
@@ -45,13 +47,15 @@ def bytes_kept(prepare: Callable[[], Callable[[], Kept]], then: Callable[[Kept],
 def _kept(call: Callable[[], Kept], then: Callable[[Kept], None] | None) -> int:
     known = objects()
     before, blocks = _settled(), sys.getallocatedblocks()
-    result = call()
+    with numbers_given() as given:
+        result = call()
     after, blocks = _settled(), sys.getallocatedblocks() - blocks
     spelled = spelled_since(known)
     if then is not None:
         then(result)
     del result
-    return after - before + spelled + (blocks * OBJECT_BYTES if blocks > MOST_OBJECTS else 0)
+    objects_kept = blocks * OBJECT_BYTES if blocks > MOST_OBJECTS else 0
+    return after - before + spelled + objects_kept + given.kept_bytes
 
 
 def _settled() -> int:

@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.checks.shared.generator_states import is_generator_state
 from labkit.checks.source.submission import MODULE_NAME
 from labkit.torch_private import dense_parts
 
-GPU_STATE_BYTES = 16  # of a random generator on a GPU: its seed and how far it is
 FLOAT_BYTES = 8
 MOST_TO_COUNT = 2**40
+WORD = 2**64
 SETTINGS = 64  # entries of a dict that may be the attributes of something, some of which are numbers
 LONG = 256  # bytes that are more than a short text
-OWN_MEMORY = 512 - sys.getsizeof(b"")  # fewer bytes are in memory that Python has set aside
+OWN_MEMORY = 512  # what is no larger is in memory that Python has set aside
 TEXTS = 2048  # characters of all texts that a part may have
 _DEEPEST = 2  # tuples or dicts in one another
 A_FEW = 64  # bytes of numbers outside of tensors that any part may have
@@ -45,8 +46,8 @@ class Holding:
 def holding() -> Holding:
     """What this process holds now.
 
-    States of random generators, bytes of which there are always as many, are left out: they are no part of a
-    model. Weights that are kept as bytes are.
+    States of random generators are left out: they are no part of a model. Weights that are kept as bytes of
+    the same number are.
     """
     gc.collect()
     things = gc.get_objects()
@@ -78,13 +79,13 @@ def spelled_since(known: dict[int, int]) -> int:
     things = gc.get_objects()
     sizes = _sizes(things)
     changed = [thing for thing in things if thing is not known and known.get(id(thing)) != sizes[id(thing)]]
-    return _spelled([each for each in _reached(changed) if len(each) < OWN_MEMORY])
+    return _spelled([each for each in _reached(changed) if sys.getsizeof(each) <= OWN_MEMORY])
 
 
-def _reached(things: Sequence[object]) -> list[bytes | str]:
-    """Bytes and texts that these contain."""
+def _reached(things: Sequence[object]) -> list[bytes | str | int]:
+    """Bytes, texts and whole numbers that these contain."""
     in_rows = gc.get_referents(*_of_kind(things, list, set, deque))
-    return _of_kind([*_inside(things), *in_rows], bytes, str)
+    return _of_kind([*_inside(things), *in_rows], bytes, str, int)
 
 
 def _sizes(things: Sequence[object]) -> dict[int, int]:
@@ -108,11 +109,9 @@ def _of_kind(things: Sequence[object], *kinds: type[Kind]) -> list[Kind]:
 
 def _behind_tensors(things: Sequence[object]) -> dict[int, int]:
     tensors = [part for tensor in _of_kind(things, Tensor) for part in _with_memory(tensor)]
-    in_bytes = (t.untyped_storage() for t in tensors if t.dtype == torch.uint8)
-    states = {s.data_ptr() for s in in_bytes if s.nbytes() in (torch.get_rng_state().nbytes, GPU_STATE_BYTES)}
-    behind = (t.untyped_storage() for t in tensors)
-    storages = [*behind, *_of_kind(things, torch.UntypedStorage)]
-    return {s.data_ptr(): s.nbytes() for s in storages if s.nbytes() and s.data_ptr() not in states}
+    storages = [*(t.untyped_storage() for t in tensors), *_of_kind(things, torch.UntypedStorage)]
+    behind = {s.data_ptr(): s for s in storages if s.nbytes()}
+    return {address: s.nbytes() for address, s in behind.items() if not is_generator_state(s)}
 
 
 def _with_memory(tensor: Tensor) -> list[Tensor]:
@@ -148,12 +147,18 @@ def _numbers(things: Sequence[object]) -> int:
 def _spelled(things: Sequence[object]) -> int:
     """Bytes in what can hold numbers in any form; none in a few short ones, or in names."""
     in_bytes = sum(map(len, {id(each): each for each in _of_kind(things, bytes)}.values()))
+    in_bytes += sum({id(each): _bytes_of(each) for each in _of_kind(things, int)}.values())
     in_texts = sum(map(len, {id(each): each for each in _of_kind(things, str)}.values()))
     return (in_bytes if in_bytes >= LONG else 0) + (in_texts if in_texts > TEXTS else 0)
 
 
+def _bytes_of(number: int) -> int:
+    """None of one that fits into a word: those count in rows."""
+    return (number.bit_length() + 7) // 8 if abs(number) >= WORD else 0
+
+
 def _numbers_in(row: Iterable[object]) -> int:
-    kinds = Counter(type(each) for each in row if type(each) is not int or abs(each) >= MOST_TO_COUNT)
+    kinds = Counter(type(each) for each in row if type(each) is not int or MOST_TO_COUNT <= abs(each) < WORD)
     return kinds[float] + kinds[complex] + kinds[int]
 
 

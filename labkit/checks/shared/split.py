@@ -20,6 +20,7 @@ from labkit.checks.exercise import Evidence, Finding, Run
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, PlainSeat, State, Use, call, nbytes, observe, same, train
 from labkit.checks.shared.holding import held_since, holding
+from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.worked import Worked
 
@@ -138,14 +139,15 @@ def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = t
     before = holding()
     full = split.handed(rank)
     attributes = _attributes(full)
-    part = split.build(rank, full, group)
+    with numbers_given() as given:
+        part = split.build(rank, full, group)
     rank.fact("replaced", _replaced(attributes, _attributes(full)))
     for name, weight in full.named_parameters():
         rank.answer(f"full.{name}", weight)
     rank.fact("shared", _in_memory_of(full, part))
     sent = sum(map(nbytes, under("full.", rank.inputs).values()))  # copies, alive until the job ends
     del full, weight, attributes
-    rank.fact("held_bytes", held_since(before) - sent)
+    rank.fact("held_bytes", held_since(before) + given.kept_bytes - sent)
     rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
     at_rest = _tensors_in(part).keys()
     rank.fact("products", _through_its_paces(rank, split, part, rank.inputs, view))

@@ -37,6 +37,12 @@ def equals(*names: str) -> Judge:
     return judge
 
 
+def gives_output(evidence: SplitEvidence) -> Iterator[Finding]:
+    """Each rank's output of one call is its part of what the whole module gives."""
+    for answer in evidence.answers:
+        yield evidence.activation("output", answer)
+
+
 EVERYTHING = equals("output", "input_grad", "grad", "trained")
 
 

@@ -18,6 +18,7 @@ LEADS_OUT = frozenset(
         *("__reduce_ex__", "__loader__", "__spec__", "__path__", "__import__", "__traceback__"),
         *("__match_args__", "__instancecheck__", "__array_interface__", "__array_struct__", "_C"),
         *("f_back", "f_globals", "f_locals", "f_builtins", "tb_frame", "tb_next", "gi_frame", "cr_frame"),
+        *("_labkit_queue", "_labkit_queues", "_labkit_machine", "_labkit_moment", "_labkit_before"),
         *("ag_frame", "_getframe", "_current_frames", "settrace", "setprofile", "addaudithook"),
     }
 )
