@@ -12,7 +12,7 @@ from labkit.checks.lesson_07.clipping import clip_case
 from labkit.checks.lesson_07.embedding import embedding_case
 from labkit.checks.lesson_07.initial import initial_case
 from labkit.checks.lesson_07.kept_bytes import bytes_cases
-from labkit.checks.lesson_07.loss import loss_case
+from labkit.checks.lesson_07.loss import FAR_BELOW, loss_case
 from labkit.checks.lesson_07.pair import pair_case
 from labkit.checks.lesson_07.products import LARGE, WEIGHTS, products_case
 from labkit.checks.lesson_07.streams import streams_case
@@ -76,6 +76,8 @@ def _loss_cases(seed: int) -> list[Case]:
         loss_case("unseen: a token a sequence", "values", 2, seed, batch=4, sequence=1, vocabulary=2 * rows),
         loss_case("unseen: one short", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1, dtype="float32"),
         loss_case("unseen: one more", "uneven", 4, seed, **shape, vocabulary=4 * rows + 1),
+        loss_case("unseen: the first id ignored", "ignored", 2, seed, vocabulary=2 * rows, ignore_index=0),
+        loss_case("unseen: far below, a rank without any", "uneven", 4, seed, vocabulary=5, shift=FAR_BELOW),
         loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
         loss_case(
             "unseen: smoothed",
@@ -151,6 +153,7 @@ def _initial_cases(seed: int) -> list[Case]:
         initial_case("unseen: one column more", "uneven", 3, seed, shape=[shape[0], shape[1] + 1]),
         initial_case("unseen: pair", "subgroup", 3, seed, shape=shape, groups=PAIR_AND_ONE),
         initial_case("unseen: alone", "values", 1, seed, shape=shape),
+        initial_case("unseen: in double precision", "values", 2, seed, shape=shape, default="float64"),
     ]
 
 

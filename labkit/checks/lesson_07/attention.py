@@ -59,7 +59,7 @@ def _cases(seed: int) -> list[Case]:
             "other head size, no output bias", "grouped", 2, seed, kv_heads=2, head_size=5, biases="qkv"
         ),
         attention_case("views", "layout", 2, seed),
-        attention_case("dropout", "dropout", 2, seed, dropout=0.3, kv_heads=2),
+        attention_case("dropout", "dropout", 2, seed, dropout=0.3, heads=8, kv_heads=4, hidden=16),
         attention_case("other products", "products", 2, seed),
         attention_case("back to one", "round-trip", 2, seed, kv_heads=2),
         attention_case("back to one, in pairs", "round-trip", 4, seed, kv_heads=2, groups=PAIRS),

@@ -61,6 +61,7 @@ BLOCK_ID = "07.tensor-parallel-block"
 ADDED = (1.0, 10.0)  # by attention and by the MLP, where what is dropped is looked at
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence
 
+DRAWN = 16  # numbers
 ROUNDED = 0.2  # of the largest gradient: 16 bits hold no more through a whole block
 
 
@@ -167,17 +168,19 @@ def _inputs_for_dropout(case: Case, generator: torch.Generator) -> Inputs:
 def _use_once(rank: Rank, split: Split) -> None:
     """Answers: added and evaluated, what the block adds to x in training and after eval(). Facts: asked, with
     which dropout heads attend; modes, what is in another mode in the whole block afterwards; deepest, how
-    many streams were entered inside each other.
+    many streams were entered inside each other. Answer: drawn, numbers that heads draw as they attend, then
+    in another call, and in another block that draws from the same streams.
 
     Torch's own generator is alike on the ranks where tokens are divided, and differs where they are whole, so
     that drawing from it instead of the streams shows.
     """
-    full, asked = split.handed(rank), list[JSON]()
+    full, asked, drawn = split.handed(rank), list[JSON](), list[Tensor]()
     attention = full.get_submodule("attention")
     plain: Attend = attention.attend  # type: ignore[assignment]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         asked.append(float(dropout))
+        drawn.append(torch.rand(DRAWN, device=q.device))
         return plain(q, k, v, dropout)
 
     attention.attend = attend  # type: ignore[assignment]
@@ -188,9 +191,13 @@ def _use_once(rank: Rank, split: Split) -> None:
     seed_generators(0 if sequence_parallel(rank.case) else rank.rank)
     rank.answer("added", part(x) - x)
     rank.answer("evaluated", part.eval()(x) - x)
-    rank.fact("asked", asked)
+    rank.fact("asked", list(asked))
     rank.fact("modes", modes_changed(before, full))
     rank.fact("deepest", max(accumulate(entered, initial=0)))
+    del drawn[1:]
+    part.train()(x)
+    rank.student.TensorParallelBlock(full, rank.group, streams, sequence_parallel(rank.case))(x)
+    rank.answer("drawn", torch.stack(drawn) if drawn else torch.zeros(0, DRAWN))
 
 
 def _count_entered(streams: Any) -> list[int]:
@@ -339,6 +346,19 @@ def _drops_both_halves(evidence: SplitEvidence) -> Iterator[Finding]:
         yield Finding(asked == [params["dropout"], 0.0], told, f"{asked}", answer.rank)
 
 
+def _attends_anew(evidence: SplitEvidence) -> Iterator[Finding]:
+    """As heads attend, a stream goes on: in the next call, and in the next block."""
+    first = evidence.answers[0].tensors["drawn"]
+    for answer in evidence.answers:
+        drawn = answer.tensors["drawn"]
+        new = len(drawn.unique(dim=0))
+        told = "other probabilities dropped in the next call, and in the next block of the same streams"
+        yield Finding(new == len(drawn) > 2, told, f"{new} draws of {len(drawn)} are different", answer.rank)
+        if answer.rank:
+            told = "other probabilities dropped than on rank 0"
+            yield Finding(not torch.equal(drawn[:1], first[:1]), told, "the same", answer.rank)
+
+
 def _one_stream_at_a_time(evidence: SplitEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         deepest = answer.facts["deepest"]
@@ -477,7 +497,9 @@ EXERCISE = Exercise(
             "one stream for both: cut regions draw from own(), whole ones from shared()",
             {
                 "dropout": every(_drops_apart, _drops_alike_what_is_whole),
-                "what-drops": every(_drops_both_halves, _halves_by_stream, _one_stream_at_a_time),
+                "what-drops": every(
+                    _drops_both_halves, _halves_by_stream, _attends_anew, _one_stream_at_a_time
+                ),
             },
         ),
         own_share(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor
 
 from labkit.checks.case import Case, RankAnswer
@@ -29,7 +31,7 @@ MOST_ALIKE = 0.9  # a correlation of two lines; by chance less than 0.7, of the 
 MOST_PARTS = 2.5  # parts of a weight in one tensor: some draw two numbers for each that they want
 TOO_CLOSE = 1e-5  # of mean and deviation, for all of a rank's weights; by chance 1 in 100,000 for one alone
 OFF = 0.04  # of the standard deviation; by chance less than 0.007, by a block's fan-in at least 0.4
-initial_case = case_maker(shape=[256, 384])
+initial_case = case_maker(shape=[256, 384])  # default: torch's default type, where it is not float32
 
 
 def _cases(seed: int) -> list[Case]:
@@ -59,7 +61,7 @@ def _draw_weights(rank: Rank) -> None:
     """
     group, shape = enter_group(rank), tuple(rank.params["shape"])
     streams = rank.student.RandomStreams(rank.case.seed, group)
-    with rank.recording("all"):
+    with rank.recording("all"), _default_type(_type_of(rank.case)):
         for number, (name, cut) in enumerate(DRAWN.items()):
             seed_generators(number if cut is not None else 100 * (1 + rank.rank) + number)
             with Worked() as worked:
@@ -67,6 +69,23 @@ def _draw_weights(rank: Rank) -> None:
             behind = part.untyped_storage().nbytes() // part.element_size()
             rank.fact(f"most {name}", max(worked.largest, behind))
             rank.answer(name, part)
+
+
+def _type_of(case: Case) -> torch.dtype:
+    """Torch's default type in the case."""
+    found = getattr(torch, case.params.get("default", "float32"))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+@contextlib.contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _ask_for_uneven(rank: Rank) -> None:
@@ -174,6 +193,15 @@ def _spread(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         yield Finding(abs(mean) < OFF and abs(deviation - 1) < OFF, told, seen, answer.rank)
 
 
+def _of_default_type(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
+    wanted = _type_of(evidence.case)
+    for name in CUT | WHOLE:
+        seen = answer.tensors[name].dtype
+        yield Finding(
+            seen == wanted, f"{name}: numbers of torch's default type, {wanted}", str(seen), answer.rank
+        )
+
+
 def _not_put_right(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     """Numbers drawn by themselves have neither just the mean nor just the deviation that is asked for."""
     off = []
@@ -271,7 +299,11 @@ EXERCISE = Exercise(
             "Numbers are normal, each drawn by itself, their standard deviation is 1 / sqrt(in), with `in` of"
             " the whole weight.",
             "a block cut along dim 1 has in / t inputs; the rest of the sum is on the other ranks",
-            {"values": every(*map(_of_right_shape, (_spread, _not_put_right, _normal, _each_drawn)))},
+            {
+                "values": every(
+                    *map(_of_right_shape, (_spread, _of_default_type, _not_put_right, _normal, _each_drawn))
+                )
+            },
         ),
         Property(
             "uneven-sizes",

@@ -162,9 +162,11 @@ def boundary_ids(case: Case, ids: Tensor) -> Tensor:
 
 
 def use_and_return(rank: Rank, split: Split) -> None:
-    """As `use_part`, and what `to_full` gives afterwards. Answers: to_full.NAME."""
+    """As `use_part`, and what `to_full` gives afterwards. Answers: to_full.NAME. Fact: names, all of them."""
     part = build_and_use(rank, split)
-    for name, tensor in part.to_full().items():  # type: ignore[operator]
+    state = part.to_full()  # type: ignore[operator]
+    rank.fact("names", list(map(str, state)))
+    for name, tensor in state.items():
         rank.answer(f"to_full.{name}", tensor)
 
 
@@ -176,9 +178,9 @@ def comes_back(evidence: SplitEvidence) -> Iterator[Finding]:
         for name, expected in state.items():
             told = f"to_full()[{name!r}]: the whole module's after {STEPS} steps"
             yield same(told, expected, answer, f"to_full.{name}")
-        names = under("to_full.", answer.tensors).keys()
-        told, seen = (f"{sorted(each)[:4]} ..." for each in (state, names))
-        yield Finding(names == state.keys(), f"the names {told}", seen, answer.rank)
+        names = set(answer.facts["names"])
+        other = ", ".join(sorted(names ^ state.keys()))
+        yield Finding(names == state.keys(), "the names of the whole module's state", other, answer.rank)
 
 
 # -- inference after training

@@ -104,7 +104,7 @@ def _use_both(rank: Rank) -> None:
     """Forward and backward through both products; between them they are used once more, in a group of this
     rank alone. In a case "first-layer" x asks for no gradient. Then the same once more, with the same tensors
     and gradients that add up, and a forward without gradients. Answers: output, grad.NAME; sum.NAME, after
-    both; evaluated.
+    both; evaluated. Fact: asks, which tensors ask for a gradient afterwards and did not before.
     """
     group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
     state = _state(rank)
@@ -128,6 +128,8 @@ def _use_both(rank: Rank) -> None:
         rank.answer(f"sum.{name}", tensor.grad)
     with torch.no_grad(), rank.recording("evaluation"):
         rank.answer("evaluated", forward())
+    asked = _state(rank)
+    rank.fact("asks", [name for name, t in state.items() if t.requires_grad != asked[name].requires_grad])
 
 
 def _use_views(rank: Rank) -> None:
@@ -224,6 +226,13 @@ def _right_output(evidence: ProductsEvidence) -> Iterator[Finding]:
         yield same("the same without gradients", expected, answer, "evaluated")
 
 
+def _asks_nothing(evidence: ProductsEvidence) -> Iterator[Finding]:
+    """What asks for no gradient does not by being used."""
+    for answer in evidence.answers:
+        told, seen = "requires_grad of each tensor as it was", ", ".join(answer.facts["asks"])
+        yield Finding(not seen, told, f"set for {seen}", answer.rank)
+
+
 def _right_gradients(*names: str) -> Judge:
     def judge(evidence: ProductsEvidence) -> Iterator[Finding]:
         for answer in evidence.answers:
@@ -306,7 +315,12 @@ EXERCISE = Exercise(
             2,
             "Each rank has its tokens of the gradient of x, also where weight or bias ask for none.",
             "reduce-scatter the gradient of the gathered x",
-            {"values": _right_gradients("x"), "layout": _gradient_kept, "frozen": _right_gradients("x")},
+            {
+                "values": _right_gradients("x"),
+                "layout": _gradient_kept,
+                "frozen": every(_right_gradients("x"), _asks_nothing),
+                "first-layer": _asks_nothing,
+            },
         ),
         Property(
             "parameter-gradients",

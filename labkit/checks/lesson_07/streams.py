@@ -87,12 +87,15 @@ def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
         for error in ERRORS:
             with contextlib.suppress(error):
                 with stream():
-                    rank.answer(f"{name} before an error", _draw(rank))
+                    rank.answer(f"{name} before {error.__name__}", _draw(rank))
                     raise error
                 kept.append(f"{error.__name__} in {name}()")
+            if error is not ERRORS[-1]:
+                with stream():
+                    rank.answer(f"{name} after {error.__name__}", _draw(rank))
         rank.answer(f"left by an error in {name}", _draw(rank))
         with stream():
-            rank.answer(f"{name} after an error", _draw(rank))
+            rank.answer(f"{name} after {ERRORS[-1].__name__}", _draw(rank))
     rank.fact("kept", kept)
     late = rank.student.RandomStreams(rank.params["stream_seed"], group)
     for stream in ("shared", "own"):
@@ -143,7 +146,7 @@ class _Planned(BaseException):
     """Raised inside a stream on purpose. No Exception, as what interrupts a cell is none."""
 
 
-ERRORS = ArithmeticError, KeyboardInterrupt, SystemExit, _Planned
+ERRORS = ArithmeticError, RuntimeError, KeyboardInterrupt, SystemExit, _Planned
 
 
 def _draw(rank: Rank) -> Tensor:
@@ -203,8 +206,10 @@ def _go_on(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(late, told, "other numbers", answer.rank)
             other = _same_draw(answer, f"{stream} 1", f"{stream} of another seed")
             yield Finding(not other, f"{stream}: other numbers for another seed", "the same", answer.rank)
-            moved = _same_draw(answer, f"{stream} before an error", f"{stream} after an error")
-            yield Finding(not moved, f"{stream}: goes on after an error", "the same again", answer.rank)
+            for error in ERRORS:
+                before, after = (f"{stream} {when} {error.__name__}" for when in ("before", "after"))
+                told = f"{stream}: goes on after {error.__name__}"
+                yield Finding(not _same_draw(answer, before, after), told, "the same again", answer.rank)
             turns = answer.tensors[f"{stream} in turns"]
             told, new = f"{stream}: other numbers in each of {TURNS} turns", len(turns.unique(dim=0))
             yield Finding(new == TURNS, told, f"{new} different draws", answer.rank)
@@ -248,7 +253,7 @@ def _alike_in_their_groups(evidence: Evidence) -> Iterator[tuple[RankAnswer, Ran
 
 def _numbers(answer: RankAnswer, stream: str) -> set[float]:
     """All that a rank was seen to draw from one of its streams."""
-    times = "1", "2", "before an error", "after an error"
+    times = "1", "2", *(f"{when} {ERRORS[0].__name__}" for when in ("before", "after"))
     return {number for time in times for number in answer.tensors[f"{stream} {time}"].tolist()}
 
 

@@ -66,6 +66,7 @@ from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_wh
 from labkit.model import Transformer, explicit_attention
 
 GPT_ID = "07.tensor-parallel-gpt"
+OTHER_SEEDS = 1, 2
 
 
 def _drawn(case: Case) -> dict[str, Drawn]:
@@ -126,7 +127,8 @@ def _watch_dropout(rank: Rank, split: Split) -> None:
     as "left N" where it left x as it was, in the second forward. Of what enters the first block: entered, in
     some calls in training without gradients, after the one in evaluation, and expected, the same from what
     enters it in evaluation.
-    Fact: modes, what is in another mode in the whole model afterwards.
+    Fact: modes, what is in another mode in the whole model afterwards. Answers of other models: "same seed",
+    the first loss of one of the same seed, and "other seeds", of two of others.
 
     The part is made of a model in evaluation, as its own mode is what counts.
     """
@@ -149,6 +151,16 @@ def _watch_dropout(rank: Rank, split: Split) -> None:
     part.eval()
     rank.answer("evaluated", once())
     note_dropped(rank, part, rank.params["dropout"], once)
+    rank.answer("same seed", _first_loss(rank, split, full, 0))
+    rank.answer("other seeds", torch.stack([_first_loss(rank, split, full, more) for more in OTHER_SEEDS]))
+
+
+@torch.no_grad()
+def _first_loss(rank: Rank, split: Split, full: nn.Module, more: int) -> Tensor:
+    """What a model in training gives first; more: of the seed than in the case."""
+    seed = rank.case.seed + more
+    part = rank.student.TensorParallelGPT.from_full(full, rank.group, seed, sequence_parallel(rank.case))
+    return split.use(part.train(), [rank.inputs["ids"], rank.inputs["targets"]])
 
 
 def _note_what_is_left(
@@ -193,6 +205,14 @@ def _numbers_a_token(evidence: SplitEvidence) -> int:
 def _other_loss_each_time(evidence: SplitEvidence) -> Iterator[Finding]:
     first, second = (evidence.answers[0].tensors[f"{n} loss"] for n in ("first", "second"))
     yield Finding(not torch.equal(first, second), "another loss each time", "the same", 0)
+
+
+def _by_its_seed(evidence: SplitEvidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        first, others = answer.tensors["first loss"], answer.tensors["other seeds"]
+        yield same("the first loss of a model of the same seed", first, answer, "same seed")
+        alike = len(torch.cat([first.view(1), others.view(-1)]).unique()) <= len(others)
+        yield Finding(not alike, "other losses of models of other seeds", "the same", answer.rank)
 
 
 def _blocks_drop_apart(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -374,6 +394,7 @@ EXERCISE = Exercise(
                 "dropout": every(
                     ranks_agree(_WITH_DROPOUT),
                     _other_loss_each_time,
+                    _by_its_seed,
                     _own_tokens_drop_apart,
                     _blocks_drop_apart,
                     _drops_without_gradients,

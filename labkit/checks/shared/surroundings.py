@@ -30,8 +30,8 @@ def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
     """Build the part of four ranks before and after another one, in a group of two of them, and take it
     forward and backward in evaluation mode.
 
-    Answers: those of `observe`. Fact: "handed over", what is another in the whole module than before, or that
-    building sets the seed.
+    Answers: those of `observe`. Facts: "handed over", what is another in the whole module than before, or
+    that building sets the seed; "asks", whether what asked for no gradient does after it was used.
     """
     pair = [dist.new_group(members) for members in PAIRS][int(rank.rank in PAIRS[1])]
     _use_in_group(rank, other, pair)
@@ -42,11 +42,22 @@ def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
     randoms = [_randoms_after(seed, lambda: split.build(rank, full, rank.group)) for seed in SEEDS]
     part = split.build(rank, full, rank.group)
     changed = [name for name, seen in _settings(full).items() if seen != before[name]]
+    changed += _thawed(rank, split)
     rank.fact("handed over", [*changed, *(["the seed"] if torch.equal(*randoms) else [])])
     _use_in_group(rank, other, pair)
     handed = [rank.inputs[name].clone() for name in split.arguments]
     handed = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in handed]
     observe(rank, part.eval(), handed, rank.inputs.get("grad_output"), split.use)
+    unasked = [rank.inputs[name].clone() for name in split.arguments]
+    split.use(part, unasked)
+    rank.fact("asks", any(tensor.requires_grad for tensor in unasked))
+
+
+def _thawed(rank: Rank, split: Split) -> list[str]:
+    """Of a whole module that is frozen, what is trained once a part was made of it."""
+    frozen = split.handed(rank).requires_grad_(False)
+    split.build(rank, frozen, rank.group)
+    return [name for name, parameter in frozen.named_parameters() if parameter.requires_grad]
 
 
 def _use_in_group(rank: Rank, split: Split, group: dist.ProcessGroup) -> None:
@@ -93,8 +104,13 @@ def operator_keeps(operator: Any, group: dist.ProcessGroup) -> int:
 
 
 def gives_in_evaluation(evidence: SplitEvidence) -> Iterator[Finding]:
-    """The output in evaluation mode, of a forward that has a graph."""
-    return (evidence.activation("output", answer) for answer in evidence.answers)
+    """The output in evaluation mode, of a forward that has a graph, and an x that asks for no gradient does
+    not by being used.
+    """
+    for answer in evidence.answers:
+        yield evidence.activation("output", answer)
+        told = "what was handed over asking for no gradient, as before"
+        yield Finding(not answer.facts["asks"], told, "requires_grad is set", answer.rank)
 
 
 def leaves_the_whole(evidence: SplitEvidence) -> Iterator[Finding]:
