@@ -181,8 +181,6 @@ def _right_loss(evidence: LossEvidence) -> Iterator[Finding]:
         loss, _ = evidence.references[place_of(evidence.case, answer.rank).index]
         yield same("F.cross_entropy of the whole logits", loss, answer, "loss")
         yield same("the same without gradients", loss, answer, "evaluated")
-        told = "whether logits ask for a gradient afterwards, which did not"
-        yield same(told, torch.tensor(False), answer, "asked")
 
 
 def _right_gradients(evidence: LossEvidence) -> Iterator[Finding]:
@@ -199,6 +197,11 @@ def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
         yield same("the logits as they were handed over", logits, answer, "logits after")
         yield same("the same of logits that need no gradient", logits, answer, "data after")
         yield same("the targets as they were handed over", targets, answer, "targets after")
+
+
+def _asks_nothing(evidence: LossEvidence) -> Iterator[Finding]:
+    told = "whether logits ask for a gradient afterwards, which did not"
+    return (same(told, torch.tensor(False), answer, "asked") for answer in evidence.answers)
 
 
 def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
@@ -276,7 +279,7 @@ EXERCISE = Exercise(
             " stays.",
             "a sum was taken of what is detached, or its gradient summed or divided over the ranks: g's"
             " backward is the identity",
-            {"values": every(_right_gradients, _handed_over_kept)},
+            {"values": every(_right_gradients, _handed_over_kept, _asks_nothing)},
         ),
         Property(
             "scalars-only",
