@@ -50,6 +50,7 @@ _KEPT = (
     "passes what is asked of your own parts together."
 )
 _ENDED_TWICE = f"twice, {AGENT_ENDED} before it could say how the job had; {LOCKED_OUT}"
+MOST_LATE = 6  # jobs of an exercise that do not end in time
 KNOWN_VERDICTS = ("error", "timeout", "deadlock", "out_of_memory", "killed")
 
 
@@ -93,7 +94,7 @@ class Harness:
         remove_stale()
         self._folder = tempfile.TemporaryDirectory(prefix="labkit-grading-")
         self._confined: Confined | None = None
-        self._count = 0
+        self._count = self._late = 0
 
     def __enter__(self) -> Harness:
         return self
@@ -147,7 +148,7 @@ class Harness:
         seed: int,
     ) -> tuple[Report, list[JobEvidence]]:
         """The report, and the evidence of the jobs that it comes from."""
-        self.evidence = []
+        self.evidence, self._late = [], 0
         report = judge_exercise(exercise, cases, submission, own_parts, self.run_job, secret=str(seed))
         return report, self.evidence
 
@@ -170,8 +171,11 @@ class Harness:
 
     def run_job(self, directory: Path, request: RunRequest) -> JobFailure | None:
         """Run the request in `directory` inside, and put what came out beside it. How it failed, if it
-        did.
+        did. Once many jobs of the exercise did not end in time no other is run: each takes minutes on a busy
+        host.
         """
+        if self._late >= MOST_LATE:
+            return JobFailure("timeout", f"not run: {MOST_LATE} earlier jobs did not end in time")
         outcome, failure = self._run_once(directory, request)
         if _is_agents_end(failure) or outcome.ended == "died":
             # The host's doing, perhaps: once more, with nothing else inside.
@@ -179,6 +183,7 @@ class Harness:
             for name in answer_names(request):
                 (directory / name).unlink(missing_ok=True)
             outcome, failure = self._run_once(directory, request)
+        self._late += failure is not None and failure.verdict == "timeout"
         return JobFailure("error", _ENDED_TWICE) if _is_agents_end(failure) else failure
 
     def _run_once(self, directory: Path, request: RunRequest) -> tuple[Outcome, JobFailure | None]:

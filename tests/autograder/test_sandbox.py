@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from conftest import F_ID, PLACES, SEED, ends_with_its_grader, solution
 import autograder.sandbox.bubblewrap
 import autograder.sandbox.sandbox
 import labkit.cgroups
-from autograder.grade.harness import Harness
+from autograder.grade.harness import MOST_LATE, Harness
 from autograder.grade.reference import all_cases, solved_cells
 from autograder.gradebook.problems import PROBLEMS
 from autograder.sandbox import apptainer, bubblewrap, unconfined
@@ -391,3 +392,15 @@ def test_a_pipe_is_closed_once(tmp_path: Path) -> None:
     assert other.fileno() == number
     other.write("still open")
     other.close()
+
+
+@pytest.mark.days(2)
+def test_an_exercise_that_hangs_in_every_case_is_given_up(f_exercise: Exercise) -> None:
+    """Each job that hangs takes its whole time, four times as long on a busy host."""
+    source = f"import time\n{solution(F_ID)}".replace("return x", "time.sleep(1000); return x", 1)
+    cases = [replace(case, timeout=1.0) for case in all_cases(f_exercise, SEED)]
+    with Harness(find_sandbox()) as harness:
+        graded = harness.grade(f_exercise, [Cell("cell 1", source)], SEED, cases)
+        assert len(harness.outcomes) == MOST_LATE
+    assert (graded.report.verdict, graded.report.points) == ("timeout", 0)
+    assert "1 s" in graded.report.stops[0].text or "in time" in graded.report.stops[0].text

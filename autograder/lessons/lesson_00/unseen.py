@@ -94,6 +94,7 @@ def _bandwidth_cases(seed: int) -> list[Case]:
         for _ in range(5)
     ]
     several.append(_bandwidth_row(draw.randint(1, 9), 10 + draw.random(), draw.randint(2, 9)))
+    several.append(_bandwidth_row(size, seconds, draw.randint(1000, 20_000)))
     several.append(_bandwidth_row(draw.randint(1, 9), _power(draw, -12, -9), draw.randint(2, 9)))
     bad = {"num_bytes": size, "seconds": -seconds, "world_size": 8}
     return [

@@ -141,10 +141,11 @@ def _pair_by_pair(evidence: Evidence, answer: RankAnswer) -> Finding:
 def _only_the_past(evidence: Evidence, answer: RankAnswer) -> Finding:
     """Two products for each pair of a block of queries and one of keys that is not in its future. Who cuts
     blocks on the diagonal once more needs fewer, but no fewer than for the keys that queries see. A merge of
-    two partials may be a product too, as large as one with a single key.
+    two partials may be a product too, as large as one with a single key; and a last block that is shorter may
+    be filled up.
     """
     *leading, s, d = evidence.case.params["shape"]
-    sizes = block_sizes(evidence.case)
+    sizes = [evidence.case.params["block"]] * len(block_sizes(evidence.case))
     pairs = [(rows, keys) for i, rows in enumerate(sizes) for keys in sizes[: i + 1]]
     of_a_score = 2 * 2 * math.prod(leading) * d
     most = of_a_score * sum(rows * (keys + 1) for rows, keys in pairs)
@@ -195,7 +196,7 @@ EXERCISE = Exercise(
             1,
             "The last block may be shorter.",
             "the number of blocks was rounded down, or the rest joined the block before",
-            {"ragged": every(_is_attention, on_each(_never_larger))},
+            {"ragged": every(_is_attention, on_each(_never_larger), on_each(_only_the_past))},
         ),
     ),
     builds_on=("11.merge-partials",),

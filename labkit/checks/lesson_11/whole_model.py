@@ -233,10 +233,11 @@ def _keys_alone(phase: str, *more: str) -> Judge:
 
 
 def _summed_once(calls: Sequence[Mapping[str, Any]], state: State) -> bool:
-    """Whether no more is moved than by one sum over ranks of what a state holds. Each tensor may be filled up
-    to a multiple of the ranks.
+    """Whether no more is moved than by one sum over ranks of what a state holds. Each tensor that the ranks do
+    not divide may be filled up.
     """
-    filling = sum(len(calls[0]["group"]) * t.element_size() for t in state.values()) if calls else 0
+    ranks = len(calls[0]["group"]) if calls else 1
+    filling = sum(-t.numel() % ranks * t.element_size() for t in state.values())
     kinds = {c["op"] for c in calls}
     most = sum(map(nbytes, state.values())) + filling
     return kinds <= {*SHARES, "all_gather"} and summed_bytes(calls) <= most
