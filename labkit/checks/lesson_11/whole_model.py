@@ -233,8 +233,8 @@ def _keys_alone(phase: str, *more: str) -> Judge:
 
 
 def _summed_once(calls: Sequence[Mapping[str, Any]], state: State) -> bool:
-    """Whether no more is moved than by one sum over ranks of what a state holds. Each tensor that the ranks do
-    not divide may be filled up.
+    """Whether no more is moved than by one sum over ranks of what a state holds. Each tensor that the ranks
+    do not divide may be filled up.
     """
     ranks = len(calls[0]["group"]) if calls else 1
     filling = sum(-t.numel() % ranks * t.element_size() for t in state.values())
