@@ -468,7 +468,7 @@ prediction("MiB in memory behind a quarter of 4 MiB", your_mib, measured_mib)
 # With `gather_output=True` the layer joins the features of all ranks, so that every rank has the whole
 # output. For that you write a third operator, an all-gather in forward. After it everything is whole again
 # and all ranks compute the same loss, so think about its backward as you did for $g$: of the whole
-# gradient, which part belongs to this rank?
+# gradient, which part belongs to this rank? The operator is checked as part of the layer.
 #
 # Ranks are numbered within `group`, and the group need not be all ranks: ask it for your rank and its size.
 # If the sizes do not divide, raise a `ValueError` that names them.

@@ -701,7 +701,8 @@ Table(
 # `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
 # happened, even when an exception ends the block, `KeyboardInterrupt` among them: there the stream goes on
 # too, and the exception leaves the block. The same seed gives the same streams each time, in another process
-# too; another seed gives a rank other streams, and a rank counts by its number in `group`. Nothing is sent.
+# too; another seed gives a rank other streams, and a rank counts by its number in `group`. What `own()` draws
+# is drawn nowhere else, neither by another rank nor by `shared()`, on rank 0 too. Nothing is sent.
 # Nobody enters a stream inside another one.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,

@@ -156,7 +156,8 @@ draw_pairs([0, 0, 0, 0])
 #
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
 # FlashAttention does inside one GPU. Scores and probabilities of a pair, in any form, are gone when those of
-# the next have been used; partial outputs of one row of blocks may stay. What is given is not changed.
+# the next have been used: there are never those of three pairs. Partial outputs of one row of blocks may stay.
+# A last block may be shorter; no pair of the future is computed for it either. What is given is not changed.
 #
 # <details><summary>Hint</summary>
 #
@@ -873,7 +874,8 @@ labkit.check("11.sharded-loss", sharded_loss)
 # ### Exercise: a GPT on divided sequences
 #
 # Ranks with other tokens send each other the messages of the ring, the two numbers of a loss, and each
-# gradient once, to sum it. All parameters are trained; `sum_gradients` is called once, after one backward.
+# gradient once, to sum it, and nothing else. Of the whole model a rank keeps its part alone. All parameters
+# are trained; `sum_gradients` is called once, after one backward.
 #
 # <details><summary>Hint 1</summary>
 #
