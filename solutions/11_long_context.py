@@ -156,8 +156,9 @@ draw_pairs([0, 0, 0, 0])
 #
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
 # FlashAttention does inside one GPU. Scores and probabilities of a pair, in any form, are gone when those of
-# the next have been used: there are never those of three pairs. Partial outputs of one row of blocks may stay.
-# A last block may be shorter; no pair of the future is computed for it either. What is given is not changed.
+# the next have been used: there are never those of three pairs. Partial outputs of one row of blocks may
+# stay. A last block may be shorter; no pair of the future is computed for it either. What is given is not
+# changed.
 #
 # <details><summary>Hint</summary>
 #
