@@ -68,6 +68,8 @@ SUSPICIOUS = [
     ("import torch.distributed as dist\ndef f(): dist.all_reduce = print", "replaces torch.distributed"),
     ("def f(): return __import__('sys')", "calls __import__"),
     ("def f(): return f.__globals__", "__globals__"),
+    ("def f(stream): return stream._labkit_queue.timeline.busy", "_labkit_queue"),
+    ("def f(copied): return copied.grad_fn._labkit_machine", "_labkit_machine"),
     ("def f(x): return [entry.__get__(x) for entry in x]", "__get__"),
     ("def f(x): return type(x).__dict__", "the entries of a class"),
     ("def f(x): return vars(x.__class__)", "the entries of a class"),
