@@ -91,7 +91,7 @@ def asks_for_what_comes_late() -> None:
 def test_who_asks_again_and_again_until_a_call_is_over_waits_for_it() -> None:
     calls = of_rank(labkit.launch(asks_for_what_comes_late, ranks=2).collectives, 0)
     assert calls[0].end is not None
-    assert 0.1 < calls[0].end - calls[0].start < 0.5
+    assert calls[0].start + 0.1 < calls[0].end < calls[1].start - 0.4
     assert calls[1].end is None
 
 
