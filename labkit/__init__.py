@@ -44,9 +44,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"labkit has no {name!r}; it has {', '.join(sorted(_HOMES))}")
+        raise AttributeError(f"labkit has no {name!r}; it has {', '.join(sorted([*_HOMES, *__all__]))}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "Job", "LaunchError", "launch"])
+    return sorted([*_HOMES, *__all__])

@@ -41,8 +41,15 @@ class Cell:
     reload: bool = False
 
     def __post_init__(self) -> None:
-        """ValueError for a timeout that is none. A SyntaxError is the notebook's own, and reaches no rank."""
+        """ValueError for a timeout that is none, TypeError for a source that is no text. A SyntaxError is the
+        notebook's own, and reaches no rank.
+        """
         check_timeout(self.timeout)
+        if not isinstance(self.source, str):
+            raise TypeError(
+                f"a cell is source text, not {type(self.source).__name__}; a function is run on ranks by"
+                " labkit.launch(function, ranks=...)"
+            )
         compile(self.source, self.file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 

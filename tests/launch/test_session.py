@@ -378,6 +378,11 @@ def test_what_cannot_be_a_name_is_not_pushed(session: Session) -> None:
         session.gather("d")
 
 
+def test_a_function_is_no_cell(session: Session) -> None:
+    with pytest.raises(TypeError, match=r"source text, not builtin_function_or_method; .* labkit\.launch\("):
+        session.run(print)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("raising", "told"),
     [

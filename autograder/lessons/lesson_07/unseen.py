@@ -69,62 +69,59 @@ def _loss_cases(seed: int) -> list[Case]:
     rows, shape = draw.randint(2, 6), {"batch": draw.randint(1, 3), "sequence": draw.randint(3, 8)}
     smooth = draw.choice([0.05, 0.3])
     return [
+        *_loss_of_sizes(seed, rows, shape),
+        *_loss_of_large_numbers(seed, rows, shape, smooth),
+        *_loss_beyond_the_vocabulary(seed, rows, shape),
+        *_loss_alone(seed, rows, shape),
+    ]
+
+
+def _loss_of_sizes(seed: int, rows: int, shape: dict[str, int]) -> list[Case]:
+    batch_of_4 = shape | {"batch": 4}
+    return [
         loss_case("unseen: three ranks", "values", 3, seed, **shape, vocabulary=3 * rows, times=3.0),
-        loss_case(
-            "unseen: float32", "values", 2, seed, **shape | {"batch": 4}, vocabulary=2 * rows, dtype="float32"
-        ),
+        loss_case("unseen: float32", "values", 2, seed, **batch_of_4, vocabulary=2 * rows, dtype="float32"),
         loss_case("unseen: a token a sequence", "values", 2, seed, batch=4, sequence=1, vocabulary=2 * rows),
         loss_case("unseen: one short", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1, dtype="float32"),
         loss_case("unseen: one more", "uneven", 4, seed, **shape, vocabulary=4 * rows + 1),
-        loss_case("unseen: the first id ignored", "ignored", 2, seed, vocabulary=2 * rows, ignore_index=0),
-        loss_case("unseen: far below, a rank without any", "uneven", 4, seed, vocabulary=5, shift=FAR_BELOW),
-        loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
-        loss_case(
-            "unseen: smoothed",
-            "smoothed",
-            3,
-            seed,
-            **shape,
-            vocabulary=3 * rows - 1,
-            label_smoothing=smooth,
-            beyond="nan",
-        ),
-        loss_case(
-            "unseen: large, smoothed",
-            "smoothed",
-            3,
-            seed,
-            **shape,
-            vocabulary=3 * rows,
-            scale=900.0,
-            label_smoothing=0.1,
-        ),
-        loss_case("unseen: large", "large", 4, seed, **shape, vocabulary=4 * rows, scale=2000.0),
         loss_case("unseen: first rank", "owner", 3, seed, **shape, vocabulary=3 * rows, owner=0),
         loss_case("unseen: last rank", "owner", 3, seed, **shape, vocabulary=3 * rows - 1, owner=2),
-        loss_case("unseen: float16", "bfloat16", 3, seed, **shape, vocabulary=3 * rows, dtype="float16"),
-        loss_case(
-            "unseen: bfloat16, smoothed",
-            "bfloat16",
-            3,
-            seed,
-            **shape,
-            vocabulary=3 * rows,
-            dtype="bfloat16",
-            shift=100.0,
-            label_smoothing=0.5,
-        ),
-        loss_case("unseen: outside", "wrong-targets", 3, seed, **shape, vocabulary=3 * rows - 1),
+        loss_case("unseen: the first id ignored", "ignored", 2, seed, vocabulary=2 * rows, ignore_index=0),
+        loss_case("unseen: ignored", "ignored", 3, seed, **shape, vocabulary=3 * rows, ignore_index=-1),
         loss_case("unseen: pair", "subgroup", 3, seed, **shape, vocabulary=2 * rows, groups=PAIR_AND_ONE),
-        loss_case("unseen: alone", "values", 1, seed, **shape, vocabulary=rows),
-        loss_case("unseen: alone, bfloat16", "bfloat16", 1, seed, **shape, vocabulary=rows, dtype="bfloat16"),
-        loss_case("unseen: alone, outside", "wrong-targets", 1, seed, **shape, vocabulary=rows),
-        loss_case(
-            "unseen: padding that is nan", "uneven", 3, seed, **shape, vocabulary=3 * rows - 1, beyond="nan"
-        ),
-        loss_case(
-            "unseen: infinite padding", "uneven", 2, seed, **shape, vocabulary=2 * rows - 1, beyond="inf"
-        ),
+    ]
+
+
+def _loss_of_large_numbers(seed: int, rows: int, shape: dict[str, int], smooth: float) -> list[Case]:
+    """Large, far below zero, smoothed, and in 16 bits."""
+    short = shape | {"vocabulary": 3 * rows - 1}
+    even = shape | {"vocabulary": 3 * rows}
+    half = {"dtype": "bfloat16", "shift": 100.0, "label_smoothing": 0.5}
+    return [
+        loss_case("unseen: large", "large", 4, seed, **shape, vocabulary=4 * rows, scale=2000.0),
+        loss_case("unseen: far below, a rank without any", "uneven", 4, seed, vocabulary=5, shift=FAR_BELOW),
+        loss_case("unseen: smoothed", "smoothed", 3, seed, **short, label_smoothing=smooth, beyond="nan"),
+        loss_case("unseen: large, smoothed", "smoothed", 3, seed, **even, scale=900.0, label_smoothing=0.1),
+        loss_case("unseen: float16", "bfloat16", 3, seed, **even, dtype="float16"),
+        loss_case("unseen: bfloat16, smoothed", "bfloat16", 3, seed, **even, **half),
+    ]
+
+
+def _loss_beyond_the_vocabulary(seed: int, rows: int, shape: dict[str, int]) -> list[Case]:
+    short, pair = shape | {"vocabulary": 3 * rows - 1}, shape | {"vocabulary": 2 * rows - 1}
+    return [
+        loss_case("unseen: padding that is nan", "uneven", 3, seed, **short, beyond="nan"),
+        loss_case("unseen: infinite padding", "uneven", 2, seed, **pair, beyond="inf"),
+        loss_case("unseen: outside", "wrong-targets", 3, seed, **short),
+    ]
+
+
+def _loss_alone(seed: int, rows: int, shape: dict[str, int]) -> list[Case]:
+    shape = shape | {"vocabulary": rows}
+    return [
+        loss_case("unseen: alone", "values", 1, seed, **shape),
+        loss_case("unseen: alone, bfloat16", "bfloat16", 1, seed, **shape, dtype="bfloat16"),
+        loss_case("unseen: alone, outside", "wrong-targets", 1, seed, **shape),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,42 +29,16 @@ def watch(rank: Rank) -> None:
     unit was at work. Recordings: first backward, forward, backward. Answers: output, of the step that was
     watched, and at the end "weights NAME".
     """
-    group, log = rank.group, list[float]()
+    log = list[float]()
     others = tensors_of_process()
     before = bytes_of_process()
     net = stack(rank.case, log)
-    sharded = rank.student.FullyShardedModule(net, list(net), group, rank.params["prefetch"])
+    sharded = rank.student.FullyShardedModule(net, list(net), rank.group, rank.params["prefetch"])
     _rest(rank, "at_rest", before)
     first, x = rank.inputs["x"].cpu().split(1)
-    with rank.recording("first backward"):
-        small_loss(sharded(first)).backward()
-    step_plainly(sharded.shards)
-    sharded(first)  # no backward follows: the next step must not wait for it, nor the one after
-    small_loss(sharded(first)).backward()
-    step_plainly(sharded.shards)
-    with torch.no_grad():
-        sharded(first)  # nor for one that is evaluated
+    _use_in_other_ways(rank, sharded, first)
     log.clear()
-    leaving: list[float] = []
-    most = _most(rank.case)
-    live = LiveBytes([*others, x], most["forward_peak"])
-    live.count(tensors_of_process())
-    with live:
-        with rank.recording("forward") as begin:
-            out = sharded(x)
-        rank.fact("forwards", [moment - begin for moment in log])
-        rank.fact("forward_peak", live.peak)
-        _rest(rank, "after_forward", before)
-        live.restart_peak()
-        live.most = most["backward_peak"]
-        with rank.recording("backward") as begin:
-            _note_backward(out, leaving)
-            small_loss(out).backward()
-    rank.fact("backwards", [moment - begin for moment in leaving])
-    rank.fact("backward_peak", live.peak)
-    _rest(rank, "after_backward", before)
-    rank.answer("output", out)  # no more than what passes from layer to layer, for which there is room
-    del out
+    rank.answer("output", _watched_step(rank, sharded, x, others, log, before))
     step_plainly(sharded.shards)
     sharded.full_weights()
     _rest(rank, "after_full_weights", before)
@@ -79,6 +53,47 @@ def watch(rank: Rank) -> None:
         sharded(x)
     _rest(rank, "after_the_next", before)
     _answer_weights(rank, sharded)
+
+
+def _use_in_other_ways(rank: Rank, sharded: Any, x: Tensor) -> None:
+    """Two steps, a forward that no backward follows before the second, and one that is evaluated after it:
+    the next step must not wait for them.
+    """
+    with rank.recording("first backward"):
+        small_loss(sharded(x)).backward()
+    step_plainly(sharded.shards)
+    sharded(x)
+    small_loss(sharded(x)).backward()
+    step_plainly(sharded.shards)
+    with torch.no_grad():
+        sharded(x)
+
+
+def _watched_step(
+    rank: Rank, sharded: Any, x: Tensor, others: Iterable[Tensor], log: list[float], before: int
+) -> Tensor:
+    """The output of a step whose peaks and moments are facts: no more than what passes from layer to layer,
+    for which there is room.
+    """
+    leaving: list[float] = []
+    most = _most(rank.case)
+    live = LiveBytes([*others, x], most["forward_peak"])
+    live.count(tensors_of_process())
+    with live:
+        with rank.recording("forward") as begin:
+            out: Tensor = sharded(x)
+        rank.fact("forwards", [moment - begin for moment in log])
+        rank.fact("forward_peak", live.peak)
+        _rest(rank, "after_forward", before)
+        live.restart_peak()
+        live.most = most["backward_peak"]
+        with rank.recording("backward") as begin:
+            _note_backward(out, leaving)
+            small_loss(out).backward()
+    rank.fact("backwards", [moment - begin for moment in leaving])
+    rank.fact("backward_peak", live.peak)
+    _rest(rank, "after_backward", before)
+    return out
 
 
 def small_loss(out: Tensor) -> Tensor:

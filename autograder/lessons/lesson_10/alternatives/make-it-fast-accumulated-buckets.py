@@ -39,7 +39,8 @@ def train(
             loss.backward()
         state["works"].append(dist.all_reduce(total, group=group, async_op=True))
         for work in state["works"]:
-            work.wait()
+            while not work.is_completed():
+                pass
         state["works"].clear()
         scale = 1 / (ranks * len(batch))
         with torch.no_grad():
