@@ -99,6 +99,6 @@ def _judge(results: Results, exercise: Exercise, place: Place, cases: Sequence[C
 
 def _wrong(exercise: Exercise, cases: Sequence[Case], report: Report) -> list[str]:
     """The properties that these cases show and that do not hold, and what ended a case."""
-    shown = {name for case in cases for name in exercise.shown_by(case)}
+    shown = {name for case in cases for name in exercise.looked_at_in(case)}
     rows = [f"{row.name}: {row.seen}" for row in report.rows if row.name in shown and not row.passed]
     return [*(stop.text.strip().splitlines()[-1] for stop in report.stops), *rows]

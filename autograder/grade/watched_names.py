@@ -12,6 +12,7 @@ BESIDE, FRAMES = "runs beside the check", "walks frames"
 BY_NAME, OPERATORS = "imports by name", "changes what torch's functions do"
 STATE, LANGUAGE, OBJECTS = "the interpreter's own state", "changes the language", "walks all objects"
 INTO_C, MEMORY = "calls into C", "reads memory"
+UNRECORDED = "sends past what is recorded"
 BY_TEXT, INTO_ANOTHER = "looks up attributes by text", "puts names into another module"
 AFTER = "runs when the answer has been written"
 PICKLED_ELSEWHERE = "runs code from data that another rank sends"
@@ -31,6 +32,8 @@ MODULES = {
     **dict.fromkeys(("torch.utils.model_zoo", "torch.utils.show_pickle"), RUNS_DATA),
     **dict.fromkeys(("torch.fx", "torch.package", "torch.hub", "torch.serialization"), RUNS_DATA),
     **dict.fromkeys(("torch.utils.cpp_extension", "torch.ops.load_library", "torch.classes"), INTO_C),
+    **dict.fromkeys(("torch.ops.c10d", "torch.ops._c10d_functional"), UNRECORDED),
+    **dict.fromkeys(("torch.ops._c10d_functional_autograd", "torch.ops.symm_mem"), UNRECORDED),
     "torch.jit": RUNS_DATA,
     "torch.utils.data": LOADS,
     **dict.fromkeys(("os.system", "os.popen", "os.fork", "os.forkpty", "os.posix_spawn"), STARTS),
@@ -125,6 +128,7 @@ ATTRIBUTES = {
     *("_labkit_queue", "_labkit_queues", "_labkit_machine", "_labkit_moment", "_labkit_before"),
     # The entries of a class give what they are for of any object; a module's hooks may be the checks' own.
     *("__get__", "__set__", "__delete__", "__objclass__", "mro"),
+    "boxed",  # a process group as torch's operators take it, whose messages are in no record
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *(
         "__del__",

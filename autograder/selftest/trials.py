@@ -193,7 +193,7 @@ def _cases(trial: Trial) -> list[Case]:
     cases = all_cases(trial.exercise, trial.seed)
     if not trial.about:
         return cases
-    return [case for case in cases if set(trial.exercise.shown_by(case)) & set(trial.about)]
+    return [case for case in cases if set(trial.exercise.looked_at_in(case)) & set(trial.about)]
 
 
 def _honest(lesson: str, exercises: Sequence[Exercise], seeds: Sequence[int]) -> Iterator[Trial]:

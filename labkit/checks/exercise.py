@@ -60,6 +60,7 @@ class Property:
         run), or robustness (unusual sizes, wrong arguments, strange situations).
     says: what must be true. usual_cause: what most often breaks it.
     on: kind of case -> what judges the evidence of such a case.
+    also: the same for cases that are about other properties. An error in one costs those, and not this one.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Property:
     says: str
     usual_cause: str = ""
     on: Mapping[str, Judge] = field(default_factory=dict)
+    also: Mapping[str, Judge] = field(default_factory=dict)
 
 
 def no_inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -136,6 +138,12 @@ class Exercise:
                 f"{self.id}: expected a judge for each kind of case that is run, and a run for each that is "
                 f"judged; judged are {sorted(judged)}, run are {sorted(self.runs)}"
             )
+        unknown = {kind for p in self.properties for kind in p.also} - judged
+        twice = {(p.name, kind) for p in self.properties for kind in set(p.on) & set(p.also)}
+        if unknown or twice:
+            raise ValueError(
+                f"{self.id}: expected kinds that other properties are about, found {unknown or twice}"
+            )
 
     @property
     def lesson(self) -> str:
@@ -167,3 +175,11 @@ class Exercise:
     def judges_of(self, case: Case) -> list[tuple[str, Judge]]:
         """The judges of a case's evidence, with the names of their properties."""
         return [(p.name, p.on[case.kind]) for p in self.properties if case.kind in p.on]
+
+    def judges_besides(self, case: Case) -> list[tuple[str, Judge]]:
+        """Those of properties that the case is not about."""
+        return [(p.name, p.also[case.kind]) for p in self.properties if case.kind in p.also]
+
+    def looked_at_in(self, case: Case) -> tuple[str, ...]:
+        """Names of the properties that can be lost in a case."""
+        return tuple(p.name for p in self.properties if case.kind in {*p.on, *p.also})

@@ -16,7 +16,7 @@ import torch
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.compare import MISSING
-from labkit.checks.exercise import Exercise, Finding, Property
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property
 from labkit.checks.files import RunRequest
 from labkit.checks.jobs import (
     Outcome,
@@ -128,15 +128,22 @@ def _noted(exercise: Exercise, case: Case, inputs: Inputs, outcome: Outcome) -> 
         name = about if about in shown else shown[0]
         yield Noted(name, Finding(False, seen=STOPPED), _told(case), judged=False)
     evidence = exercise.run_of(case).evidence(case, inputs, outcome.answers)
-    for name, judge in exercise.judges_of(case):
-        try:
-            for finding in judge(evidence):
-                lost = stopped and finding.seen == MISSING  # to the error that has been told
-                told = Finding(False, seen=STOPPED) if lost else finding
-                yield Noted(name, told, _told(case), judged=not lost)
-        except UNREADABLE as problem:
-            told = Finding(False, seen=STOPPED) if stopped else _unreadable(problem)
-            yield Noted(name, told, _told(case), judged=not stopped)
+    for name, judge in exercise.judges_of(case) + ([] if stopped else exercise.judges_besides(case)):
+        yield from (
+            Noted(name, finding, _told(case), judged) for finding, judged in _found(judge, evidence, stopped)
+        )
+
+
+def _found(judge: Judge, evidence: Evidence, stopped: bool) -> Iterator[tuple[Finding, bool]]:
+    """What a judge finds, and whether it is that: where an error ended something, what is missing is lost to
+    the error that has been told.
+    """
+    try:
+        for finding in judge(evidence):
+            lost = stopped and finding.seen == MISSING
+            yield (Finding(False, seen=STOPPED) if lost else finding), not lost
+    except UNREADABLE as problem:
+        yield (Finding(False, seen=STOPPED) if stopped else _unreadable(problem)), not stopped
 
 
 def _measured(exercise: Exercise, case: Case, inputs: Inputs, outcome: Outcome) -> dict[str, float]:

@@ -176,6 +176,9 @@ def flops_of(name: str, operands: Sequence[Tensor]) -> int:
     if op in _FUSED:
         rows = _numel(operands[0]) // max(_shape(operands[0])[-1], 1)
         return 2 * rows * sum(_numel(t) for t in operands[1:] if t.dim() > 1)
+    if op == "_embedding_bag":  # a sum of rows, or of rows times weights
+        weighted = operands[3:] and operands[0].dim() == 2
+        return 2 * _numel(operands[1]) * _shape(operands[0])[-1] if weighted else 0
     if op in ("convolution", "_convolution"):
         image, kernel = operands[:2]
         channels = 1 if image.dim() < kernel.dim() else image.shape[1]

@@ -38,6 +38,8 @@ SUSPICIOUS = [
     ("import torch\ndef f(x): torch._dynamo.config = x", "which torch keeps to itself"),
     ("def f():\n    from torch._inductor.codecache import CppCodeCache", "which torch keeps to itself"),
     ("import torch\ndef f(x): torch.ops.load_library(x)", "calls into C"),
+    ("import torch\ndef f(x, g): torch.ops.c10d.send([x], g, 0, 7)", "sends past what is recorded"),
+    ("def f(group): return group.boxed()", "reaches for boxed"),
     ("import torch\ndef f(x): return torch.jit.CompilationUnit(x)", "runs code from data"),
     ("def f(x, codes): return getattr(x, bytes(codes).decode())", "texts that are made of numbers"),
     ("def f(x, n): return getattr(x, n)\nclass A:\n    def g(self): return f(self, chr(95))", "of numbers"),

@@ -15,7 +15,7 @@ from labkit.checks.case import Case, RankAnswer, StudentError
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.files import RunRequest, mark_begun, write_answer
 from labkit.checks.jobs import JobFailure
-from labkit.checks.judge import judge_exercise
+from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.report import STOPPED, Report
 from labkit.checks.shared.beside import same
 from labkit.checks.source.submission import Submission
@@ -102,6 +102,34 @@ def test_an_error_in_one_part_stops_what_needs_it() -> None:
     assert [stop.text for stop in report.stops] == [f"rank 0 (and on 1 more): {WRONG}"]
     assert report.row("output").passed
     assert (report.row("gradient").seen, report.row("gradient").usual_cause) == (STOPPED, "")
+
+
+def _with_traffic() -> Exercise:
+    """With a property that cases of "values", which are about others, are looked at for."""
+    sends = ones("traffic")
+    quiet = replace(sends, on={"quiet": sends.on["values"]}, also=sends.on)
+    return replace(
+        EXERCISE,
+        runs=EXERCISE.runs | {"quiet": Run(lambda rank: None)},
+        properties=(*EXERCISE.properties, quiet),
+    )
+
+
+def test_what_is_looked_at_in_cases_about_others_is_lost_to_what_is_found_and_to_no_error() -> None:
+    exercise = _with_traffic()
+    assert judged({}, exercise=exercise).row("traffic").seen == "nothing (None)"
+    for errors, attempts in (({0: WRONG, 1: WRONG}, ()), ({}, (0, 1))):
+        report = judged(errors, attempts=attempts, exercise=exercise)
+        assert report.row("traffic").seen == NOT_REACHED
+        assert not report.row("gradient").passed
+    assert exercise.looked_at_in(exercise.cases(1)[0]) == ("output", "gradient", "traffic")
+    assert exercise.shown_by(exercise.cases(1)[0]) == ("output", "gradient")
+
+
+def test_what_is_looked_at_elsewhere_is_a_kind_that_another_property_is_about() -> None:
+    for also in ({"nothing": EXERCISE.properties[0].on["values"]}, EXERCISE.properties[0].on):
+        with pytest.raises(ValueError, match="kinds that other properties are about"):
+            replace(EXERCISE, properties=(replace(EXERCISE.properties[0], also=also), EXERCISE.properties[1]))
 
 
 def test_wrong_numbers_have_a_usual_cause() -> None:

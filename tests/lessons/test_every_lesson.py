@@ -96,7 +96,7 @@ def test_a_mistake_loses_what_it_breaks(answer: WrongAnswer) -> None:
     cells, alive = solved_but(exercise, answer.apply), set(answer.breaks)
     drawn = sorted(all_cases(exercise, VISIBLE_SEED), key=lambda case: (case.hidden, case.ranks))
     for _, together in groupby(drawn, key=lambda case: (case.hidden, case.ranks)):
-        cases = [case for case in together if alive & set(exercise.shown_by(case))]
+        cases = [case for case in together if alive & set(exercise.looked_at_in(case))]
         if cases:
             report = graded(exercise, cells, cases)
             alive -= {row.name for row in report.rows if not row.passed and NOT_REACHED not in row.seen}

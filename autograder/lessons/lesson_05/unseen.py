@@ -7,6 +7,7 @@ from random import Random
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_05 import best_row, chain_case, checkpoint_case, memory_row
+from labkit.checks.lesson_05.subjects import BOTH
 from labkit.checks.shared.formula import values_case
 
 
@@ -16,12 +17,20 @@ def _checkpoint_cases(seed: int) -> list[Case]:
     large = {"rows": 64, "width": 24, "inner": 256}
     # No larger than where values alone are seen: what is kept of them counts all the same.
     narrow = {"rows": draw.randint(14, 20), "width": draw.randint(4, 9), "inner": 256}
+    autocast, quiet = {"rows": 128, "width": 64, "inner": 256}, large | {"training": False}
     return [
         checkpoint_case("unseen: an MLP", "values", seed, **sizes),
         checkpoint_case("unseen: measured", "measured", seed, **large),
         checkpoint_case("unseen: few rows, measured", "measured", seed, **narrow),
         checkpoint_case("unseen: few rows as data, measured", "measured-data", seed, **narrow),
         checkpoint_case("unseen: a large buffer, measured", "measured-buffer", seed, **large),
+        checkpoint_case("unseen: another order, measured", "measured-view", seed, **large),
+        checkpoint_case("unseen: autocast, measured", "measured-autocast", seed, **autocast),
+        checkpoint_case("unseen: dropout in evaluation, measured", "measured-dropout", seed, **quiet),
+        checkpoint_case("unseen: several, measured", "measured-several", seed, **narrow, result=BOTH),
+        checkpoint_case("unseen: averages, measured", "measured-averages", seed, **narrow),
+        checkpoint_case("unseen: a bound method, measured", "measured", seed, **large, no_module=True),
+        checkpoint_case("unseen: one layer frozen, measured", "measured", seed, **large, frozen=["0.weight"]),
         checkpoint_case("unseen: another large MLP", "values", seed, **large),
         checkpoint_case("unseen: dropout", "dropout", seed, **sizes),
         checkpoint_case("unseen: dropout by a function", "own-dropout", seed, **large),
@@ -59,6 +68,30 @@ def _chain_cases(seed: int) -> list[Case]:
         chain_case("unseen: measured", "bytes", 12, 4, seed, rows=64, width=24, inner=80),
         chain_case(
             "unseen: few rows, measured", "bytes", 12, 3, seed, rows=draw.randint(6, 9), width=4, inner=256
+        ),
+        chain_case(
+            "unseen: 5 mixed, measured",
+            "bytes",
+            5,
+            2,
+            seed,
+            rows=64,
+            width=24,
+            inner=80,
+            mixed=True,
+            pairs=[3],
+        ),
+        chain_case(
+            "unseen: frozen, measured",
+            "bytes",
+            7,
+            3,
+            seed,
+            rows=64,
+            width=24,
+            inner=80,
+            mixed=True,
+            frozen=[2],
         ),
         chain_case("unseen: many rows", "values", 5, 3, seed, rows=64, width=24, inner=80),
         chain_case("unseen: refused", "refused", 6, 0, seed),

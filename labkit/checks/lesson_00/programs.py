@@ -222,6 +222,17 @@ def _same_small_calls(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(right, wanted, seen, answer.rank)
 
 
+def _small_calls(evidence: Evidence) -> Iterator[Finding]:
+    """The same where a rank may be alone, and need not call anybody."""
+    for answer in evidence.answers:
+        calls = _sizes(answer)
+        right = sum(size for _, size in calls) <= MOST_LOSS_BYTES and all(
+            op == "all_reduce" for op, _ in calls
+        )
+        seen = ", ".join(f"{op} of {size} bytes" for op, size in calls)
+        yield Finding(right, f"all-reduces of at most {MOST_LOSS_BYTES} bytes together", seen, answer.rank)
+
+
 def _sizes(answer: RankAnswer) -> list[tuple[str, int]]:
     return [(c["op"], c["num_bytes"]) for c in collectives(answer)]
 
@@ -252,6 +263,20 @@ def _one_call_each(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(right, wanted, seen or "no communication", answer.rank)
     seen = " but ".join(f"{' then '.join(order)} on some" for order in sorted(orders))
     yield Finding(len(orders) == 1, "the same order on every rank", seen)
+
+
+def _one_call_where_others_are(evidence: Evidence) -> Iterator[Finding]:
+    """The same on any grid: in a row or a column of one rank there is nobody to call."""
+    case, num_bytes = evidence.case, evidence.inputs["x"][0].nbytes
+    for answer in evidence.answers:
+        row, column = divmod(answer.rank, case.params["columns"])
+        groups = [tuple(_rows(case)[row]), tuple(_columns(case)[column])]
+        wanted = sorted(("all_reduce", num_bytes, group) for group in groups if len(group) > 1)
+        calls = [(c["op"], c["num_bytes"], tuple(c["group"])) for c in collectives(answer)]
+        seen = sorted(call for call in calls if len(call[2]) > 1)
+        told = f"one all_reduce of {num_bytes:,} bytes in each of the groups {[list(g) for *_, g in wanted]}"
+        found = ", ".join(f"{op} of {size:,} bytes in {list(group)}" for op, size, group in seen)
+        yield Finding(seen == wanted, told, found or "no communication", answer.rank)
 
 
 def _order(case: Case, answer: RankAnswer) -> list[str]:
@@ -320,6 +345,7 @@ EXERCISE = Exercise(
             "In mean_loss every rank makes the same all-reduces, of a few bytes",
             "a call stands in a branch that not all ranks take, or all losses are gathered to be averaged",
             {"loss": _same_small_calls},
+            {"loss-none": _small_calls},
         ),
         Property(
             "mean-loss-no-samples",
@@ -346,6 +372,7 @@ EXERCISE = Exercise(
             "Each rank makes one all-reduce in each of its two groups, in the same order on every rank",
             "the order still depends on the rank",
             {"grid": _one_call_each},
+            {"grid-shapes": _one_call_where_others_are},
         ),
         Property(
             "grid-sums-any-shape",

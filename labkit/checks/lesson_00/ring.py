@@ -173,6 +173,7 @@ def _in_parts(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 _RIGHT_SUM = every(on_each(_sum_in_place), _messages_only, stays_in_group)
 _NEIGHBOURS = on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank)))
+_NEIGHBOURS_IF_ANY = on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank), True))
 _IN_A_RING = every(_RIGHT_SUM, _NEIGHBOURS, _parts_of_x)
 _RUN = Run(_add_up, _inputs, own_entry)
 _KINDS = (
@@ -208,6 +209,7 @@ EXERCISE = Exercise(
             "Each rank sends to one neighbour only and receives from the other",
             "parts are sent to whoever needs them, or to rank 0, instead of once around the ring",
             {"sum-values": _NEIGHBOURS, "counted": _NEIGHBOURS},
+            {"uneven-sizes": _NEIGHBOURS_IF_ANY, "any-dtype": _NEIGHBOURS},
         ),
         Property(
             "messages",

@@ -30,6 +30,7 @@ from labkit.checks.lesson_03.net import (
 from labkit.checks.lesson_03.overlap import OVERLAP_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, calls_of, calls_text, nbytes, same
+from labkit.checks.shared.forwards import note_forwards
 from labkit.checks.shared.places import enter_group
 
 
@@ -108,8 +109,7 @@ class _Watch:
         self.held = self.saved = self.of_model = 0
         self._kept: weakref.WeakSet[_Saved] = weakref.WeakSet()
         self._graphs: list[weakref.ref[Callable[[Tensor], None]]] = []
-        net.register_forward_pre_hook(lambda *_: self._count())
-        net.register_forward_hook(lambda _module, _arguments, output: self._note(output))
+        note_forwards(net, lambda *_: self._count(), self._note)
 
     def _count(self) -> None:
         if self._alive() > 1 or self._kept:
@@ -118,13 +118,11 @@ class _Watch:
 
     def count_forwards(self, model: nn.Module) -> None:
         """From now on, count the forwards of what the net is wrapped in, too."""
-        forward = model.forward
 
-        def counted(*arguments: object, **named: object) -> object:
+        def count(*_: object) -> None:
             self.of_model += 1
-            return forward(*arguments, **named)
 
-        vars(model)["forward"] = counted
+        note_forwards(model, count)
 
     def saving(self) -> AbstractContextManager[object]:
         """Inside, what graphs save is seen."""

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -57,9 +58,11 @@ from labkit.checks.shared.beside import (
     stays_in_group,
 )
 from labkit.checks.shared.places import enter_group
+from labkit.torch_private import job_store
 
 OVERLAP_ID = "03.overlapped-data-parallel"
 TIMED = STEPS + 1  # backward passes
+PATIENCE = 2.0  # seconds; a backward pass takes thousandths
 SMALLEST_MULTIPLE = 1e-3  # of the mean: less is nothing
 
 
@@ -132,7 +135,8 @@ def _time_backward(rank: Rank) -> None:
     Answers: start.NAME, and of the two before no_sync, which another property is about, grad STEP.NAME, once
     all messages are over. Recordings: forward, step STEP. Facts: ready STEP, the second at which each
     gradient was; first STEP, those at which backward came to the first layer; asked STEP, of how many
-    handles.
+    handles; stalled, whether rank 0 was still without its last gradient when the others began the last one,
+    `PATIENCE` after it.
     """
     net = net_of(rank.case, rank.inputs)
     ready: list[float] = []
@@ -146,6 +150,8 @@ def _time_backward(rank: Rank) -> None:
     for step in range(TIMED):
         ready.clear()
         first.clear()
+        if step == TIMED - 1:
+            rank.fact("stalled", _begin_later(rank, net, ready))
         with asked_handles(rank, f"step {step}"), rank.recording(f"step {step}") as begin:
             loss.backward()  # timed from the recording's zero: of two, a pause would be overlap
         rank.fact(f"ready {step}", [moment - begin for moment in ready])
@@ -158,6 +164,23 @@ def _time_backward(rank: Rank) -> None:
             with model.no_sync():
                 own_loss(rank, model, 0).backward()
         loss = own_loss(rank, model, 1)
+
+
+def _begin_later(rank: Rank, net: Net, ready: list[float]) -> bool:
+    """On rank 0: tell the others when all gradients are `ready`. On the others: wait for that, and say
+    whether it did not come. Who waits for a message in backward, in whatever way, waits for them as well.
+    """
+    name = f"labkit: gradients of {rank.group.group_name}"
+    if rank.rank:
+        try:
+            job_store().wait([name], timedelta(seconds=PATIENCE))
+        except dist.DistStoreError:  # the time is over
+            return True
+        return False
+    enough = sum(parameter.requires_grad for parameter in net.parameters())
+    for parameter in net.parameters():  # of hooks on one tensor, those before it have had their time
+        parameter.register_hook(lambda _: job_store().set(name, "") if len(ready) == enough - 1 else None)
+    return False
 
 
 def _note_gradient(out: Tensor, moments: list[float]) -> None:
@@ -305,6 +328,9 @@ def _starts_early_and_waits_late(evidence: ReplicaEvidence) -> Iterator[Finding]
         yield _moves_once(evidence, answer)
         for step in range(TIMED):
             yield from _times(answer, step)
+        told = "backward goes on to the last gradient while another rank has sent nothing yet"
+        seen = f"it stood still until that rank began, {PATIENCE} s later"
+        yield Finding(not answer.facts["stalled"], told, seen, 0)
 
 
 def _times(answer: RankAnswer, step: int) -> Iterator[Finding]:
@@ -384,6 +410,7 @@ EXERCISE = Exercise(
             "One all_reduce a bucket; the gradients' bytes once",
             "bucket_bytes taken as a number of elements, or one all_reduce a parameter",
             {"many": every(_one_a_bucket, _sends_gradients)},
+            dict.fromkeys(("layout", "subgroup"), _one_a_bucket),
         ),
         Property(
             "overlap",

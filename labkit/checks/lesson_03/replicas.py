@@ -182,6 +182,7 @@ BROADCAST = Exercise(
             "Every tensor stays where it was; requires_grad, gradients and modes are as they were",
             "an optimizer made before holds the old tensors: copy into them",
             {"values": _stays_in_place},
+            dict.fromkeys(("layout", "subgroup"), _stays_in_place),
         ),
         Property(
             "communication",
@@ -190,6 +191,7 @@ BROADCAST = Exercise(
             "Broadcasts only, each tensor once",
             "a parameter with two names is sent twice, or all_gather was used",
             {"values": _each_is_sent_once},
+            dict.fromkeys(("layout", "subgroup"), _each_is_sent_once),
         ),
         subgroup(every(_has_the_firsts("parameters", "buffers"), stays_in_group)),
         any_layout(every(_has_the_firsts("parameters", "buffers"), _stays_in_place)),
@@ -318,6 +320,7 @@ AVERAGE = Exercise(
                 "values": _one_for_each_gradient,
                 "frozen": every(GRADIENTS, leaves_frozen_alone, _one_for_each_gradient),
             },
+            dict.fromkeys(("layout", "subgroup"), _one_for_each_gradient),
         ),
         Property(
             "unused-parameter",

@@ -217,6 +217,7 @@ EXERCISE = Exercise(
             "One number is sent, once",
             "sums of the losses are sent as well, or the count is sent again in backward",
             on={"values": _one_number_once},
+            also=dict.fromkeys(("empty", "millions", "subgroup"), _one_number_once),
         ),
         Property(
             "no-tokens",

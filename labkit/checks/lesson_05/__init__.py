@@ -20,8 +20,11 @@ from labkit.checks.lesson_05.recomputing import (
     in_the_same_types,
     inner_runs_thrice,
     keeps_its_ends,
+    keeps_no_more,
+    measured_as_plain,
     restores_after_error,
     runs_twice,
+    runs_twice_at_all,
     sends_twice,
 )
 from labkit.checks.lesson_05.subjects import BOTH
@@ -37,6 +40,13 @@ CHECKPOINT_ID = "05.checkpoint"
 MEASURED = {"rows": 96, "width": 48, "inner": 160}
 LARGE_CHAIN = {"rows": 48, "width": 32, "inner": 96}
 MEASUREMENTS = ("measured", "measured-data", "measured-buffer")
+OTHER_MEASUREMENTS = (
+    "measured-view",
+    "measured-dropout",
+    "measured-autocast",
+    "measured-several",
+    "measured-averages",
+)
 
 
 def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: object) -> Case:
@@ -53,6 +63,9 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("an MLP, measured", "measured", seed, **MEASURED),
         checkpoint_case("in evaluation, measured", "measured", seed, training=False, **MEASURED),
         checkpoint_case("data, measured", "measured-data", seed, **MEASURED),
+        checkpoint_case("dropout, measured", "measured-dropout", seed, **MEASURED),
+        checkpoint_case("several arguments, measured", "measured-several", seed, result=BOTH, **MEASURED),
+        checkpoint_case("batch normalisation, measured", "measured-averages", seed, **MEASURED),
         checkpoint_case("a large MLP", "values", seed, **MEASURED),
         checkpoint_case("under no_grad", "no-grad", seed),
         checkpoint_case("x in another order", "view", seed),
@@ -87,7 +100,8 @@ def _checkpoint_cases(seed: int) -> list[Case]:
 def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **params: object) -> Case:
     """A chain of layers in so many segments. frozen: the numbers of layers whose parameters are. bare: those
     of layers that have none. again_at_the_end: those of layers that stand in it twice. pairs: those of
-    layers that are an nn.Sequential of two. handed: the sequence that holds them, one of `chain.SEQUENCES`.
+    layers that are an nn.Sequential of two. mixed: whether layers have hooks and are in evaluation mode where
+    bytes are measured. handed: the sequence that holds them, one of `chain.SEQUENCES`.
     """
     sizes = {"layers": layers, "segments": segments, "rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
@@ -110,6 +124,7 @@ def _chain_cases(seed: int) -> list[Case]:
             again_at_the_end=[3, 0],
         ),
         chain_case("9 layers in 3, measured", "bytes", 9, 3, seed, **LARGE_CHAIN),
+        chain_case("4 mixed layers in 1, measured", "bytes", 4, 1, seed, **LARGE_CHAIN, mixed=True),
         chain_case("segments that cannot be", "refused", 4, 0, seed),
         chain_case("with your own checkpoint", "own-parts", 7, 3, seed),
     ]
@@ -178,7 +193,10 @@ EXERCISES = [
                 "The input's gradient is that of plain autograd",
                 "a detached input needs requires_grad_() before the function is run again, and its .grad"
                 " is what you return",
-                dict.fromkeys(("values", "view"), as_plain("input_grad")),
+                {
+                    **dict.fromkeys(("values", "view"), as_plain("input_grad")),
+                    "measured-view": measured_as_plain,
+                },
             ),
             Property(
                 "parameter-gradients",
@@ -196,9 +214,12 @@ EXERCISES = [
                 "The second run draws the same random numbers, and the stream goes on as if there had been"
                 " none",
                 "the generator's state is not taken before the first run, or not put back after the second",
-                dict.fromkeys(
-                    ("dropout", "own-dropout"), as_plain("output", "input_grad", "grad", "next_random")
-                ),
+                {
+                    **dict.fromkeys(
+                        ("dropout", "own-dropout"), as_plain("output", "input_grad", "grad", "next_random")
+                    ),
+                    "measured-dropout": measured_as_plain,
+                },
             ),
             Property(
                 "autocast",
@@ -209,6 +230,7 @@ EXERCISES = [
                 {
                     **dict.fromkeys(("autocast", "half", "single"), as_plain("output", "input_grad", "grad")),
                     "types": in_the_same_types,
+                    "measured-autocast": measured_as_plain,
                 },
             ),
             Property(
@@ -218,6 +240,7 @@ EXERCISES = [
                 "The function runs once in forward and once in backward",
                 "it is run again in forward, or for each gradient",
                 dict.fromkeys(MEASUREMENTS, runs_twice),
+                dict.fromkeys(OTHER_MEASUREMENTS, runs_twice_at_all),
             ),
             Property(
                 "saved-bytes",
@@ -227,6 +250,7 @@ EXERCISES = [
                 "the first run was not under torch.no_grad(), its graph or results are kept in ctx, or inputs"
                 " are copied",
                 dict.fromkeys(MEASUREMENTS, keeps_its_ends),
+                dict.fromkeys(OTHER_MEASUREMENTS, keeps_no_more),
             ),
             Property(
                 "nested",
@@ -252,9 +276,12 @@ EXERCISES = [
                 "Several arguments, tensors or not, and several results of which one is unused",
                 "backward returns one value an argument, None for what has no gradient; an unused result's"
                 " gradient may be None",
-                dict.fromkeys(
-                    ("several", "shared", "one"), as_plain("output", "results", "input_grad", "grad")
-                ),
+                {
+                    **dict.fromkeys(
+                        ("several", "shared", "one"), as_plain("output", "results", "input_grad", "grad")
+                    ),
+                    "measured-several": measured_as_plain,
+                },
             ),
             Property(
                 "buffers-once",
@@ -262,7 +289,10 @@ EXERCISES = [
                 1,
                 "A module's buffers change once, not twice",
                 "batch normalisation updates its averages in each run: put the buffers back after the second",
-                dict.fromkeys(("buffers", "deep-buffers"), as_plain("buffer", "grad")),
+                {
+                    **dict.fromkeys(("buffers", "deep-buffers"), as_plain("buffer", "grad")),
+                    "measured-averages": measured_as_plain,
+                },
             ),
             Property(
                 "state-after-error",

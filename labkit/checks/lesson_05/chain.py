@@ -54,16 +54,16 @@ class _Bare(nn.Module):
 
 
 def _layers(case: Case, inputs: Inputs, log: list[int]) -> nn.ModuleList:
-    """The first has a hook, as libraries add them; every third one is in evaluation mode: but not where bytes
-    are measured. Frozen are those that the case says. Those of its `pairs` are an nn.Sequential of two, which
-    has a length and can be indexed.
+    """The first has a hook, as libraries add them; every third one is in evaluation mode: where bytes are
+    measured, only if the case says `mixed`. Frozen are those that the case says. Those of its `pairs` are an
+    nn.Sequential of two, which has a length and can be indexed.
     """
     sizes, bare = (case.params["width"], case.params["inner"]), case.params.get("bare", ())
     layers = nn.ModuleList(
         _Bare(i, log) if i in bare else _Layer(i, *sizes, log) for i in range(case.params["layers"])
     ).double()
     layers.load_state_dict({n.removeprefix("full."): t for n, t in inputs.items() if n.startswith("full.")})
-    if case.kind == "bytes":
+    if case.kind == "bytes" and not case.params.get("mixed"):
         return layers
     layers[0].register_forward_hook(lambda layer, args, out: out * 1.5)
     for layer in layers[1::3]:

@@ -40,7 +40,7 @@ from labkit.checks.lesson_05.subjects import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
-from labkit.checks.shared.beside import State, same
+from labkit.checks.shared.beside import State, nbytes, same
 from labkit.checks.shared.held import bytes_kept
 
 MEASURED_RUNS = {
@@ -110,7 +110,7 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
         for _ in range(1, subject.in_a_row):
             results = call(subject.function, results)
     several = isinstance(results, tuple)
-    output = _used(results, subject.result) if several else results
+    output = _used(results, subject.result)
     torch.rand(5)  # what other code draws in between must not be drawn again
     output.backward(subject.grad_output.to(output.dtype))
     seen = {"output": output.detach(), "next_random": torch.rand(3)}
@@ -127,8 +127,11 @@ def _gradients(subject: Subject) -> State:
     return found | {f"grad.{name}": p.grad for name, p in named if p.grad is not None}
 
 
-def _used(results: Sequence[Tensor], which: int) -> Tensor:
+def _used(results: Any, which: int) -> Tensor:
     """What backward starts from, of several results: of `BOTH`, with the one without a graph as a weight."""
+    if not isinstance(results, tuple):
+        result: Tensor = results
+        return result
     return results[0] + results[1] * results[2] if which == BOTH else results[which]
 
 
@@ -160,53 +163,91 @@ def _without_gradients(rank: Rank, recipe: Recipe) -> None:
 
 
 def _measured(rank: Rank, recipe: Recipe) -> None:
-    """Facts: kept_bytes (between forward and backward), left_bytes (after backward, beside the result, which
-    lives), calls (after forward, after backward). Answers, of each of the three: output, input_grad.N and
+    """Facts: kept_bytes (between forward and backward), left_bytes (after backward), both with the results,
+    which live; calls (after forward, after backward). Answers, of each of the three: output, input_grad.N and
     grad.NAME as "kept NAME", "left NAME" and "counted NAME".
 
-    A call of one row goes before each that is measured: what is kept of the last call alone is seen then.
+    A call of two rows goes before each that is measured: what is kept of the last call alone is seen then.
     """
     subject = recipe.subject(rank.case, rank.inputs)
     at_hand = _room_for_gradients(subject)
 
-    def back_and_forth(subject: Subject) -> Tensor:
-        output: Tensor = rank.student.checkpoint(subject.function, *subject.args)
-        output.backward(subject.grad_output)
+    def call(subject: Subject) -> Any:
+        seed_generators(rank.case.seed)
+        with _autocast(subject):
+            return rank.student.checkpoint(subject.function, *subject.args)
+
+    def back_and_forth(subject: Subject) -> Any:
+        results = call(subject)
+        _backward(subject, results)
         for name, gradient in _gradients(subject).items():
             at_hand[name][: len(gradient)].copy_(gradient)
-        subject.module.zero_grad()
-        subject.args[0].grad = None
-        return output
+        _forget_gradients(subject)
+        return results
 
     def prepare() -> Subject:
         fresh = recipe.subject(rank.case, rank.inputs)
-        (x,) = fresh.args
-        row = x.detach()[:1].clone().requires_grad_(x.requires_grad)
-        back_and_forth(replace(fresh, args=(row,), grad_output=fresh.grad_output[:1].clone()))
+        back_and_forth(_first_rows(fresh))
         for gradient in at_hand.values():
             gradient.zero_()
         return fresh
 
-    def forward() -> Callable[[], tuple[Tensor, Subject]]:
+    def forward() -> Callable[[], tuple[Any, Subject]]:
         fresh = prepare()
-        return lambda: (rank.student.checkpoint(fresh.function, *fresh.args), fresh)
+        return lambda: (call(fresh), fresh)
 
-    def go_back(kept: tuple[Tensor, Subject]) -> None:
-        output, fresh = kept
-        output.backward(fresh.grad_output)
+    def go_back(kept: tuple[Any, Subject]) -> None:
+        results, fresh = kept
+        output = _backward(fresh, results)
         _tell(rank, "kept", output, _gradients(fresh))
 
     rank.fact("kept_bytes", bytes_kept(forward, go_back))
-    left = bytes_kept(
-        lambda: partial(back_and_forth, prepare()), lambda output: _tell(rank, "left", output, at_hand)
+    rank.fact(
+        "left_bytes",
+        bytes_kept(
+            lambda: partial(back_and_forth, prepare()),
+            lambda results: _tell(rank, "left", _used(results, subject.result), at_hand),
+        ),
     )
-    rank.fact("left_bytes", left - subject.grad_output.nbytes)
-    function, calls = _counted(subject.function)
-    output = rank.student.checkpoint(function, *subject.args)
+    calls = _count_runs(subject)
+    results = call(subject)
     after_forward = len(calls)
-    output.backward(subject.grad_output)
+    output = _backward(subject, results)
     rank.fact("calls", [after_forward, len(calls)])
     _tell(rank, "counted", output, _gradients(subject))
+
+
+def _backward(subject: Subject, results: Any) -> Tensor:
+    """What backward started from."""
+    output = _used(results, subject.result)
+    output.backward(subject.grad_output.to(output.dtype))
+    return output
+
+
+def _count_runs(subject: Subject) -> list[None]:
+    """What grows by one whenever the function runs: the module itself notes it, where it is one, so that it
+    is the same function as elsewhere.
+    """
+    runs: list[None] = []
+    subject.module.register_forward_pre_hook(lambda module, args: runs.append(None))
+    return runs
+
+
+def _first_rows(subject: Subject) -> Subject:
+    """Two rows of each argument, with gradients where it asks for them: batch normalisation needs two."""
+
+    def first(arg: Any) -> Any:
+        return arg.detach()[:2].clone().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg
+
+    args = tuple(first(arg) for arg in subject.args)
+    return replace(subject, args=args, grad_output=subject.grad_output[:2].clone())
+
+
+def _forget_gradients(subject: Subject) -> None:
+    subject.module.zero_grad()
+    for arg in subject.args:
+        if isinstance(arg, Tensor):
+            arg.grad = None
 
 
 def _room_for_gradients(subject: Subject) -> State:
@@ -286,6 +327,14 @@ class BesidePlainCalls(Evidence):
             for rank in range(self.case.ranks)
         ]
 
+    @cached_property
+    def result_bytes(self) -> int:
+        """What the first rank's results take."""
+        subject = self._subject(0)
+        with torch.no_grad(), _autocast(subject):
+            results = subject.function(*subject.args)
+        return sum(map(nbytes, results if isinstance(results, tuple) else (results,)))
+
     def _subject(self, rank: int) -> Subject:
         return self.recipe.subject(self.case, hand(self.case, self.inputs, rank))
 
@@ -314,6 +363,13 @@ RUNS: Mapping[str, Run] = {
     "measured": _run(_measured, Recipe(ones=True)),
     "measured-data": _run(_measured, Recipe(args=x_as_data, ones=True)),
     "measured-buffer": _run(_measured, Recipe(with_mask, ones=True)),
+    "measured-view": _run(_measured, Recipe(args=view_of_x, ones=True)),
+    "measured-dropout": _run(_measured, Recipe(with_dropout, ones=True)),
+    "measured-autocast": _run(
+        _measured, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16, ones=True)
+    ),
+    "measured-several": _run(_measured, Recipe(Several, several_arguments, ones=True)),
+    "measured-averages": _run(_measured, Recipe(with_batch_norm, ones=True)),
     "dropout": _run(_once, Recipe(with_dropout)),
     "own-dropout": _run(_once, Recipe(with_its_own_dropout)),
     "autocast": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16)),
@@ -364,6 +420,11 @@ def _comes_to_something(evidence: BesidePlainCalls, *runs: str) -> Iterator[Find
             yield from chain.from_iterable(both)
 
 
+def measured_as_plain(evidence: BesidePlainCalls) -> Iterator[Finding]:
+    """What is measured comes to something."""
+    yield from _comes_to_something(evidence, *MEASURED_RUNS)
+
+
 def _measured_as_plain(evidence: BesidePlainCalls, run: str, kind: str) -> Iterator[Finding]:
     for name, tensor in evidence.plain[0].items():
         if name.partition(".")[0] == kind:
@@ -373,9 +434,14 @@ def _measured_as_plain(evidence: BesidePlainCalls, run: str, kind: str) -> Itera
 
 def runs_twice(evidence: BesidePlainCalls) -> Iterator[Finding]:
     """Once in forward, once more in backward, and to some end."""
+    yield from runs_twice_at_all(evidence)
+    yield from _comes_to_something(evidence, "counted")
+
+
+def runs_twice_at_all(evidence: Evidence) -> Iterator[Finding]:
+    """The same, where another property is about what comes of it."""
     seen = evidence.answers[0].facts["calls"]
     yield Finding(seen == [1, 2], "1 run after forward, 2 after backward", _counts(seen))
-    yield from _comes_to_something(evidence, "counted")
 
 
 def in_the_same_types(evidence: Evidence) -> Iterator[Finding]:
@@ -393,13 +459,17 @@ def _counts(seen: Sequence[int]) -> str:
 
 def keeps_its_ends(evidence: BesidePlainCalls) -> Iterator[Finding]:
     """Between forward and backward only the inputs and the result are alive, and that is enough."""
-    facts = evidence.answers[0].facts
-    kept, most = facts["kept_bytes"], evidence.plain[0]["output"].nbytes + SLACK_BYTES
-    yield Finding(kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes")
-    left = facts["left_bytes"]
-    told = f"at most {SLACK_BYTES} bytes beside the result when backward is over and gradients are gone"
-    yield Finding(left <= SLACK_BYTES, told, f"{left} bytes")
+    yield from keeps_no_more(evidence)
     yield from _comes_to_something(evidence, "kept", "left")
+
+
+def keeps_no_more(evidence: BesidePlainCalls) -> Iterator[Finding]:
+    """The same, where another property is about what comes of it."""
+    facts, most = evidence.answers[0].facts, evidence.result_bytes + SLACK_BYTES
+    kept, left = facts["kept_bytes"], facts["left_bytes"]
+    yield Finding(kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes")
+    told = f"at most {most} bytes, with the result, when backward is over and gradients are gone"
+    yield Finding(left <= most, told, f"{left} bytes")
 
 
 def called_as_it_is(evidence: BesidePlainCalls) -> Iterator[Finding]:

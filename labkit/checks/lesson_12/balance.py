@@ -16,9 +16,9 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
+from labkit.checks.shared.twins import each_once
 
 BALANCE_ID = "12.balance"
-NUMBER_BYTES = 8
 WEIGHT = 0.7  # of the loss in what is differentiated: a gradient must reach the probabilities through it
 
 
@@ -180,7 +180,9 @@ def _few_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         told = (
             f"{phase}: all_reduces of at most {most} numbers together" if most else f"{phase}: nothing sent"
         )
-        few = sums and sum(num_bytes for _, num_bytes in calls) <= most * NUMBER_BYTES
+        sent = [call for call in answer.collectives.get(phase, []) if call["dtype"]]
+        numbers = sum(c["num_bytes"] // getattr(torch, c["dtype"]).itemsize for c in each_once(sent))
+        few = sums and numbers <= most
         yield Finding(few, told, f"{phase}: {calls_text(calls)}", answer.rank)
 
 
@@ -220,6 +222,7 @@ EXERCISE = Exercise(
             "Sums over experts are reduced, and backward sends nothing.",
             "probabilities gathered from everybody",
             {"values": _judge_few},
+            dict.fromkeys(("idle", "even", "subgroup"), _judge_few),
         ),
         Property(
             "nudge",

@@ -227,6 +227,7 @@ EXERCISE = Exercise(
             "One all-reduce of one number.",
             "one for each parameter, or one for each kind",
             {"values": on_each(sends_one_number)},
+            dict.fromkeys(("low", "missing", "small", "subgroup", "turned"), on_each(sends_one_number)),
         ),
         Property(
             "small",

@@ -13,6 +13,8 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_12.handed import turned
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same, stays_in_group
+from labkit.checks.shared.holding import holding
+from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
 from labkit.torch_private import tree_iter
@@ -20,6 +22,7 @@ from labkit.torch_private import tree_iter
 EXCHANGE_ID = "12.all-to-all"
 CROSSED = [[0, 3], [1, 2]]
 TIMES = 10  # so often the second of two calls counts in a sum
+SPLITS_BYTES = 16  # of what goes to a rank and what comes from it
 COUNT_BYTES = (8, 4)  # of a number of rows: int64, or whoever asks for less
 
 
@@ -112,8 +115,9 @@ def _tell(rank: Rank, group: Any) -> None:
 
 
 def _exchange(rank: Rank) -> None:
-    """Answers out, grad; recordings forward and backward; fact kept: numbers that are no whole ones, in
-    memory kept for backward, be it by a view of none of them.
+    """Answers out, grad; recordings forward and backward; facts kept: bytes of tensors that are kept for
+    backward and larger than splits, be it by a view of nothing; beside: bytes of all else that is kept,
+    beside what came.
     """
     _send(rank, enter_group(rank))
 
@@ -121,13 +125,17 @@ def _exchange(rank: Rank) -> None:
 def _send(rank: Rank, group: Any) -> None:
     leaf = rank.inputs["rows"].clone().requires_grad_()
     sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
+    before = holding()
     with rank.recording("forward"):
         out = rank.student.AllToAll.apply(leaf, sent, received, group)
+    own = sum(received) * leaf.shape[1] * leaf.element_size()
+    enough = own + SPLITS_BYTES * len(sent)
+    rank.fact("beside", left_since(before, enough) - own)
     rank.answer("out", out)
     node = out.grad_fn
     held = tree_iter([getattr(node, "saved_tensors", ()), getattr(node, "__dict__", {})])
-    numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
-    rank.fact("kept", sum(t.untyped_storage().nbytes() // t.element_size() for t in numbers))
+    storages = [(t.untyped_storage().nbytes(), t.is_floating_point()) for t in held if isinstance(t, Tensor)]
+    rank.fact("kept", sum(size for size, real in storages if real or size > SPLITS_BYTES * len(sent)))
     if "groups" in rank.params:  # between the two, a call of everybody, in another dtype
         nobody = [0] * rank.case.ranks
         rank.student.AllToAll.apply(leaf[:0].half(), nobody, nobody, rank.group)
@@ -258,8 +266,10 @@ def _one_of_counts(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 
 def _keeps_no_rows(evidence: Evidence, answer: RankAnswer) -> Finding:
-    kept = answer.facts["kept"]
-    return Finding(not kept, "nothing kept for backward but the splits", f"{kept:,} numbers", answer.rank)
+    kept, beside = answer.facts["kept"], answer.facts["beside"]
+    few = beside <= SPLITS_BYTES * len(evidence.inputs[f"sent.{answer.rank}"])
+    seen = f"tensors of {kept:,} bytes, {beside:,} bytes beside what came"
+    return Finding(not kept and few, "nothing kept for backward but the splits", seen, answer.rank)
 
 
 def _one(phase: str, what: str) -> Judge:
@@ -289,6 +299,13 @@ COUNTS = Run(_exchange_counts, _count_inputs, own_names)
 ROWS = Run(_exchange, _inputs, own_names)
 BOTH = Run(_both, _inputs, own_names)
 NUMBERS = every(on_each(_table), on_each(_rows), on_each(_gradients))
+ROWS_ALONE = every(
+    _one("forward", "rows"),
+    _to_each("forward", "sent"),
+    _one("backward", "grad"),
+    _to_each("backward", "received"),
+    on_each(_keeps_no_rows),
+)
 EXERCISE = Exercise(
     EXCHANGE_ID,
     "Rows to the ranks of their experts",
@@ -319,6 +336,7 @@ EXERCISE = Exercise(
             "Counts are told in one all-to-all of one number for each expert.",
             "an all-gather tells everybody everything",
             {"counts": on_each(_one_of_counts)},
+            {"idle": on_each(_one_of_counts), "subgroup": on_each(_one_of_counts)},
         ),
         Property(
             "rows",
@@ -342,15 +360,8 @@ EXERCISE = Exercise(
             2,
             "One all-to-all each way, of the rows there are and no padding; no rows are kept.",
             "rows padded to the same number for everybody",
-            {
-                "values": every(
-                    _one("forward", "rows"),
-                    _to_each("forward", "sent"),
-                    _one("backward", "grad"),
-                    _to_each("backward", "received"),
-                    on_each(_keeps_no_rows),
-                )
-            },
+            {"values": ROWS_ALONE},
+            {"idle": ROWS_ALONE, "subgroup": ROWS_ALONE},
         ),
         Property(
             "idle",

@@ -20,6 +20,8 @@ from labkit.checks.shared.worked import Worked
 from labkit.torch_private import tree_iter
 
 PERMUTE_ID = "12.permute"
+FEW = 512  # elements, where there are few rows
+MOST_PASSES = 8  # over the largest tensor there may be: column by column it is one for each
 ROUNDING = 2.0**-8  # of a bfloat16, once
 
 
@@ -75,9 +77,11 @@ def _cases(seed: int) -> list[Case]:
         permute_case("no tokens", "idle", [0, 5, 4], 2, seed),
         permute_case("experts that are a view", "idle", [7, 4, 5], 3, seed, turned=True),
         permute_case("three hundred experts", "order", [40, 3, 300], 4, seed),
+        permute_case("many numbers", "order", [64, 64, 4], 2, seed),
         permute_case("one token", "order", [1, 4, 5], 2, seed),
         permute_case("three of six", "back", [8, 5, 6], 3, seed),
         permute_case("one, float32", "back", [9, 6, 4], 1, seed, dtype="float32"),
+        permute_case("many numbers, back", "back", [64, 64, 4], 2, seed),
         permute_case("back to one token", "back", [1, 4, 5], 2, seed),
         permute_case("back to no tokens", "back-idle", [0, 5, 4], 2, seed),
         permute_case("gates that are a view", "back-idle", [7, 4, 5], 3, seed, turned=True),
@@ -112,8 +116,8 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _permute(rank: Rank) -> None:
-    """Answers rows, places, counts, grad.tokens and, without a graph, again. Facts products,
-    largest, sparse and changed.
+    """Answers rows, places, counts, grad.tokens and, without a graph, again. Facts products, largest, made,
+    sparse and changed.
     """
     tokens, experts = rank.inputs["tokens"].clone().requires_grad_(), rank.inputs["experts"].clone()
     if "turned" in rank.params:
@@ -123,6 +127,7 @@ def _permute(rank: Rank) -> None:
         found = Permuted(*rank.student.permute(tokens, experts, rank.params["shape"][2]))
     rank.fact("products", worked.products)
     rank.fact("largest", worked.largest)
+    rank.fact("made", worked.made)
     rank.fact("sparse", worked.sparse)
     for name, tensor in found._asdict().items():
         rank.answer(name, tensor)
@@ -136,8 +141,8 @@ def _permute(rank: Rank) -> None:
 
 
 def _unpermute(rank: Rank) -> None:
-    """Answers out, grad.rows, grad.gates and, without a graph, again. Facts products and changed. Before, as
-    many rows of other experts are permuted.
+    """Answers out, grad.rows, grad.gates and, without a graph, again. Facts products, made and changed.
+    Before, as many rows of other experts are permuted.
     """
     rows, gates = (rank.inputs[name].clone() for name in ("rows", "gates"))
     gates = turned(gates) if "turned" in rank.params else gates
@@ -149,6 +154,7 @@ def _unpermute(rank: Rank) -> None:
     with Worked() as worked:
         out = rank.student.unpermute(rows, places, gates)
     rank.fact("products", worked.products)
+    rank.fact("made", worked.made)
     rank.answer("out", out)
     with rank.attempt("gradients"):
         (out * rank.inputs["grad"]).sum().backward()
@@ -219,20 +225,37 @@ def _rounded_once(evidence: Evidence, answer: RankAnswer) -> Finding:
 def _no_products(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     """Neither as a product nor element by element, for which each row would be made for every token."""
     yield _products_up_to(0, answer)
-    (n, hidden, num_experts), k = evidence.case.params["shape"], evidence.case.params["k"]
-    most = 2 * n * k * max(hidden, num_experts, n * k)
+    (n, hidden, _), k, most = evidence.case.params["shape"], evidence.case.params["k"], _most(evidence.case)
     told = f"no tensor of more than {most:,} elements: {n * k} rows of {hidden}"
     yield Finding(answer.facts["largest"] <= most, told, f"one of {answer.facts['largest']:,}", answer.rank)
     yield Finding(not answer.facts["sparse"], "no sparse matrix", "one", answer.rank)
+    yield _made_up_to(MOST_PASSES * most, answer)
 
 
 def _nothing_multiplied(evidence: Evidence) -> Iterator[Finding]:
     return (finding for answer in evidence.answers for finding in _no_products(evidence, answer))
 
 
-def _each_row_once(evidence: Evidence, answer: RankAnswer) -> Finding:
+def _most(case: Case) -> int:
+    """Elements of the largest tensor that may be made: rows, or which expert or which other row each has."""
+    (n, hidden, num_experts), k = case.params["shape"], case.params["k"]
+    return max(2 * n * k * max(hidden, num_experts, n * k), FEW)
+
+
+def _made_up_to(most: int, answer: RankAnswer) -> Finding:
+    made = answer.facts["made"]
+    told = f"at most {most:,} elements made by all operations together"
+    return Finding(made <= most, told, f"{made:,} elements", answer.rank)
+
+
+def _each_row_once(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
     """The gates times a token's own rows is a product too, and no matrix of zeros and ones."""
-    return _products_up_to(2 * evidence.inputs["rows"].numel(), answer)
+    yield _products_up_to(2 * evidence.inputs["rows"].numel(), answer)
+    yield _made_up_to(MOST_PASSES * _most(evidence.case), answer)
+
+
+def _each_row_weighted_once(evidence: Evidence) -> Iterator[Finding]:
+    return (finding for answer in evidence.answers for finding in _each_row_once(evidence, answer))
 
 
 def _products_up_to(most: int, answer: RankAnswer) -> Finding:
@@ -281,7 +304,7 @@ EXERCISE = Exercise(
             1,
             "Rows are moved, not multiplied.",
             "a product with a matrix of zeros and ones costs as much as an expert does",
-            {"order": _nothing_multiplied, "back": on_each(_each_row_once)},
+            {"order": _nothing_multiplied, "back": _each_row_weighted_once},
         ),
         Property(
             "idle",

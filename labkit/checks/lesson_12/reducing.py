@@ -291,6 +291,7 @@ EXERCISE = Exercise(
             "Every gradient is reduced once, among the ranks that have its parameter.",
             "experts reduced among all: other ranks have other experts in that place",
             {"values": _judge_once},
+            dict.fromkeys(("mixed", "single", "subgroup"), _judge_once),
         ),
         Property(
             "trained",

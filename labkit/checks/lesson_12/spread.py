@@ -30,6 +30,7 @@ from labkit.checks.shared.beside import (
     same,
     stays_in_group,
 )
+from labkit.checks.shared.forwards import note_forwards
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
 
@@ -156,7 +157,7 @@ def _once(rank: Rank) -> None:
     module, router, experts = _build(rank, group)
     seen: list[list[int]] = [[] for _ in experts]
     for calls, expert in zip(seen, experts, strict=True):
-        expert.register_forward_pre_hook(lambda _, rows, calls=calls: calls.append(int(rows[0].shape[0])))
+        note_forwards(expert, lambda rows, *_, calls=calls: calls.append(int(rows.shape[0])))
     tokens = _tokens(rank, 0)
     others = rank.inputs["tokens.1"].clone()
     with rank.recording("forward"):
@@ -366,6 +367,7 @@ EXERCISE = Exercise(
             "One all-to-all of counts and two of rows forward, two of rows backward, and nothing else.",
             "tokens gathered from everybody, or rows padded to a capacity",
             {"values": _judge_messages},
+            dict.fromkeys(("idle", "low", "again", "subgroup"), _judge_messages),
         ),
         Property(
             "one-call",
@@ -374,6 +376,7 @@ EXERCISE = Exercise(
             "Each expert is called once, with the rows of all ranks together.",
             "a call for each rank that rows came from: rows of an expert have to lie together first",
             dict.fromkeys(("values", "idle"), _judge_calls),
+            dict.fromkeys(("empty", "low", "again", "subgroup"), _judge_calls),
         ),
         Property(
             "idle",

@@ -22,6 +22,13 @@ def is_generator_state(storage: torch.UntypedStorage) -> bool:
     return _comes_of_its_seed(bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy()))
 
 
+def has_more_to_give(storage: torch.UntypedStorage) -> bool:
+    """Whether a CPU generator's state has numbers beside those that come of its seed: a normal number is made
+    with another one, which waits there. No seed says what these bytes are.
+    """
+    return any(bytes(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())[_BLOCK.stop :])
+
+
 def _comes_of_its_seed(state: bytes) -> bool:
     generator = torch.Generator()
     generator.manual_seed(int.from_bytes(state[_SEED], "little", signed=True))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.checks.shared.generator_states import is_generator_state
+from labkit.checks.shared.generator_states import has_more_to_give, is_generator_state
 from labkit.checks.source.submission import MODULE_NAME
 from labkit.torch_private import dense_parts
 
@@ -27,6 +27,7 @@ LONG = 256  # bytes that are more than a short text
 OWN_MEMORY = 512  # what is no larger is in memory that Python has set aside
 TEXTS = 2048  # characters of all texts that a part may have
 _DEEPEST = 2  # tuples or dicts in one another
+MOST_WAITING = 2  # states of random generators with bytes that no seed decides
 A_FEW = 64  # bytes of numbers outside of tensors that any part may have
 Kind = TypeVar("Kind")
 
@@ -111,7 +112,10 @@ def _behind_tensors(things: Sequence[object]) -> dict[int, int]:
     tensors = [part for tensor in _of_kind(things, Tensor) for part in _with_memory(tensor)]
     storages = [*(t.untyped_storage() for t in tensors), *_of_kind(things, torch.UntypedStorage)]
     behind = {s.data_ptr(): s for s in storages if s.nbytes()}
-    return {address: s.nbytes() for address, s in behind.items() if not is_generator_state(s)}
+    states = {address: s for address, s in behind.items() if is_generator_state(s)}
+    waiting = [address for address, s in states.items() if s.device.type == "cpu" and has_more_to_give(s)]
+    free = states.keys() - set(waiting[MOST_WAITING:])
+    return {address: s.nbytes() for address, s in behind.items() if address not in free}
 
 
 def _with_memory(tensor: Tensor) -> list[Tensor]:

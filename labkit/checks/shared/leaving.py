@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-METHODS = ("numpy", "tolist", "__dlpack__")  # numpy.asarray comes by the first
+METHODS = ("numpy", "tolist", "__dlpack__", "apply_", "map_", "map2_")  # numpy.asarray comes by the first
 ALONE = ("item", "__float__", "__int__", "__index__", "__complex__")  # one number at a time
 PICKLED = "__reduce_ex__"  # by this torch.save and pickle take a tensor apart
 BYTES = ("data_ptr", "untyped_storage", PICKLED)  # by these files are written

@@ -9,12 +9,12 @@ from labkit.checks.shared.holding import Holding, held_since
 PATIENCE = 2.0  # seconds for a backend's threads to let go of a collective's tensors on a busy machine
 
 
-def left_since(before: Holding) -> int:
+def left_since(before: Holding, expected: int = 0) -> int:
     """Bytes held that were not there when `holding` gave `before`: the least in a while, until there are
-    none.
+    no more than expected.
     """
     over, least = time.monotonic() + PATIENCE, held_since(before)
-    while least and time.monotonic() < over:
+    while least > expected and time.monotonic() < over:
         time.sleep(PATIENCE / 100)
         least = min(least, held_since(before))
     return least

@@ -13,16 +13,17 @@ class Worked(WatchingMode):
     """Counts what is computed inside `with Worked() as worked:`.
 
     calls: of torch's operations, views too. products: operations of matrix products, a multiply-add as two.
-    largest: elements of the largest tensor that was made.
+    largest: elements of the largest tensor that was made. made: those of all of them together.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = self.products = self.largest = 0
+        self.calls = self.products = self.largest = self.made = 0
 
     def computed(self, func: Any, inputs: Any, out: Any) -> None:
         """Count it."""
         self.calls += 1
         if not func.is_view:
             self.products += flops_of(func._schema.name, operands_of(inputs))
-            self.largest = max([self.largest, *(t.numel() for t in tree_iter(out) if has_bytes(t))])
+            sizes = [t.numel() for t in tree_iter(out) if has_bytes(t)]
+            self.largest, self.made = max([self.largest, *sizes]), self.made + sum(sizes)
