@@ -21,7 +21,7 @@ from autograder.grade.grading import Conditions, digest_of, grade_notebook
 from autograder.grade.records import Record, load, path_of, save
 from autograder.gradebook.circumstances import circumstances
 from autograder.gradebook.course import Course, Submitted, put_in_place
-from autograder.gradebook.lateness import check_time
+from autograder.gradebook.handed_in import time_of
 from autograder.gradebook.links import linked, remove_links
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import CourseError, in_words
@@ -221,7 +221,7 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
     if done and record is not None and course.holds(record, feedback):
         return
     remove_links(submitted.notebook.parent)
-    check_time(submitted.notebook.parent)
+    time_of(submitted.notebook.parent)  # or a CourseError
     put_in_place(submitted, lesson)
     course.merge(lesson, submitted.student)
     if feedback:

@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 
 from autograder.grade.submitted import read_bytes
-from autograder.gradebook.lateness import TIME, due_date, read_extensions
+from autograder.gradebook.handed_in import TIME
+from autograder.gradebook.lateness import due_date, read_extensions
 from autograder.gradebook.requests import FILE
 from labkit.checks.source.notebook import BadNotebook
 

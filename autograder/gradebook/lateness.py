@@ -17,21 +17,16 @@ from zoneinfo import ZoneInfo
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.preprocessors import AssignLatePenalties
-from nbgrader.utils import parse_utc
 
 from autograder.grade.records import FOLDER
-from autograder.grade.submitted import read_bytes
 from autograder.gradebook.pages import LATE
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.tables import table_of, text_of
 from labkit.checks import registry
-from labkit.checks.source.notebook import BadNotebook
 from labkit.checks.source.text import visible
 from labkit.whole_file import write_whole
 
 EXTENSIONS = "extensions.csv"
-TIME = "timestamp.txt"  # of handing in, beside the notebook: nbgrader's
-MOST_BYTES = 2**20  # of that file
 COLUMNS = ("student", "lesson", "until")
 
 
@@ -142,24 +137,6 @@ def unused_extensions(course: Path, lesson: str, handed_in: Collection[str]) -> 
                 f"handed it in{meant}"
             )
     return told
-
-
-def check_time(submission: Path) -> None:
-    """CourseError where the file that says when a submission was handed in cannot be read.
-
-    One that is empty, not there, or a link, which is not followed, says nothing.
-    """
-    path = submission / TIME
-    if path.is_symlink() or not path.exists():
-        return
-    try:
-        text = read_bytes(path, MOST_BYTES).decode().strip()
-        parse_utc(text or None)
-    except (BadNotebook, OSError, ValueError, OverflowError) as problem:
-        raise CourseError(
-            f"{path}: expected a time such as 2026-12-01 23:59:00 UTC ({str(problem)[:200]}); correct "
-            "it, or delete it, and the work counts as handed in in time"
-        ) from None
 
 
 def _digits(lesson: str) -> str:

@@ -23,8 +23,9 @@ def configure(c: Config) -> None:
     """Replace the steps of nbgrader that would execute a submission, or trust what is in it."""
     from autograder.gradebook.collecting import Collect
     from autograder.gradebook.feedback_page import FeedbackPage, GetGradesAndChanges
+    from autograder.gradebook.handed_in import time_if_known
     from autograder.gradebook.lateness import LatePenalties
-    from autograder.gradebook.nbgrader_private import show_submissions_with
+    from autograder.gradebook.nbgrader_private import read_times_with, show_submissions_with
     from autograder.gradebook.pages import SubmissionPage
     from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades
     from autograder.gradebook.uploads import EXTRACTED, UploadExtractor
@@ -42,3 +43,4 @@ def configure(c: Config) -> None:
     c.GenerateFeedback.exporter_class = FeedbackPage
     c.GenerateFeedback.preprocessors = [GetGradesAndChanges]
     show_submissions_with(SubmissionPage)
+    read_times_with(time_if_known)

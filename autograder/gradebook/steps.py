@@ -23,6 +23,7 @@ from autograder.grade.records import Record, load, save
 from autograder.grade.settings import Settings
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.gradebook import rebuild
+from autograder.gradebook.handed_in import time_of
 from autograder.gradebook.links import check_no_links
 from autograder.gradebook.nbgrader_private import reads_the_students_file, resources_of
 from autograder.gradebook.pages import VERDICT
@@ -56,6 +57,7 @@ class GradeInSandbox(NbGraderPreprocessor):
         about, nbgrader = resources["labkit"], resources["nbgrader"]
         lesson = nbgrader["assignment"]
         check_no_links(Path(about["path"]).parent)
+        time_of(Path(about["path"]).parent)  # or a CourseError: nbgrader has gone on without it
         record = current_record(Path(about["path"]), lesson, nbgrader["student"])
         cells = graded_cells(nbgrader["db_url"], nbgrader["notebook"], lesson)
         if record.problem:

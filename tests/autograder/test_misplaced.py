@@ -203,7 +203,8 @@ def test_a_copy_that_cannot_be_finished_does_not_pass_for_the_work(tmp_path: Pat
     assert (found.notebook.name, found.others) == ("mine.ipynb", ())
 
 
-@pytest.mark.parametrize("time", [b"yesterday evening", b"\xff\xfe", b"2026-13-01", None])
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("time", [b"yesterday evening", b"\xff\xfe", b"1." * 500_000, None])
 def test_a_time_that_is_none_is_told(tmp_path: Path, time: bytes | None) -> None:
     """With the file's name; with the time put right, the points are in the gradebook."""
     course = new_course(tmp_path)
