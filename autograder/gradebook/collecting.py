@@ -5,18 +5,25 @@ What is not plainly a student's own is refused and told, and everybody else is c
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from autograder.gradebook.handed_in import AS_WRITTEN, TIME, text_of_time, time_of
 from autograder.gradebook.nbgrader_private import NO_TIME, CollectTheFirst
+from autograder.gradebook.problems import CourseError, no_student_id
 from labkit.checks.source.text import visible
 
 PART = 2**20  # bytes that are copied at once
+# `nbgrader submit` takes the time, copies, and is done; the clock may be another machine's.
+SUBMITTING = timedelta(minutes=5)
 
 
 class Refused(Exception):
@@ -29,7 +36,20 @@ class Collect(CollectTheFirst):
 
     Both are refused here. Of several submissions the newest of the student's own is taken. Owners are
     compared unless `check_owner` is off, for hubs where all students are one user of the system.
+
+    The time of handing in is that of the folder's name, as UTC. The student could write it, too: where
+    something in the folder was changed later, a person is told. Only told, as copying an exchange to another
+    file system, or changing its permissions, changes everything in it, and where all students are one user
+    each can change what another one left.
     """
+
+    def start(self) -> None:
+        """Collect. Names of files and folders are students' texts: a terminal obeys nothing in the log."""
+        self.log.addFilter(_made_visible)
+        try:
+            super().start()
+        finally:
+            self.log.removeFilter(_made_visible)
 
     def init_src(self) -> None:
         """Find what is to be collected; what is refused is logged, and what was collected before it stays."""
@@ -56,8 +76,13 @@ class Collect(CollectTheFirst):
 
     def _check(self, record: dict[str, Any]) -> None:
         path, student = self._path(record), record["username"]
+        if why := no_student_id(student):
+            raise Refused(why)
         if record["timestamp"] == NO_TIME:
-            raise Refused("its name has no time of handing in: expected STUDENT+LESSON+TIME+RANDOM")
+            raise Refused(
+                "its name has no time of handing in: expected STUDENT+LESSON+TIME+RANDOM with a time such as "
+                f"{AS_WRITTEN} (c.Exchange.timezone and timestamp_format as nbgrader has them)"
+            )
         if self._another(path, student):
             raise Refused(
                 f"it belongs to the user {_owner(path) or 'without a name'}, not to {student}. Where all "
@@ -69,6 +94,10 @@ class Collect(CollectTheFirst):
         with tempfile.TemporaryDirectory(dir=os.path.dirname(dest), prefix=".collecting-") as kept:
             plain = Path(kept) / os.path.basename(src)
             copy_plain(Path(src), plain, self._most_bytes)
+            named: datetime = self._path_to_record(src)["timestamp"]
+            if doubt := _doubt(named, plain, last_change(Path(src))):
+                self.log.warning("%s: %s", src, doubt)
+            _write_time(plain / TIME, named)
             super().do_copy(str(plain), dest, log)
 
     @property
@@ -86,6 +115,53 @@ class Collect(CollectTheFirst):
 
     def _path(self, record: dict[str, Any]) -> str:
         return os.path.join(self.inbound_path, record["filename"])
+
+
+def _doubt(named: datetime, copied: Path, changed: datetime) -> str:
+    """What speaks against the time in a folder's name, and what to do; empty where nothing does.
+
+    changed: when the folder, or anything in it, was changed last. All times as UTC without a zone.
+    """
+    why = []
+    try:
+        own = time_of(copied)
+    except CourseError:
+        why.append(f"its {TIME} holds no time")
+    else:
+        if own is not None and own != named:
+            why.append(f"its {TIME} says {own}")
+    if changed - named > SUBMITTING:
+        why.append(f"something in it was changed at {changed:%Y-%m-%d %H:%M:%S}")
+    if not why:
+        return ""
+    return (
+        f"by its name, which its student can choose, it was handed in at {named} UTC, and "
+        f"{' and '.join(why)}. The name's time was taken: correct {TIME} under submitted/ if you know better"
+    )
+
+
+def _write_time(path: Path, at: datetime) -> None:
+    """Replace what a student handed in under this name."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.write_text(text_of_time(at), encoding="utf-8")
+
+
+def last_change(folder: Path) -> datetime:
+    """When a folder, or anything in it, was last changed, as UTC without a zone: by the kernel's account,
+    which its owner cannot set.
+    """
+    found = [os.lstat(folder).st_ctime]
+    for _, folders, files, at in os.fwalk(folder, onerror=_fail, follow_symlinks=False):
+        found += (os.stat(name, dir_fd=at, follow_symlinks=False).st_ctime for name in [*folders, *files])
+    return datetime.fromtimestamp(max(found), UTC).replace(tzinfo=None)
+
+
+def _made_visible(record: logging.LogRecord) -> bool:
+    """A filter of a log that lets everything through, without what a terminal would obey."""
+    record.msg, record.args = visible(record.getMessage()), ()
+    return True
 
 
 def copy_plain(src: Path, dest: Path | None, most_bytes: int) -> None:

@@ -55,6 +55,12 @@ def in_words(problem: BaseException) -> str:
 
 def student_id_problem(student: str) -> str:
     """Why a folder's name cannot be a student's id, and what to do; empty when it can."""
+    why = no_student_id(student)
+    return f"{why}; rename the folder under submitted/" if why else ""
+
+
+def no_student_id(student: str) -> str:
+    """Why a name cannot be a student's id; empty when it can."""
     reasons = {
         "it is empty": not student,
         "it begins or ends with a space": student != student.strip(),
@@ -64,4 +70,4 @@ def student_id_problem(student: str) -> str:
         "it begins with a dot": student.startswith("."),
     }
     why = ", ".join(reason for reason, holds in reasons.items() if holds)
-    return f"no student's id: {why}; rename the folder under submitted/" if why else ""
+    return f"no student's id: {why}" if why else ""

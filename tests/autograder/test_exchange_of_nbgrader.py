@@ -7,9 +7,11 @@ import os
 import pwd
 import tempfile
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from nbgrader.apps.api import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 from recorded import LESSON, new_course
 from traitlets.config import Config
@@ -57,6 +59,17 @@ def collected(course: Course) -> dict[str, str]:
     """Student -> what is in the notebook that was collected."""
     found = (course.root / "submitted").glob(f"*/{LESSON}/{LESSON}.ipynb")
     return {path.parts[-3]: path.read_text() for path in found}
+
+
+def times(course: Course) -> dict[str, str]:
+    """Student -> what `timestamp.txt` says that was collected."""
+    found = (course.root / "submitted").glob(f"*/{LESSON}/timestamp.txt")
+    return {path.parts[-3]: path.read_text() for path in found}
+
+
+def now(ago: timedelta = timedelta()) -> str:
+    """A time as `nbgrader submit` writes it into the folder's name, and into the file."""
+    return f"{datetime.now(UTC) - ago:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
 def test_the_course_collects_with_it(course: Course) -> None:
@@ -195,3 +208,105 @@ def test_what_its_student_takes_away_again_does_not_keep_others_from_being_colle
     taking = Collect.__new__(Collect)
     taking.check_owner, taking.inbound_path = True, str(course.root)
     assert taking.in_order([gone, there]) == [there, gone]
+
+
+NO_TIMES = (b"yesterday", b"\xff\xfe", b"99999999999999999999", b"0001-01-01 00:00:00 +23:59", None)
+
+
+@pytest.mark.parametrize("content", NO_TIMES)
+def test_a_time_that_is_none_keeps_nobody_from_being_collected(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    """Neither in the exchange nor among what was collected before; None is a folder of the file's name."""
+
+    def write(folder: Path) -> None:
+        (folder / "timestamp.txt").unlink(missing_ok=True)
+        if content is None:
+            (folder / "timestamp.txt").mkdir()
+        else:
+            (folder / "timestamp.txt").write_bytes(content)
+
+    first, second = now(timedelta(seconds=9)), now()
+    for student in ("ada", "bad", "zoe"):
+        inbound(student, first)
+    write(tmp_path / "exchange" / COURSE / "inbound" / f"bad+{LESSON}+{first}+random")
+    collect(course, tmp_path, check_owner=False)
+    assert times(course) == dict.fromkeys(("ada", "bad", "zoe"), first)
+    (told,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "its timestamp.txt holds no time" in told
+    write(course.root / "submitted" / "bad" / LESSON)
+    for student in ("ada", "bad", "late", "zoe"):
+        inbound(student, second, text="second")
+    collect(course, tmp_path, check_owner=False, update=True)
+    assert collected(course) == dict.fromkeys(("ada", "bad", "late", "zoe"), "second")
+    assert times(course) == dict.fromkeys(("ada", "bad", "late", "zoe"), second)
+
+
+def test_the_time_is_that_of_the_folders_name_and_another_in_it_is_told(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stamp = now()
+    (inbound("ada", stamp) / "timestamp.txt").write_text(stamp)
+    (inbound("eve", stamp) / "timestamp.txt").write_text("2020-01-01 00:00:00 UTC")
+    collect(course, tmp_path, check_owner=False)
+    assert times(course) == {"ada": stamp, "eve": stamp}
+    (told,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"eve+{LESSON}" in told
+    assert "its timestamp.txt says 2020-01-01 00:00:00. The name's time was taken" in told
+
+
+@pytest.mark.parametrize("where", ["folder", "file"])
+def test_what_was_changed_after_the_time_in_its_name_is_told(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """The folder that is made later, or the notebook that is written over in it: the kernel knows."""
+    inbound("ada", now(timedelta(minutes=4)))
+    late = inbound("eve", now(timedelta(minutes=6)))
+    long_ago = (1e9, 1e9)
+    os.utime(late / f"{LESSON}.ipynb", long_ago)
+    if where == "folder":
+        os.utime(late, long_ago)
+    collect(course, tmp_path, check_owner=False)
+    assert collected(course) == {"ada": "own", "eve": "own"}, "a person decides"
+    (told,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"eve+{LESSON}" in told
+    assert f"something in it was changed at {now()[:10]}" in told
+
+
+@pytest.mark.parametrize("stamp", ["10", "monday", "2026-11-01", "2026-11-01 10:00:00 CEST", "1." * 40])
+def test_a_name_with_what_is_taken_for_a_time_elsewhere_is_refused(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture, stamp: str
+) -> None:
+    inbound("ada", now())
+    inbound("eve", stamp)
+    collect(course, tmp_path, check_owner=False)
+    assert collected(course) == {"ada": "own"}
+    assert "its name has no time of handing in" in caplog.text
+
+
+def test_a_name_that_is_no_students_id_is_refused_and_no_terminal_obeys_it(
+    course: Course, inbound: Inbound, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    course.config.CourseDirectory.max_file_size = 1
+    for student in ("\x1b]0;pwned\x07eve", "\x1b[2Jada", " ada", "{ada}"):
+        inbound(student, now())
+    (inbound("ada", now()) / "\x1b[2Jlarge.txt").write_text("x" * 2000)
+    collect(course, tmp_path, check_owner=False)
+    assert os.listdir(course.root / "submitted") == ["ada"]
+    assert caplog.text.count("was not collected: no student's id: ") == 4
+    assert "rename the folder under submitted/" not in caplog.text, "there is none"
+    assert "Ignoring file too large" in caplog.text
+    assert caplog.text.replace("\n", "").isprintable()
+
+
+def test_formgraders_list_and_nbgraders_steps_take_what_is_no_time_for_none(course: Course) -> None:
+    """One student's file would else keep the list of all from being shown."""
+    folder = course.root / "submitted" / "bad" / LESSON
+    folder.mkdir(parents=True)
+    course = Course(course.root)  # as a server reads the configuration, with these parts of nbgrader loaded
+    lists = NbGraderAPI(coursedir=course.directory)
+    for text, at in (("1." * 500_000, None), ("monday", None), ("2026-11-01 10:00:00 UTC", 2026)):
+        (folder / "timestamp.txt").write_text(text)
+        found = lists.get_submitted_timestamp(LESSON, "bad"), course.directory.get_existing_timestamp(folder)
+        assert [one and one.year for one in found] == [at, at]
