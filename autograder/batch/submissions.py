@@ -30,6 +30,8 @@ from labkit.checks.source.text import visible
 
 MEMORY_OF_A_JOB = 2**30  # bytes: what four ranks use; the sandbox's limit is for those that use more
 
+WITH_FEEDBACK = " with feedback"  # at the end of a marker of what was merged
+
 
 @dataclass
 class Run:
@@ -215,10 +217,11 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
     marker = path.with_suffix(".merged")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     digest += f" {circumstances(course.root, course.db_url, lesson, submitted.student)}"
-    digest += " with feedback" if feedback else ""
+    digest += WITH_FEEDBACK if feedback else ""
     record = load(course.root, lesson, submitted.student)
     done = marker.is_file() and marker.read_bytes().startswith(digest.encode())
     if done and record is not None and course.holds(record, feedback):
+        _renew_penalty(course, lesson, submitted.student, feedback, marker)
         return
     remove_links(submitted.notebook.parent)
     time_of(submitted.notebook.parent)  # or a CourseError
@@ -227,6 +230,20 @@ def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback:
     if feedback:
         course.feedback(lesson, submitted.student)
     marker.write_text(digest)
+
+
+def _renew_penalty(course: Course, lesson: str, student: str, feedback: bool, marker: Path) -> None:
+    """Bring what lateness costs up to points that a person gave after the merge. A merge would do it too, and
+    ask a person to look at those points again.
+    """
+    if course.has_penalty(lesson, student):
+        return
+    digest = marker.read_bytes()
+    marker.unlink()  # where this is cut off, a merge does it
+    course.renew_penalty(lesson, student)
+    if feedback:
+        course.feedback(lesson, student)
+    marker.write_bytes(digest if feedback else digest.removesuffix(WITH_FEEDBACK.encode()))
 
 
 def auto_jobs() -> int:

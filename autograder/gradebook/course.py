@@ -30,6 +30,7 @@ from autograder.gradebook.lateness import read_extensions
 from autograder.gradebook.links import linked, remove_links
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
+from autograder.gradebook.penalties import PresentPenalties
 from autograder.gradebook.problems import CourseError, student_id_problem
 from autograder.gradebook.report import Score
 from autograder.gradebook.roster import read_roster
@@ -181,17 +182,35 @@ class Course:
         return self.root / "feedback" / student / lesson / f"{lesson}.html"
 
     def scores(self, lesson: str) -> list[Score]:
-        """What the gradebook holds for a lesson, by student: with a person's changes and late penalties."""
+        """What the gradebook holds for a lesson, by student: with a person's changes, and the penalties that
+        late work with these scores costs. Where those cannot be computed a score is not complete.
+        """
         found = []
+        penalties = PresentPenalties(config=self.config)
         with Gradebook(self.db_url) as gradebook:
             for submission in gradebook.assignment_submissions(lesson):
-                late = sum(notebook.late_submission_penalty or 0.0 for notebook in submission.notebooks)
                 grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
                 complete = all(g.auto_score is not None or g.manual_score is not None for g in grades)
-                late = min(late, submission.score)
+                late = 0.0
+                try:
+                    late = sum(penalties.owed(submission).values())
+                except CourseError:  # of which grading tells
+                    complete = False
                 score = submission.score - late
                 found.append(Score(submission.student.id, score, submission.max_score, complete, late))
         return sorted(found, key=lambda score: score.student)
+
+    def has_penalty(self, lesson: str, student: str) -> bool:
+        """Whether the gradebook has the penalty that a submission costs as it is scored now."""
+        with Gradebook(self.db_url) as gradebook:
+            submission = gradebook.find_submission(lesson, student)
+            return PresentPenalties(config=self.config).is_written(submission)
+
+    def renew_penalty(self, lesson: str, student: str) -> None:
+        """Put that penalty into the gradebook, and into what formgrader shows."""
+        with Gradebook(self.db_url) as gradebook:
+            submission = gradebook.find_submission(lesson, student)
+            PresentPenalties(config=self.config).renew(gradebook, submission, self.root)
 
     def most_points(self, lesson: str) -> float:
         """What can be had in a lesson, as the gradebook has it."""

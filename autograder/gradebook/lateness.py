@@ -1,4 +1,4 @@
-"""When work was handed in, and until when it might have been: what nbgrader's late penalties go by.
+"""Until when work might be handed in: what nbgrader's late penalties go by.
 
 `extensions.csv` in a course's folder gives single students more time, a line each: student, lesson, until.
 """
@@ -8,18 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
-from nbformat import NotebookNode
 from nbgrader.api import Gradebook, MissingEntry
-from nbgrader.preprocessors import AssignLatePenalties
 
 from autograder.grade.records import FOLDER
-from autograder.gradebook.pages import LATE
 from autograder.gradebook.problems import CourseError
 from autograder.gradebook.tables import table_of, text_of
 from labkit.checks import registry
@@ -30,30 +26,7 @@ EXTENSIONS = "extensions.csv"
 COLUMNS = ("student", "lesson", "until")
 
 
-class LatePenalties(AssignLatePenalties):
-    """nbgrader's step, after the course's extensions were put into the gradebook."""
-
-    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        about, course = resources["nbgrader"], Path.cwd()
-        _apply_extension(course, about["db_url"], about["assignment"], about["student"])
-        nb, resources = super().preprocess(nb, resources)
-        with Gradebook(about["db_url"]) as gradebook:
-            told = what_it_cost(gradebook, about["assignment"], about["student"])
-        nb.metadata.update({LATE: told} if told else {})
-        return nb, resources
-
-
-def what_it_cost(gradebook: Gradebook, lesson: str, student: str) -> str:
-    """How late a submission was, and what that takes from it; empty where it was not."""
-    submission = gradebook.find_submission(lesson, student)
-    if not submission.total_seconds_late:
-        return ""
-    late = timedelta(seconds=round(submission.total_seconds_late))
-    penalty = submission.late_submission_penalty
-    return f"**Handed in {late} after the due date:** {penalty:g} points are taken off."
-
-
-def _apply_extension(course: Path, db_url: str, lesson: str, student: str) -> None:
+def apply_extension(course: Path, db_url: str, lesson: str, student: str) -> None:
     """Bring the gradebook up to the file. An extension that does not come from there stays as it is."""
     until = read_extensions(course).get((student, lesson[:2]))
     extended = _Extended(course / FOLDER / lesson / ".extended")

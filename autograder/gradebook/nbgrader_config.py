@@ -24,9 +24,9 @@ def configure(c: Config) -> None:
     from autograder.gradebook.collecting import Collect
     from autograder.gradebook.feedback_page import FeedbackPage, GetGradesAndChanges
     from autograder.gradebook.handed_in import time_if_known
-    from autograder.gradebook.lateness import LatePenalties
     from autograder.gradebook.nbgrader_private import read_times_with, show_submissions_with
     from autograder.gradebook.pages import SubmissionPage
+    from autograder.gradebook.penalties import ExportWithPenalties, LatePenalties, PresentPenalties
     from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades
     from autograder.gradebook.uploads import EXTRACTED, UploadExtractor
     from labkit.build.release import release_preprocessors
@@ -37,10 +37,11 @@ def configure(c: Config) -> None:
     c.Autograde.pre_convert_hook = "autograder.gradebook.course.without_links"
     c.ExchangeFactory.collect = Collect
     c.ZipCollectApp.extractor_plugin = UploadExtractor
+    c.ExportApp.plugin_class = ExportWithPenalties
     c.FileNameCollectorPlugin.named_regexp = EXTRACTED
     c.FileNameCollectorPlugin.valid_ext = [".ipynb", ".txt"]
     c.GenerateAssignment.preprocessors = release_preprocessors()
     c.GenerateFeedback.exporter_class = FeedbackPage
-    c.GenerateFeedback.preprocessors = [GetGradesAndChanges]
+    c.GenerateFeedback.preprocessors = [PresentPenalties, GetGradesAndChanges]
     show_submissions_with(SubmissionPage)
     read_times_with(time_if_known)

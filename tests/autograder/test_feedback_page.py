@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hostile import text_cell
 from nbgrader.api import Gradebook
 from recorded import DEADLOCK, LESSON, MOST, RING, SECONDS, new_course, not_attempted, record, stopped, wrong
 
-from autograder.gradebook.course import Course
+from autograder.gradebook.course import CONFIG_FILE, Course
 from labkit.checks import registry
 from labkit.checks.source.notebook import grade_id
 from labkit.show.style import ENOUGH, contrast
@@ -22,6 +23,13 @@ from labkit.show.style import ENOUGH, contrast
 ERROR = "rank 1 (and on 2 more): ZeroDivisionError: division by zero (cell 2, line 7)"
 LONG = "# " + "a comment that is wider than a telephone " * 6 + "\n"
 CHANGED = grade_id(SECONDS, "limits")
+TWO_OFF = """
+from nbgrader.plugins import BasePlugin
+
+class TwoOff(BasePlugin):
+    def late_submission_penalty(self, student_id, score, total_seconds_late):
+        return 2
+"""
 
 # Every text on the page: what it says, its colour and its opacity, and the first colour behind it.
 TEXTS = """
@@ -43,7 +51,12 @@ TEXTS = """
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The feedback of somebody who has met everything."""
-    course = new_course(tmp_path_factory.mktemp("course"))
+    root = tmp_path_factory.mktemp("course")
+    new_course(root)
+    (root / "two_off.py").write_text(TWO_OFF)
+    with (root / CONFIG_FILE).open("a") as config:
+        config.write("c.AssignLatePenalties.plugin_class = 'two_off.TwoOff'\n")
+    course = Course(root)
     mine = notebook(LONG + solution(RING), solution(SECONDS))
     mine["cells"].append(text_cell("# My own heading\n\nand a text"))
     record(
@@ -57,13 +70,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_a_person(course: Course) -> None:
-    """A score, a comment and a penalty."""
+    """A score, a comment, and a due date before the work was handed in."""
     with Gradebook(course.db_url) as gradebook:
         gradebook.find_grade(CHANGED, LESSON, LESSON, "ada").manual_score = 0.5
         gradebook.find_grade(grade_id(DEADLOCK, "mean-loss-calls"), LESSON, LESSON, "ada").auto_score = None
         comment = gradebook.find_comment(grade_id(RING), LESSON, LESSON, "ada")
         comment.manual_comment = "Look at `chunk` again <script>window.ran = 1</script>"
-        gradebook.find_submission_notebook(LESSON, LESSON, "ada").late_submission_penalty = 2.0
+        submission = gradebook.find_submission(LESSON, "ada")
+        submission.assignment.duedate, submission.timestamp = datetime(2026, 11, 20), datetime(2026, 11, 21)
         gradebook.db.commit()
 
 
