@@ -6,7 +6,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from conftest import notebook, solution
 from nbgrader.utils import parse_utc
+from recorded import LESSON, RING, new_course, record
 
 from autograder.gradebook.handed_in import MOST_BYTES, text_of_time, time_if_known, time_of
 from autograder.gradebook.problems import CourseError
@@ -55,3 +57,13 @@ def test_what_is_in_another_form_is_refused_at_once(tmp_path: Path, data: bytes)
     with pytest.raises(CourseError, match=r"timestamp\.txt: expected a time such as 2026-12-01 23:59:00 UTC"):
         time_of(tmp_path)
     assert time_if_known(tmp_path) is None
+
+
+def test_nbgraders_own_command_grades_nobody_whose_time_is_none(tmp_path: Path) -> None:
+    """`nbgrader autograde` and formgrader's button, which do not come through `autograder grade`."""
+    course = new_course(tmp_path)
+    record(course, "ada", notebook(solution(RING)))
+    (tmp_path / "submitted" / "ada" / LESSON / "timestamp.txt").write_text("monday")
+    with pytest.raises(CourseError, match="expected a time such as"):
+        course.merge(LESSON, "ada")
+    assert not (tmp_path / "autograded" / "ada" / LESSON).exists()
