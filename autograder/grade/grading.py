@@ -13,7 +13,7 @@ from autograder.grade.evidence import Baseline
 from autograder.grade.harness import Graded, grade_cells, without_points
 from autograder.grade.reading import ReadCell, read_within_limits
 from autograder.grade.records import Record
-from autograder.grade.submitted import chosen_name, parse_notebook, places_of, read_bytes
+from autograder.grade.submitted import chosen_name, collected_from, parse_notebook, places_of, read_bytes
 from autograder.sandbox.sandbox import Sandbox
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
@@ -56,6 +56,7 @@ def grade_notebook(
         record.problem = str(problem)
         record.graded = {e.id: Graded(without_points(e, "error", str(problem))) for e in exercises}
         return record
+    record.collected = collected_from(cells)
     record.chosen_name = chosen_name(cells)
     record.notes += [cell.parsed.problem for cell in cells if cell.parsed and cell.parsed.problem]
     for graded in grade_cells(

@@ -25,6 +25,7 @@ MEMORY = 2 * 2**30  # bytes
 SECONDS = 120.0  # by the clock, where the machine is busy
 MOST_STATEMENTS = 3000  # definitions of a notebook; a solved lesson has a hundred
 MOST_NAMES = 100_000  # that these look up; those of a solved lesson are a few hundred
+MOST_CODE = 1_000_000  # characters of the cells with definitions; each of these cells is shown whole
 MOST_FAILURES = 2  # cells that end the process, before the rest is left unread
 READY = b"ready"  # the process's first line: what ends it from here on is a cell's doing
 
@@ -67,24 +68,43 @@ def read_within_limits(cells: Sequence[Cell]) -> list[ReadCell]:
 
 def _within_bounds(cells: Sequence[Cell], done: Sequence[_Read]) -> list[_Read]:
     """What was read, but for cells with which the notebook has more than a person wrote: which of all these
-    an exercise needs would take the grader too long to tell.
+    an exercise needs would take the grader too long to tell, and a person, too long to see.
     """
-    kept, statements, names = [], 0, 0
+    kept, total = [], _Size()
     for cell, read in zip(cells, done, strict=True):
-        parsed = ParsedCell.from_json(read.parsed)
-        more = len(parsed.statements)
-        looked_up = sum(len(each.needs) + len(each.uses) for each in parsed.statements)
-        if statements + more > MOST_STATEMENTS or names + looked_up > MOST_NAMES:
+        with_it = total.and_that_of(cell, ParsedCell.from_json(read.parsed))
+        if with_it.is_too_much:
             kept.append(
                 _unread(
                     f"{cell.label} was not read: with it the notebook has more than {MOST_STATEMENTS} "
-                    f"definitions, or they look up more than {MOST_NAMES} names"
+                    f"definitions, or they look up more than {MOST_NAMES} names, or the cells that hold them "
+                    f"have more than {MOST_CODE} characters"
                 )
             )
         else:
-            statements, names = statements + more, names + looked_up
+            total = with_it
             kept.append(read)
     return kept
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How much there is in cells with definitions: these, names that they look up, characters."""
+
+    statements: int = 0
+    names: int = 0
+    code: int = 0
+
+    def and_that_of(self, cell: Cell, parsed: ParsedCell) -> _Size:
+        return _Size(
+            self.statements + len(parsed.statements),
+            self.names + sum(len(each.needs) + len(each.uses) for each in parsed.statements),
+            self.code + (len(cell.source) if parsed.statements else 0),
+        )
+
+    @property
+    def is_too_much(self) -> bool:
+        return self.statements > MOST_STATEMENTS or self.names > MOST_NAMES or self.code > MOST_CODE
 
 
 def _unread(why: str) -> _Read:

@@ -25,8 +25,8 @@ class Record:
 
     notebook: the file's name. sha256: of its bytes. seed: what the cases were drawn from. checks: digest of
     what decides the points, so that a changed check grades again. problem: why the file could not be read
-    as a notebook, if so. places: which cell of the notebook, from 0, has an exercise's answer. chosen_name:
-    the student's own, for a ranking.
+    as a notebook, if so. places: which cell of the notebook, from 0, has an exercise's answer. collected:
+    which of them hold definitions. chosen_name: the student's own, for a ranking.
     """
 
     lesson: str
@@ -41,6 +41,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
     graded: dict[str, Graded] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
+    collected: list[int] = field(default_factory=list)
     chosen_name: str = ""
 
     @property

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from labkit.checks.exercise import Exercise
 from labkit.checks.source.notebook import LARGEST_NOTEBOOK, BadNotebook, cells_of
 from labkit.checks.source.submission import Cell
@@ -22,6 +24,11 @@ _SETS_NAME = re.compile(r"""^ranking_name[ \t]*=[ \t]*(["'])([^"'\\\n]*)\1[ \t]*
 NO_FILE = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.ENXIO)  # it is a link, nothing or a socket
 _ZIP = b"PK\x03\x04"  # how every zip with something in it begins
 MOST_VALUES = 5_000_000  # in a notebook's JSON: one list takes thirty times the bytes that it is written in
+MOST_NESTED = 100  # lists and objects within one another; what a library puts into an output has some twenty
+_AT_ONCE = 2**20  # bytes
+_OTHERS = bytes(set(range(256)) - set(b'"[]{}'))  # than what strings, lists and objects begin and end with
+_STEP = np.zeros(256, np.int8)  # of the depth, by a byte outside strings
+_STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,15 @@ def parse_notebook(data: bytes, name: str = "the notebook") -> Notebook:
         raise BadNotebook(f"{name} is not a notebook: it is a zip; hand in the notebook that is in it")
     if (values := sum(map(data.count, (b",", b"[", b"{")))) > MOST_VALUES:
         raise BadNotebook(f"{name} has {values} values in its JSON; at most {MOST_VALUES} are read")
+    if (depth := depth_of(data)) > MOST_NESTED:
+        raise BadNotebook(
+            f"{name} is not a notebook that is read: lists and objects of its JSON lie {depth} deep in one "
+            f"another, at most {MOST_NESTED} may; clear its outputs, take away what else was put into its "
+            "file, and submit again"
+        )
     try:
         raw = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, MemoryError) as error:
         raise BadNotebook(f"{name} is not a notebook: {type(error).__name__}: {str(error)[:200]}") from None
     if isinstance(raw, dict) and "worksheets" in raw and "cells" not in raw:
         raise BadNotebook(
@@ -77,6 +90,21 @@ def parse_notebook(data: bytes, name: str = "the notebook") -> Notebook:
     return Notebook(raw, cells_of(raw, name))
 
 
+def depth_of(data: bytes) -> int:
+    """How deep lists and objects lie in one another in this JSON, whatever is wrong further on. Counted, not
+    parsed: how deep a parser gets depends on who called it.
+    """
+    bare = data.replace(rb"\\", b"").replace(rb"\"", b"")  # each quotation mark left begins or ends a string
+    bare = bare.translate(None, _OTHERS).replace(b'""', b"")
+    within, depth, deepest = False, 0, 0
+    for start in range(0, len(bare), _AT_ONCE):
+        part = np.frombuffer(bare[start : start + _AT_ONCE], np.uint8)
+        strings = np.logical_xor.accumulate(part == ord('"')) ^ within
+        depths = depth + np.cumsum(_STEP[part] * ~strings, dtype=np.int32)
+        within, depth, deepest = bool(strings[-1]), int(depths[-1]), max(deepest, int(depths.max()))
+    return deepest
+
+
 def places_of(cells: Sequence[Cell], exercises: Sequence[Exercise]) -> dict[str, int]:
     """For each exercise the last cell that defines one of its names: its number in the notebook, from 0."""
     found: dict[str, int] = {}
@@ -84,6 +112,11 @@ def places_of(cells: Sequence[Cell], exercises: Sequence[Exercise]) -> dict[str,
         defined = {name for statement in cell.read().statements for name in statement.defines}
         found.update({exercise.id: cell.place - 1 for exercise in exercises if defined & set(exercise.names)})
     return found
+
+
+def collected_from(cells: Iterable[Cell]) -> list[int]:
+    """The cells that hold definitions: their numbers in the notebook, from 0."""
+    return [cell.place - 1 for cell in cells if cell.read().statements]
 
 
 def chosen_name(cells: Iterable[Cell]) -> str:

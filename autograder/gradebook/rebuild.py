@@ -7,7 +7,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from nbformat import NotebookNode
@@ -16,25 +17,35 @@ from nbgrader.utils import compute_checksum
 
 from autograder.gradebook.sanitise import images_of
 from labkit.checks.source.notebook import MOST_CELLS, grade_id
+from labkit.checks.source.statements import LARGEST_CELL
 
-LONGEST_SOURCE = 200_000
+LONGEST_SOURCE = LARGEST_CELL  # no longer one is collected from
 MOST_TEXT = 2_000_000  # characters of all cells together
 MOST_IMAGES = 32 * 2**20  # characters of base64 in all cells together
+LEFT_OUT = "*This submission is too long to be shown: of what follows only cells with definitions are here.*"
+_SCORE = re.compile(r'labkit\.score\("[\w.-]+", "[\w.-]+"\)')  # the whole of a graded cell in the release
 
 
 def rebuilt(
-    raw: Mapping[str, Any], places: Mapping[str, int], graded_cells: Sequence[NotebookNode]
+    raw: Mapping[str, Any],
+    places: Mapping[str, int],
+    graded_cells: Sequence[NotebookNode],
+    collected: Collection[int] = (),
 ) -> NotebookNode:
     """The student's cells without outputs or metadata, exercise cells marked, then the gradebook's graded
     cells.
 
     places: exercise id -> which of the submission's cells has the answer, as it was found when it was read.
+    collected: the cells that definitions were collected from. Each is there whole, whatever else has to be
+    left out: nothing is graded that a person does not see.
     """
+    whole = {*places.values(), *collected}
     plain = {number: cell for number, one in enumerate(_listed(raw)) if (cell := _plain(one)) is not None}
     for exercise_id, number in places.items():
         if number in plain and "nbgrader" not in plain[number].metadata:
             mark_solution(plain[number], grade_id(exercise_id))
-    cells = _within_limits([cell for cell in plain.values() if not is_score(cell.source)])
+    plain = {n: cell for n, cell in plain.items() if n in whole or not is_score(cell.source)}
+    cells = _within_limits(plain, whole)
     cells += graded_cells
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
@@ -81,7 +92,7 @@ def graded_cell(name: str, points: float, source: str) -> NotebookNode:
 
 def is_score(source: str) -> bool:
     """Whether this is a graded cell of the release, or a copy of one."""
-    return source.strip().startswith("labkit.score(") and "\n" not in source.strip()
+    return _SCORE.fullmatch(source.strip()) is not None
 
 
 def _listed(raw: Mapping[str, Any]) -> list[Any]:
@@ -92,30 +103,46 @@ def _listed(raw: Mapping[str, Any]) -> list[Any]:
 def _plain(cell: Any) -> NotebookNode | None:
     if not isinstance(cell, dict):
         return None
-    source = cell.get("source")
-    parts = source if isinstance(source, list) else [source]
-    text = (
-        "".join(p for p in parts if isinstance(p, str)).encode("utf-8", "replace").decode()[:LONGEST_SOURCE]
-    )
+    text = _start_of(cell.get("source")).encode("utf-8", "replace").decode()
     if cell.get("cell_type") == "code":
         return new_code_cell(text)
     pictures = images_of(cell.get("attachments"))
     return new_markdown_cell(text, attachments=pictures) if pictures else new_markdown_cell(text)
 
 
-def _within_limits(cells: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """The cells until their texts are too long together, and pictures until these are too large."""
+def _start_of(source: Any) -> str:
+    """The first LONGEST_SOURCE characters of a cell's source, which is one text, or a list of them."""
+    found, left = [], LONGEST_SOURCE
+    for part in source if isinstance(source, list) else [source]:
+        if isinstance(part, str) and left:
+            found.append(part[:left])
+            left -= len(found[-1])
+    return "".join(found)
+
+
+def _within_limits(cells: Mapping[int, NotebookNode], whole: Collection[int]) -> list[NotebookNode]:
+    """The cells of `whole`, and of the others those above the first for which no room is left beside these;
+    pictures until they are too large together.
+    """
     kept: list[NotebookNode] = []
-    text = images = 0
-    for cell in cells:
-        text += len(cell.source)
-        images += sum(len(data) for kinds in cell.get("attachments", {}).values() for data in kinds.values())
-        if text > MOST_TEXT:
-            return [*kept, new_markdown_cell("*The rest of this submission is too long to be shown.*")]
+    left = MOST_TEXT - sum(len(cell.source) for number, cell in cells.items() if number in whole)
+    images, is_cut = 0, False
+    for number, cell in cells.items():
+        if number not in whole:
+            left -= len(cell.source)
+            if left < 0:
+                kept += [] if is_cut else [new_markdown_cell(LEFT_OUT)]
+                is_cut = True
+                continue
+        images += _size_of(cell.get("attachments", {}).values())
         if images > MOST_IMAGES:
             cell.pop("attachments", None)
         kept.append(cell)
     return kept
+
+
+def _size_of(attachments: Iterable[Mapping[str, str]]) -> int:
+    return sum(len(data) for kinds in attachments for data in kinds.values())
 
 
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}

@@ -7,6 +7,7 @@ They are configured in `nbgrader_config.py`, so `nbgrader autograde`, the formgr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,25 +28,22 @@ from autograder.gradebook.handed_in import time_of
 from autograder.gradebook.links import check_no_links
 from autograder.gradebook.nbgrader_private import reads_the_students_file, resources_of
 from autograder.gradebook.pages import VERDICT
+from autograder.gradebook.problems import CourseError
 from autograder.gradebook.requests import requests_in
 from labkit.checks.report import Report
 from labkit.checks.source.notebook import BadNotebook, grade_id
+from labkit.checks.source.text import visible
 
 
 class SafeExporter(NotebookExporter):
-    """nbgrader's exporter, reading a file that may be anything. What is not a notebook becomes one that
-    says so.
+    """nbgrader's exporter, which does not read what was handed in: `GradeInSandbox` does. Of what nbconvert
+    hands from step to step it makes copies, and a student's file may be anything.
     """
 
     def from_filename(self, filename: str, resources: Any = None, **kw: Any) -> tuple[Any, Any]:
-        resources = resources_of(self, resources)
-        path = Path(filename)
-        try:
-            raw = parse_notebook(read_bytes(path), path.name).raw
-            resources["labkit"] = {"raw": raw, "problem": "", "path": str(path)}
-        except BadNotebook as problem:
-            resources["labkit"] = {"raw": {"cells": []}, "problem": str(problem), "path": str(path)}
         if reads_the_students_file(self):
+            resources = resources_of(self, resources)
+            resources["labkit"] = {"path": filename}
             return self.from_notebook_node(rebuild.placeholder("", ()), resources=resources, **kw)
         return super().from_filename(filename, resources=resources, **kw)
 
@@ -54,15 +52,13 @@ class GradeInSandbox(NbGraderPreprocessor):
     """Takes the place of the steps that clean up a submission, and of the one that executes it."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        about, nbgrader = resources["labkit"], resources["nbgrader"]
+        path, nbgrader = Path(resources["labkit"]["path"]), resources["nbgrader"]
         lesson = nbgrader["assignment"]
-        check_no_links(Path(about["path"]).parent)
-        time_of(Path(about["path"]).parent)  # or a CourseError: nbgrader has gone on without it
-        record = current_record(Path(about["path"]), lesson, nbgrader["student"])
+        check_no_links(path.parent)
+        time_of(path.parent)  # or a CourseError: nbgrader has gone on without it
+        record = current_record(path, lesson, nbgrader["student"])
         cells = graded_cells(nbgrader["db_url"], nbgrader["notebook"], lesson)
-        if record.problem:
-            return rebuild.placeholder(record.problem, cells), resources
-        return rebuild.rebuilt(about["raw"], record.places, cells), resources
+        return as_graded(path, record, cells), resources
 
 
 class SaveGrades(NbGraderPreprocessor):
@@ -98,6 +94,33 @@ def current_record(path: Path, lesson: str, student: str) -> Record:
             record.notes = list(dict.fromkeys([*record.notes, *before.notes]))
         save(Path.cwd(), record)
     return record
+
+
+def as_graded(path: Path, record: Record, cells: Sequence[NotebookNode]) -> NotebookNode:
+    """What was graded, and these graded cells: what nbgrader keeps of the submission at `path`.
+
+    CourseError where the file is not what the record is of, or cannot be read as it was for it: a person
+    would be shown something else than what has the points.
+    """
+    digest, raw, problem = "", dict[str, Any](), ""
+    try:
+        data = read_bytes(path)
+        digest = hashlib.sha256(data).hexdigest()
+        raw = parse_notebook(data, visible(path.name)).raw
+    except BadNotebook as found:
+        problem = str(found)
+    if digest != record.sha256:
+        raise CourseError(
+            f"{visible(path.name)} is not the file any more that was graded, so it cannot be shown with "
+            "these points: run the command again, and it is graded as it is now"
+        )
+    if record.problem:
+        return rebuild.placeholder(record.problem, cells)
+    if problem:
+        raise CourseError(
+            f"{problem}. It could be read when it was graded: run the command again with --force"
+        )
+    return rebuild.rebuilt(raw, record.places, cells, record.collected)
 
 
 def graded_cells(db_url: str, notebook: str, assignment: str) -> list[NotebookNode]:

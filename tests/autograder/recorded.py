@@ -17,7 +17,7 @@ from autograder.grade.deciding import checks_digest
 from autograder.grade.harness import Graded
 from autograder.grade.records import Record, save
 from autograder.grade.settings import Settings
-from autograder.grade.submitted import parse_notebook, places_of
+from autograder.grade.submitted import collected_from, parse_notebook, places_of
 from autograder.gradebook.course import Course, Submitted, init_course
 from labkit.checks import registry
 from labkit.checks.report import STOPPED, PropertyResult, Report, Stop
@@ -60,7 +60,8 @@ def record(
         *(3, "none", checks_digest(LESSON)),
     )
     exercises = registry.exercises(LESSON)
-    made.places = places_of(parse_notebook(data).cells, exercises)
+    cells = parse_notebook(data).cells
+    made.places, made.collected = places_of(cells, exercises), collected_from(cells)
     for exercise in exercises:
         change = (changes or {}).get(exercise.id, lambda report: report)
         made.graded[exercise.id] = Graded(change(passed(exercise.id)))

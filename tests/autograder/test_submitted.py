@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,26 @@ from hypothesis import strategies as st
 
 from autograder.grade.deciding import checks_digest
 from autograder.grade.grading import Conditions, digest_of, grade_notebook, read_submission
+from autograder.grade.reading import MOST_CODE, read_within_limits
+from autograder.grade.records import Record
 from autograder.grade.reference import graded_submission
-from autograder.grade.submitted import MOST_VALUES, parse_notebook, places_of, read_notebook
+from autograder.grade.submitted import (
+    MOST_NESTED,
+    MOST_VALUES,
+    collected_from,
+    depth_of,
+    parse_notebook,
+    places_of,
+    read_notebook,
+)
 from autograder.gradebook import rebuild
 from autograder.gradebook.links import remove_links
-from autograder.gradebook.problems import PROBLEMS, student_id_problem
+from autograder.gradebook.problems import PROBLEMS, CourseError, student_id_problem
+from autograder.gradebook.steps import as_graded
 from autograder.sandbox.unconfined import Unconfined
 from labkit.checks import registry
 from labkit.checks.source.notebook import MOST_CELLS, BadNotebook, cells_of
+from labkit.checks.source.submission import Cell
 
 F = registry.exercise("06.copy-to-tensor-parallel")
 DEFINES_F = "class CopyToTensorParallel: pass"
@@ -90,6 +102,40 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(10 * 2**30)
     with pytest.raises(BadNotebook, match=r"more than \d+ MiB"):
         read_notebook(tmp_path / "huge.ipynb")
+
+
+def lists(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def deeper(frames: int, call: Callable[[], object]) -> object:
+    """What `call` gives so many frames further down the stack."""
+    return deeper(frames - 1, call) if frames else call()
+
+
+@pytest.mark.parametrize("frames", [0, 700])
+def test_how_deep_a_notebook_may_be_nested_is_the_same_wherever_it_is_read(frames: int) -> None:
+    """Or one that is graded is not the one that is shown."""
+    at_most, more = (b'{"cells": [], "metadata": {"x": %b}}' % lists(MOST_NESTED - n) for n in (2, 1))
+    assert deeper(frames, lambda: parse_notebook(at_most).cells) == []
+    with pytest.raises(BadNotebook, match=rf"lie {MOST_NESTED + 1} deep .* at most {MOST_NESTED} may"):
+        deeper(frames, lambda: parse_notebook(more))
+
+
+DEPTHS = {
+    b"3": 0,
+    b'"[[["': 0,
+    rb'["[\"[[\\", [], "]]]", {"{": "\\\"{"}]': 2,
+    b'[{"\xf0\x9f\x98\x80[": 1}, [[]]]': 3,
+    lists(2**20 + 7): 2**20 + 7,
+    b'["' + b"[" * 2**20 + b'"]' + lists(3): 3,
+    b"": 0,
+}
+
+
+@pytest.mark.parametrize("data", DEPTHS, ids=range(len(DEPTHS)))
+def test_depth_is_counted_outside_strings(data: bytes) -> None:
+    assert depth_of(data) == DEPTHS[data]
 
 
 def test_a_file_of_too_many_values_is_not_read() -> None:
@@ -191,6 +237,85 @@ def test_an_answer_is_shown_in_whichever_cell_it_was_found() -> None:
     _, _, places = read_submission(json.dumps(raw).encode(), "06.ipynb", [F])
     made = rebuild.rebuilt(raw, places, [])
     assert [c.source for c in made.cells if "nbgrader" in c.metadata] == [DEFINES_F]
+
+
+SCORE = 'labkit.score("06.copy-to-tensor-parallel", "forward-values")'
+WORDS = [
+    *(SCORE, "labkit.score(", "x = 1", DEFINES_F, "def g():", " return 2", "# labkit", "%time y = 3"),
+    *("\n", "\r", "\r\n", "; ", "\f", "\x1c", "\u2028", " "),
+]
+SPLIT = st.lists(st.sampled_from(WORDS), max_size=6)
+BEHIND_A_SCORE = st.tuples(
+    st.just(SCORE), st.sampled_from(["\r", "\n", "; ", "\f"]), st.sampled_from(["x = 1", "f = lambda: 1"])
+)
+FILLING = st.sampled_from([("markdown", "x" * 200_000), ("code", "#" + "y" * 199_999), ("code", SCORE)])
+ONE_CELL = FILLING | st.tuples(st.just("code"), SPLIT | SPLIT.map("".join) | BEHIND_A_SCORE.map("".join))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(ONE_CELL, max_size=6), st.integers(0, 12))
+def test_every_cell_with_a_definition_is_shown_whole(found: list[tuple[str, Any]], fillings: int) -> None:
+    """Property: whatever is around it, and however it is written. Else it could have points nobody sees."""
+    long = [("markdown", "x" * 200_000)] * fillings
+    cells = [{"cell_type": kind, "source": source} for kind, source in [*long, *found]]
+    there = parse_notebook(json.dumps({"cells": cells}).encode())
+    places, collected = places_of(there.cells, registry.exercises("06")), collected_from(there.cells)
+    made = nbformat.reads(
+        nbformat.writes(rebuild.rebuilt(there.raw, places, [], collected)), nbformat.current_nbformat
+    )
+    expected = [cell.source for cell in there.cells if cell.read().statements]
+    shown = iter([cell.source for cell in made.cells if cell.cell_type == "code"])
+    assert all(source in shown for source in expected)  # in this order, each in one of its own
+    assert sum(len(cell.source) for cell in made.cells) <= rebuild.MOST_TEXT + 1000
+
+
+def test_what_only_looks_like_a_graded_cell_is_shown() -> None:
+    """A graded cell is one call and nothing else; one is left out only where nothing is defined in it."""
+    like = [
+        f"{SCORE}\r{DEFINES_F}",
+        f"{SCORE}; f = lambda: 1",
+        f"{SCORE}\f{DEFINES_F}",
+        "labkit.score(f := 1)",
+        "labkit.score(input())",
+    ]
+    assert [rebuild.is_score(source) for source in like] == [False] * len(like)
+    assert rebuild.is_score(f"\n{SCORE} \n")
+
+
+def test_every_graded_cell_of_a_release_is_known(released: nbformat.NotebookNode) -> None:
+    graded = [c.source for c in released.cells if c.metadata.get("nbgrader", {}).get("grade")]
+    assert len(graded) == sum(len(exercise.properties) for exercise in registry.exercises("06"))
+    assert all(rebuild.is_score(source) for source in graded)
+
+
+def test_no_more_code_is_collected_than_is_shown() -> None:
+    assert MOST_CODE <= rebuild.MOST_TEXT
+    cells = [Cell(f"cell {n}", f"K{n} = 1 #".ljust(199_999, "x"), place=n) for n in range(1, 8)]
+    cells.insert(0, Cell("cell 0", "#" * 199_999))  # nothing is defined in it
+    found = read_within_limits(cells)
+    assert [cell.label for cell in found if cell.read().problem] == ["cell 6", "cell 7"]
+    assert "have more than 1000000 characters" in found[-1].read().problem
+    assert collected_from(found) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_not_what_was_graded_is_not_shown_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "06_x.ipynb"
+    path.write_text(json.dumps(notebook(DEFINES_F)))
+    made = Record("06_tensor_parallel_ffn", "ada", path.name, digest_of(path), 1, "none", "")
+    assert [cell.source for cell in as_graded(path, made, []).cells] == [DEFINES_F]
+    path.write_text(json.dumps(notebook("x = 1")))
+    with pytest.raises(CourseError, match=r"06_x\.ipynb is not the file any more that was graded.* again"):
+        as_graded(path, made, [])
+    path.write_bytes(b"no notebook")
+    made.sha256 = digest_of(path)
+    with pytest.raises(CourseError, match=r"is not a notebook.* It could be read when it was graded"):
+        as_graded(path, made, [])
+    made.problem = "it is a zip"
+    assert "it is a zip" in as_graded(path, made, []).cells[0].source
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    made.sha256 = ""
+    assert "it is a zip" in as_graded(path, made, []).cells[0].source
 
 
 def test_the_last_definition_is_the_exercise() -> None:
