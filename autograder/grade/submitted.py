@@ -20,6 +20,7 @@ from labkit.checks.source.submission import Cell
 from labkit.checks.source.text import visible
 
 LONGEST_NAME = 30  # of those that students choose for a ranking
+_LOOKED_AT = 10 * LONGEST_NAME  # characters of such a name, with the spaces in it
 _SETS_NAME = re.compile(r"""^ranking_name[ \t]*=[ \t]*(["'])([^"'\\\n]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
 NO_FILE = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.ENXIO)  # it is a link, nothing or a socket
 _ZIP = b"PK\x03\x04"  # how every zip with something in it begins
@@ -57,7 +58,9 @@ def read_bytes(path: Path, most: int = LARGEST_NOTEBOOK) -> bytes:
     with os.fdopen(handle, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise BadNotebook(f"{name} has more than {most // 2**20} MiB; clear its outputs and submit again")
+        size = f"{most // 2**20} MiB" if most >= 2**20 else f"{most} bytes"
+        less = "clear its outputs" if path.suffix == ".ipynb" else "make it shorter"
+        raise BadNotebook(f"{name} has more than {size}; {less} and submit again")
     return data
 
 
@@ -123,5 +126,7 @@ def chosen_name(cells: Iterable[Cell]) -> str:
     """What the notebook last sets `ranking_name` to; "" where it sets nothing. Found in the text, which is
     not parsed: it may be hostile.
     """
-    chosen = [found[2] for cell in cells for found in _SETS_NAME.finditer(cell.source)]
-    return " ".join(visible(chosen[-1]).split())[:LONGEST_NAME] if chosen else ""
+    chosen = ""
+    for found in (found for cell in cells for found in _SETS_NAME.finditer(cell.source)):
+        chosen = found.string[found.start(2) : min(found.end(2), found.start(2) + _LOOKED_AT)]
+    return " ".join(visible(chosen).split())[:LONGEST_NAME]

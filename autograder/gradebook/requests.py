@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ FILE = "regrade.txt"
 KEY = "regrade_request"
 LONGEST = 500  # characters of a reason
 MOST = 20  # lines of one student
-MOST_BYTES = 20_000  # of the file
+MOST_BYTES = 20_000  # of the file; characters, in the notebook
+MOST_LINES = 1000  # looked through, empty ones too
+LONGEST_LINE = 2 * LONGEST  # of which more is not looked at
+_KINDS = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,12 @@ def requests_of(course: Path, db_url: str, lesson: str) -> list[Request]:
 
 def requests_in(folder: Path, lesson: str) -> list[tuple[str, str]]:
     """(exercise, reason) of one submission; the exercise is empty where none of the lesson's is named."""
-    lines = [*_lines_of_file(folder / FILE), *_lines_of_notebook(folder / f"{lesson}.ipynb")]
+    lines = chain(_lines_of_file(folder / FILE), _lines_of_notebook(folder / f"{lesson}.ipynb"))
     known = {exercise.id for exercise in registry.exercises(lesson)}
     found = []
-    written = [words for line in lines if (words := " ".join(visible(line).split()))]
-    for line in dict.fromkeys(written[:MOST]):
+    cut = (line[:LONGEST_LINE] for line in islice(lines, MOST_LINES))
+    written = (words for line in cut if (words := " ".join(visible(line).split())))
+    for line in dict.fromkeys(islice(written, MOST)):
         name, colon, reason = line.partition(":")
         about = name.strip() if colon and name.strip() in known else ""
         found.append((about, (reason if about else line).strip()[:LONGEST]))
@@ -79,9 +84,12 @@ def _lines_of_notebook(path: Path) -> Iterator[str]:
         return
     asked: Any = metadata.get(KEY) if isinstance(metadata, dict) else None
     if isinstance(asked, dict):
-        yield from (f"{exercise}: {reason}" for exercise, reason in asked.items())
+        for exercise, reason in asked.items():
+            is_text = isinstance(reason, str)
+            told = reason if is_text else f"expected a text, found {_KINDS.get(type(reason), 'a number')}"
+            yield f"{exercise[:LONGEST_LINE]}: {told[:LONGEST_LINE]}"
     elif isinstance(asked, str):
-        yield from asked.splitlines()
+        yield from asked[:MOST_BYTES].splitlines()
 
 
 def _comment(gradebook: Gradebook, lesson: str, student: str, exercise: str) -> str:

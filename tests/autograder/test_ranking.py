@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from autograder.grade.grading import Conditions
 from autograder.grade.harness import Graded, grade_cells
 from autograder.grade.records import Record, load, save
 from autograder.grade.reference import lesson_source, solved_cells
-from autograder.grade.submitted import chosen_name
+from autograder.grade.submitted import LONGEST_NAME, chosen_name
 from autograder.gradebook.course import Course, init_course
 from autograder.gradebook.ranking import ranking
 from autograder.sandbox.choice import find_sandbox
@@ -59,6 +60,16 @@ def record(student: str, name: str, milliseconds: float | None, right: bool = Tr
 )
 def test_the_name_is_read_and_not_run(source: str, name: str) -> None:
     assert chosen_name([Cell("cell 1", source)]) == name
+
+
+def test_a_name_without_end_is_cut_before_it_is_looked_at() -> None:
+    cells = [
+        Cell("cell 1", "ranking_name = 'long'"),
+        Cell("cell 2", f"ranking_name = '{chr(0x85) * 5_000_000}'"),
+    ]
+    began = time.process_time()
+    assert chosen_name(cells) == ("\\x85" * 8)[:LONGEST_NAME]
+    assert time.process_time() - began < 1
 
 
 def test_the_table_has_those_who_chose_a_name_and_are_right() -> None:

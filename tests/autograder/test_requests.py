@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from recorded import BANDWIDTH, LESSON, RING, new_course, record, wrong
 
 from autograder.batch.submissions import merge_if_needed
 from autograder.cli import main
+from autograder.grade.submitted import parse_notebook
 from autograder.gradebook.course import Course, Submitted
 from autograder.gradebook.requests import LONGEST, MOST, requests_in
 from labkit.checks.source.notebook import grade_id
@@ -72,3 +75,27 @@ def test_what_is_no_reason_is_no_request(tmp_path: Path) -> None:
 def test_empty_lines_take_no_place_of_a_reason(tmp_path: Path) -> None:
     (tmp_path / "regrade.txt").write_text("\n" * MOST + "please count again\n")
     assert requests_in(tmp_path, LESSON) == [("", "please count again")]
+
+
+WITHOUT_END = {
+    "one line": ("\u202e" * 4_000_000, [("", ("\\u202e" * 200)[:LONGEST])]),
+    "line ends": ("\x85" * 4_000_000, []),
+    "lines": ("a\n" * 2_000_000, [("", "a")]),
+    "empty lines": ("\n" * 4_000_000 + "x", []),
+    "exercises": ({f"{n}": "x" for n in range(300_000)}, [("", f"{n}: x") for n in range(MOST)]),
+    "a reason": ({RING: "\x85" * 4_000_000}, [(RING, ("\\x85" * 200)[:LONGEST])]),
+    "a reason that is none": ({RING: [0] * 1_000_000}, [(RING, "expected a text, found a list")]),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_END)
+def test_what_has_no_end_is_cut_before_it_is_looked_at(tmp_path: Path, what: str) -> None:
+    asked, found = WITHOUT_END[what]
+    path = tmp_path / f"{LESSON}.ipynb"
+    path.write_text(json.dumps({**notebook(), "metadata": {"regrade_request": asked}}))
+    began = time.process_time()
+    parse_notebook(path.read_bytes())
+    reading = time.process_time() - began
+    began = time.process_time()
+    assert requests_in(tmp_path, LESSON) == found
+    assert time.process_time() - began < 2 * reading + 1

@@ -27,6 +27,7 @@ from autograder.grade.submitted import (
     depth_of,
     parse_notebook,
     places_of,
+    read_bytes,
     read_notebook,
 )
 from autograder.gradebook import rebuild
@@ -102,6 +103,12 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(10 * 2**30)
     with pytest.raises(BadNotebook, match=r"more than \d+ MiB"):
         read_notebook(tmp_path / "huge.ipynb")
+
+
+def test_another_file_that_is_too_long_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "regrade.txt").write_bytes(b"x" * 1001)
+    with pytest.raises(BadNotebook, match="has more than 1000 bytes; make it shorter and submit again"):
+        read_bytes(tmp_path / "regrade.txt", 1000)
 
 
 def lists(depth: int) -> bytes:
