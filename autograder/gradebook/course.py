@@ -28,6 +28,7 @@ from autograder.grade.records import Record, load
 from autograder.grade.reference import lesson_source
 from autograder.gradebook.lateness import read_extensions
 from autograder.gradebook.links import linked, remove_links
+from autograder.gradebook.misplaced import copies_of, in_the_way
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
 from autograder.gradebook.nbgrader_private import take_only
 from autograder.gradebook.penalties import PresentPenalties
@@ -292,9 +293,8 @@ def put_in_place(submitted: Submitted, lesson: str) -> None:
     """Give a renamed notebook the name nbgrader looks for, too. The copy is there whole or not at all: one
     that was cut off would pass for the student's own, under the right name.
     """
-    wanted = submitted.notebook.parent / f"{lesson}.ipynb"
+    wanted, unfinished = (submitted.notebook.with_name(name) for name in copies_of(lesson))
     if submitted.notebook != wanted:
-        unfinished = wanted.with_name(f".{wanted.name}.part")
         unfinished.unlink(missing_ok=True)
         try:
             shutil.copyfile(submitted.notebook, unfinished, follow_symlinks=False)
@@ -312,6 +312,8 @@ def _choose(folder: Path, lesson: str, graded: Record | None) -> list[Path]:
     there = [p for p in folder.glob("[!.]*.ipynb") if p.is_symlink() or p.is_file()]
     if graded is not None and len(there) > 1 and graded.notebook != f"{lesson}.ipynb":
         there = [p for p in there if p.stem != lesson or digest_of(p) != graded.sha256]
+    if in_the_way(folder, lesson):
+        return []  # `not_gradable` tells
     there.sort(key=lambda p: (p.stem != lesson, -p.lstat().st_mtime, p.name))
     return there
 

@@ -29,6 +29,21 @@ def not_gradable(course: Path, lesson: str, students: Sequence[str] = ()) -> dic
     return {name: why for name, why in found.items() if not students or name in students}
 
 
+def in_the_way(work: Path, lesson: str) -> str:
+    """The name of a folder in submitted/STUDENT/LESSON where a notebook of another name is copied to; empty
+    where there is none, or nothing is copied, as there is one of the right name.
+    """
+    right, *others = (work / name for name in copies_of(lesson))
+    if right.is_file() or right.is_symlink():
+        return ""
+    return next((path.name for path in (right, *others) if path.is_dir() and not path.is_symlink()), "")
+
+
+def copies_of(lesson: str) -> tuple[str, str]:
+    """What a notebook of another name is copied to, and what that copy is called until it is whole."""
+    return f"{lesson}.ipynb", f".{lesson}.ipynb.part"
+
+
 def _reasons(folder: Path, lesson: str) -> Iterator[str]:
     """Why what a student's folder has for a lesson is not graded; nothing where it is."""
     if not folder.is_dir():
@@ -43,6 +58,11 @@ def _reasons(folder: Path, lesson: str) -> Iterator[str]:
     if work.is_dir():
         if problem := student_id_problem(folder.name):
             yield problem
+        if name := in_the_way(work, lesson):
+            yield (
+                f"{name} is a folder, where a notebook's file belongs: take the folder away; expected a file "
+                f"*.ipynb in {lesson}/, found {_names(work)}"
+            )
         if not any(p.is_symlink() or p.is_file() for p in work.glob("[!.]*.ipynb")):
             yield f"no notebook: expected a file *.ipynb in {lesson}/, found {_names(work)}"
         return

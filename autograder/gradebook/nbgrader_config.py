@@ -24,7 +24,11 @@ def configure(c: Config) -> None:
     from autograder.gradebook.collecting import Collect
     from autograder.gradebook.feedback_page import FeedbackPage, GetGradesAndChanges
     from autograder.gradebook.handed_in import time_if_known
-    from autograder.gradebook.nbgrader_private import read_times_with, show_submissions_with
+    from autograder.gradebook.nbgrader_private import (
+        put_only_pages_into_feedback,
+        read_times_with,
+        show_submissions_with,
+    )
     from autograder.gradebook.pages import SubmissionPage
     from autograder.gradebook.penalties import ExportWithPenalties, LatePenalties, PresentPenalties
     from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades
@@ -43,5 +47,6 @@ def configure(c: Config) -> None:
     c.GenerateAssignment.preprocessors = release_preprocessors()
     c.GenerateFeedback.exporter_class = FeedbackPage
     c.GenerateFeedback.preprocessors = [PresentPenalties, GetGradesAndChanges]
+    put_only_pages_into_feedback()
     show_submissions_with(SubmissionPage)
     read_times_with(time_if_known)

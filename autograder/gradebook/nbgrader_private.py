@@ -6,6 +6,7 @@ Written against nbgrader 0.9; `tests/autograder/test_formgrader.py` tells when a
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbconvert.exporters import Exporter, HTMLExporter
+from nbgrader.converters import GenerateFeedback
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.exchange.default import ExchangeCollect
 
@@ -20,6 +22,7 @@ from autograder.gradebook.handed_in import utc_of
 
 FORMGRADER = "nbgrader.server_extensions.formgrader"
 LISTS = "nbgrader.apps.api"  # what formgrader lists, and who waits to be graded
+OF_THE_EXCHANGE = ("timestamp.txt", "submission_secret.txt")  # read by `release_feedback`
 
 NO_TIME = datetime.min  # of handing in: what a folder's name does not tell
 
@@ -92,6 +95,23 @@ def read_times_with(read: Callable[[Path], datetime | None]) -> None:
         lists.NbGraderAPI.get_submitted_timestamp = lambda self, assignment, student: read(
             Path(self.coursedir.format_path(self.coursedir.submitted_directory, student, assignment))
         )
+
+
+def put_only_pages_into_feedback() -> None:
+    """Make nbgrader put beside a feedback page what the exchange goes by, and nothing else that was handed
+    in: an .html of the student's would be handed out as ours.
+    """
+    converter: Any = GenerateFeedback
+    converter.init_assignment = _copy_what_the_exchange_goes_by
+
+
+def _copy_what_the_exchange_goes_by(self: Any, assignment: str, student: str) -> None:
+    graded, feedback = (Path(of(assignment, student)) for of in (self._format_source, self._format_dest))
+    for name in OF_THE_EXCHANGE:
+        if (graded / name).is_file():
+            feedback.mkdir(parents=True, exist_ok=True)
+            (feedback / name).unlink(missing_ok=True)
+            shutil.copy(graded / name, feedback / name)
 
 
 def take_only(converter: Any, found: dict[str, list[str]]) -> None:

@@ -27,6 +27,7 @@ from traitlets.config import Config
 
 from autograder.gradebook.patience import Patience
 from autograder.gradebook.sanitise import clean_html, images_of, is_base64
+from labkit.checks.source.text import python_lines, visible
 from labkit.show import html as labkit_html
 
 LATE = "labkit_late"  # in a notebook's metadata: what lateness costs, in a sentence
@@ -92,7 +93,10 @@ class SubmissionPage(HTMLExporter):
         )
 
     def highlight_code(self, source: str, language: str | None = None, metadata: Any = None) -> str:
-        """The template's filter for code cells."""
+        """The template's filter for code cells. What would turn lines around or hide a part of them is there
+        as escapes: code is shown in the order in which Python reads it.
+        """
+        source = "\n".join(visible(line.rstrip("\r\n")) for line in python_lines(source))
         in_colours = Highlight2HTML(pygments_lexer="python", parent=self)
         return self._patience.set(
             source,

@@ -14,7 +14,7 @@ from autograder.gradebook.course import Course
 from autograder.gradebook.roster import Roster, read_roster
 from autograder.gradebook.similar import JOINT, MOST_TOKENS, Pair, alike, is_cut
 from labkit.checks.source.notebook import BadNotebook
-from labkit.checks.source.text import python_lines
+from labkit.checks.source.text import python_lines, visible
 from labkit.whole_file import write_whole
 
 PAGE = "similar.html"
@@ -81,7 +81,8 @@ def _sides(
 
 def _marked(cells: Sequence[str], common: frozenset[int]) -> list[tuple[str, bool]]:
     """The lines of a source, and whether each is in a common passage."""
-    return [(line, number in common) for number, line in enumerate(JOINT.join(cells).split("\n"), 1)]
+    lines = enumerate(JOINT.join(cells).split("\n"), 1)
+    return [(visible(line), number in common) for number, line in lines]
 
 
 def _who(pair: Pair, roster: Roster) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from autograder.batch.submissions import grade_lesson, grade_one, merge_if_neede
 from autograder.grade.grading import Conditions
 from autograder.grade.harness import Graded, without_points
 from autograder.grade.records import load_all, save
+from autograder.grade.reference import REPOSITORY
 from autograder.gradebook.course import (
     CONFIG_FILE,
     Course,
@@ -50,6 +52,8 @@ FILES = {
     f"mine/my {LESSON}.ipynb": f"expected a folder {LESSON}/",
     f"other/homework/{LESSON}.ipynb": f"expected a folder {LESSON}/ with the notebook in it, found homework",
     f"folder/{LESSON}/{LESSON}.ipynb/x": f"found {LESSON}.ipynb/, a folder",
+    f"both/{LESSON}/{LESSON}.ipynb/x": f"{LESSON}.ipynb is a folder, where a notebook's file belongs: take",
+    f"part/{LESSON}/.{LESSON}.ipynb.part/x": f".{LESSON}.ipynb.part is a folder, where a notebook's file",
     f"square/²/{LESSON}.ipynb": f"expected a folder {LESSON}/",
     f"{LESSON}.ipynb": f"move it to submitted/STUDENT/{LESSON}/",
 }
@@ -63,6 +67,42 @@ def test_work_in_another_place_or_form_is_named(tmp_path: Path, path: str) -> No
     ((who, why),) = not_gradable(tmp_path, LESSON).items()
     assert who == path.partition("/")[0]
     assert FILES[path] in why
+
+
+@pytest.mark.parametrize("name", [f"{LESSON}.ipynb", f".{LESSON}.ipynb.part"])
+def test_a_folder_where_a_copy_belongs_is_told_and_nothing_is_graded(tmp_path: Path, name: str) -> None:
+    """Unless there is a notebook of the right name, of which no copy is made."""
+    course = new_course(tmp_path)
+    work = hand_in(tmp_path, "ada", notebook(), "mine", LESSON).parent
+    (work / name).mkdir()
+    run = grade_lesson(course, CONDITIONS, 1)
+    assert (run.graded, list(run.failed)) == ([], ["ada"])
+    assert run.failed["ada"].startswith(f"{name} is a folder, where a notebook's file belongs")
+    assert f"found {name}/, a folder, mine.ipynb" in run.failed["ada"]
+    if name != f"{LESSON}.ipynb":
+        hand_in(tmp_path, "ada", notebook(), lesson=LESSON)
+        assert not_gradable(tmp_path, LESSON) == {}
+        assert grade_lesson(course, CONDITIONS, 1).graded == ["ada"]
+
+
+def test_nothing_of_a_students_is_put_beside_the_feedback(tmp_path: Path) -> None:
+    """But what the exchange reads there; and what has the page's own name keeps it from nobody."""
+    course = new_course(tmp_path)
+    for student in ("ada", "eve"):
+        work = hand_in(tmp_path, student, notebook(), lesson=LESSON).parent
+        (work / "evil.html").write_text("<script>alert(1)</script>")
+        (work / "timestamp.txt").write_text("2026-12-01 23:59:00 UTC")
+        (work / f"{LESSON}.html").mkdir()
+        (work / f"{LESSON}.html" / "x").write_text("x")
+    run = grade_lesson(course, CONDITIONS, 1)
+    assert (run.graded, run.failed) == (["ada", "eve"], {})
+    folder = tmp_path / "feedback" / "ada" / LESSON
+    assert sorted(os.listdir(folder)) == [f"{LESSON}.html", "timestamp.txt"]
+    assert "script>alert" not in (folder / f"{LESSON}.html").read_text()
+    of_nbgrader = [sys.executable, "-m", "nbgrader", "generate_feedback", LESSON, "--force"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run(of_nbgrader, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert sorted(os.listdir(folder)) == [f"{LESSON}.html", "timestamp.txt"]
 
 
 def test_an_empty_folder_is_named_and_another_lesson_is_not(tmp_path: Path) -> None:

@@ -134,6 +134,17 @@ def test_what_a_lesson_is_written_in_is_kept() -> None:
         assert part in page, part
 
 
+@pytest.mark.parametrize("exporter", [FeedbackPage, SubmissionPage])
+def test_code_is_shown_in_the_order_in_which_it_is_read(exporter: type[SubmissionPage]) -> None:
+    """What turns a line around, hides a part of it or ends it where Python does not is there as an escape."""
+    code = "a = 1  # \u202e\u2066 }\rb = 2 # \u200b\x0c\u2028\r\nc = 'é 学 😀'\n\td = 4"
+    page = page_of(autograded(code_cell(code)), exporter)
+    text = BeautifulSoup(page, "html.parser").get_text()
+    for line in ("a = 1  # \\u202e\\u2066 }\n", "b = 2 # \\u200b\\x0c\\u2028\n", "c = 'é 学 😀'\n", "d = 4"):
+        assert line in text
+    assert not set("\u202e\u2066\u200b\u2028") & set(page)
+
+
 def test_a_link_into_the_server_is_not_kept() -> None:
     assert "href" not in clean_html('<a href="evil.html">x</a><a href="/logout">y</a><a href="//a.b">z</a>')
     assert "src" not in clean_html('<img src="/logout"><img src="https://example.org/seen.png">')
