@@ -23,9 +23,11 @@ from typing import Any
 
 from autograder.sandbox.within.mesh import Mesh
 from autograder.sandbox.within.place import KEEPER, Places, cases_are_over, hand_in_each_answer
+from autograder.sandbox.within.printed import kept_together
 
 PR_SET_DUMPABLE = 4
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+PRINTED = "printed.log"  # of all ranks of a job that share what there is
 EXPECTED, FAILURE, WIRE = "expected.json", "failure.json", "wire.json"
 ALONE = "autograder.sandbox.within.place:run_rank"
 WITH_OPTIMIZERS = ("02", "04", "08")  # lessons
@@ -139,9 +141,15 @@ def run_job(directory: Path, places: Places | None = None) -> dict[str, Any] | N
     job.mkdir()
     if places is not None:
         places.write(job)
-    answer = standalone.run(
-        job, "inside:run_on_rank", about["ranks"], about["timeout"], "gloo", rank=ALONE if places else RANK
-    )
+    with kept_together(job / PRINTED) if places is None else contextlib.nullcontext():
+        answer = standalone.run(
+            job,
+            "inside:run_on_rank",
+            about["ranks"],
+            about["timeout"],
+            "gloo",
+            rank=ALONE if places else RANK,
+        )
     if answer["verdict"] == "finished":
         return None
     diagnosis = read_verdict(job)

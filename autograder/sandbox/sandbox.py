@@ -53,7 +53,6 @@ class Limits:
     files: int = 20_000  # how many can be created under /out
     open_files: int = 1024
     sockets: int = 600  # of one network: an honest rank has 25, and Apptainer has all ranks in one
-    log: int = MIB // 4  # what is kept of one rank's output
 
     def inside(self) -> dict[str, int]:
         """The limits a process sets on itself before any student code is loaded, by their `resource`

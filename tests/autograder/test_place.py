@@ -11,6 +11,10 @@ import pytest
 from conftest import F_ID, SEED, solution
 
 from autograder.grade.harness import Harness
+from autograder.grade.reference import REPOSITORY
+from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.sandbox import MIB, Limits
+from autograder.sandbox.within.printed import KEPT
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 from labkit.checks.source.submission import Cell
@@ -99,6 +103,65 @@ def test_what_runs_after_an_answer_changes_nothing_of_it(harness: Harness, f_exe
     lost = {row.name: row.seen for row in graded.report.rows if not row.passed}
     assert len(lost) == 1
     assert "bytes" in next(iter(lost.values()))
+
+
+PRINTS_MUCH = """
+def _printing(cls):
+    own = cls.forward
+    def forward(ctx, x, group):
+        print("A" * 20_000_000)
+        return own(ctx, x, group)
+    cls.forward = staticmethod(forward)
+    return cls
+
+"""
+
+
+def test_what_is_printed_takes_no_room_from_the_answers(f_exercise: Exercise, two_ranks: list[Case]) -> None:
+    """A right answer that prints more in a call than all answers together may have."""
+    text = PRINTS_MUCH + solution(F_ID).replace("class CopyTo", "@_printing\nclass CopyTo", 1)
+    with Harness(find_sandbox(Limits(answers=8 * MIB), kind="bubblewrap")) as harness:
+        report = harness.grade(f_exercise, [Cell("cell 1", text)], SEED, two_ranks).report
+        assert harness._confined is not None
+        logs = [path.read_bytes() for path in harness._confined.out.glob("*/job/rank*.log")]
+    assert not report.stops, report.stops
+    assert all(report.row(name).passed for name in ("forward-values", "input-gradients")), report
+    assert len(logs) == 2
+    assert all(KEPT < len(log) < KEPT + 200 and log.endswith(b"the rest was dropped]\n") for log in logs)
+
+
+PRINT_TOGETHER = """
+import os, sys
+from pathlib import Path
+from autograder.sandbox.within.printed import kept_together
+from labkit.launch.engine.streams import redirect_output
+with kept_together(Path(sys.argv[1])):
+    rank = os.fork()
+    if rank == 0:
+        redirect_output(Path("a log of its own"))
+        print("begun", "x" * 20_000_000)
+        os._exit(0)
+    os.waitpid(rank, 0)
+os.wait()  # who reads
+"""
+
+
+def test_ranks_that_have_all_in_common_print_up_to_a_bound_too(tmp_path: Path) -> None:
+    log, environment = tmp_path / "log", {"PYTHONPATH": str(REPOSITORY)}
+    told = subprocess.run(
+        [sys.executable, "-c", PRINT_TOGETHER, str(log)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (told.stdout, told.stderr) == ("", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+    text = log.read_text()
+    assert text.startswith("begun xxx")
+    assert text.endswith("KiB were printed: the rest was dropped]\n")
+    assert len(text) < KEPT + 200
 
 
 REPLACE = """

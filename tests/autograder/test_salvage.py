@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import struct
 from pathlib import Path
 
@@ -54,6 +55,18 @@ def test_all_files_together_are_bounded(folder: Path, target: Path) -> None:
     for name in ("a.json", "b.json"):
         (folder / name).write_text("x" * 60)
     assert list(take(folder, ["a.json", "b.json"], target, 100)) == ["b.json"]
+
+
+def test_what_there_is_no_room_for_is_not_left_in_part(folder: Path, target: Path) -> None:
+    (folder / "a.json").write_text("x" * 5000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            take(folder, ["a.json"], target, 10**6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(target.iterdir()) == []
 
 
 def test_the_end_of_a_log(folder: Path) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from autograder.sandbox.within import calls, mesh
+from autograder.sandbox.within.printed import Output
 from autograder.sandbox.within.salvage import take
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 PLACES = "places.json"
 KEEPER = "LABKIT_RANKS_KEEPER"  # in a rank's environment: the pipes to the process that looks after it
-KEPT_OUTSIDE = ("state", "log", "stack", "end.json", "records.json")  # read while a rank runs
+KEPT_OUTSIDE = ("state", "stack", "end.json", "records.json")  # read while a rank runs
 MIB = 2**20
 OVER = -1  # in place of a case's number: there are no more answers
 BEGUN = ".begun"  # ends the names of the files that say a case was begun
@@ -80,14 +81,15 @@ def run_rank(directory: str, agent: int, bell: int) -> int:
     places = Places(**json.loads((job / PLACES).read_text()))
     os.chdir(job.parent)  # keeps the folder outside within reach when the rank has covered its path
     _system("unshare", _NEW_MOUNTS | _NEW_IPC | _NEW_PROCESSES)
-    over, taken = os.pipe(), os.pipe()
+    over, taken, output = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        _be_the_rank(job, rank, places, bell, (over[1], taken[0]))
-    os.close(over[1])
-    os.close(taken[0])
+        _be_the_rank(job, rank, places, bell, (over[1], taken[0]), output[1])
+    for theirs in (over[1], taken[0], output[1]):
+        os.close(theirs)
+    log = Path(job.name, f"rank{rank}.log")  # from the folder it is in, as the rank covers the path to that
     names = [name for name in places.answer_names if is_for(name, rank)]
-    _look_after(child, names, job.parent, places, over[0], taken[1])
+    _look_after(child, names, job.parent, places, (over[0], taken[1]), Output(output[0], log))
 
 
 def hand_in_each_answer() -> None:
@@ -127,15 +129,16 @@ def _hand_in(pipes: tuple[int, int], case_index: int) -> None:
 
 
 def _look_after(
-    child: int, names: Sequence[str], within: Path, places: Places, over: int, taken: int
+    child: int, names: Sequence[str], within: Path, places: Places, pipes: tuple[int, int], output: Output
 ) -> NoReturn:
     """Take each of the rank's answers once, when it is written, and when its cases are over, or it is, what
-    it began; then end as it did.
+    it began; then end as it did. Meanwhile take what it prints.
     """
+    over, taken = pipes
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     signal.signal(signal.SIGUSR2, lambda *_: os.kill(child, signal.SIGUSR2))
     most, came = places.answers, set[int]()
-    while told := os.read(over, _CASE.size):
+    while told := _told(over, output):
         case_index = _CASE.unpack(told)[0] if len(told) == _CASE.size else OVER
         if case_index == OVER:
             break
@@ -148,6 +151,7 @@ def _look_after(
     take(within, [name for name in names if name.endswith(BEGUN)], Path(), most)
     if told:
         os.write(taken, b".")
+    output.read_all()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
         with contextlib.suppress(OSError):
@@ -156,10 +160,17 @@ def _look_after(
     os._exit(abs(status))
 
 
+def _told(over: int, output: Output) -> bytes:
+    output.read_until(over)
+    return os.read(over, _CASE.size)
+
+
 # -- the process in which the student's code will run
 
 
-def _be_the_rank(job: Path, rank: int, places: Places, bell: int, pipes: tuple[int, int]) -> NoReturn:
+def _be_the_rank(
+    job: Path, rank: int, places: Places, bell: int, pipes: tuple[int, int], output: int
+) -> NoReturn:
     try:
         _system("prctl", _DEATH_SIGNAL, signal.SIGKILL)
         os.setsid()
@@ -167,8 +178,8 @@ def _be_the_rank(job: Path, rank: int, places: Places, bell: int, pipes: tuple[i
         listener = [places.listener] if rank == 0 else []
         _forget_shared_memory()
         _own_file_systems(job, rank, places)
-        _close_all_but([bell, *pipes, *listener])
-        _introduce(rank, places, pipes)
+        _close_all_but([bell, *pipes, output, *listener])
+        _introduce(rank, places, pipes, output)
         _give_up_privileges()
         calls.install(calls.RANK_RULES)
 
@@ -183,9 +194,9 @@ def _be_the_rank(job: Path, rank: int, places: Places, bell: int, pipes: tuple[i
         os._exit(1)
 
 
-def _introduce(rank: int, places: Places, pipes: tuple[int, int]) -> None:
-    """Tell labkit and gloo where the others are to be found."""
-    from labkit.launch.handover.request import STORE
+def _introduce(rank: int, places: Places, pipes: tuple[int, int], output: int) -> None:
+    """Tell labkit and gloo where the others are to be found, and where what it prints goes."""
+    from labkit.launch.handover.request import OUTPUT, STORE
 
     ranks = len(places.networks)
     os.environ.update(
@@ -194,6 +205,7 @@ def _introduce(rank: int, places: Places, pipes: tuple[int, int]) -> None:
         GLOO_SOCKET_IFNAME=mesh.own_device(rank, ranks),
     )
     os.environ[STORE] = str(places.listener)
+    os.environ[OUTPUT] = str(output)
     os.environ[KEEPER] = ",".join(map(str, pipes))
 
 

@@ -37,6 +37,7 @@ def take(folder: Path, names: Iterable[str], target: Path, most_bytes: int) -> d
     """Copy the regular files `names` out of `folder` into `target`; those that are absent are passed over.
 
     Returns name -> why for the files that were refused. `folder`'s last part may be the student's doing too.
+    OSError where `target` has no room for them.
     """
     refused: dict[str, str] = {}
     try:
@@ -54,7 +55,7 @@ def take(folder: Path, names: Iterable[str], target: Path, most_bytes: int) -> d
                 refused[name] = str(error)
                 continue
             left -= len(data)
-            (target / name).write_bytes(data)
+            _write(target / name, data)
     finally:
         os.close(handle)
     return refused
@@ -130,6 +131,15 @@ def check_json(data: bytes) -> None:
             f"an answer of {len(data)} bytes and {values} values; at most {LARGEST_JSON} and {MOST_VALUES} "
             "are read"
         )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """The whole file or none: of one cut short it would be said that a rank had sent it so."""
+    try:
+        path.write_bytes(data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _open(folder: int, name: str) -> int:

@@ -7,10 +7,15 @@ import os
 import sys
 from pathlib import Path
 
+from labkit.launch.handover.request import OUTPUT
+
 
 def redirect_output(path: Path) -> None:
-    """Send stdout and stderr, of Python and of compiled code alike, to the rank's log."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """Send stdout and stderr, of Python and of compiled code alike, to the rank's log; or, where its
+    environment names one, into a pipe that somebody else reads.
+    """
+    pipe = os.environ.pop(OUTPUT, "")
+    log = int(pipe) if pipe else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)

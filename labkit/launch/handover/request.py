@@ -16,6 +16,9 @@ PAYLOAD = "payload.pkl"
 VERDICT = "job.json"
 CONTROL = "control"
 STORE = "LABKIT_STORE"  # in a rank's environment: the open socket for the store at MASTER_ADDR:MASTER_PORT
+OUTPUT = (
+    "LABKIT_OUTPUT"  # in a rank's environment: an open pipe that takes what it prints, in place of its log
+)
 RANK = "labkit.launch.engine.worker:run_rank"
 MAX_LOG_BYTES = 256 << 20
 LONGEST_TIMEOUT = 30 * 86400  # seconds
