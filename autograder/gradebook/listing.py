@@ -87,8 +87,8 @@ def as_csv(listing: Listing) -> str:
     """
     columns = [(e.id, p.name) for e in registry.exercises(listing.lesson) for p in e.properties]
     out = io.StringIO()
-    # All in quotes: a program that takes another character than the comma for a separator, as where numbers
-    # have commas, would begin a cell in the middle of a student's text.
+    # All in quotes, which is enough for the first cell of a line where a program takes another character than
+    # the comma for a separator, as where numbers have commas; for the others see `plain`.
     writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow([*_HEAD, *(grade_id(*column) for column in columns)])
     for record in listing.records:

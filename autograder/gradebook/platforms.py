@@ -158,5 +158,6 @@ def _read(text: str, needed: Sequence[str]) -> tuple[list[str], list[dict[str, s
 
 def _written(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([head, *rows])
+    # All in quotes, as in `listing.as_csv`.
+    csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows([head, *rows])
     return out.getvalue()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unicodedata import category, normalize
 
 from autograder.grade.records import Record
 from labkit.checks.report import Report, Stop
 from labkit.show.style import GREY, PALE, VERMILION
 
+_ENDS_A_CELL = re.compile(r"(?<=[;|\t\r\n])")
 BELOW = "\n        | "  # in front of each line of a text after its first
 
 
@@ -83,8 +86,16 @@ def lost_points(records: Iterable[Record]) -> list[PropertyCount]:
 
 
 def plain(text: str) -> str:
-    """A text no spreadsheet takes for a formula."""
-    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") else text
+    """A text of which no spreadsheet takes anything for a formula. Some take ＝ for =, and pass over what
+    cannot be seen. Where another character than the comma separates cells, one begins in the middle of a
+    text, also of one in quotes, unless that is the first of its line.
+    """
+    return "".join(f"'{part}" if _is_formula(part) else part for part in _ENDS_A_CELL.split(text))
+
+
+def _is_formula(text: str) -> bool:
+    begins = next((c for c in text if c != '"' and not c.isspace() and category(c) not in ("Cc", "Cf")), "")
+    return normalize("NFKC", begins)[:1] in ("=", "+", "-", "@")
 
 
 def in_one(text: str) -> str:

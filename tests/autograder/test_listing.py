@@ -18,10 +18,10 @@ from autograder.batch.submissions import Event
 from autograder.cli import main
 from autograder.grade.records import load, save
 from autograder.gradebook.course import Course
-from autograder.gradebook.platforms import fill_canvas
+from autograder.gradebook.platforms import canvas_csv, fill_canvas, fill_moodle, moodle_csv
 from autograder.gradebook.problems import CourseError
-from autograder.gradebook.report import lost_points
-from autograder.gradebook.roster import read_roster
+from autograder.gradebook.report import Score, lost_points, plain
+from autograder.gradebook.roster import Roster, read_roster
 from labkit.checks import registry
 from labkit.checks.source.notebook import grade_id
 
@@ -241,3 +241,41 @@ def test_time_left_is_that_of_the_whole_class() -> None:
         pace.note(Event("x", None), now)
     assert pace.left(61.0) == pytest.approx(96 * 15)
     assert in_words(pace.left(71.0)) == "about 24 min left"
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", " @x", "＝1+1", "＋1", "－1", "＠x", "\ufeff=1+1", "\u200b＝1", '"=1']
+)
+def test_no_text_is_a_formula(text: str) -> None:
+    """The full-width signs are taken for the others where Chinese or Japanese is written."""
+    assert plain(text) == f"'{text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("a;=1", "a;'=1"),
+        ("a; ＝1;b", "a;' ＝1;b"),
+        ("\t+1", "\t'+1"),
+        ('a|"-1"', 'a|\'"-1"'),
+        ("a\n@x", "a\n'@x"),
+    ],
+)
+def test_no_part_of_a_text_is_a_formula(text: str, becomes: str) -> None:
+    assert plain(text) == becomes
+
+
+@pytest.mark.parametrize("text", ["", " ", "a=1", "a; b", "3, -1", "ada", "(+1)", "*", "﹟"])
+def test_other_texts_stay(text: str) -> None:
+    assert plain(text) == text
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_an_export_begins_no_cell_within_a_text(separator: str) -> None:
+    """Whatever a program takes to separate cells."""
+    student = f"a{separator}=1+1"
+    scores, nobody = [Score(student, 3, 8, True)], Roster()
+    filled = fill_moodle(f'Identifier,Grade\n"{student}",\n', scores).text
+    for text in (moodle_csv(scores, LESSON, nobody), canvas_csv(scores, LESSON, nobody, 8), filled):
+        rows = list(csv.reader(io.StringIO(text), delimiter=separator))
+        assert not [cell for row in rows for cell in row if cell.startswith("=")], text
