@@ -205,7 +205,7 @@ def report(
     if ranking:
         click.echo(rankings.ranking(records, name))
         return
-    of_one = reports.explain(_record_of(explain, known, name)) if explain is not None else ""
+    of_one = _record_of(explain, known, name) if explain is not None else None
     if figure:
         if figure.suffix.lower() not in (".png", ".pdf", ".svg"):
             raise click.ClickException(f"--figure: expected a name with .png, .pdf or .svg, found {figure}")
@@ -215,7 +215,10 @@ def report(
         path = Path(f"{name}.csv" if csv_file == "LESSON.csv" else csv_file)
         path.write_text(listing.as_csv(of_class), encoding="utf-8")
         _say(f"wrote {path}", err=True)
-    _say(of_one or listing.table(of_class))
+    if of_one is None:
+        _say(listing.table(of_class))
+    else:
+        _say(reports.explain(of_one, of_class.doubts.get(of_one.student, ())))
 
 
 @main.command()
@@ -334,6 +337,8 @@ def _tell(run: Run) -> None:
         _say(f"  {student}: {in_one(problem)}", err=True)
     for student, problem in run.unreadable.items():
         _say(f"  {student}: 0 points, as what was handed in cannot be read: {in_one(problem)}", err=True)
+    for student, doubt in run.doubts.items():
+        _say(f"  {student}: in doubt: {in_one(doubt)}", err=True)
     for student in run.ungraded:
         _say(f"  {student}: could not be graded in full; run the command again", err=True)
     sys.exit(1 if run.failed or run.unreadable or run.ungraded else 0)

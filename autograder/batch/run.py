@@ -184,7 +184,9 @@ def _finished(course: Course, lesson: str, run: Run) -> Run:
     touched = {*run.graded, *run.kept}
     run.ungraded = [r.student for r in records if r.ungraded and r.student in touched]
     run.unreadable = {r.student: r.problem for r in records if r.problem and r.student in touched}
+    listing = listing_of(course, lesson)
+    run.doubts = {who: "; ".join(told) for who, told in listing.doubts.items() if who in touched}
     folder = course.root / FOLDER / lesson
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "grades.csv", as_csv(listing_of(course, lesson)).encode())
+    write_whole(folder / "grades.csv", as_csv(listing).encode())
     return run

@@ -38,7 +38,8 @@ class Run:
     """What one call of `grade_lesson` did. failed: student -> why nothing could be written.
 
     ungraded: students with an exercise that the harness, not they, failed. unreadable: student -> why what
-    they handed in is no notebook: it has no points, and the gradebook says so.
+    they handed in is no notebook: it has no points, and the gradebook says so. doubts: student -> where their
+    work may be instead.
     """
 
     graded: list[str] = field(default_factory=list)
@@ -46,6 +47,7 @@ class Run:
     failed: dict[str, str] = field(default_factory=dict)
     ungraded: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
+    doubts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

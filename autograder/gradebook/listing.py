@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from autograder.grade.records import Record, load_all
 from autograder.gradebook.course import Course
-from autograder.gradebook.report import Score, lost_points, plain
+from autograder.gradebook.doubts import doubts_about
+from autograder.gradebook.report import Score, in_one, lost_points, plain
 from autograder.gradebook.requests import Request, requests_of
 from autograder.gradebook.roster import Roster, read_roster
 from labkit.checks import registry
@@ -19,13 +20,14 @@ from labkit.checks.source.notebook import grade_id
 
 @dataclass(frozen=True)
 class Listing:
-    """A lesson's records, what the gradebook made of them, and the class."""
+    """A lesson's records, what the gradebook made of them, and the class. doubts: see `doubts_about`."""
 
     lesson: str
     records: Sequence[Record]
     scores: Sequence[Score] = ()
     roster: Roster = field(default_factory=Roster)
     requests: Sequence[Request] = ()
+    doubts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @cached_property
     def by_student(self) -> dict[str, Score]:
@@ -35,12 +37,14 @@ class Listing:
 
 def listing_of(course: Course, lesson: str) -> Listing:
     """All that is known of a lesson in a course."""
+    records = load_all(course.root, lesson)
     return Listing(
         lesson,
-        load_all(course.root, lesson),
+        records,
         course.scores(lesson),
         read_roster(course.root),
         requests_of(course.root, course.db_url, lesson),
+        doubts_about(course, lesson, records),
     )
 
 
@@ -60,6 +64,7 @@ def table(listing: Listing) -> str:
         lines.append(f"{count.exercise:<34} {count.name:<24} {wrong:>9} {count.open:>14}  {bar}")
     asked = [_request(listing, request) for request in listing.requests]
     lines += ["", "asked for another look:", *asked] if asked else []
+    lines += ["", "in doubt:", *_doubts(listing)] if listing.doubts else []
     return "\n".join([*lines, *changed_points(listing.records, listing.lesson)])
 
 
@@ -99,7 +104,17 @@ def as_csv(listing: Listing) -> str:
 
 _HEAD = (
     *("student", "name", "points", "max_points", "score_before_penalty", "late_penalty", "score"),
-    *("not_attempted", "ungraded", "held_back", "problem", "flags", "sandbox", "seed", "notebook"),
+    *(
+        "not_attempted",
+        "ungraded",
+        "held_back",
+        "problem",
+        "in_doubt",
+        "flags",
+        "sandbox",
+        "seed",
+        "notebook",
+    ),
     "graded_at",
 )
 
@@ -117,6 +132,7 @@ def _about(listing: Listing, record: Record) -> Iterator[object]:
     yield " ".join(record.ungraded)
     yield " ".join(record.held)
     yield plain(record.problem)
+    yield plain("; ".join(listing.doubts.get(record.student, ())))
     yield len(record.flags)
     yield from (record.sandbox, record.seed, plain(record.notebook), record.graded_at)
 
@@ -124,6 +140,7 @@ def _about(listing: Listing, record: Record) -> Iterator[object]:
 def _line(listing: Listing, record: Record) -> str:
     verdicts = ", ".join(f"{name.split('.')[1]}: {g.report.verdict}" for name, g in record.graded.items())
     marks = " UNREADABLE" if record.problem else ""
+    marks += " IN DOUBT" if record.student in listing.doubts else ""
     marks += " FLAGGED" if record.flags else ""
     marks += " HELD BACK" if record.held else ""
     marks += " UNSAFE" if record.sandbox == "none" else ""
@@ -137,6 +154,12 @@ def _request(listing: Listing, request: Request) -> str:
     about = request.exercise or listing.lesson
     answer = f" (answered: {request.answer})" if request.answer else ""
     return f"  {listing.roster.called(request.student)}, {about}: {request.reason}{answer}"
+
+
+def _doubts(listing: Listing) -> Iterator[str]:
+    for student, sentences in listing.doubts.items():
+        for sentence in sentences:
+            yield f"  {listing.roster.called(student)}: {in_one(sentence)}"
 
 
 def _score(score: Score | None) -> str:

@@ -115,12 +115,13 @@ def told(report: Report) -> str:
     return repr(replace(report, rows=rows, stops=stops, notes=list(map(in_one, report.notes))))
 
 
-def explain(record: Record) -> str:
-    """Everything known about one submission: tables, flags, seed."""
+def explain(record: Record, doubts: Sequence[str] = ()) -> str:
+    """Everything known about one submission: tables, flags, seed. doubts: see `doubts.doubts_about`."""
     notebook = in_one(record.notebook)
     lines = [f"{record.student}: {record.points:g} of {record.max_points:g} points for {notebook}"]
     lines.append(f"seed {record.seed}, sandbox {record.sandbox}, graded {record.graded_at}")
     lines += [in_one(record.problem)] if record.problem else []
+    lines += [f"in doubt: {in_one(doubt)}" for doubt in doubts]
     lines += [f"note: {in_one(note)}" for note in record.notes]
     for name, graded in record.graded.items():
         lines += ["", told(graded.report)]
