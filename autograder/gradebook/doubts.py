@@ -37,7 +37,8 @@ def _gone(course: Course, record: Record) -> str:
     return (
         f"no notebook lies in submitted/{record.student}/{record.lesson}/ any more: these are the points of "
         f"what was there at {record.graded_at}. Put it back; or, where somebody has left the course, remove "
-        f"{FOLDER}/{record.lesson}/{kept}, and their scores with `nbgrader db student remove`"
+        f"{FOLDER}/{record.lesson}/{kept}, and their scores in all lessons with `nbgrader db student remove "
+        f"{record.student} --force`"
     )
 
 

@@ -252,8 +252,8 @@ def test_command_line(graded: tuple[Path, Run], tmp_path: Path, monkeypatch: pyt
     assert f"seed {SEED}, sandbox bubblewrap" in explained
     assert figure.read_bytes().startswith(b"\x89PNG")
     moodle = autograder("export", "06", "--to", "moodle").stdout.splitlines()
-    assert moodle[0] == f"ID number,Email address,{LESSON}"
-    assert f"honest,,{POINTS_OF_F:g}" in moodle
+    assert moodle[0] == f'"ID number","Email address","{LESSON}"'
+    assert f'"honest","","{POINTS_OF_F:g}"' in moodle
     canvas = list(csv.reader(autograder("export", "06", "--to", "canvas").stdout.splitlines()))
     assert canvas[1][0] == "Points Possible"
 

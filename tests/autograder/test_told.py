@@ -58,7 +58,7 @@ def test_a_course_that_is_right_is_graded(course: Course) -> None:
     done = autograder(course, "grade")
     assert done.exit_code == 0, done.output
     assert "kept 1 graded before, 0 with a problem" in done.stdout
-    assert f"ada,,{MOST}" in autograder(course, "export", "--to", "moodle").stdout
+    assert f'"ada","","{MOST}"' in autograder(course, "export", "--to", "moodle").stdout
 
 
 @pytest.mark.parametrize("command", ["grade", "regrade", "report", "add", "export"])
