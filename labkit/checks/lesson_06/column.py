@@ -125,6 +125,7 @@ EXERCISE = Exercise(
             "Nothing is sent in forward; backward is one all-reduce of x's gradient.",
             "the output was gathered though nobody asked, or f was applied to something other than x",
             {"values": every(sends(nothing, sum_of_gradient), infers_by(nothing))},
+            dict.fromkeys(("layout", "subgroup"), sends(nothing, sum_of_gradient)),
         ),
         Property(
             "stored-shards",
@@ -133,6 +134,7 @@ EXERCISE = Exercise(
             "Each rank keeps 1/t of the weight and of the bias, and nothing else stays in memory.",
             "a slice is a view that keeps the whole tensor in memory: clone() it; or the full layer was kept",
             {"values": keeps_blocks, "again": leaves_the_whole},
+            dict.fromkeys(("layout", "subgroup"), keeps_blocks),
         ),
         own_share(),
         Property(

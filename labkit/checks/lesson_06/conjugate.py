@@ -61,6 +61,7 @@ F_EXERCISE = Exercise(
             "Nothing is sent in forward; backward is one all-reduce of the gradient.",
             "an all_reduce in forward, none or two in backward, or an all_gather and a sum of your own",
             {"values": one_all_reduce("backward")},
+            dict.fromkeys(("layout", "subgroup"), one_all_reduce("backward")),
         ),
         Property(
             "callers-tensors",
@@ -123,6 +124,7 @@ G_EXERCISE = Exercise(
             "Forward is one all-reduce of x; nothing is sent in backward.",
             "an all_reduce in backward, two in forward, or an all_gather and a sum of your own",
             {"values": one_all_reduce("forward")},
+            dict.fromkeys(("layout", "subgroup"), one_all_reduce("forward")),
         ),
         Property(
             "callers-tensors",

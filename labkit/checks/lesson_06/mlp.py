@@ -109,6 +109,7 @@ EXERCISE = Exercise(
             "One all-reduce in forward, one in backward, and nothing between the two layers.",
             "the output of `up` was gathered, only to be cut again for `down`",
             {"values": every(sends(sum_of_output, sum_of_gradient), infers_by(sum_of_output))},
+            dict.fromkeys(("layout", "subgroup"), sends(sum_of_output, sum_of_gradient)),
         ),
         Property(
             "stored-shards",
@@ -117,6 +118,7 @@ EXERCISE = Exercise(
             "Each rank keeps 1/t of both weights; only the bias of `down` is whole.",
             "the unsharded MLP was kept as an attribute",
             {"values": keeps_blocks, "again": leaves_the_whole},
+            dict.fromkeys(("layout", "subgroup"), keeps_blocks),
         ),
         own_share(),
         any_layout(),

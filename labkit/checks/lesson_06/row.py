@@ -131,6 +131,7 @@ EXERCISE = Exercise(
             "Forward is one all-reduce of the output; nothing is sent in backward.",
             "x was gathered first, or the gradient was reduced as well",
             dict.fromkeys(("values", "bias"), every(sends(sum_of_output, nothing), infers_by(sum_of_output))),
+            dict.fromkeys(("layout", "subgroup"), sends(sum_of_output, nothing)),
         ),
         Property(
             "stored-shards",
@@ -144,6 +145,7 @@ EXERCISE = Exercise(
                 "again": leaves_the_whole,
                 "kept": keeps_its_input,
             },
+            dict.fromkeys(("layout", "subgroup"), keeps_blocks),
         ),
         own_share(),
         Property(
