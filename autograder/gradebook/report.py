@@ -88,9 +88,12 @@ def lost_points(records: Iterable[Record]) -> list[PropertyCount]:
 def plain(text: str) -> str:
     """A text of which no spreadsheet takes anything for a formula. Some take ＝ for =, and pass over what
     cannot be seen. Where another character than the comma separates cells, one begins in the middle of a
-    text, also of one in quotes, unless that is the first of its line.
+    text, also of one in quotes, unless that is the first of its line; where it does not, a tab or a line end
+    at the beginning hides none.
     """
-    return "".join(f"'{part}" if _is_formula(part) else part for part in _ENDS_A_CELL.split(text))
+    parts = [f"'{part}" if _is_formula(part) else part for part in _ENDS_A_CELL.split(text)]
+    hidden = text[:1] in ("\t", "\r", "\n") and "".join(parts) != text
+    return "".join(["'" * hidden, *parts])
 
 
 def _is_formula(text: str) -> bool:

@@ -83,8 +83,8 @@ def test_who_cannot_be_graded_keeps_nobody_out_of_the_gradebook(
 ) -> None:
     make_course(tmp_path)
     hand_in(tmp_path, "ada", notebook(solution(F_ID)))
-    stuck = hand_in(tmp_path, "bob", notebook(solution(F_ID)), "mine")
-    stuck.with_name(f"{LESSON}.ipynb").mkdir()  # where the copy for nbgrader would be
+    hand_in(tmp_path, "bob", notebook(solution(F_ID)))
+    path_of(tmp_path, LESSON, "bob").mkdir(parents=True)  # where the job would write what came of it
     done = grade(slurm, tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "bob: the job array did not grade it in full; see" in done.stderr
