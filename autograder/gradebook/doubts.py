@@ -67,8 +67,9 @@ def _elsewhere(record: Record, submitted: Submitted) -> Iterator[str]:
     if at := _in_text(raw, record.not_attempted):
         exercises = list(dict.fromkeys(exercise for _, exercise in at))
         cells = list(dict.fromkeys(str(number) for number, _ in at))
+        ask, where = "ask" if exercises[1:] else "asks", "cells" if cells[1:] else "cell"
         yield (
-            f"what {_some(exercises)} ask for stands in cells that are not code (cell {_some(cells)} of "
+            f"what {_some(exercises)} {ask} for stands in cells that are not code ({where} {_some(cells)} of "
             f"{record.notebook}): make them code cells where that is the work, and run {again}"
         )
 

@@ -62,7 +62,7 @@ SAYS = {
         "run `autograder grade 00`",
     ],
     "other": ["defines what lesson 01 asks for (count_parameters)", "nothing of lesson 00"],
-    "text": [f"what {RING} ask for stands in cells that are not code (cell 2 of {LESSON}.ipynb)"],
+    "text": [f"what {RING} asks for stands in cells that are not code (cell 2 of {LESSON}.ipynb)"],
     "part": ["cells that are not code (cell 2"],
     "gone": [f"no notebook lies in submitted/gone/{LESSON}/ any more", "records/"],
 }
