@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import shutil
@@ -217,17 +218,23 @@ def test_an_engine_without_its_directory_is_replaced() -> None:
     assert not processes.is_alive(engine.pid)
 
 
+def _limit_with_room_for(files: int) -> int:
+    """The limit that leaves numbers for so many more files: those that are open need not be the lowest."""
+    listed = os.listdir("/proc/self/fd")  # with what was open to list them
+    used = {int(number) for number in listed if os.path.lexists(f"/proc/self/fd/{number}")}
+    free = (number for number in itertools.count() if number not in used)
+    return next(itertools.islice(free, files - 1, None)) + 1
+
+
 def test_an_engine_that_cannot_be_started_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whichever of its files is the one too many. Nor does one that has no place for its directory."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)  # the first free number: all below are open
-    os.close(lowest)
     told = set()
     for room in (2, 3, 4):  # with less not even a directory can be removed
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + room, before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_with_room_for(room), before[1]))
         try:
             client.EngineProcess()
         except InfrastructureError as error:
