@@ -10,6 +10,8 @@ from labkit.checks.lesson_05 import best_row, chain_case, checkpoint_case, memor
 from labkit.checks.lesson_05.subjects import BOTH
 from labkit.checks.shared.formula import values_case
 
+WIDE = {"rows": 64, "width": 24, "inner": 80}  # of a chain of layers
+
 
 def _checkpoint_cases(seed: int) -> list[Case]:
     draw = Random(f"05/checkpoint/{seed}")
@@ -50,52 +52,28 @@ def _chain_cases(seed: int) -> list[Case]:
     draw = Random(f"05/chain/{seed}")
     layers = draw.randint(9, 17)
     segments = next(k for k in (5, 4, 7) if layers % k)
+    twice = {"handed": "tuple", "pairs": [0, 1, 2, 3], "again_at_the_end": [3, 0]}
     return [
         chain_case("unseen: uneven", "values", layers, segments, seed, rows=4, width=3, inner=8),
         chain_case("unseen: two", "values", 3, 2, seed, rows=2, width=6, inner=3),
         chain_case("unseen: one layer", "values", 1, 1, seed),
         chain_case("unseen: a segment without parameters", "values", 6, 3, seed, bare=[2, 3]),
-        chain_case(
-            "unseen: a tuple of nn.Sequentials",
-            "any-sequence",
-            4,
-            3,
-            seed,
-            handed="tuple",
-            pairs=[0, 1, 2, 3],
-            again_at_the_end=[3, 0],
-        ),
-        chain_case("unseen: measured", "bytes", 12, 4, seed, rows=64, width=24, inner=80),
-        chain_case(
-            "unseen: few rows, measured", "bytes", 12, 3, seed, rows=draw.randint(6, 9), width=4, inner=256
-        ),
-        chain_case(
-            "unseen: 5 mixed, measured",
-            "bytes",
-            5,
-            2,
-            seed,
-            rows=64,
-            width=24,
-            inner=80,
-            mixed=True,
-            pairs=[3],
-        ),
-        chain_case(
-            "unseen: frozen, measured",
-            "bytes",
-            7,
-            3,
-            seed,
-            rows=64,
-            width=24,
-            inner=80,
-            mixed=True,
-            frozen=[2],
-        ),
-        chain_case("unseen: many rows", "values", 5, 3, seed, rows=64, width=24, inner=80),
+        chain_case("unseen: a tuple of nn.Sequentials", "any-sequence", 4, 3, seed, **twice),
+        *_measured_chains(seed, draw.randint(6, 9)),
+        chain_case("unseen: many rows", "values", 5, 3, seed, **WIDE),
         chain_case("unseen: refused", "refused", 6, 0, seed),
         chain_case("unseen: own", "own-parts", 5, 2, seed),
+    ]
+
+
+def _measured_chains(seed: int, rows: int) -> list[Case]:
+    few = {"rows": rows, "width": 4, "inner": 256}
+    mixed = {**WIDE, "mixed": True}
+    return [
+        chain_case("unseen: measured", "bytes", 12, 4, seed, **WIDE),
+        chain_case("unseen: few rows, measured", "bytes", 12, 3, seed, **few),
+        chain_case("unseen: 5 mixed, measured", "bytes", 5, 2, seed, **mixed, pairs=[3]),
+        chain_case("unseen: frozen, measured", "bytes", 7, 3, seed, **mixed, frozen=[2]),
     ]
 
 
