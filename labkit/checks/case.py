@@ -60,10 +60,18 @@ class StudentError:
 
 @dataclass
 class RankAnswer:
-    """What one rank sent back from one case."""
+    """What one rank sent back from one case.
+
+    collectives: what was recorded, by name; of several recordings of a name the last one has it, and the
+        earlier ones "NAME, 1", "NAME, 2" and so on.
+    """
 
     rank: int
     tensors: dict[str, torch.Tensor]
     facts: dict[str, JSON]
     collectives: dict[str, list[dict[str, JSON]]]
     errors: dict[str, StudentError]  # property -> what was raised inside `rank.attempt(property)`
+
+    def earlier(self, name: str) -> list[str]:
+        """The names of all recordings of a name but the last, in the order they were made in."""
+        return [of for n in range(len(self.collectives)) if (of := f"{name}, {n + 1}") in self.collectives]

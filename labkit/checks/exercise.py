@@ -60,7 +60,8 @@ class Property:
         run), or robustness (unusual sizes, wrong arguments, strange situations).
     says: what must be true. usual_cause: what most often breaks it.
     on: kind of case -> what judges the evidence of such a case.
-    also: the same for cases that are about other properties. An error in one costs those, and not this one.
+    also: the same for cases that are about other properties. What is wrong in one costs those, and not this
+        one: it is looked at where they hold.
     """
 
     name: str

@@ -128,7 +128,12 @@ def _noted(exercise: Exercise, case: Case, inputs: Inputs, outcome: Outcome) -> 
         name = about if about in shown else shown[0]
         yield Noted(name, Finding(False, seen=STOPPED), _told(case), judged=False)
     evidence = exercise.run_of(case).evidence(case, inputs, outcome.answers)
-    for name, judge in exercise.judges_of(case) + ([] if stopped else exercise.judges_besides(case)):
+    right = not stopped
+    for name, judge in exercise.judges_of(case):
+        for finding, judged in _found(judge, evidence, stopped):
+            right = right and finding.passed
+            yield Noted(name, finding, _told(case), judged)
+    for name, judge in exercise.judges_besides(case) if right else []:
         yield from (
             Noted(name, finding, _told(case), judged) for finding, judged in _found(judge, evidence, stopped)
         )

@@ -84,7 +84,8 @@ class Rank:
 
     @contextlib.contextmanager
     def recording(self, name: str) -> Iterator[float]:
-        """Send back, under `name`, the collectives and messages this rank took part in inside the block.
+        """Send back, under `name`, the collectives and messages this rank took part in inside the block; of
+        several blocks of a name see `RankAnswer.collectives`.
 
         Yields the monotonic second that their times count from. Ranks that the case lists as `late` come to
         the block later than the others: who reads before it has come, or writes again before it has left,
@@ -93,7 +94,10 @@ class Rank:
         if self.rank in self.params.get("late", ()):
             time.sleep(LATE)
         with traffic_of_block(self._recorder) as (calls, begin):
-            self._answer.collectives[name] = calls
+            recorded = self._answer.collectives
+            if name in recorded:
+                recorded[f"{name}, {len(self._answer.earlier(name)) + 1}"] = recorded[name]
+            recorded[name] = calls
             yield begin
 
     @contextlib.contextmanager

@@ -40,11 +40,15 @@ class Profile:
     events: list[Event]
 
 
-def read_profiles(folder: Path) -> list[Profile]:
+def read_profiles(folder: Path, written_to: Path) -> list[Profile]:
     """The profiles in a folder, one a rank, in order of rank. BadProfile when there are none, or two of one
     rank.
+
+    written_to: where all are written together, perhaps into that folder: not a profile.
     """
-    files = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
+    files = [
+        f for f in sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")]) if not _same(f, written_to)
+    ]
     read = sorted((_read(path) for path in files), key=lambda profile: profile.rank)
     earliest = min((profile.base for profile in read), default=0)
     profiles = [_later(profile, (profile.base - earliest) / 1e3) for profile in read]
@@ -55,6 +59,10 @@ def read_profiles(folder: Path) -> list[Profile]:
             f"those of ranks {ranks}; let every rank export to a name of its own in an empty folder"
         )
     return profiles
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
 
 
 def _read(path: Path) -> Profile:

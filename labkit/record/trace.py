@@ -44,11 +44,11 @@ def trace(source: HasRecord | Record | str | Path, path: str | Path) -> TraceFil
     source: a finished job; what `session.record()` gave; or a folder with the files that torch.profiler's
         `export_chrome_trace` wrote, one a rank. A job's trace has flows from sends to their receives, and
         counters of memory and of bytes in flight; a profile's has the profiler's own events, flows and
-        memory.
+        memory. What is at `path` is not read: the same can be written once more.
     Raises BadProfile, a ValueError, for a folder with other files, and OSError where it cannot be written.
     """
     if isinstance(source, str | Path):
-        profiles = read_profiles(Path(source))
+        profiles = read_profiles(Path(source), Path(path))
         return _write(events_of_profiles(profiles), len(profiles), Path(path))
     record = source if isinstance(source, Record) else source.record
     return _write(events_of_record(record), record.ranks, Path(path))

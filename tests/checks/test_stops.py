@@ -104,20 +104,27 @@ def test_an_error_in_one_part_stops_what_needs_it() -> None:
     assert (report.row("gradient").seen, report.row("gradient").usual_cause) == (STOPPED, "")
 
 
-def _with_traffic() -> Exercise:
-    """With a property that cases of "values", which are about others, are looked at for."""
+def _with_traffic(*others: Property) -> Exercise:
+    """With a property that cases of "values", which are about these others, are looked at for."""
     sends = ones("traffic")
     quiet = replace(sends, on={"quiet": sends.on["values"]}, also=sends.on)
     return replace(
         EXERCISE,
         runs=EXERCISE.runs | {"quiet": Run(lambda rank: None)},
-        properties=(*EXERCISE.properties, quiet),
+        properties=(*others, quiet),
     )
 
 
-def test_what_is_looked_at_in_cases_about_others_is_lost_to_what_is_found_and_to_no_error() -> None:
-    exercise = _with_traffic()
-    assert judged({}, exercise=exercise).row("traffic").seen == "nothing (None)"
+def test_what_is_looked_at_in_cases_about_others_is_lost_where_these_hold() -> None:
+    output, gradient = EXERCISE.properties
+    report = judged({}, exercise=_with_traffic(output))
+    assert (report.row("output").passed, report.row("traffic").seen) == (True, "nothing (None)")
+    report = judged({}, exercise=_with_traffic(output, gradient))
+    assert (report.row("gradient").seen, report.row("traffic").seen) == ("nothing (None)", NOT_REACHED)
+
+
+def test_an_error_costs_nothing_that_is_only_looked_at_there() -> None:
+    exercise = _with_traffic(*EXERCISE.properties)
     for errors, attempts in (({0: WRONG, 1: WRONG}, ()), ({}, (0, 1))):
         report = judged(errors, attempts=attempts, exercise=exercise)
         assert report.row("traffic").seen == NOT_REACHED

@@ -199,6 +199,13 @@ def test_the_command_merges_a_folder_or_says_what_it_lacks(profiles: Path, tmp_p
     assert "other.json: not a trace of torch.profiler's" in refused.output
 
 
+def test_a_trace_beside_its_profiles_is_not_one_of_them(profiles: Path, tmp_path: Path) -> None:
+    for path in profiles.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    first = labkit.trace(tmp_path, tmp_path / "trace.json")
+    assert labkit.trace(tmp_path, tmp_path / "trace.json") == first
+
+
 def test_a_session_is_traced_too(tmp_path: Path) -> None:
     with labkit.session(2) as session:
         session.run("import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(3))")

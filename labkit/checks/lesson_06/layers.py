@@ -155,6 +155,7 @@ def own_share() -> Property:
         "A rank computes with its own block, never reads another's, and does a t-th of the products.",
         "the product was computed with the full weight, kept or gathered, and cut afterwards",
         {"own-shard": own_block_decides, "values": every(does_its_share, infers_its_share)},
+        {"layout": does_its_share, "subgroup": does_its_share},
     )
 
 

@@ -219,6 +219,9 @@ EXERCISE = Exercise(
             "One all-reduce of b s h numbers in forward, one in backward.",
             "heads were gathered before the output projection",
             {"values": every(sends(one_all_reduce, one_all_reduce), sends_in(INFERENCE, one_all_reduce))},
+            dict.fromkeys(
+                ("layout", "grouped", "round-trip", "subgroup"), sends(one_all_reduce, one_all_reduce)
+            ),
         ),
         Property(
             "stored-shards",
@@ -227,6 +230,7 @@ EXERCISE = Exercise(
             STORED,
             "the output bias is whole; the packed weight is [(a + 2k) d / t, h]",
             {"values": keeps_blocks, "again": leaves_the_whole},
+            dict.fromkeys(("layout", "grouped", "round-trip", "subgroup"), keeps_blocks),
         ),
         Property(
             "round-trip",
@@ -245,7 +249,7 @@ EXERCISE = Exercise(
             {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
         ),
         any_layout(EVERYTHING),
-        own_share(),
+        own_share("layout", "grouped", "round-trip", "subgroup"),
         subgroup(every(equals("output"), stays_in_group)),
     ),
     forbids=TORCHS_OWN,

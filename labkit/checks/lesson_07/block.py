@@ -37,6 +37,8 @@ from labkit.checks.lesson_07.modules import (
     sequence_parallel,
     subgroup,
     use_and_infer,
+    where_divided,
+    where_whole,
 )
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.lesson_07.products import PRODUCTS_ID
@@ -159,6 +161,8 @@ def _kept_enough(evidence: SplitEvidence) -> Iterator[Finding]:
         yield in_proportion("the gradients of all weights", expected, seen, answer.rank, ROUNDED)
 
 
+_SENDS = where_whole(sends(block_calls("forward"), block_calls("backward")))
+_SENDS_DIVIDED = where_divided(sends(block_calls("forward"), block_calls("backward"), ignore=_vectors))
 EXERCISE = Exercise(
     BLOCK_ID,
     "The block",
@@ -213,12 +217,8 @@ EXERCISE = Exercise(
             2,
             "Two all-reduces in forward, two in backward.",
             "x gathered or summed once more",
-            {
-                "values": every(
-                    sends(block_calls("forward"), block_calls("backward")),
-                    sends_in(INFERENCE, block_calls("forward")),
-                )
-            },
+            {"values": every(_SENDS, sends_in(INFERENCE, block_calls("forward")))},
+            {"subgroup": _SENDS},
         ),
         Property(
             "stored-shards",
@@ -227,6 +227,7 @@ EXERCISE = Exercise(
             STORED,
             "the whole block was kept as an attribute, or its norms shared",
             {"values": keeps_blocks, "again": leaves_the_whole, "what-drops": leaves_modes},
+            {"sequence": keeps_blocks, "subgroup": keeps_blocks},
         ),
         Property(
             "sequence-parallel",
@@ -242,7 +243,8 @@ EXERCISE = Exercise(
             2,
             "With tokens divided: two gathers and two scatters in forward; in backward two more gathers.",
             "the block was built from column_parallel and row_parallel",
-            {"sequence": sends(block_calls("forward"), block_calls("backward"), ignore=_vectors)},
+            {"sequence": _SENDS_DIVIDED},
+            {"subgroup": _SENDS_DIVIDED},
         ),
         Property(
             "kept-activations",
@@ -261,7 +263,7 @@ EXERCISE = Exercise(
             "one stream for both: cut regions draw from own(), whole ones from shared()",
             {"dropout": DROPS_APART, "what-drops": DROPS_BY_STREAM},
         ),
-        own_share(),
+        own_share("sequence", "subgroup"),
         subgroup(every(equals("output"), stays_in_group)),
         Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
     ),

@@ -236,6 +236,7 @@ EXERCISE = Exercise(
             "One all-reduce of one number.",
             "one for each parameter; or gradients gathered",
             {"values": _sends_one_number},
+            dict.fromkeys(("small", "layout", "missing", "none-whole", "low", "subgroup"), _sends_one_number),
         ),
         Property(
             "small-norms",

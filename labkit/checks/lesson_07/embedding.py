@@ -163,6 +163,7 @@ EXERCISE = Exercise(
             "One all-reduce of b s h numbers in forward, nothing in backward.",
             "f in front, or the whole table gathered",
             {"values": every(sends(one_all_reduce, no_calls), sends_in(INFERENCE, one_all_reduce))},
+            dict.fromkeys(("layout", "uneven", "round-trip", "subgroup"), sends(one_all_reduce, no_calls)),
         ),
         Property(
             "stored-shards",
@@ -171,6 +172,7 @@ EXERCISE = Exercise(
             STORED,
             "a slice is a view that keeps the whole table in memory: copy it",
             {"values": keeps_blocks, "again": leaves_the_whole},
+            dict.fromkeys(("layout", "uneven", "subgroup"), keeps_blocks),
         ),
         Property(
             "uneven-vocabulary",

@@ -288,6 +288,7 @@ EXERCISE = Exercise(
             "A few numbers a token are sent, in forward only, without gradients the same.",
             "the logits were gathered: that is V numbers a token",
             {"values": _few_numbers},
+            dict.fromkeys(("owner", "ignored", "layout", "large", "bfloat16", "subgroup"), _few_numbers),
         ),
         Property(
             "one-owner",

@@ -35,8 +35,8 @@ INFERENCE = "without gradients"  # a call in evaluation, as what it sends is rec
 WITHOUT_GROUP = "dist.get_rank() or get_world_size() without the group, or a collective without group="
 
 
-def own_share() -> Property:
-    """The property that a rank's products are its share, judged on cases "values"."""
+def own_share(*also: str) -> Property:
+    """The property that a rank's products are its share, judged on cases "values"; also: on which others."""
     return Property(
         "own-share",
         "mechanism",
@@ -44,6 +44,7 @@ def own_share() -> Property:
         "A rank does a t-th of the matrix products.",
         "the ranks' weights were gathered, and every rank computed everything",
         {"values": does_its_share},
+        dict.fromkeys(also, does_its_share),
     )
 
 
@@ -234,6 +235,16 @@ def leaves_modes(evidence: Evidence) -> Iterator[Finding]:
 
 
 # -- other judges
+
+
+def where_divided(judge: Judge) -> Judge:
+    """The judge of cases whose tokens are divided."""
+    return lambda evidence: judge(evidence) if sequence_parallel(evidence.case) else ()
+
+
+def where_whole(judge: Judge) -> Judge:
+    """The judge of cases whose tokens are not divided."""
+    return lambda evidence: () if sequence_parallel(evidence.case) else judge(evidence)
 
 
 def no_calls(evidence: SplitEvidence) -> list[Call]:

@@ -228,6 +228,7 @@ EXERCISE = Exercise(
             "One all_gather or one reduce_scatter each way, of this rank's slice or the whole.",
             "an all_reduce that is cut afterwards sends twice as much",
             {"values": _one_call_each_way},
+            dict.fromkeys(("layout", "subgroup"), _one_call_each_way),
         ),
         Property(
             "callers-tensors",

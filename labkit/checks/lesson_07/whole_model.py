@@ -40,6 +40,7 @@ from labkit.checks.lesson_07.modules import (
     sequence_parallel,
     use_and_infer,
     use_and_return,
+    where_whole,
     with_eps,
 )
 from labkit.checks.lesson_07.pair import PAIR_ID
@@ -276,6 +277,7 @@ _WITH_DROPOUT = {
     "positions": "the gradient of positions",
 }
 _USED = at_boundaries(GPT.run(use_part))
+_SENDS = sends(_calls("forward"), _calls("backward"), ignore=_numbers_a_token)
 EXERCISE = Exercise(
     GPT_ID,
     "The whole model",
@@ -330,6 +332,7 @@ EXERCISE = Exercise(
                 "again": leaves_the_whole,
                 "dropout": leaves_modes,
             },
+            dict.fromkeys(("layout", "uneven-vocabulary", "sequence-parallel", "round-trip"), keeps_blocks),
         ),
         Property(
             "communication",
@@ -339,10 +342,11 @@ EXERCISE = Exercise(
             "logits were gathered",
             {
                 "values": every(
-                    sends(_calls("forward"), _calls("backward"), ignore=_numbers_a_token),
+                    _SENDS,
                     sends_in(INFERENCE, _calls("forward"), ignore=_numbers_a_token),
                 )
             },
+            dict.fromkeys(("layout", "untied", "uneven-vocabulary", "round-trip"), where_whole(_SENDS)),
         ),
         Property(
             "untied",
@@ -412,7 +416,7 @@ EXERCISE = Exercise(
             {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
         ),
         any_layout(EVERYTHING),
-        own_share(),
+        own_share("layout", "untied", "uneven-vocabulary", "sequence-parallel", "round-trip"),
         Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
     ),
     builds_on=(ATTENTION_ID, EMBEDDING_ID, LOSS_ID, STREAMS_ID, PAIR_ID, PRODUCTS_ID, BLOCK_ID),

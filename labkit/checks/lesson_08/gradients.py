@@ -371,6 +371,7 @@ SHARDED_GRADIENTS = Exercise(
             "No parameter of the module has a .grad after backward.",
             "p.grad = None is missing where a gradient was taken",
             {"values": nothing_left_over, "aside": nothing_left_over},
+            {"unusual": nothing_left_over, "subgroup": nothing_left_over},
         ),
         Property(
             "unused-weights",

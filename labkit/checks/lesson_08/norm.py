@@ -320,6 +320,7 @@ GLOBAL_GRAD_NORM = Exercise(
             "One all-reduce of one number.",
             "one all-reduce a tensor, or gradients were gathered",
             dict.fromkeys(("values", "padded", "replicated", "empty"), one_small_all_reduce),
+            {"no-number": one_small_all_reduce, "subgroup": one_small_all_reduce},
         ),
         Property(
             "subgroup",

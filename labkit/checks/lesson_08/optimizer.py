@@ -326,6 +326,7 @@ SHARDED_OPTIMIZER = Exercise(
             " their own: 2 psi.",
             "an all_reduce of the gradients, and then an all_gather: 3 psi",
             {"values": sends_each_once, "bf16": sends_rounded_weights},
+            dict.fromkeys(("stateful", "groups", "schedule", "unusual", "subgroup"), sends_each_once),
         ),
         Property(
             "unusual-parameters",

@@ -322,6 +322,7 @@ EXERCISE = Exercise(
                 "values": keeps_its_stage,
                 "other-grids": every(leaves_the_model, uses_what_it_is_handed, holds_no_other),
             },
+            dict.fromkeys(("dropout", "other-orders", "three-stages", "uneven", "untied"), keeps_its_stage),
         ),
         Property(
             "traffic",
@@ -331,6 +332,9 @@ EXERCISE = Exercise(
             " both ends; outside of tp nothing else but single numbers, and those inside the axes' groups.",
             "an average after each micro-batch, or a table of zeros from the stages in between",
             {"values": sends_inside_groups, "three-stages": sends_inside_groups},
+            dict.fromkeys(
+                ("dropout", "other-grids", "other-orders", "uneven", "untied"), sends_inside_groups
+            ),
         ),
         Property(
             "random-streams",

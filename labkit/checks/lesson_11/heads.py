@@ -241,6 +241,7 @@ EXERCISE = Exercise(
             "Forward sends (n-1)/n of the rank's queries, keys, values and output, backward as much.",
             "keys and values were repeated for all heads before they were sent, or gathered",
             dict.fromkeys(("values", "low"), every(_sends("forward"), _sends("backward"))),
+            {"subgroup": every(_sends("forward"), _sends("backward"))},
         ),
         Property(
             "own-heads",
@@ -249,6 +250,7 @@ EXERCISE = Exercise(
             "Each rank attends over all tokens, for its own n-th of both kinds of heads alone.",
             "every rank computes all heads, or keys are repeated for the heads that share them",
             dict.fromkeys(("values", "alone"), on_each(_own_heads)),
+            dict.fromkeys(("low", "subgroup"), on_each(_own_heads)),
         ),
         Property(
             "refused",

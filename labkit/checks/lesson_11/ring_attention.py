@@ -170,6 +170,7 @@ EXERCISE = Exercise(
                     on_each(lambda _, answer: all_awaited(answer)),
                 )
             },
+            {"subgroup": sends("forward", lambda n: 2 * (n - 1))},
         ),
         Property(
             "kept",

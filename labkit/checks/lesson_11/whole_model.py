@@ -300,6 +300,7 @@ EXERCISE = Exercise(
             " once.",
             "hidden states or ids were gathered, or gradients summed over two groups one after the other",
             {"values": TRAFFIC, "tensor": TRAFFIC},
+            {"without": TRAFFIC},
         ),
         Property(
             "without",

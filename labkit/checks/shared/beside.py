@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -201,6 +202,22 @@ def calls_are(phase: str, expected: Sequence[Call], answer: RankAnswer, ignore: 
 def calls_of(answer: RankAnswer, phase: str) -> list[Call]:
     """The operation and bytes of each call of a phase, each call once."""
     return [(c["op"], c["num_bytes"]) for c in each_once(answer.collectives.get(phase, []))]
+
+
+def as_each_time(*phases: str) -> Judge:
+    """What is recorded more than once under a name is the same each time: a judge of these phases, beside
+    those of the last time.
+    """
+
+    def find(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for phase in phases:
+                last = calls_of(answer, phase)
+                for before in map(partial(calls_of, answer), answer.earlier(phase)):
+                    told = f"{phase}: the same each time, {calls_text(last)}"
+                    yield Finding(Counter(before) == Counter(last), told, calls_text(before), answer.rank)
+
+    return find
 
 
 def calls_text(calls: Sequence[Call]) -> str:
