@@ -381,9 +381,10 @@ prediction("steps until it changes", your_number_of_steps, found)
 # and a rank may have none at all; frozen ones (`requires_grad=False`) are left alone, and their group stays
 # one. At least one parameter is trained, and all that are have one dtype. All replicas start equal. Send each
 # gradient once, through reduce-scatter and in the master's dtype, and each weight once, through all-gather
-# and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to the nearest. What a
-# rank holds is counted in whatever form it is kept: arrays, lists and bytes as well as tensors, and 96 KiB
-# for all that is none of these.
+# and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to the nearest. After
+# `zero_grad` a rank holds the weights once and its share of the rest, and no gradient, its shard's neither:
+# counted in whatever form it is kept, arrays, lists and bytes as well as tensors, with 96 KiB for all that
+# is none of these.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -1407,6 +1408,7 @@ def both_checkpoints(directory: str, group: dist.ProcessGroup) -> dict[str, obje
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     flat = torch.arange(10_000, dtype=torch.float32)
     save_shards(f"{directory}/ours", 1, {"w": flat.chunk(world_size)[rank]}, {"w": 10_000}, {}, group)
+    dist.barrier(group)  # a rank may return before another has said that all is there
     _, ours, _ = load_shards(f"{directory}/ours", group)
     mesh = init_device_mesh("cpu", (world_size,))
     dcp.save({"w": distribute_tensor(flat, mesh, [Shard(0)])}, checkpoint_id=f"{directory}/theirs")

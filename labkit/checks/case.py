@@ -63,7 +63,7 @@ class RankAnswer:
     """What one rank sent back from one case.
 
     collectives: what was recorded, by name; of several recordings of a name the last one has it, and the
-        earlier ones "NAME, 1", "NAME, 2" and so on.
+        earlier ones "NAME (time 1)", "NAME (time 2)" and so on.
     """
 
     rank: int
@@ -74,4 +74,6 @@ class RankAnswer:
 
     def earlier(self, name: str) -> list[str]:
         """The names of all recordings of a name but the last, in the order they were made in."""
-        return [of for n in range(len(self.collectives)) if (of := f"{name}, {n + 1}") in self.collectives]
+        return [
+            of for n in range(len(self.collectives)) if (of := f"{name} (time {n + 1})") in self.collectives
+        ]

@@ -96,7 +96,7 @@ class Rank:
         with traffic_of_block(self._recorder) as (calls, begin):
             recorded = self._answer.collectives
             if name in recorded:
-                recorded[f"{name}, {len(self._answer.earlier(name)) + 1}"] = recorded[name]
+                recorded[f"{name} (time {len(self._answer.earlier(name)) + 1})"] = recorded[name]
             recorded[name] = calls
             yield begin
 

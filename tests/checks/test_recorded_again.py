@@ -13,13 +13,13 @@ def call(op: str, num_bytes: int) -> dict[str, object]:
 
 def answer(*steps: list[dict[str, object]]) -> RankAnswer:
     *before, last = steps
-    named = {f"step, {number}": calls for number, calls in enumerate(before, 1)}
+    named = {f"step (time {number})": calls for number, calls in enumerate(before, 1)}
     return RankAnswer(0, {}, {}, {**named, "step": last}, {})  # type: ignore[arg-type]
 
 
 def test_earlier_recordings_are_told_in_their_order() -> None:
     several = answer([], [call("send", 8)], [call("send", 16)])
-    assert several.earlier("step") == ["step, 1", "step, 2"]
+    assert several.earlier("step") == ["step (time 1)", "step (time 2)"]
     assert several.earlier("other") == []
     assert [calls_of(several, name) for name in several.earlier("step")] == [[], [("send", 8)]]
 

@@ -71,6 +71,19 @@ class Two(nn.Module):
         return {"sum": [left + self.right(y)], "left": (torch.tanh(self.left(x)),), "unused": [left - x]}
 
 
+class Through(nn.Module):
+    """Returns the tensor that it is given, in a list of a dict, beside one that nobody uses, which alone
+    knows its weights.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.aside = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> dict[str, list[Tensor]]:
+        return {"given": [x, self.aside(x)]}
+
+
 class Kept(nn.Module):
     """Returns a tensor that it is given, in a list and by keyword."""
 
@@ -82,12 +95,13 @@ class Net(nn.Module):
     """Linear layers of which no two have the same size, and what the case asks for beside them.
 
     parts: of "twice" (a layer called twice), "frozen", "early" and "late" (the first layer is frozen, the
-    last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers
-    share a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks
-    use), "detour" (a layer that all call and of which only some use the weights), "skipped" (a layer that is
-    called in some steps), "ahead" (one before all others, which some ranks call), "two" (several inputs and
+    last), "head" (all but the last are), "half" (frozen but for its bias), "unused", "tied" (two layers share
+    a weight), "borrowed" (a layer that has only a weight of another), "side" (a weight only some ranks use),
+    "detour" (a layer that all call and of which only some use the weights), "skipped" (a layer that is called
+    in some steps), "ahead" (one before all others, which some ranks call), "two" (several inputs and
     outputs), "bare" (one without weights), "same" (one that returns what it is given), "kept" (one that
-    returns what it is given by keyword), "own" (a weight that is in no layer).
+    returns what it is given by keyword), "through" (one that returns it beside what nobody uses), "own" (a
+    weight that is in no layer).
     """
 
     def __init__(self, width: int, inner: int, parts: Sequence[str]):
@@ -96,6 +110,7 @@ class Net(nn.Module):
         self.first = nn.Linear(width, inner)
         self.second = nn.Linear(inner, inner, bias=False)
         self.kept = Kept() if "kept" in parts else None
+        self.through = Through(inner) if "through" in parts else None
         self.again = nn.Linear(inner, inner) if "twice" in parts else None
         self.frozen = nn.Linear(inner, inner) if "frozen" in parts else None
         self.side = Side(inner) if "side" in parts else None
@@ -138,6 +153,8 @@ class Net(nn.Module):
         x = self.second(torch.tanh(self.first(x)))
         if self.kept is not None:
             x = self.kept(held=[x])
+        if self.through is not None:
+            x = self.through(x)["given"][0]
         x = torch.tanh(x)
         if self.again is not None:
             x = torch.tanh(self.again(x))

@@ -96,6 +96,7 @@ def _cases_of_small_and_homeless(seed: int) -> list[Case]:
             parts=["bare", "same", "kept"],
             micro_batches=2,
         ),
+        unit_case("a unit that hands on what it was given", "tiny", 2, seed, parts=["through"]),
         unit_case("a unit that was forgotten", "homeless", 2, seed),
         unit_case("a frozen one", "homeless", 2, seed, parts=["frozen"], forgotten="frozen"),
         unit_case("a weight of the module itself", "homeless", 2, seed, parts=["own"], forgotten="scale"),

@@ -20,6 +20,7 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 
 IGNORED = -100
 WEIGHT = 1.7  # of the loss in what is differentiated: a gradient must reach the logits through it
+INFERENCE = "without gradients"  # what is recorded of a call without a graph
 MOST_BYTES = 64  # for a sum and a number, in one call or two
 
 
@@ -97,7 +98,7 @@ class WholeLoss(Evidence):
 
 def _lose(rank: Rank) -> None:
     """Answers loss, evaluated, of the later targets and without a graph, and grad, of a second backward of
-    the same graph; recordings forward and backward, that one. Fact changed.
+    the same graph; recordings forward, backward, that one, and `INFERENCE`. Fact changed.
     """
     group, ignore = enter_group(rank), rank.params["ignore"]
     given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
@@ -111,7 +112,7 @@ def _lose(rank: Rank) -> None:
         with rank.recording("backward"):
             (WEIGHT * loss).backward()
     rank.answer("grad", logits.grad)
-    with torch.no_grad():
+    with torch.no_grad(), rank.recording(INFERENCE):
         rank.answer("evaluated", rank.student.sharded_loss(logits.detach(), given["later"], group, **more))
     tell_changed(rank, given | {"logits": logits.detach()})
 
@@ -150,10 +151,11 @@ def _is_the_gradient(evidence: WholeLoss, answer: RankAnswer) -> Finding:
 
 
 def _sends_two_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    calls = calls_of(answer, "forward")
-    sent = sum(num_bytes for _, num_bytes in calls)
-    told = f"forward: at most {MOST_BYTES} bytes for a sum and a number of targets"
-    yield Finding(sent <= MOST_BYTES, told, calls_text(calls), answer.rank)
+    for phase in ("forward", INFERENCE):
+        calls = calls_of(answer, phase)
+        sent = sum(num_bytes for _, num_bytes in calls)
+        told = f"{phase}: at most {MOST_BYTES} bytes for a sum and a number of targets"
+        yield Finding(sent <= MOST_BYTES, told, calls_text(calls), answer.rank)
     after = calls_of(answer, "backward")
     yield Finding(not after, "backward: no communication", calls_text(after), answer.rank)
 

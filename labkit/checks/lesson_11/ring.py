@@ -104,19 +104,27 @@ def message_bytes(evidence: Evidence, rank: int) -> int:
 
 def sends(phase: str, messages: Callable[[int], int]) -> Judge:
     """This many messages' worth of bytes are sent to the next rank and received from the one before, and
-    nothing else is communicated. messages: (ranks) -> of one tensor of this rank's tokens each.
+    nothing else is communicated, in each recording of that name. messages: (ranks) -> of one tensor of this
+    rank's tokens each.
     """
 
-    def find(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-        place = place_of(evidence.case, answer.rank)
-        expected = messages(place.size) * message_bytes(evidence, answer.rank)
-        found = [c for c in answer.collectives.get(phase, []) if c["source"] == "python"]
-        after = place.members[(place.position + 1) % place.size]
-        for op, peer in (("send", after), ("recv", place.members[place.position - 1])):
-            seen = sum(c["num_bytes"] for c in found if c["op"] == op and c["peer"] == peer)
-            told = f"{phase}: {op} of {expected:,} bytes in all, rank {peer} at the other end"
-            yield Finding(seen == expected, told, f"{seen:,} bytes", answer.rank)
-        other = sorted({op for op, _ in calls_of(answer, phase)} - {"send", "recv"})
-        yield Finding(not other, f"{phase}: messages between neighbours alone", ", ".join(other), answer.rank)
+    def find(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            expected = messages(place_of(evidence.case, answer.rank).size)
+            for name in (*answer.earlier(phase), phase):
+                yield from _sent(evidence, answer, name, expected)
 
-    return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
+    return find
+
+
+def _sent(evidence: Evidence, answer: RankAnswer, name: str, messages: int) -> Iterator[Finding]:
+    place = place_of(evidence.case, answer.rank)
+    expected = messages * message_bytes(evidence, answer.rank)
+    found = [c for c in answer.collectives.get(name, []) if c["source"] == "python"]
+    after = place.members[(place.position + 1) % place.size]
+    for op, peer in (("send", after), ("recv", place.members[place.position - 1])):
+        seen = sum(c["num_bytes"] for c in found if c["op"] == op and c["peer"] == peer)
+        told = f"{name}: {op} of {expected:,} bytes in all, rank {peer} at the other end"
+        yield Finding(seen == expected, told, f"{seen:,} bytes", answer.rank)
+    other = sorted({op for op, _ in calls_of(answer, name)} - {"send", "recv"})
+    yield Finding(not other, f"{name}: messages between neighbours alone", ", ".join(other), answer.rank)

@@ -43,7 +43,7 @@ def _trained(case: Case) -> list[str]:
 def _differentiate(rank: Rank) -> None:
     """Answers out, out.later, when backward is over, grad.q, .k, .v, of a second backward of the same graph,
     and early.q, .k, .v: what half the first one's, of twice the gradient, are by then; recordings forward and
-    backward, the second; facts kept_bytes, from the input's, and changed. Between forward and backward there
+    backward, both times; facts kept_bytes, from the input's, and changed. Between forward and backward there
     is another forward, as there is in a model of two layers.
     """
     group, trained = enter_group(rank), _trained(rank.case)
@@ -52,12 +52,14 @@ def _differentiate(rank: Rank) -> None:
     with rank.recording("forward"), numbers_given() as read:
         out = rank.student.RingAttention.apply(*leaves, group)
     rank.fact("kept_bytes", held_since(before) + read.kept_bytes)
-    rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
+    with rank.recording("forward"):
+        rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
     rank.answer("out", out)
     grad = as_handed(rank, "grad")
     with rank.attempt("gradients"):
         needed = [leaf for leaf in leaves if leaf.requires_grad]
-        early = torch.autograd.grad(out, needed, 2.0 * grad, retain_graph=True, allow_unused=True)
+        with rank.recording("backward"):
+            early = torch.autograd.grad(out, needed, 2.0 * grad, retain_graph=True, allow_unused=True)
         with rank.recording("backward"):
             out.backward(grad)
         for name, gradient in zip(trained, early, strict=True):

@@ -36,6 +36,8 @@ from labkit.checks.shared.beside import all_awaited, calls_text, on_each, same, 
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.record.current import current_recorder
 
+SHARPER = 1.75  # times the scores: what another `attend` gives is told apart
+
 
 def _block(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
     """One block, as the lesson's own function computes it."""
@@ -43,8 +45,14 @@ def _block(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
     return whole_attention(q, k, v, causal(rows if diagonal else rows + len(columns), columns))
 
 
+def _sharper_block(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
+    """A block of another attention, whose scores are `SHARPER` times as large."""
+    return _block(SHARPER * q, k, v, diagonal)
+
+
 def _go_round(rank: Rank) -> None:
-    """Answers ring.out, .lse, .empty, read when a second call with other numbers is over. Facts: changed;
+    """Answers ring.out, .lse, .empty, read when a second call with other numbers is over, and sharper.out and
+    so on of a third, with attention of another kind. Facts: changed;
     open: for each time that attention was asked for, the receives that had been started by then and not been
     waited for, the bytes of those that had been waited for, and how many pairs of a query and a key, of all
     heads together, so that some of them at a time are as good; beside: the operation and bytes of each
@@ -71,6 +79,7 @@ def _go_round(rank: Rank) -> None:
     rank.fact("beside", [[e.op, e.num_bytes] for e in messages if id(e) not in behind])
     rank.student.ring_forward(*(1.0 - t for t in given.values()), group, _block)
     answer_partial(rank, "ring", partial)
+    answer_partial(rank, "sharper", rank.student.ring_forward(*given.values(), group, _sharper_block))
     tell_changed(rank, given)
     rank.fact("open", opened)
 
@@ -83,6 +92,15 @@ def _is_attention(evidence: Whole) -> Iterator[Finding]:
             told = f"{name.rpartition('.')[2]} of this rank's queries over the whole sequence"
             yield same(told, tensor, answer, name)
         yield unchanged(evidence, answer)
+
+
+def _by_what_is_handed(evidence: Whole) -> Iterator[Finding]:
+    """What an `attend` of another kind gives is what comes out."""
+    sharper = Whole(evidence.case, evidence.inputs | {"q": SHARPER * evidence.inputs["q"]}, evidence.answers)
+    for answer in evidence.answers:
+        out = evidence.own(answer.rank, [out for out, _ in sharper.partials])
+        told = "the output of whatever `attend` is handed over, here one with sharper scores"
+        yield same(told, out, answer, "sharper.out")
 
 
 def _of_a_block(evidence: Evidence, rank: int) -> int:
@@ -167,8 +185,8 @@ EXERCISE = Exercise(
             1,
             "2n + 1 blocks are computed on every rank, by the attend that was handed in.",
             "pairs of halves in the future are computed too",
-            {"values": on_each(_work)},
-            {"subgroup": on_each(_work), "alone": on_each(_work)},
+            {"values": every(on_each(_work), _by_what_is_handed)},
+            dict.fromkeys(("subgroup", "alone"), every(on_each(_work), _by_what_is_handed)),
         ),
         Property(
             "overlap",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_11.divided_gpt import (
+    Spot,
     gpt_cases,
     gpt_inputs,
     grid_of,
@@ -35,6 +36,7 @@ from labkit.checks.shared.split import dtype_of, loaded, under
 from labkit.checks.shared.sums import SHARES, summed_bytes
 from labkit.checks.shared.twins import each_once
 
+EVALUATION = "without gradients"  # what is recorded of calls without a graph
 SHORTEST = 2  # as many tokens of each rank are the least that can be cut
 
 # -- on a rank
@@ -50,9 +52,10 @@ def _groups(rank: Rank) -> list[dist.ProcessGroup]:
 
 def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
-    of the last step. Facts held_bytes, of the rank's part when it was made, and changed: what is no longer as
-    it was in the whole model. Before, another model is made, of other groups, and this one is evaluated on
-    one sequence, of another length; and after it again, on the shortest sequence: answer shortest.
+    of each step, and `EVALUATION`. Facts held_bytes, of the rank's part when it was made, and changed: what
+    is no longer as it was in the whole model. Before, another model is made, of other groups, and this one is
+    evaluated on one sequence, of another length; and after it again, on the shortest sequence: answer
+    shortest.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
     full.train(not rank.params["evaluated"])
@@ -90,8 +93,9 @@ def _train(rank: Rank) -> None:
 
 def _evaluate(rank: Rank, model: Any, tokens: int) -> Tensor:
     """The loss of one sequence of each replica: the first `tokens` of every rank."""
-    with torch.no_grad():
-        loss: Tensor = model.loss(*(rank.inputs[name][0, :1, :tokens].clone() for name in ("ids", "targets")))
+    given = (rank.inputs[name][0, :1, :tokens].clone() for name in ("ids", "targets"))
+    with torch.no_grad(), rank.recording(EVALUATION):
+        loss: Tensor = model.loss(*given)
         return loss
 
 
@@ -200,23 +204,39 @@ def _holds_its_part(evidence: OneProcess, answer: RankAnswer) -> Finding:
     return holds_only(share, whole, answer)
 
 
+def _message_bytes(evidence: OneProcess, spot: Spot) -> int:
+    """Bytes of keys, or of values, of a rank's tokens and heads."""
+    p = evidence.case.params
+    numbers = p["rows"] * p["sequence"] // len(spot.context) * p["hidden"] // len(spot.tensor)
+    return int(numbers * dtype_of(evidence.case).itemsize)
+
+
+def _forward_bytes(evidence: OneProcess, spot: Spot) -> int:
+    """Bytes that a forward sends round the ring."""
+    messages: int = evidence.case.params["layers"] * 2 * (len(spot.context) - 1)
+    return messages * _message_bytes(evidence, spot)
+
+
 def _keys_alone(phase: str, *more: str) -> Judge:
     """Between the pieces of a sequence go the ring's messages, beside a loss's two numbers and the sums of
-    gradients; what tensor-parallel ranks send each other does not count. more: recordings that belong to the
-    phase.
+    gradients, in each step; what tensor-parallel ranks send each other does not count. more: recordings that
+    belong to the phase.
     """
 
     def find(evidence: OneProcess, answer: RankAnswer) -> Iterator[Finding]:
-        spot, p = spot_of(evidence.case, answer.rank), evidence.case.params
+        times = zip(*([*answer.earlier(name), name] for name in (phase, *more)), strict=True)
+        return (finding for names in times for finding in find_in(evidence, answer, names))
+
+    def find_in(evidence: OneProcess, answer: RankAnswer, names: Sequence[str]) -> Iterator[Finding]:
+        spot = spot_of(evidence.case, answer.rank)
         size, backward = len(spot.context), phase == "backward"
-        tensor = p["rows"] * p["sequence"] // size * p["hidden"] // len(spot.tensor)
-        tensor *= dtype_of(evidence.case).itemsize
-        messages = p["layers"] * (4 * size - 2 if backward else 2 * (size - 1)) * (size > 1)
-        found = [c for name in (phase, *more) for c in each_once(answer.collectives[name])]
+        messages = evidence.case.params["layers"] * (4 * size - 2) * (size > 1)
+        due = messages * _message_bytes(evidence, spot) if backward else _forward_bytes(evidence, spot)
+        found = [c for name in names for c in each_once(answer.collectives[name])]
         calls = [c for c in found if not _within(c, spot.tensor)]
         sent = sum(c["num_bytes"] for c in calls if c["op"] == "send" and _within(c, spot.context))
-        told = f"{phase}: {messages * tensor:,} bytes sent to the next piece of the sequence"
-        yield Finding(sent == messages * tensor, told, f"{sent:,} bytes", answer.rank)
+        told = f"{phase}: {due:,} bytes sent to the next piece of the sequence"
+        yield Finding(sent == due, told, f"{sent:,} bytes", answer.rank)
         rest = [c for c in calls if c["op"] not in ("send", "recv")]
         seen = calls_text([(c["op"], c["num_bytes"]) for c in rest])
         if backward:
@@ -230,6 +250,21 @@ def _keys_alone(phase: str, *more: str) -> Judge:
             yield Finding(sum(c["num_bytes"] for c in rest) <= MOST_BYTES, told, seen, answer.rank)
 
     return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
+
+
+def _no_more_in_evaluation(evidence: OneProcess) -> Iterator[Finding]:
+    """Of fewer tokens, no more than the messages of a forward, and a loss's two numbers."""
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        most = _forward_bytes(evidence, spot)
+        for name in (*answer.earlier(EVALUATION), EVALUATION):
+            calls = [c for c in each_once(answer.collectives[name]) if not _within(c, spot.tensor)]
+            sent = sum(c["num_bytes"] for c in calls if c["op"] == "send")
+            told = f"{EVALUATION}: at most {most:,} bytes sent to the next piece of the sequence"
+            yield Finding(sent <= most, told, f"{sent:,} bytes", answer.rank)
+            rest = [(c["op"], c["num_bytes"]) for c in calls if c["op"] not in ("send", "recv")]
+            told = f"{EVALUATION}: beside that, at most {MOST_BYTES} bytes for a sum and a number of targets"
+            yield Finding(sum(n for _, n in rest) <= MOST_BYTES, told, calls_text(rest), answer.rank)
 
 
 def _summed_once(calls: Sequence[Mapping[str, Any]], state: State) -> bool:
@@ -250,7 +285,7 @@ def _within(call: Mapping[str, Any], members: list[int]) -> bool:
 TRAINED = Run(_train, gpt_inputs, hand_part, OneProcess)
 GRADIENTS = _states(*(f"grad.{step}" for step in range(STEPS)))
 ALL = every(_losses, GRADIENTS, _states("trained"))
-TRAFFIC = every(_keys_alone("forward"), _keys_alone("backward", "sums"))
+TRAFFIC = every(_keys_alone("forward"), _keys_alone("backward", "sums"), _no_more_in_evaluation)
 EXERCISE = Exercise(
     "11.context-parallel-gpt",
     "A whole model on divided sequences",

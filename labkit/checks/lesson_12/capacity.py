@@ -65,7 +65,7 @@ def _cases(seed: int) -> list[Case]:
         drop_case("one expert each, float32", "drops", 15, 5, 1, 2, seed, dtype="float32"),
         drop_case("three experts each", "drops", 10, 5, 3, 4, seed),
         drop_case("room for as many visits, not for those of one", "drops", 8, 4, 2, 4, seed, used=[1, 2]),
-        drop_case("gates in bfloat16, room for hundreds", "drops", 900, 2, 1, 303, seed, dtype="bfloat16"),
+        drop_case("gates in bfloat16, room for thousands", "drops", 5000, 2, 1, 2303, seed, dtype="bfloat16"),
         drop_case("room for all", "roomy", 9, 4, 2, 9, seed),
         drop_case("room for none", "roomy", 6, 3, 2, 0, seed),
         drop_case("gates and experts that are views", "roomy", 11, 4, 3, 6, seed, turned=True),

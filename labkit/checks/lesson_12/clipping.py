@@ -49,6 +49,7 @@ def _cases(seed: int) -> list[Case]:
         clip_case("without gradient", "missing", 2, 2, seed, missing=some, frozen=frozen),
         clip_case("a rank's experts without gradient", "missing", 1, 2, seed, missing=one_side),
         clip_case("a model without experts", "missing", 2, 1, seed, without="experts"),
+        clip_case("a model of experts alone", "missing", 2, 1, seed, without="shared"),
         clip_case("a rank without experts", "missing", 1, 2, seed, bare=[1]),
         clip_case("a rank without any gradient", "missing", 1, 2, seed, missing=none_at_all),
         clip_case("float16, squares beyond its largest", "low", 2, 2, seed, dtype="float16", scale=300.0),
