@@ -1,4 +1,4 @@
-"""What one device's memory holds: bytes taken and given back, the peak, and the refusal when it is full."""
+"""What one device's memory holds: bytes taken and given back, peaks, and the refusal when it is full."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ def rounded(num_bytes: int) -> int:
 
 
 class Ledger:
-    """The memory of one device. All amounts are bytes."""
+    """The memory of one device. All amounts are bytes.
+
+    peak: what torch tells, since whoever asked torch to begin anew. most: since `restart`, whatever torch was
+    asked meanwhile.
+    """
 
     def __init__(self, index: int, capacity: int) -> None:
         self.index = index
         self.capacity = capacity
-        self.allocated = 0
-        self.peak = 0
+        self.allocated = self.peak = self.most = 0
 
     @property
     def free(self) -> int:
@@ -37,15 +40,19 @@ class Ledger:
         """Count an allocation."""
         self.require(num_bytes)
         self.allocated += rounded(num_bytes)
-        self.peak = max(self.peak, self.allocated)
+        self.peak, self.most = max(self.peak, self.allocated), max(self.most, self.allocated)
 
     def give_back(self, num_bytes: int) -> None:
         """Count the end of an allocation of `num_bytes`."""
         self.allocated -= rounded(num_bytes)
 
     def reset_peak(self) -> None:
-        """From now on, the peak is that of what follows."""
+        """From now on, the peak that torch tells is that of what follows."""
         self.peak = self.allocated
+
+    def restart(self) -> None:
+        """From now on, both peaks are those of what follows."""
+        self.peak = self.most = self.allocated
 
     def _refusal(self, num_bytes: int) -> str:
         return (

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from labkit.devices.surface import replace
 from labkit.devices.watched import Transfer, Watched, counted
 from labkit.torch_private import TorchDispatchMode
 
+_RESET = "reset_peak_memory_stats"
+
 
 class RealDevices(Watched):
-    """The first `count` GPUs of this host. Nothing in torch is replaced; transfers are counted in passing."""
+    """The first `count` GPUs of this host. Transfers are counted in passing; before torch resets a peak it is
+    noted.
+    """
 
     stand_in = False
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self._mode = _TransferCounter(self.transfers)
+        self._before_resets = [0] * count  # the highest peak of each since `reset_peaks`
+        self._stack = contextlib.ExitStack()
 
     def open(self) -> RealDevices:
         """Count transfers from now on."""
         torch.cuda.init()  # before it there is no peak that could be reset
         self._mode.__enter__()
+        for owner in (torch.cuda, torch.cuda.memory):  # from the latter, reset_max_memory_allocated takes it
+            replace(self._stack, owner, _RESET, self._noting_peaks(getattr(owner, _RESET)))
         self.reset_peaks()
         return self
 
     def close(self) -> None:
         """Count no more."""
+        self._stack.close()
         self._mode.__exit__(None, None, None)
 
     def allocated(self, index: int) -> int:
@@ -35,13 +47,16 @@ class RealDevices(Watched):
         return torch.cuda.memory_allocated(index)
 
     def peak(self, index: int) -> int:
-        """The most bytes torch has held on GPU `index` since the last `reset_peaks`."""
-        return torch.cuda.max_memory_allocated(index)
+        """The most bytes torch has held on GPU `index` since the last `reset_peaks`, also where torch's own
+        peak was reset since.
+        """
+        return max(self._before_resets[index], torch.cuda.max_memory_allocated(index))
 
     def reset_peaks(self) -> None:
         """Measure peaks from now on."""
         for device in self.devices:
             torch.cuda.reset_peak_memory_stats(device)
+        self._before_resets = [0] * len(self.devices)
 
     def synchronize(self) -> None:
         """Wait until everything queued on every GPU is done."""
@@ -51,6 +66,13 @@ class RealDevices(Watched):
     def title(self) -> str:
         """What a figure of these devices says they are."""
         return f"{counted(len(self.devices), 'GPU')} ({torch.cuda.get_device_name(0)})"
+
+    def _noting_peaks(self, reset: Callable[..., None]) -> Callable[..., None]:
+        def noting(*device: Any, **named: Any) -> None:
+            self._before_resets = [self.peak(index) for index in range(len(self.devices))]
+            reset(*device, **named)
+
+        return noting
 
 
 class _TransferCounter(TorchDispatchMode):

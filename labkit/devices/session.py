@@ -86,13 +86,15 @@ class StandIns(Watched):
         return self.machine.ledgers[index].allocated
 
     def peak(self, index: int) -> int:
-        """The most bytes device `index` has held since the last `reset_peaks`."""
-        return self.machine.ledgers[index].peak
+        """The most bytes device `index` has held since the last `reset_peaks`, also where torch's own peak
+        was reset since.
+        """
+        return self.machine.ledgers[index].most
 
     def reset_peaks(self) -> None:
         """Measure peaks from now on."""
         for ledger in self.machine.ledgers:
-            ledger.reset_peak()
+            ledger.restart()
 
     def synchronize(self) -> None:
         """Wait until everything queued on every device is done."""

@@ -48,7 +48,9 @@ class Watched(ABC):
 
     @abstractmethod
     def peak(self, index: int) -> int:
-        """The most bytes that device `index` has held since the last `reset_peaks`."""
+        """The most bytes that device `index` has held since the last `reset_peaks`, also where torch's own
+        peak was reset since.
+        """
 
     @abstractmethod
     def reset_peaks(self) -> None:

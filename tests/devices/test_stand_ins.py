@@ -280,6 +280,34 @@ def test_the_ledger_counts_what_is_alive(gpus):
     assert gpus.allocated(0) == 0
 
 
+def test_what_resets_torchs_peak_leaves_that_of_who_watches(gpus):
+    torch.zeros(1000, device="cuda:1")
+    torch.cuda.reset_peak_memory_stats(1)
+    assert (torch.cuda.max_memory_allocated(1), gpus.peak(1)) == (0, rounded(4000))
+    gpus.reset_peaks()
+    assert gpus.peak(1) == 0
+
+
+def test_real_gpus_keep_a_peak_that_is_reset_meanwhile(monkeypatch):
+    peaks = {0: 0, 1: 0}
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: peaks[index])
+
+    def forget(device):
+        peaks[torch.device(device).index] = 0
+
+    for owner in (torch.cuda, torch.cuda.memory):
+        monkeypatch.setattr(owner, "reset_peak_memory_stats", forget)
+    with devices.RealDevices(2) as gpus:
+        peaks[1] = 4000
+        torch.cuda.reset_peak_memory_stats("cuda:1")
+        peaks[1] = 100
+        assert (gpus.peak(0), gpus.peak(1)) == (0, 4000)
+        gpus.reset_peaks()
+        assert gpus.peak(1) == 0
+    assert torch.cuda.reset_peak_memory_stats is forget
+
+
 def test_temporaries_count_in_the_peak(gpus):
     x = torch.ones(1000, device="cuda:0")
     torch.cuda.reset_peak_memory_stats(0)
