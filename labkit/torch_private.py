@@ -11,8 +11,8 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,7 +29,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext as DeviceContext
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import _pop_mode, _push_mode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_iter as tree_iter
 
 _SINCE_GLOO = hasattr(c10d, "_dump_fr_trace_json")  # the flight recorder knows other backends than NCCL
@@ -76,6 +76,20 @@ class WatchingMode(TorchDispatchMode):
     def computed(self, func: Any, inputs: Any, out: Any) -> None:
         """torch has done `func` (an operator of its dispatcher), outside this mode."""
         raise NotImplementedError
+
+
+@contextmanager
+def modes_of_thread(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    """Inside, this thread has these modes, the last one innermost. They are not entered: that changes what
+    torch knows of all threads.
+    """
+    for mode in modes:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            _pop_mode()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from labkit.checks.hidden import hidden_modules, hiding
 from labkit.checks.rank import Rank, StudentLoadError, load_student, student_error
 from labkit.checks.seeding import seed_generators
 from labkit.record.current import current_recorder
+from labkit.record.threads import follow_threads
 from labkit.torch_private import end_groups_but, groups_made, job_store
 
 # After an error, how long to wait for the other ranks to report the same case before giving the job up.
@@ -42,6 +43,7 @@ def run_rank(directory: str, device: str = "") -> None:
     request, inputs = read_request(path, dist.get_rank())
     exercise, groups = registry.exercise(request.exercise), groups_made()
     disarm(exercise.forbids)
+    follow_threads()
     for index, case in enumerate(request.cases):
         mark_begun(path, index, dist.get_rank())
         error = _run_case(path, index, case, request, inputs[case.name], device)

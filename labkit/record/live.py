@@ -20,10 +20,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from labkit.torch_private import TorchDispatchMode, storage_key, tree_iter
+from labkit.record.threads import InAllThreads
+from labkit.torch_private import storage_key, tree_iter
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(InAllThreads):
     """Counts inside `with LiveBytes(...) as live:`; read `live.now` and `live.peak`, in bytes, and
     `live.history`, the bytes after each operation.
 

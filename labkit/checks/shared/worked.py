@@ -6,11 +6,12 @@ from typing import Any
 
 from labkit.record.journal import flops_of, operands_of
 from labkit.record.live import has_bytes
+from labkit.record.threads import InAllThreads
 from labkit.torch_private import WatchingMode, tree_iter
 
 
-class Worked(WatchingMode):
-    """Counts what is computed inside `with Worked() as worked:`.
+class Worked(InAllThreads, WatchingMode):
+    """Counts what is computed inside `with Worked() as worked:`, in other threads too.
 
     calls: of torch's operations, views too. products: operations of matrix products, a multiply-add as two.
     largest: elements of the largest tensor that was made. made: those of all of them together.
