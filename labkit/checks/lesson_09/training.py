@@ -35,12 +35,12 @@ from labkit.checks.lesson_09.training_judges import (
     rests_in_eval,
     seeds_differ,
     seeds_of_many_runs,
-    sends_inside_groups,
     streams_by_tensor_group,
     tied_copies,
     uses_what_it_is_handed,
     weights,
 )
+from labkit.checks.lesson_09.training_traffic import sends_inside_groups
 from labkit.checks.rank import Rank
 from labkit.checks.shared.dropped import note_dropped
 from labkit.checks.shared.holding import held_since, holding
@@ -189,7 +189,7 @@ def _seen_of(full: Transformer) -> dict[str, Tensor]:
 
 def _step(rank: Rank, model: Any) -> Mapping[str, list[Tensor]]:
     """Answers, when all steps are over: loss.STEP, norm.STEP, and trained.NAME of what the stage holds.
-    Recording: the last step. Returns the ids and the targets that it was handed, as they are then.
+    Recording: each step. Returns the ids and the targets that it was handed, as they are then.
     """
     found, rows = [], {name: [step.clone() for step in rank.inputs[name]] for name in ("ids", "targets")}
     for step in range(STEPS):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +12,11 @@ from torch import Tensor
 from labkit.checks.case import RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_09.training_job import STEPS, Spot, asked_in, plain_model, spot_of
+from labkit.checks.lesson_09.training_job import STEPS, asked_in, plain_model, spot_of
 from labkit.checks.shared.beside import State, holds_only, nbytes, same
 from labkit.checks.shared.dropped import drops_as_asked
 from labkit.checks.shared.split import loaded, under
-from labkit.checks.shared.sums import summed_bytes
 
-SCALARS = 64  # bytes of a few numbers: losses, norms
-ELEMENT = 8
 TORCHS_ADDED = 1e-6  # to the norm by torch.nn.utils.clip_grad_norm_, against a division by 0
 
 
@@ -140,60 +136,6 @@ def uses_what_it_is_handed(evidence: GridEvidence) -> Iterator[Finding]:
         for name, times in wanted.items():
             told = f"parts.{name}, of the parts that were handed over, called {times} times"
             yield Finding(used.get(name, 0) >= times, told, f"{used.get(name, 0)} times", answer.rank)
-
-
-def sends_inside_groups(evidence: GridEvidence) -> Iterator[Finding]:
-    """In a step: gradients once between replicas, activations over boundaries, nothing else outside of tp."""
-    for answer in evidence.answers:
-        spot, calls = spot_of(evidence.case, answer.rank), answer.collectives["step"]
-        known = {tuple(sorted(group)) for group in (*spot.groups.values(), spot.tied_pair)}
-        outside = {tuple(sorted(c["group"])) for c in calls} - known
-        told = f"calls among {_lists(known)}"
-        yield Finding(not outside, told, f"calls among {_lists(outside)}", answer.rank)
-        large = [c for c in calls if c["num_bytes"] > SCALARS]
-        yield from _between_replicas(evidence, answer, large)
-        yield from _over_boundaries(evidence, answer, large)
-        yield _by_all_stages(answer, large, spot)
-
-
-def _by_all_stages(answer: RankAnswer, calls: list[dict[str, Any]], spot: Spot) -> Finding:
-    """A tied table is the affair of both ends, so stages in between have nothing to add up."""
-    stages = sorted(spot.groups["pp"])
-    inner = len(stages) > 2 and [
-        f"{c['op']} of {c['num_bytes']:,} bytes"
-        for c in calls
-        if sorted(c["group"]) == stages and c["op"] not in ("send", "isend", "recv", "irecv")
-    ]
-    told = f"single numbers alone in calls of all stages, ranks {stages}"
-    return Finding(not inner, told, ", ".join(inner or []), answer.rank)
-
-
-def _lists(groups: set[tuple[int, ...]]) -> str:
-    return " and ".join(str(list(group)) for group in sorted(groups))
-
-
-def _between_replicas(
-    evidence: GridEvidence, answer: RankAnswer, calls: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    spot = spot_of(evidence.case, answer.rank)
-    replicas = spot.groups["dp"]
-    if len(replicas) > 1:
-        own = sum(map(nbytes, spot.cut(under("full.", evidence.inputs)).values()))
-        sent = summed_bytes(c for c in calls if sorted(c["group"]) == sorted(replicas))
-        right = own <= sent + SCALARS * len(calls) and sent <= own + SCALARS
-        told = f"{own:,} bytes of gradients reduced among replicas {replicas}"
-        yield Finding(right, told, f"{sent:,.0f} bytes", answer.rank)
-
-
-def _over_boundaries(
-    evidence: GridEvidence, answer: RankAnswer, calls: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    spot, params = spot_of(evidence.case, answer.rank), evidence.case.params
-    once = ELEMENT * params["rows"] * params["sequence"] * params["hidden"]
-    expected = once * ((not spot.first) + (not spot.last))
-    sent = sum(c["num_bytes"] for c in calls if c["op"] in ("send", "isend"))
-    told = f"{expected:,} bytes sent to the stages before and behind stage {spot.stage}"
-    yield Finding(sent == expected, told, f"{sent:,} bytes", answer.rank)
 
 
 # -- random numbers
