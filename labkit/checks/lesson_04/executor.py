@@ -13,6 +13,7 @@ from labkit.checks.lesson_04.judges import (
     equals,
     follows_the_list,
     keeps_few,
+    keeps_no_copies,
     leaves_micro_batches,
     loss_is_a_scalar_tensor,
     refuses_bad_lists,
@@ -35,6 +36,7 @@ from labkit.checks.lesson_04.runs import (
     take_steps,
     use_executor,
     use_one_step,
+    use_one_step_in_memory,
     use_ready_hook,
 )
 from labkit.checks.rank import Rank
@@ -245,7 +247,8 @@ def _run(on_rank: Callable[[Rank], None]) -> Run:
 RUNS = {
     "gpipe": _run(partial(use_executor, before=0.5)),
     **dict.fromkeys(("naive", "tied"), _run(use_executor)),
-    **dict.fromkeys(("in-flight", "any-schedule", "unequal", "few", "one-rank"), _run(use_one_step)),
+    **dict.fromkeys(("any-schedule", "unequal", "few", "one-rank"), _run(use_one_step)),
+    "in-flight": _run(use_one_step_in_memory),
     **dict.fromkeys(("train", "tied-train"), _run(take_steps)),
     **dict.fromkeys(("ready", "ready-tied"), _run(use_ready_hook)),
     "bad": _run(meet_bad_lists),
@@ -307,7 +310,11 @@ RUN = Exercise(
             6,
             "After a micro-batch's backward nothing of it is kept; 1F1B holds p-r at stage r.",
             "retain_graph=True, or all losses are kept and one backward is done at the end",
-            {"in-flight": every(keeps_few, does_the_real_work, equals("grad"), leaves_micro_batches)},
+            {
+                "in-flight": every(
+                    keeps_few, keeps_no_copies, does_the_real_work, equals("grad"), leaves_micro_batches
+                )
+            },
         ),
         Property(
             "any-schedule",

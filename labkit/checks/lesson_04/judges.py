@@ -152,6 +152,14 @@ def keeps_few(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(gradients <= most, told, f"{gradients} kept", answer.rank)
 
 
+def keeps_no_copies(evidence: Evidence) -> Iterator[Finding]:
+    """Nor did it keep what it received in another form, or in memory of its own."""
+    for answer in evidence.answers:
+        beyond = answer.facts["beyond"]
+        told = "memory for what the list has the rank keep, and for what is being sent"
+        yield Finding(beyond <= 0, told, f"{beyond:,} bytes more than that", answer.rank)
+
+
 def leaves_micro_batches(evidence: Evidence) -> Iterator[Finding]:
     """The micro-batches are as they were handed over: the same numbers, and none asks for a gradient."""
     for answer in evidence.answers:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import JSON
+from labkit.checks.lesson_04.memory import memory_beyond
 from labkit.checks.lesson_04.model import (
     Stage,
     build_stages,
@@ -212,6 +213,15 @@ def use_one_step(rank: Rank) -> None:
         )
     _report_run(rank, loss, watch)
     rank.fact("changed", _changed(part.micro_batches, micro_batches(rank.case, rank.inputs, 0)))
+
+
+def use_one_step_in_memory(rank: Rank) -> None:
+    """As `use_one_step`. Fact: beyond, bytes in a longer run beyond what its list has the rank keep; 0 where
+    the rank has several stages.
+    """
+    use_one_step(rank)
+    alone = rank.world_size == last_stage(rank.case) + 1 > 1
+    rank.fact("beyond", memory_beyond(rank) if alone else 0)
 
 
 def _changed(now: Sequence[tuple[Tensor, Tensor]], handed: Sequence[tuple[Tensor, Tensor]]) -> list[JSON]:

@@ -46,10 +46,10 @@ def bytes_kept(prepare: Callable[[], Callable[[], Kept]], then: Callable[[Kept],
 
 def _kept(call: Callable[[], Kept], then: Callable[[Kept], None] | None) -> int:
     known = objects()
-    before, blocks = _settled(), sys.getallocatedblocks()
+    before, blocks = settled(), sys.getallocatedblocks()
     with numbers_given() as given:
         result = call()
-    after, blocks = _settled(), sys.getallocatedblocks() - blocks
+    after, blocks = settled(), sys.getallocatedblocks() - blocks
     spelled = spelled_since(known)
     if then is not None:
         then(result)
@@ -58,7 +58,18 @@ def _kept(call: Callable[[], Kept], then: Callable[[Kept], None] | None) -> int:
     return after - before + spelled + objects_kept + given.kept_bytes
 
 
-def _settled() -> int:
+def bytes_left(call: Callable[[], Kept]) -> int:
+    """Bytes of memory alone that a call leaves behind as long as its result lives; of numbers in small
+    objects see `bytes_kept`.
+    """
+    before = settled()
+    result = call()
+    after = settled()
+    del result
+    return after - before
+
+
+def settled() -> int:
     """The least that is allocated in a fifth of a second; of a rank that is alone, which no backend's thread
     holds anything for, what is allocated now.
     """
@@ -75,6 +86,11 @@ def allocated() -> int:
     of its tensors.
     """
     gc.collect()
+    return allocated_now()
+
+
+def allocated_now() -> int:
+    """As `allocated`, with what Python has yet to collect: it takes no time."""
     library = _library()
     if library is None:
         return bytes_of_process()
