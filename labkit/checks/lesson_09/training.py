@@ -7,11 +7,7 @@ ids and targets only where its stage may look at them: elsewhere numbers that th
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from copy import deepcopy
-from functools import partial
-from itertools import product
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,14 +16,14 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Property, Run, every
 from labkit.checks.lesson_09.given import HIDES, OWN_PARTS, OWN_PARTS_CAUSE, TORCHS_GRIDS
-from labkit.checks.lesson_09.handed_parts import counted_parts, watched_parts
 from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
-from labkit.checks.lesson_09.training_job import STEPS, asked_in, plain_model, spot_of
+from labkit.checks.lesson_09.training_job import STEPS, plain_model, spot_of
 from labkit.checks.lesson_09.training_judges import (
     GridEvidence,
     agree_along_tensor,
     drops_embeddings,
     holds_no_other,
+    keeps_it_while_training,
     keeps_its_stage,
     leaves_the_model,
     losses,
@@ -40,20 +36,13 @@ from labkit.checks.lesson_09.training_judges import (
     uses_what_it_is_handed,
     weights,
 )
+from labkit.checks.lesson_09.training_runs import train, train_beside, train_larger, train_with_dropout
 from labkit.checks.lesson_09.training_traffic import sends_inside_groups
-from labkit.checks.rank import Rank
-from labkit.checks.shared.dropped import note_dropped
-from labkit.checks.shared.holding import held_since, holding
-from labkit.checks.shared.leaving import numbers_given
-from labkit.checks.shared.split import loaded, numbers_taken, under
-from labkit.model import Transformer
+from labkit.checks.shared.split import numbers_taken, under
 
 TRAIN_ID = "09.train-3d"
-# Grids that seeds are asked for beside the case's own: with as many stages as replicas one base does for both
-OTHER_SIZES = ({"dp": 2, "pp": 4, "tp": 2}, {"dp": 3, "pp": 2, "tp": 1})
-LARGE_SIZES = ({"dp": 128, "pp": 2, "tp": 1}, {"dp": 2, "pp": 64, "tp": 1})
-SEEDS = (*range(64), 100, 128, 1000, 1024, 4096, 8192, 10_000, 16_384, 65_536)  # that somebody may start from
-FEW_SEEDS = tuple(range(4))  # so few numbers in all that those of a 32-bit hash do not meet by chance
+# What is trained where memory is measured: megabytes of weights for each rank, cut in three in all layers
+LARGER: Mapping[str, Any] = {"sizes": {"dp": 1, "pp": 1, "tp": 3}, "layers": 2, "hidden": 240, "heads": 3}
 USUAL: Mapping[str, Any] = {
     "order": MEGATRON,
     "layers": 2,
@@ -72,7 +61,8 @@ USUAL: Mapping[str, Any] = {
 
 def grid_case(name: str, kind: str, dp: int, pp: int, tp: int, seed: int, **params: Any) -> Case:
     """A job of dp x pp x tp ranks. rows: of each replica. micro_batches: 2 or more, not all of one size.
-    last_max_norm: of the last step, where it is another one.
+    last_max_norm: of the last step, where it is another one. larger: what is other in a training of a
+    larger model besides.
     """
     settings = {**USUAL, "sizes": {"dp": dp, "pp": pp, "tp": tp}, **params}
     settings["order"] = list(settings["order"])
@@ -86,7 +76,9 @@ def _cases(seed: int) -> list[Case]:
         grid_case("dp 1, pp 2, tp 2", "other-grids", 1, 2, 2, seed, last_max_norm=0.0),
         grid_case("dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, seed, max_norm=math.inf),
         grid_case("dp 2, pp 2, tp 1", "other-grids", 2, 2, 1, seed),
-        grid_case("five layers on three stages", "three-stages", 1, 3, 1, seed, layers=5, rows=5),
+        grid_case(
+            "five layers on three stages", "three-stages", 1, 3, 1, seed, layers=5, rows=5, larger=LARGER
+        ),
         grid_case("a vocabulary of 13", "uneven", 1, 2, 2, seed, vocabulary=13, rows=5, micro_batches=2),
         grid_case("untied", "untied", 1, 2, 2, seed, tied=False),
         grid_case("untied on one stage", "untied", 1, 1, 2, seed, tied=False),
@@ -136,114 +128,7 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
     return found
 
 
-# -- on a rank
-
-
-def _whole(rank: Rank) -> Transformer:
-    """The model as this rank is handed it."""
-    model = plain_model(rank.case).to(rank.device)
-    loaded(model, under("full.", rank.inputs))
-    return model
-
-
-def _trainer(rank: Rank, full: Transformer, seed: int, **more: Any) -> Any:
-    """The student's trainer of a model."""
-    sizes, order = dict(rank.params["sizes"]), tuple(rank.params["order"])
-    return rank.student.GPT3D(full, sizes, order, rank.group, seed, **more)
-
-
-def _train(rank: Rank, **more: Any) -> Any:
-    """As `_step`; returns the trainer. Fact: held_bytes, by a trainer whose model nobody else keeps."""
-    before = holding()
-    with numbers_given() as given:
-        trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
-    rank.fact("held_bytes", held_since(before) + given.kept_bytes)
-    _step(rank, trainer)
-    return trainer
-
-
-def _train_beside(rank: Rank) -> None:
-    """As `_step`, with parts that are handed over. Facts: changed, what of the model and the rows that were
-    handed over; used, how often each of those parts was called.
-    """
-    full, used = _whole(rank), Counter[str]()
-    before = _seen_of(full)
-    rows = _step(rank, _trainer(rank, full, rank.case.seed, parts=counted_parts(used)))
-    rank.fact("used", dict(used))
-    after = _seen_of(full)
-    both = before.keys() & after.keys()
-    changed = (before.keys() ^ after.keys()) | {name for name in both if not before[name].equal(after[name])}
-    changed |= {name for name in rows if not torch.stack(rows[name]).equal(rank.inputs[name])}
-    rank.fact("changed", sorted(changed)[:5])
-
-
-def _seen_of(full: Transformer) -> dict[str, Tensor]:
-    """Parameters, which of them learn, and which modules are in training, by name."""
-    found = {name: parameter.detach().clone() for name, parameter in full.named_parameters()}
-    for name, parameter in full.named_parameters():
-        found[f"requires_grad of {name}"] = torch.tensor(parameter.requires_grad)
-    for name, module in full.named_modules():
-        found[f"training of {name or 'the model'}"] = torch.tensor(module.training)
-    return found
-
-
-def _step(rank: Rank, model: Any) -> Mapping[str, list[Tensor]]:
-    """Answers, when all steps are over: loss.STEP, norm.STEP, and trained.NAME of what the stage holds.
-    Recording: each step. Returns the ids and the targets that it was handed, as they are then.
-    """
-    found, rows = [], {name: [step.clone() for step in rank.inputs[name]] for name in ("ids", "targets")}
-    for step in range(STEPS):
-        with rank.recording("step"):
-            loss, norm = model.step(rows["ids"][step], rows["targets"][step], *asked_in(rank.case, step))
-        found.append((loss, norm))
-    for step, (loss, norm) in enumerate(found):
-        rank.answer(f"loss.{step}", loss)
-        rank.answer(f"norm.{step}", norm)
-    for name, tensor in model.to_full().items():
-        rank.answer(f"trained.{name}", tensor)
-    return rows
-
-
-def _train_with_dropout(rank: Rank) -> None:
-    """As `_train`, each rank's default generator in another state. Facts: streams, as they were made;
-    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many, a
-    list for each grid; drops_in_eval, whether the first stage does. Answers there: those of `note_dropped`.
-    """
-    made: list[dict[str, Any]] = []
-    torch.manual_seed(100 + rank.rank)
-    trainer = _train(rank, parts=watched_parts(made))
-    rank.fact("streams", deepcopy(made))  # as they are now
-    first = trainer.stage.tokens is not None
-    rank.fact("drops_in_eval", first and _gives_two_answers(rank, trainer.stage.eval()))
-    if first:
-        once = partial(trainer.stage, rank.inputs["ids"][0])
-        note_dropped(rank, trainer.stage, rank.params["dropout"], once)
-    for name, seed in (("another seed", 0 if rank.case.seed else 1), ("a second trainer", rank.case.seed)):
-        others: list[dict[str, Any]] = []
-        _trainer(rank, _whole(rank), seed, parts=watched_parts(others))
-        rank.fact(f"streams of {name}", others)
-    of_grids = [
-        _seeds(rank.student.stream_seed, sizes, SEEDS) for sizes in (rank.params["sizes"], *OTHER_SIZES)
-    ]
-    of_grids += [_seeds(rank.student.stream_seed, sizes, FEW_SEEDS) for sizes in LARGE_SIZES]
-    rank.fact("seeds", of_grids)
-
-
-def _gives_two_answers(rank: Rank, stage: Any) -> bool:
-    """Whether two forwards of the same ids differ."""
-    with torch.no_grad():
-        one, other = (stage(rank.inputs["ids"][0].clone()) for _ in range(2))
-    return not one.equal(other)
-
-
-def _seeds(stream_seed: Any, sizes: Mapping[str, int], seeds: Iterable[int]) -> list[int]:
-    """What it makes of each of these seeds and every place, tp 0 alone."""
-    places = product(range(sizes["dp"]), range(sizes["pp"]))
-    at = [{"dp": dp, "pp": pp, "tp": 0} for dp, pp in places]
-    return [int(stream_seed(seed, dict(place), dict(sizes))) for seed in seeds for place in at]
-
-
-_TRAINED = Run(_train, _inputs, _hand, GridEvidence)
+_TRAINED = Run(train, _inputs, _hand, GridEvidence)
 _EQUAL = every(losses, norms, weights)
 EXERCISE = Exercise(
     TRAIN_ID,
@@ -251,12 +136,12 @@ EXERCISE = Exercise(
     ("GPT3D",),
     {
         "values": _TRAINED,
-        "other-grids": Run(_train_beside, _inputs, _hand, GridEvidence),
+        "other-grids": Run(train_beside, _inputs, _hand, GridEvidence),
         "other-orders": _TRAINED,
         "uneven": _TRAINED,
-        "three-stages": _TRAINED,
+        "three-stages": Run(train_larger, _inputs, _hand, GridEvidence),
         "untied": _TRAINED,
-        "dropout": Run(_train_with_dropout, _inputs, _hand, GridEvidence),
+        "dropout": Run(train_with_dropout, _inputs, _hand, GridEvidence),
         "float32": _TRAINED,
         "own-parts": _TRAINED,
     },
@@ -322,7 +207,10 @@ EXERCISE = Exercise(
                 "values": keeps_its_stage,
                 "other-grids": every(leaves_the_model, uses_what_it_is_handed, holds_no_other),
             },
-            dict.fromkeys(("dropout", "other-orders", "three-stages", "uneven", "untied"), keeps_its_stage),
+            {
+                **dict.fromkeys(("dropout", "other-orders", "uneven", "untied"), keeps_its_stage),
+                "three-stages": every(keeps_its_stage, keeps_it_while_training),
+            },
         ),
         Property(
             "traffic",

@@ -109,6 +109,15 @@ def keeps_its_stage(evidence: GridEvidence) -> Iterator[Finding]:
         yield holds_only(sum(map(nbytes, own.values())), whole, answer)
 
 
+def keeps_it_while_training(evidence: GridEvidence) -> Iterator[Finding]:
+    """Nor does it gather more in the steps. A buffer for gradients, as large as its part, it may have."""
+    for answer in evidence.answers:
+        if "kept_bytes" in answer.facts:
+            kept, whole = answer.facts["kept_bytes"], answer.facts["larger_bytes"]
+            told = f"no weights of other ranks kept from the steps of a training ({whole:,} bytes are all)"
+            yield Finding(kept <= whole / 2, told, f"{kept:,} bytes", answer.rank)
+
+
 def leaves_the_model(evidence: GridEvidence) -> Iterator[Finding]:
     """Training changes nothing of the model and the rows that were handed over."""
     for answer in evidence.answers:

@@ -1,0 +1,163 @@
+"""Trains with the student's trainer on a rank, and notes what it does: rank side of `09.train-3d`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.case import Case
+from labkit.checks.lesson_09.handed_parts import counted_parts, watched_parts
+from labkit.checks.lesson_09.training_job import STEPS, asked_in, plain_model
+from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import nbytes
+from labkit.checks.shared.dropped import note_dropped
+from labkit.checks.shared.held import bytes_left
+from labkit.checks.shared.holding import held_since, holding
+from labkit.checks.shared.leaving import numbers_given
+from labkit.checks.shared.split import loaded, under
+from labkit.model import Transformer
+
+# Grids that seeds are asked for beside the case's own: with as many stages as replicas one base does for both
+OTHER_SIZES = ({"dp": 2, "pp": 4, "tp": 2}, {"dp": 3, "pp": 2, "tp": 1})
+LARGE_SIZES = ({"dp": 128, "pp": 2, "tp": 1}, {"dp": 2, "pp": 64, "tp": 1})
+SEEDS = (*range(64), 100, 128, 1000, 1024, 4096, 8192, 10_000, 16_384, 65_536)  # that somebody may start from
+FEW_SEEDS = tuple(range(4))  # so few numbers in all that those of a 32-bit hash do not meet by chance
+REPEATS = 2  # the least of so many
+
+
+def _whole(rank: Rank) -> Transformer:
+    """The model as this rank is handed it."""
+    model = plain_model(rank.case).to(rank.device)
+    loaded(model, under("full.", rank.inputs))
+    return model
+
+
+def _trainer(rank: Rank, full: Transformer, seed: int, **more: Any) -> Any:
+    """The student's trainer of a model."""
+    sizes, order = dict(rank.params["sizes"]), tuple(rank.params["order"])
+    return rank.student.GPT3D(full, sizes, order, rank.group, seed, **more)
+
+
+def train(rank: Rank, **more: Any) -> Any:
+    """As `_step`; returns the trainer. Fact: held_bytes, by a trainer whose model nobody else keeps."""
+    before = holding()
+    with numbers_given() as given:
+        trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
+    rank.fact("held_bytes", held_since(before) + given.kept_bytes)
+    _step(rank, trainer)
+    return trainer
+
+
+def train_larger(rank: Rank) -> None:
+    """As `train`. Facts, where the case says what is `larger`: kept_bytes, what that training leaves behind,
+    gradients aside; larger_bytes, those of its model.
+    """
+    train(rank)
+    if "larger" in rank.params:
+        larger = replace(rank.case, params={**rank.params, **rank.params["larger"]})
+        rank.fact("kept_bytes", min(bytes_left(_training(rank, larger)) for _ in range(REPEATS)))
+        rank.fact("larger_bytes", sum(map(nbytes, plain_model(larger).parameters())))
+
+
+def _training(rank: Rank, case: Case) -> Callable[[], Any]:
+    """All steps of a new trainer, which is what they give. What its numbers are does not matter."""
+    sizes, full = dict(case.params["sizes"]), plain_model(case).to(rank.device)
+    trainer = rank.student.GPT3D(full, sizes, tuple(case.params["order"]), rank.group, case.seed)
+
+    def steps() -> Any:
+        for step in range(STEPS):
+            ids, targets = (torch.zeros_like(rank.inputs[name][step]) for name in ("ids", "targets"))
+            trainer.step(ids, targets, *asked_in(case, step))
+        trainer.stage.zero_grad()
+        return trainer
+
+    return steps
+
+
+def train_beside(rank: Rank) -> None:
+    """As `_step`, with parts that are handed over. Facts: changed, what of the model and the rows that were
+    handed over; used, how often each of those parts was called.
+    """
+    full, used = _whole(rank), Counter[str]()
+    before = _seen_of(full)
+    rows = _step(rank, _trainer(rank, full, rank.case.seed, parts=counted_parts(used)))
+    rank.fact("used", dict(used))
+    after = _seen_of(full)
+    both = before.keys() & after.keys()
+    changed = (before.keys() ^ after.keys()) | {name for name in both if not before[name].equal(after[name])}
+    changed |= {name for name in rows if not torch.stack(rows[name]).equal(rank.inputs[name])}
+    rank.fact("changed", sorted(changed)[:5])
+
+
+def _seen_of(full: Transformer) -> dict[str, Tensor]:
+    """Parameters, which of them learn, and which modules are in training, by name."""
+    found = {name: parameter.detach().clone() for name, parameter in full.named_parameters()}
+    for name, parameter in full.named_parameters():
+        found[f"requires_grad of {name}"] = torch.tensor(parameter.requires_grad)
+    for name, module in full.named_modules():
+        found[f"training of {name or 'the model'}"] = torch.tensor(module.training)
+    return found
+
+
+def _step(rank: Rank, model: Any) -> Mapping[str, list[Tensor]]:
+    """Answers, when all steps are over: loss.STEP, norm.STEP, and trained.NAME of what the stage holds.
+    Recording: each step. Returns the ids and the targets that it was handed, as they are then.
+    """
+    found, rows = [], {name: [step.clone() for step in rank.inputs[name]] for name in ("ids", "targets")}
+    for step in range(STEPS):
+        with rank.recording("step"):
+            loss, norm = model.step(rows["ids"][step], rows["targets"][step], *asked_in(rank.case, step))
+        found.append((loss, norm))
+    for step, (loss, norm) in enumerate(found):
+        rank.answer(f"loss.{step}", loss)
+        rank.answer(f"norm.{step}", norm)
+    for name, tensor in model.to_full().items():
+        rank.answer(f"trained.{name}", tensor)
+    return rows
+
+
+def train_with_dropout(rank: Rank) -> None:
+    """As `train`, each rank's default generator in another state. Facts: streams, as they were made;
+    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many, a
+    list for each grid; drops_in_eval, whether the first stage does. Answers there: those of `note_dropped`.
+    """
+    made: list[dict[str, Any]] = []
+    torch.manual_seed(100 + rank.rank)
+    trainer = train(rank, parts=watched_parts(made))
+    rank.fact("streams", deepcopy(made))  # as they are now
+    first = trainer.stage.tokens is not None
+    rank.fact("drops_in_eval", first and _gives_two_answers(rank, trainer.stage.eval()))
+    if first:
+        once = partial(trainer.stage, rank.inputs["ids"][0])
+        note_dropped(rank, trainer.stage, rank.params["dropout"], once)
+    for name, seed in (("another seed", 0 if rank.case.seed else 1), ("a second trainer", rank.case.seed)):
+        others: list[dict[str, Any]] = []
+        _trainer(rank, _whole(rank), seed, parts=watched_parts(others))
+        rank.fact(f"streams of {name}", others)
+    of_grids = [
+        _seeds(rank.student.stream_seed, sizes, SEEDS) for sizes in (rank.params["sizes"], *OTHER_SIZES)
+    ]
+    of_grids += [_seeds(rank.student.stream_seed, sizes, FEW_SEEDS) for sizes in LARGE_SIZES]
+    rank.fact("seeds", of_grids)
+
+
+def _gives_two_answers(rank: Rank, stage: Any) -> bool:
+    """Whether two forwards of the same ids differ."""
+    with torch.no_grad():
+        one, other = (stage(rank.inputs["ids"][0].clone()) for _ in range(2))
+    return not one.equal(other)
+
+
+def _seeds(stream_seed: Any, sizes: Mapping[str, int], seeds: Iterable[int]) -> list[int]:
+    """What it makes of each of these seeds and every place, tp 0 alone."""
+    places = product(range(sizes["dp"]), range(sizes["pp"]))
+    at = [{"dp": dp, "pp": pp, "tp": 0} for dp, pp in places]
+    return [int(stream_seed(seed, dict(place), dict(sizes))) for seed in seeds for place in at]
