@@ -35,7 +35,14 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_attention
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, impossible, use_part, use_views
-from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
+from labkit.checks.shared.split_judges import (
+    EVERYTHING,
+    equals,
+    keeps_blocks,
+    makes_its_share,
+    sends,
+    sends_in,
+)
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Attention, explicit_attention
 
@@ -249,7 +256,7 @@ EXERCISE = Exercise(
             {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
         ),
         any_layout(EVERYTHING),
-        own_share("layout", "grouped", "round-trip", "subgroup"),
+        own_share("layout", "grouped", "round-trip", "subgroup", besides=makes_its_share),
         subgroup(every(equals("output"), stays_in_group)),
     ),
     forbids=TORCHS_OWN,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import JSON, Case, Inputs
-from labkit.checks.exercise import Evidence, Finding, Judge, Property, Run
+from labkit.checks.exercise import Evidence, Finding, Judge, Property, Run, every
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, Call, same
 from labkit.checks.shared.places import groups_of, place_of
@@ -35,16 +35,19 @@ INFERENCE = "without gradients"  # a call in evaluation, as what it sends is rec
 WITHOUT_GROUP = "dist.get_rank() or get_world_size() without the group, or a collective without group="
 
 
-def own_share(*also: str) -> Property:
-    """The property that a rank's products are its share, judged on cases "values"; also: on which others."""
+def own_share(*also: str, besides: Judge | None = None) -> Property:
+    """The property that a rank's products are its share, judged on cases "values"; also: on which others.
+    besides: what else must hold.
+    """
+    judge = does_its_share if besides is None else every(does_its_share, besides)
     return Property(
         "own-share",
         "mechanism",
         4,
         "A rank does a t-th of the matrix products.",
         "the ranks' weights were gathered, and every rank computed everything",
-        {"values": does_its_share},
-        dict.fromkeys(also, does_its_share),
+        {"values": judge},
+        dict.fromkeys(also, judge),
     )
 
 

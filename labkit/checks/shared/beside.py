@@ -25,6 +25,7 @@ from labkit.checks.shared.twins import each_once
 LEARNING_RATE = 0.1
 SCALE = 0.02  # of the sum of squares: a few steps should change weights, not blow them up
 STEPS = 2
+STEP_OF = {"forward": "forward in training", "backward": "backward in training"}  # as these are recorded
 SLACK_BYTES = 64  # beyond its share, a module may keep a few scalars
 Call = tuple[str, int]  # operation, bytes of this rank's tensor
 Use = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # a module and its arguments -> what it gives
@@ -122,10 +123,15 @@ def train(
     charged: str = "trained-weights",
     named: Named = by_name,
 ) -> None:
-    """One step of SGD for the arguments in each batch. Answers trained.NAME."""
+    """One step of SGD for the arguments in each batch. Answers trained.NAME; recordings, of each step, those
+    in `STEP_OF`.
+    """
     with seat.attempt(charged):
         for arguments in batches:
-            step(module, use(module, arguments))
+            with seat.recording(STEP_OF["forward"]):
+                out = use(module, arguments)
+            with seat.recording(STEP_OF["backward"]):
+                step(module, out)
     for name, parameter in named(module):
         seat.answer(f"trained.{name}", parameter)
 

@@ -116,7 +116,7 @@ def use_part(rank: Rank, split: Split) -> None:
     and, as "... later", what the first call was given and gave, once all is over.
     Facts: shapes, held_bytes, shared (parameters and buffers in the whole module's memory), replaced
     (attributes of the whole module that are others than before), products (operations of a forward's matrix
-    products), left_bytes (of tensors that calls left in attributes of the part).
+    products), made (elements that all operations of a forward make), left_bytes (of tensors that calls left in attributes of the part).
     """
     build_and_use(rank, split)
 
@@ -150,7 +150,9 @@ def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = t
     rank.fact("held_bytes", held_since(before) + given.kept_bytes - sent)
     rank.fact("shapes", {name: list(p.shape) for name, p in part.named_parameters()})
     at_rest = _tensors_in(part).keys()
-    rank.fact("products", _through_its_paces(rank, split, part, rank.inputs, view))
+    worked = _through_its_paces(rank, split, part, rank.inputs, view)
+    rank.fact("products", worked.products)
+    rank.fact("made", worked.made)
     rank.fact("left_bytes", sum(n for key, n in _tensors_in(part).items() if key not in at_rest))
     return part
 
@@ -196,8 +198,8 @@ def _through_its_paces(
     module: nn.Module,
     inputs: Mapping[str, Tensor],
     view: Callable[[Tensor], Tensor],
-) -> int:
-    """What `use_part` does with a module, whole or cut. Returns the operations of a forward's products."""
+) -> Worked:
+    """What `use_part` does with a module, whole or cut. Returns what a forward worked."""
 
     def arguments(step: object = "") -> list[Tensor]:
         return [view(inputs[f"{name}{step}"]) for name in split.arguments]
@@ -216,7 +218,7 @@ def _through_its_paces(
     for name, tensor in zip(split.arguments, handed, strict=True):
         seat.answer(f"{name} later", tensor)
     seat.answer("output later", out)
-    return worked.products
+    return worked
 
 
 def _infer(seat: Rank | PlainSeat, split: Split, module: nn.Module, data: Sequence[Tensor]) -> None:
@@ -276,18 +278,23 @@ class SplitEvidence(Evidence):
     @property
     def products(self) -> int:
         """Operations of matrix products in a forward of the whole module."""
-        return self._runs[0][1]
+        return self._runs[0][1].products
+
+    @property
+    def made(self) -> int:
+        """Elements that all operations of a forward of the whole module make together."""
+        return self._runs[0][1].made
 
     @cached_property
-    def _runs(self) -> list[tuple[State, int]]:
+    def _runs(self) -> list[tuple[State, Worked]]:
         return [self._reference(index) for index in range(len(groups_of(self.case)))]
 
-    def _reference(self, index: int) -> tuple[State, int]:
+    def _reference(self, index: int) -> tuple[State, Worked]:
         seat, full = PlainSeat(), self.split.plain(self.case)
         loaded(full, under("full.", self.inputs))
         given = {name: self.inputs[name][index] for name in self.split.each_step(self.case)}
-        products = _through_its_paces(seat, self.split, full, given, torch.clone)
-        return seat.tensors, products
+        worked = _through_its_paces(seat, self.split, full, given, torch.clone)
+        return seat.tensors, worked
 
     def reference(self, answer: RankAnswer) -> State:
         """The tensors of the whole module that a rank's group was to compute."""

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Finding, Judge, every
-from labkit.checks.shared.beside import SLACK_BYTES, Call, calls_are, holds_only, nbytes, same
+from labkit.checks.shared.beside import (
+    SLACK_BYTES,
+    STEP_OF,
+    STEPS,
+    Call,
+    calls_are,
+    calls_of,
+    calls_text,
+    holds_only,
+    nbytes,
+    same,
+)
 from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import SplitEvidence, under
 
 MORE_PRODUCTS = 1.25  # times a rank's share: rows of a vocabulary that is filled up
+MORE_MADE = 2.5  # times what the whole module makes: a rank makes less, but for copies
 
 
 def equals(*names: str) -> Judge:
@@ -76,6 +89,18 @@ def does_its_share(evidence: SplitEvidence) -> Iterator[Finding]:
         yield Finding(seen <= MORE_PRODUCTS * share, told, f"{seen:,}", answer.rank)
 
 
+def makes_its_share(evidence: SplitEvidence) -> Iterator[Finding]:
+    """As `does_its_share`, of products that are made of other operations: an element for each multiply-add.
+    Beside these, a rank may make some times the elements that the whole module makes.
+    """
+    for answer in evidence.answers:
+        size, products = place_of(evidence.case, answer.rank).size, answer.facts["products"]
+        most = int(MORE_PRODUCTS * evidence.products / size / 2 + MORE_MADE * evidence.made)
+        seen = answer.facts["made"] + products // 2
+        told = f"at most {most:,} elements and multiply-adds in a forward: of products 1/{size} of all"
+        yield Finding(seen <= most, told, f"{seen:,}", answer.rank)
+
+
 def _has_shapes(shapes: Mapping[str, Sequence[int]], answer: RankAnswer) -> Finding:
     seen = answer.facts["shapes"]
     wrong = sorted(name for name in shapes.keys() | seen.keys() if shapes.get(name) != seen.get(name))
@@ -101,8 +126,38 @@ def sends(
     backward: Callable[[SplitEvidence], Sequence[Call]],
     ignore: Callable[[SplitEvidence], int] = lambda evidence: 0,
 ) -> Judge:
-    """Each rank takes part in exactly these calls, forward and backward; ignore: see `sends_in`."""
-    return every(sends_in("forward", forward, ignore), sends_in("backward", backward, ignore))
+    """Each rank takes part in exactly these calls, forward and backward, and in no more in the steps of
+    training; ignore: see `sends_in`.
+    """
+    first = sends_in("forward", forward, ignore), sends_in("backward", backward, ignore)
+    return every(*first, _no_more_in_training("forward"), _no_more_in_training("backward"))
+
+
+def _no_more_in_training(phase: str) -> Judge:
+    """In no step of training there are more calls than in the first, or more bytes for as large an input.
+    Fewer there may be: what is handed over asks for no gradient.
+    """
+
+    def judge(evidence: SplitEvidence) -> Iterator[Finding]:
+        larger = _largest_step(evidence)
+        for answer in evidence.answers:
+            if place_of(evidence.case, answer.rank).size == 1:
+                continue
+            first, name = calls_of(answer, phase), STEP_OF[phase]
+            most = larger * sum(num_bytes for _, num_bytes in first)
+            told = f"in {name}: no more than {calls_text(first)}, for as large an input"
+            for seen in (calls_of(answer, each) for each in (*answer.earlier(name), name)):
+                more = Counter(op for op, _ in seen) - Counter(op for op, _ in first)
+                passed = not more and sum(num_bytes for _, num_bytes in seen) <= most
+                yield Finding(passed, told, calls_text(seen), answer.rank)
+
+    return judge
+
+
+def _largest_step(evidence: SplitEvidence) -> float:
+    """How many times as large as the first input that of a step of training is at most."""
+    first = evidence.split.arguments[0]
+    return max(evidence.bytes_of(f"{first}{step}") / evidence.bytes_of(first) for step in range(STEPS))
 
 
 def sends_in(
