@@ -116,7 +116,8 @@ def use_part(rank: Rank, split: Split) -> None:
     and, as "... later", what the first call was given and gave, once all is over.
     Facts: shapes, held_bytes, shared (parameters and buffers in the whole module's memory), replaced
     (attributes of the whole module that are others than before), products (operations of a forward's matrix
-    products), made (elements that all operations of a forward make), left_bytes (of tensors that calls left in attributes of the part).
+    products), made (elements that all its operations make), left_bytes (of tensors that calls left in
+    attributes of the part).
     """
     build_and_use(rank, split)
 
