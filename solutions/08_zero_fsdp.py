@@ -1202,8 +1202,9 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
 #   that was copied has another time. Nobody deletes a part of a whole checkpoint of another step.
 # * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
-#   and works on its own files alone, none looks for another's or renames what another wrote. (In the checks
-#   the ranks' files come together when all have saved.)
+#   and works on its own files alone, none looks for another's or renames what another wrote. While they save,
+#   ranks may tell each other names and counts, not what is in the tensors, and each writes into `directory`
+#   alone. (In the checks the ranks' files come together when all have saved.)
 # * **A step may be saved again**, by a job that was resumed, perhaps on fewer ranks, and what is there of it
 #   may be half written: parts of the two saves must never be read as one. If the second one fails, the first
 #   may be lost with it, but no other step: loading then gives the step before it, never an error.

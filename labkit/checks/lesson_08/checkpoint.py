@@ -34,11 +34,12 @@ from labkit.checks.lesson_08.saved import (
 )
 from labkit.checks.lesson_08.tried_saves import checkpoint_cases
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, nbytes, same
+from labkit.checks.shared.beside import calls_of, calls_text, is_refused, nbytes, same
 
 EMPTY = "nothing-saved"  # a folder
 FULL_DISK = 2**20  # bytes; a part is larger
 SMALL = 4096  # bytes of a file that are looked at
+AGREEMENTS = 2**15  # bytes, for names, counts and tries; a rank's share of what is saved is far more
 PATIENCE = 1.5  # seconds a rank waits for one that could not write
 
 
@@ -47,8 +48,7 @@ PATIENCE = 1.5  # seconds a rank waits for one that could not write
 
 def _save_and_load(rank: Rank) -> None:
     """All saves of the case; load on as many ranks, the last ones, as it lists. Facts: files, loaded.SIZE.
-    Answers: loaded.SIZE.NAME. Recordings: "save TURN", which no judge asks for: they tell the grader that
-    ranks agree with each other in ways of their own.
+    Answers: loaded.SIZE.NAME. Recordings: "save TURN".
     """
     with own_disk() as folder:
         for save in saves(rank.case):
@@ -57,7 +57,8 @@ def _save_and_load(rank: Rank) -> None:
                 with rank.recording(f"save {save.turn}"):
                     _save(rank, folder, save, group)
         dist.barrier(rank.group)
-        rank.fact("files", [_described(p, folder) for p in sorted(folder.rglob("*")) if p.is_file()])
+        disk = folder.parent  # what was put beside the folder counts as well
+        rank.fact("files", [_described(p, disk) for p in sorted(disk.rglob("*")) if p.is_file()])
         exchange_files(folder, rank.group)
         for size in rank.params["load_on"]:
             members = _loaders(rank.case, size)
@@ -82,7 +83,7 @@ def _save(rank: Rank, folder: Path, save: Save, group: dist.ProcessGroup) -> Non
 
 
 def _described(path: Path, folder: Path) -> JSON:
-    """Where in `folder`, bytes, kind, and bytes without the header of safetensors."""
+    """Where below `folder`, bytes, kind, and bytes without the header of safetensors."""
     with path.open("rb") as file:
         head = file.read(SMALL)
     header, size = header_of_safetensors(path), path.stat().st_size
@@ -295,6 +296,17 @@ def parts_only(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(largest <= share + 2048, told, f"{largest:,}")
 
 
+def tells_little(evidence: Evidence) -> Iterator[Finding]:
+    """What ranks tell each other while they save is names and counts, not the tensors."""
+    for answer in evidence.answers:
+        for save in saves(evidence.case):
+            phase = f"save {save.turn}"
+            calls = calls_of(answer, phase)
+            told = f"{phase}: at most {AGREEMENTS:,} bytes sent, as ranks agree on something"
+            sent = sum(num_bytes for _, num_bytes in calls)
+            yield Finding(sent <= AGREEMENTS, told, calls_text(calls), answer.rank)
+
+
 _SAVED = Run(_save_and_load, saved_inputs, hand_shards)
 
 SHARDED_CHECKPOINT = Exercise(
@@ -334,7 +346,7 @@ SHARDED_CHECKPOINT = Exercise(
             2,
             "Each rank writes its own part, without padding, as safetensors.",
             "the whole tensor was gathered and written, or the padding too, or torch.save was used",
-            {"on-disk": parts_only},
+            {"on-disk": every(parts_only, tells_little)},
         ),
         Property(
             "newest",
