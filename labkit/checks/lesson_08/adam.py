@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import ceil
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_08.held import bytes_held, hold_in_process
+from labkit.checks.lesson_08.held import Life, Look, bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import answer_weights, snapshot
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes
@@ -24,29 +25,39 @@ ADAMS_RATE = 0.05  # two steps of it are more than bf16 rounds away
 def hold_two_steps(rank: Rank) -> None:
     """What two steps of Adam leave in memory. Fact: held_bytes. Answers: "weights 0.NAME"."""
     before = bytes_of_process()
-    stepped = _after_two_steps(rank)
+    stepped = _two_steps(rank)(lambda when: None)
     rank.fact("held_bytes", bytes_held(before + most_of_two_steps(rank.case)) - before)
     answer_weights(rank, snapshot(stepped[0]), 0)
 
 
 def hold_two_steps_in_process(rank: Rank) -> None:
     """Fact: process_bytes. Answers: "weights 0.NAME"."""
-    most = most_of_two_steps(rank.case)
     hold_in_process(
-        rank, lambda: _after_two_steps(rank), most, lambda made: answer_weights(rank, snapshot(made[0]), 0)
+        rank,
+        partial(_two_steps, rank),
+        most_in_process(rank.case),
+        lambda made: answer_weights(rank, snapshot(made[0]), 0),
     )
 
 
-def _after_two_steps(rank: Rank) -> tuple[nn.Module, object]:
+def _two_steps(rank: Rank) -> Life[tuple[nn.Module, object]]:
     """Of Adam: the net without gradients, and the optimizer."""
     net = _large(rank.case).to(rank.device)
-    optimizer = rank.student.ShardedOptimizer(net.parameters(), torch.optim.Adam, rank.group, lr=ADAMS_RATE)
-    for _ in range(2):
-        net(rank.inputs["x"]).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    net.zero_grad()  # gradients that were only set to zero are no optimizer's state
-    return net, optimizer
+
+    def life(look: Look) -> tuple[nn.Module, object]:
+        optimizer = rank.student.ShardedOptimizer(
+            net.parameters(), torch.optim.Adam, rank.group, lr=ADAMS_RATE
+        )
+        for _ in range(2):
+            net(rank.inputs["x"]).sum().backward()
+            optimizer.step()
+            look("after a step")
+            optimizer.zero_grad()
+            net.zero_grad()  # gradients that were only set to zero are no optimizer's state
+            look("without gradients")
+        return net, optimizer
+
+    return life
 
 
 def positive_rows(case: Case, generator: torch.Generator) -> Inputs:
@@ -82,6 +93,13 @@ def most_of_two_steps(case: Case) -> int:
     net = _large(case)
     share = _state_share(case, net)
     return _whole(net) + 3 * share + share // 4
+
+
+def most_in_process(case: Case) -> dict[str, int]:
+    """By moment: the same, and behind a step the gradients, which are the caller's."""
+    net, most = _large(case), most_of_two_steps(case)
+    gradients = sum(nbytes(p) for p in net.parameters() if p.requires_grad)
+    return {"after a step": most + gradients, "without gradients": most}
 
 
 def holds_its_share(evidence: Evidence) -> Iterator[Finding]:

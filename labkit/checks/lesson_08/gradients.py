@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
-from labkit.checks.lesson_08.held import bytes_held, hold_in_process, holds_no_more
+from labkit.checks.lesson_08.buckets import (
+    answer_gradients,
+    bucket_bytes_of,
+    hold_buckets,
+    layer_bytes,
+    most_at_rest,
+    most_in_backward,
+    most_in_process,
+    num_buckets,
+)
+from labkit.checks.lesson_08.held import bytes_held, holds_no_more
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     LEARNING_RATE,
@@ -88,36 +97,20 @@ def _watch(rank: Rank) -> None:
         shard.grad = None
     ready.clear()
     loss = net(x).sum()
-    with LiveBytes([x, loss, *net.parameters()], _most(rank.case)) as live, rank.recording("step 0") as begin:
+    with (
+        LiveBytes([x, loss, *net.parameters()], most_in_backward(rank.case)) as live,
+        rank.recording("step 0") as begin,
+    ):
         loss.backward()
     rank.fact("made", made)
     rank.fact("peak", live.peak)
-    rank.fact("held_bytes", bytes_held(before + made + _at_rest(rank.case)) - before - made)
+    rank.fact("held_bytes", bytes_held(before + made + most_at_rest(rank.case)) - before - made)
     rank.fact("ready", [moment - begin for moment in ready])
-    _answer_gradients(rank, sharded)
+    answer_gradients(rank, sharded)
     step_plainly(sharded.shards)
     with rank.recording("gather"):
         sharded.gather_weights()
     answer_weights(rank, snapshot(net), 0)
-
-
-def _answer_gradients(rank: Rank, sharded: Any) -> None:
-    """Answers "grad 0.SHARD"."""
-    for number, shard in enumerate(sharded.shards):
-        rank.answer(f"grad 0.{number}", shard.grad)
-
-
-def _hold_in_process(rank: Rank) -> None:
-    """Fact: process_bytes. Answers: "grad 0.SHARD"."""
-    most = _most_in_process(rank.case)
-    hold_in_process(rank, lambda: _after_backward(rank), most, lambda made: _answer_gradients(rank, made[1]))
-
-
-def _after_backward(rank: Rank) -> tuple[nn.Module, Any]:
-    net = stack(rank.case, [])
-    sharded = rank.student.ShardedGradients(net, rank.group, rank.params["bucket_bytes"])
-    net(rank.inputs["x"].cpu()[-1:]).sum().backward()
-    return net, sharded
 
 
 # -- judges
@@ -193,7 +186,7 @@ def leaves_as_it_comes(evidence: Evidence) -> Iterator[Finding]:
     case = evidence.case
     for answer in evidence.answers:
         scattered = sent(answer, "step 0", "reduce_scatter")
-        expected = [_bucket_bytes(case)] * _num_buckets(case)
+        expected = [bucket_bytes_of(case)] * num_buckets(case)
         others = sorted({op for op, _ in calls_of(answer, "step 0")} - {"reduce_scatter", "barrier"})
         right = scattered == expected and not others
         told = f"{len(expected)} reduce_scatters of {expected[0]:,} bytes"
@@ -212,40 +205,12 @@ def _early(answer: RankAnswer) -> Finding:
     return Finding(right, "a reduce_scatter before the last gradient is there", "none", answer.rank)
 
 
-def _layer_bytes(case: Case) -> int:
-    return 4 * case.params["width"] ** 2
-
-
-def _bucket_bytes(case: Case) -> int:
-    return _layer_bytes(case) * int(case.params["layers_a_bucket"])
-
-
-def _most(case: Case) -> int:
-    """Bytes at the peak: the shards, two buckets, and room for what a backend copies."""
-    whole = case.params["layers"] * _layer_bytes(case)
-    return int(whole // case.ranks + 4.5 * _bucket_bytes(case))
-
-
-def _at_rest(case: Case) -> int:
-    """Bytes of the shards' gradients, and a little."""
-    return case.params["layers"] * _layer_bytes(case) // case.ranks + _bucket_bytes(case) // 4
-
-
-def _most_in_process(case: Case) -> int:
-    """Bytes of the weights, and of the shards' gradients."""
-    return case.params["layers"] * _layer_bytes(case) + _at_rest(case)
-
-
-def _num_buckets(case: Case) -> int:
-    return int(case.params["layers"] // case.params["layers_a_bucket"])
-
-
 def stays_small(evidence: Evidence) -> Iterator[Finding]:
     """At the peak: the shards, two buckets, and room for what a backend copies; at the end: the shards."""
     case = evidence.case
-    whole = case.params["layers"] * _layer_bytes(case)
+    whole = case.params["layers"] * layer_bytes(case)
     share = whole // case.ranks
-    bucket, most = _bucket_bytes(case), _most(case)
+    bucket, most = bucket_bytes_of(case), most_in_backward(case)
     for answer in evidence.answers:
         made, peak, held = (answer.facts[name] for name in ("made", "peak", "held_bytes"))
         told = "the weights once, each shard a view of them: no other tensors before backward"
@@ -253,7 +218,7 @@ def stays_small(evidence: Evidence) -> Iterator[Finding]:
         told = f"at most {most:,} bytes of new tensors in backward (all gradients: {whole:,})"
         yield Finding(share <= peak <= most, told, f"{peak:,}", answer.rank)
         told = f"{share:,} bytes of gradients after backward"
-        yield Finding(share <= held <= _at_rest(case), told, f"{held:,}", answer.rank)
+        yield Finding(share <= held <= most_at_rest(case), told, f"{held:,}", answer.rank)
         yield from _leave_in_turn(case, answer)
 
 
@@ -280,7 +245,7 @@ def gradient_cases(seed: int) -> list[Case]:
         ),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
-        watched_case("all that the process holds", 2, seed, 256, 4, 1, kind="process"),
+        watched_case("all that the process holds", 2, seed, 192, 8, 1, kind="process"),
         bucket_case(
             "weights one rank does not use", "aside", 3, seed, parts=["side", "ahead"], both=[[1], [0, 2]]
         ),
@@ -321,7 +286,7 @@ SHARDED_GRADIENTS = Exercise(
     dict.fromkeys(("values", "aside", "unusual", "subgroup"), _TRAINED)
     | {
         "watched": Run(_watch, stack_inputs, own_entry, StackEvidence),
-        "process": Run(_hold_in_process, stack_inputs, own_entry, StackEvidence),
+        "process": Run(hold_buckets, stack_inputs, own_entry, StackEvidence),
     },
     gradient_cases,
     (
@@ -361,7 +326,7 @@ SHARDED_GRADIENTS = Exercise(
             "p.grad or the flat gradients of all buckets were kept",
             {
                 "watched": every(stays_small, stack_shards_follow),
-                "process": every(holds_no_more(_most_in_process), stack_shards_follow),
+                "process": every(holds_no_more(most_in_process), stack_shards_follow),
             },
         ),
         Property(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.held import holds_no_more
+from labkit.checks.lesson_08.held_back import goes_on_alone
 from labkit.checks.lesson_08.masters import BF16_STEPS, TwoSlopes, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
@@ -296,7 +297,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "the module's own weights, or the gathered ones, are still there",
             {
                 "watched": every(rests_in_shards, in_earnest),
-                "process": every(holds_no_more(most_in_process), follows((0, 1))),
+                "process": every(holds_no_more(most_in_process), follows((0, 2))),
             },
         ),
         Property(
@@ -325,7 +326,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "While a unit is at work, the gathers of `prefetch` more have begun, in forward and in backward,"
             " and nobody has waited for them.",
             "the next unit is gathered when it is needed, or waited for at once, or all are gathered at once",
-            {"watched": every(fetches_ahead, in_earnest)},
+            {"watched": every(fetches_ahead, goes_on_alone, in_earnest)},
         ),
         Property(
             "tied-weights",

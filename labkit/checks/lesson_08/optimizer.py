@@ -16,7 +16,7 @@ from labkit.checks.lesson_08.adam import (
     hold_two_steps,
     hold_two_steps_in_process,
     holds_its_share,
-    most_of_two_steps,
+    most_in_process,
     positive_rows,
     steps_what_it_holds,
 )
@@ -46,13 +46,16 @@ from labkit.checks.lesson_08.net import (
     weights_follow,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_of, nbytes, stays_in_group
+from labkit.checks.shared.beside import calls_of, calls_text, nbytes, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
+
+FEW_BYTES = 64
 
 
 def _train(rank: Rank) -> None:
-    """Answers "weights STEP.NAME"; recordings "built", "step N"; fact: changed, the parameters whose own
-    gradients a step has changed. net_forgets: the net's zero_grad() is called, not the optimizer's.
+    """Answers "weights STEP.NAME"; recordings "built", "step N", and "before step N" and "behind step N" of
+    backward and of zero_grad; fact: changed, the parameters whose own gradients a step has changed.
+    net_forgets: the net's zero_grad() is called, not the optimizer's.
     """
     group, net = enter_group(rank), handed_net(rank)
     optimizer_class, options = chosen_optimizer(rank.case)
@@ -65,9 +68,8 @@ def _train(rank: Rank) -> None:
         rank.student.ShardedOptimizer(another, optimizer_class, rank.group, **options)
     changed: list[str] = []
     for step in range(STEPS):
-        for m in range(rank.params["micro_batches"] if has_rows(rank.case, rank.rank, step) else 0):
-            out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
-            loss_of(out, rank.inputs["target"][step, m]).backward()
+        with rank.recording(f"before step {step}"):
+            _backward(rank, net, step)
         if rank.params.get("transposed"):
             _transpose_gradients(net)
         if rank.params.get("schedule"):
@@ -77,8 +79,16 @@ def _train(rank: Rank) -> None:
             optimizer.step()
         changed += [name for name, p in net.named_parameters() if not _alike(before[name], p.grad)]
         answer_weights(rank, snapshot(net), step)
-        (net if rank.params.get("net_forgets") else optimizer).zero_grad()
+        with rank.recording(f"behind step {step}"):
+            (net if rank.params.get("net_forgets") else optimizer).zero_grad()
     rank.fact("changed", changed)
+
+
+def _backward(rank: Rank, net: nn.Module, step: int) -> None:
+    """Of all micro-batches, where the rank has any."""
+    for m in range(rank.params["micro_batches"] if has_rows(rank.case, rank.rank, step) else 0):
+        out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
+        loss_of(out, rank.inputs["target"][step, m]).backward()
 
 
 def _handed_parameters(case: Case, net: nn.Module) -> Iterable[Any]:
@@ -126,7 +136,9 @@ def gradients_stay(evidence: Evidence) -> Iterator[Finding]:
 
 
 def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
-    """Gradients are scattered once and weights gathered once in a step; nothing else goes."""
+    """Gradients are scattered once and weights gathered once in a step; nothing else goes, neither in it nor
+    between two.
+    """
     net = net_of(evidence.case)
     trained = sum(nbytes(p) for p in net.parameters() if p.requires_grad)
     for answer in evidence.answers:
@@ -134,6 +146,16 @@ def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
         if size > 1:
             for step in range(STEPS):
                 yield _passes(answer, f"step {step}", (trained, trained), size)
+                yield _nothing_sent(answer, f"before step {step}")
+                yield _nothing_sent(answer, f"behind step {step}")
+
+
+def _nothing_sent(answer: RankAnswer, phase: str) -> Finding:
+    """But for what could be no gradient and no weight: a flag or a count."""
+    calls = [(op, num_bytes) for op, num_bytes in calls_of(answer, phase) if op != "barrier"]
+    sent_bytes = sum(num_bytes for _, num_bytes in calls)
+    told = f"{phase}: no gradients or weights sent"
+    return Finding(sent_bytes <= FEW_BYTES, told, calls_text(calls), answer.rank)
 
 
 def sends_rounded_weights(evidence: Evidence) -> Iterator[Finding]:
@@ -315,7 +337,7 @@ SHARDED_OPTIMIZER = Exercise(
             "the optimizer was built on all parameters, or a flat gradient was kept",
             {
                 "held": every(holds_its_share, steps_what_it_holds),
-                "process": every(holds_no_more(most_of_two_steps), steps_what_it_holds),
+                "process": every(holds_no_more(most_in_process), steps_what_it_holds),
             },
         ),
         Property(

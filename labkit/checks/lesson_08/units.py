@@ -41,7 +41,7 @@ def _cases_of_memory(seed: int) -> list[Case]:
         watched_case("sixteen equal layers", 2, seed, 64, 16, 1),
         watched_case("on four ranks, nothing fetched ahead", 4, seed, 48, 16, 0),
         watched_case("two units fetched ahead", 2, seed, 48, 16, 2),
-        watched_case("all that the process holds", 2, seed, 256, 4, 1, kind="process"),
+        watched_case("all that the process holds", 2, seed, 192, 8, 1, kind="process"),
     ]
 
 

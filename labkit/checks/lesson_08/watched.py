@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge, every
-from labkit.checks.lesson_08.held import bytes_held, hold_in_process
+from labkit.checks.lesson_08.held import CALL_BYTES, Life, Look, bytes_held, hold_in_process
+from labkit.checks.lesson_08.held_back import hold_back
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.lesson_08.stacks import StackEvidence
 from labkit.checks.rank import Rank
@@ -26,8 +28,8 @@ SMALL = 2**14  # what a loss is divided by
 def watch(rank: Rank) -> None:
     """A step of equal layers, watched. Facts: at_rest, forward_peak, after_forward, backward_peak,
     after_backward, after_full_weights, after_evaluation, after_an_error; forwards and backwards, when each
-    unit was at work. Recordings: first backward, forward, backward. Answers: output, of the step that was
-    watched, and at the end "weights NAME".
+    unit was at work; stalled, see `hold_back`. Recordings: first backward, forward, backward. Answers:
+    output, of the step that was watched, and at the end "weights NAME".
     """
     log = list[float]()
     others = tensors_of_process()
@@ -52,6 +54,8 @@ def watch(rank: Rank) -> None:
     with torch.no_grad():
         sharded(x)
     _rest(rank, "after_the_next", before)
+    if rank.case.kind == "watched" and rank.params["prefetch"]:
+        hold_back(rank, sharded, net, x)
     _answer_weights(rank, sharded)
 
 
@@ -88,7 +92,7 @@ def _watched_step(
         live.restart_peak()
         live.most = most["backward_peak"]
         with rank.recording("backward") as begin:
-            _note_backward(out, leaving)
+            _note_backward(out, lambda: leaving.append(time.monotonic()))
             small_loss(out).backward()
     rank.fact("backwards", [moment - begin for moment in leaving])
     rank.fact("backward_peak", live.peak)
@@ -107,16 +111,34 @@ def _answer_weights(rank: Rank, sharded: Any) -> None:
 
 
 def hold_units(rank: Rank) -> None:
-    """What a step leaves in the process. Fact: process_bytes. Answers: "weights NAME", after the step."""
-    most = most_in_process(rank.case)
-    hold_in_process(rank, lambda: _after_backward(rank), most, lambda made: _step(rank, made[1]))
+    """What steps leave in the process, and what is there while they are made. Fact: process_bytes. Answers:
+    "weights NAME", after a step with the gradients of two backwards.
+    """
+    hold_in_process(rank, partial(_unit_life, rank), most_in_process(rank.case), partial(_step, rank))
 
 
-def _after_backward(rank: Rank) -> tuple[nn.Module, Any]:
-    net = stack(rank.case, [])
-    sharded = rank.student.FullyShardedModule(net, list(net), rank.group, rank.params["prefetch"])
-    small_loss(sharded(rank.inputs["x"].cpu()[-1:])).backward()
-    return net, sharded
+def _unit_life(rank: Rank) -> Life[Any]:
+    net, x = stack(rank.case, []), rank.inputs["x"].cpu()[-1:]
+
+    def life(look: Look) -> Any:
+        turn = ["first"]
+        for layer in net.children():
+            inner = next(layer.children())
+            inner.register_forward_pre_hook(lambda *_: look(f"in the {turn[0]} forward"))
+        sharded = rank.student.FullyShardedModule(net, list(net), rank.group, rank.params["prefetch"])
+        look("before a step")
+        for turn[0] in ("first", "second"):
+            out = sharded(x)
+            look(f"after the {turn[0]} forward")
+            _note_backward(out, lambda: look(f"in the {turn[0]} backward"))
+            small_loss(out).backward()
+            del out
+            look(f"after the {turn[0]} backward")
+        sharded.full_weights()
+        look("after full_weights")
+        return sharded
+
+    return life
 
 
 def _step(rank: Rank, sharded: Any) -> None:
@@ -143,13 +165,13 @@ def _fail_on_the_way(rank: Rank, sharded: nn.Module, net: nn.Sequential, x: Tens
     hook.remove()
 
 
-def _note_backward(out: Tensor, leaving: list[float]) -> None:
-    """Note when the gradient of each tanh, from the last layer's to the first's, begins to be computed."""
+def _note_backward(out: Tensor, note: Callable[[], None]) -> None:
+    """Call `note` when the gradient of each tanh, from the last layer's on, begins to be computed."""
     node, seen = out.grad_fn, set()
     while node is not None and node not in seen:
         seen.add(node)
         if "Tanh" in node.name():
-            node.register_prehook(lambda gradients: leaving.append(time.monotonic()))
+            node.register_prehook(lambda gradients: note())
         following = [n for n, _ in node.next_functions if n is not None and "Accumulate" not in n.name()]
         node = following[0] if following else None
 
@@ -180,9 +202,25 @@ def _room(case: Case) -> int:
     return passing + _unit_bytes(case) // 2
 
 
-def most_in_process(case: Case) -> int:
-    """Bytes of the shards and of their gradients, and a little."""
-    return 2 * _share(case) + _room(case)
+def most_in_process(case: Case) -> dict[str, int]:
+    """By moment, bytes of the shards and of their gradients, and a little; while units are at work also what
+    is whole then, and in forward a backend's copies of what is under way.
+    """
+    peaks, copies = _most(case), (2 + case.params["prefetch"]) * _unit_bytes(case)
+    shards, a_pass = _share(case) + _room(case), CALL_BYTES * case.params["layers"]
+    both = shards + _share(case)
+    return {
+        "before a step": shards,
+        "in the first forward": peaks["forward_peak"] + copies + a_pass,
+        "after the first forward": shards + a_pass,
+        "in the first backward": peaks["backward_peak"] + 3 * a_pass,
+        "after the first backward": both + 3 * a_pass,
+        "in the second forward": peaks["forward_peak"] + _share(case) + copies + 4 * a_pass,
+        "after the second forward": both + 4 * a_pass,
+        "in the second backward": peaks["backward_peak"] + 6 * a_pass,
+        "after the second backward": both + 6 * a_pass,
+        "after full_weights": both + 7 * a_pass,
+    }
 
 
 def _most(case: Case) -> dict[str, int]:

@@ -25,7 +25,7 @@ from labkit.checks.lesson_11.partial import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import on_each, same
-from labkit.checks.shared.held import allocated
+from labkit.checks.shared.held import weighed
 from labkit.checks.shared.worked import Worked
 from labkit.record.live import LiveBytes
 
@@ -75,7 +75,9 @@ def _attend(rank: Rank) -> None:
 
 
 class _AtProducts(Worked):
-    """Sees the most that the process holds when a matrix product has been made, in arrays and lists too."""
+    """Sees the most that the process holds when a matrix product has been made, in arrays and lists too, and
+    in short bytes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class _AtProducts(Worked):
         before = self.products
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.products > before:
-            self.peak = max(self.peak, allocated())
+            self.peak = max(self.peak, weighed())
         return out
 
 
@@ -98,7 +100,7 @@ def _hold(rank: Rank) -> None:
     attend = partial(rank.student.blockwise_attention, q, k, v, rank.params["block"])
     attend()
     gc.freeze()  # so that looking for rubbish at every product takes no time
-    before = allocated()
+    before = weighed()
     with _AtProducts() as at_products:
         attend()
     tracemalloc.start()

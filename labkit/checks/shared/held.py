@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from labkit.checks.shared.holding import objects, spelled_since
 from labkit.checks.shared.leaving import numbers_given
+from labkit.checks.shared.small_objects import bytes_of_small_objects
 from labkit.record.live import bytes_of_process
 
 REPEATS = 3  # the median of so many: what a backend or the allocator does meanwhile is no student's doing
@@ -97,6 +98,11 @@ def allocated_now() -> int:
     found = library.mallinfo2()
     on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     return int(found.uordblks + found.hblkhd) + on_gpu
+
+
+def weighed() -> int:
+    """Bytes that this process has now: those `allocated`, and Python's small objects."""
+    return allocated() + bytes_of_small_objects()
 
 
 @cache
