@@ -382,9 +382,9 @@ prediction("steps until it changes", your_number_of_steps, found)
 # one. At least one parameter is trained, and all that are have one dtype. All replicas start equal. Send each
 # gradient once, through reduce-scatter and in the master's dtype, and each weight once, through all-gather
 # and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to the nearest. After
-# `zero_grad` a rank holds the weights once and its share of the rest, and no gradient, its shard's neither:
-# counted in whatever form it is kept, arrays, lists and bytes as well as tensors, with 96 KiB for all that
-# is none of these.
+# `zero_grad` a rank holds the weights once, its share of the rest, and no gradient, its shard's neither. What
+# it holds is counted in whatever form it is kept, arrays, lists and bytes as well as tensors, with 96 KiB for
+# all that is none of these.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -1203,8 +1203,8 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #   that was copied has another time. Nobody deletes a part of a whole checkpoint of another step.
 # * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
 #   and works on its own files alone, none looks for another's or renames what another wrote. While they save,
-#   ranks may tell each other names and counts, not what is in the tensors, and each writes into `directory`
-#   alone. (In the checks the ranks' files come together when all have saved.)
+#   ranks may tell each other names and counts, not what is in the tensors, and nothing is written outside of
+#   `directory`. (In the checks the ranks' files come together when all have saved.)
 # * **A step may be saved again**, by a job that was resumed, perhaps on fewer ranks, and what is there of it
 #   may be half written: parts of the two saves must never be read as one. If the second one fails, the first
 #   may be lost with it, but no other step: loading then gives the step before it, never an error.
