@@ -797,6 +797,8 @@ class FlatUnit:
         """A hook that moves a parameter's gradient to its place in the flat one."""
 
         def hook(p: nn.Parameter) -> None:
+            if p.grad is None:  # of an output that nobody used
+                return
             if self.gradient is None:
                 self.gradient = self._zeros()
             views(self.gradient, self.parameters)[position].add_(p.grad, alpha=1 / self.world_size)
