@@ -26,9 +26,10 @@ PRIVATE = (  # modules that use what a library keeps to itself
     *("labkit.torch_private", "labkit.torch_private_gpu"),
     "autograder.gradebook.nbgrader_private",
     *("labkit.magics", "labkit.launch.names"),  # IPython's
+    "labkit.record.threads",  # what starts a thread of Python's
 )
 NOT_PRIVATE = (  # in spite of the underscore
-    *("_exit", "_getframe", "_asdict", "_fields", "_replace"),  # Python's, and documented
+    *("_exit", "_getframe", "_debugmallocstats", "_asdict", "_fields", "_replace"),  # Python's, documented
     "_reconstructor",  # in pickles
     "_repr_html_",  # what Jupyter asks of an object
     *("_schema", "_cdata"),  # of an operator and a storage, read where torch hands these over
