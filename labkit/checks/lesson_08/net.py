@@ -391,10 +391,12 @@ def optimizer_of(case: Case, net: nn.Module) -> torch.optim.Optimizer:
 
 def set_rates(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:
     """A schedule, where the case has one: the learning rate falls, the faster the later the group, and as a
-    group's own option says, which is none of torch's.
+    group's own option says, which is none of torch's. As torch's schedulers do, it leaves the rate it began with
+    in the group.
     """
     if case.params.get("schedule"):
         for number, group in enumerate(optimizer.param_groups, 1):
+            group.setdefault("initial_lr", group["lr"])
             group["lr"] = group["lr"] / 2 ** (step * number * group.get(SLOWER, 1))
 
 
