@@ -57,6 +57,7 @@ from labkit.checks.shared.beside import (
     same,
     stays_in_group,
 )
+from labkit.checks.shared.company import in_company
 from labkit.checks.shared.places import enter_group
 from labkit.torch_private import job_store
 
@@ -276,7 +277,7 @@ def _multiple(expected: State, answer: RankAnswer) -> float:
 
 def _one_a_bucket(evidence: ReplicaEvidence) -> Iterator[Finding]:
     """Count and bytes of the all_reduces of one backward pass."""
-    for answer in evidence.answers:
+    for answer in in_company(evidence):
         calls, bucket_bytes = calls_of(answer, "step 0"), evidence.case.params["bucket_bytes"]
         sizes = [nbytes(parameter) for parameter in trained(evidence.first_net(answer))]
         seen, filled = calls_text(calls), filled_buckets(sizes, bucket_bytes)

@@ -49,7 +49,8 @@ from labkit.checks.shared.beside import (
     same,
     stays_in_group,
 )
-from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.company import in_company
+from labkit.checks.shared.places import enter_group
 
 EVIDENCE = partial(ReplicaEvidence, loss=loss_of)
 BROADCAST_ID = "03.broadcast-module"
@@ -143,7 +144,7 @@ def _stays_in_place(evidence: ReplicaEvidence) -> Iterator[Finding]:
 
 
 def _each_is_sent_once(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    for answer in evidence.answers:
+    for answer in in_company(evidence):
         tensors = state_of(_with_more(evidence.first_net(answer))).values()
         total = sum({tensor.data_ptr(): nbytes(tensor) for tensor in tensors}.values())
         calls = calls_of(answer, "broadcast")
@@ -277,9 +278,9 @@ def _hold_no_graph(evidence: ReplicaEvidence) -> Iterator[Finding]:
 
 
 def _one_for_each_gradient(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    for answer in evidence.answers:
+    for answer in in_company(evidence):
         net = evidence.first_net(answer)
-        for step in range(STEPS if place_of(evidence.case, answer.rank).size > 1 else 0):
+        for step in range(STEPS):
             yield calls_are(f"step {step}", [("all_reduce", nbytes(p)) for p in trained(net)], answer)
             swap_frozen(evidence.case, net)
 

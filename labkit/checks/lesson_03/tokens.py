@@ -15,6 +15,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_03.net import PAIRS, TORCHS_OWN, subgroup
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import State, calls_of, calls_text, stays_in_group
+from labkit.checks.shared.company import in_company
 from labkit.checks.shared.places import enter_group, place_of
 
 NUMBER_BYTES = 8  # of the largest kind of number that can be sent
@@ -175,7 +176,7 @@ def _reaches_the_weights(evidence: TokenEvidence) -> Iterator[Finding]:
 
 
 def _one_number_once(evidence: Evidence) -> Iterator[Finding]:
-    for answer in evidence.answers:
+    for answer in in_company(evidence):
         calls = calls_of(answer, "all")
         right = [op in ONE_FOR_ALL for op, _ in calls] == [True] and calls[0][1] <= NUMBER_BYTES
         yield Finding(right, "one all_reduce (or all_gather) of one number", calls_text(calls), answer.rank)

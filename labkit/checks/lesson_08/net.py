@@ -391,8 +391,8 @@ def optimizer_of(case: Case, net: nn.Module) -> torch.optim.Optimizer:
 
 def set_rates(case: Case, optimizer: torch.optim.Optimizer, step: int) -> None:
     """A schedule, where the case has one: the learning rate falls, the faster the later the group, and as a
-    group's own option says, which is none of torch's. As torch's schedulers do, it leaves the rate it began with
-    in the group.
+    group's own option says, which is none of torch's. As torch's schedulers do, it leaves the rate that it
+    began with in the group.
     """
     if case.params.get("schedule"):
         for number, group in enumerate(optimizer.param_groups, 1):

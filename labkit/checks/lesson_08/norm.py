@@ -14,6 +14,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, e
 from labkit.checks.lesson_08.net import FORBIDDEN
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, same, stays_in_group
+from labkit.checks.shared.company import in_company
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
 
@@ -204,7 +205,7 @@ def _scaled(evidence: Evidence, answer: RankAnswer, factor: float) -> Iterator[F
 
 def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
     """One all-reduce of one number."""
-    for answer in evidence.answers:
+    for answer in in_company(evidence):
         calls = calls_of(answer, "clip")
         right = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
         yield Finding(right, "one all_reduce of one number", calls_text(calls), answer.rank)

@@ -47,6 +47,7 @@ from labkit.checks.lesson_08.net import (
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, nbytes, stays_in_group
+from labkit.checks.shared.company import in_company
 from labkit.checks.shared.places import enter_group, place_of
 
 FEW_BYTES = 64
@@ -141,13 +142,12 @@ def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
     """
     net = net_of(evidence.case)
     trained = sum(nbytes(p) for p in net.parameters() if p.requires_grad)
-    for answer in evidence.answers:
+    for answer in in_company(evidence):
         size = place_of(evidence.case, answer.rank).size
-        if size > 1:
-            for step in range(STEPS):
-                yield _passes(answer, f"step {step}", (trained, trained), size)
-                yield _nothing_sent(answer, f"before step {step}")
-                yield _nothing_sent(answer, f"behind step {step}")
+        for step in range(STEPS):
+            yield _passes(answer, f"step {step}", (trained, trained), size)
+            yield _nothing_sent(answer, f"before step {step}")
+            yield _nothing_sent(answer, f"behind step {step}")
 
 
 def _nothing_sent(answer: RankAnswer, phase: str) -> Finding:
@@ -162,7 +162,8 @@ def sends_rounded_weights(evidence: Evidence) -> Iterator[Finding]:
     """Gradients go in fp32, weights in bf16."""
     numel = evidence.case.params["size"]
     return (
-        _passes(answer, "step 0", (4 * numel, 2 * numel), evidence.case.ranks) for answer in evidence.answers
+        _passes(answer, "step 0", (4 * numel, 2 * numel), evidence.case.ranks)
+        for answer in in_company(evidence)
     )
 
 

@@ -16,6 +16,7 @@ from labkit.checks.lesson_12.reducing import Shapes, dtype_of_gradient, paramete
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
+from labkit.checks.shared.company import on_each_in_company
 from labkit.checks.shared.split import drawn
 
 FACTORS_ALIKE = 1e-11  # far more than float64 loses, far less than float32 does
@@ -196,6 +197,7 @@ def _in_float64(evidence: Evidence) -> Iterator[Finding]:
 
 
 BOTH = every(on_each(_right_norm), _scaled)
+_ONE_NUMBER = on_each_in_company(sends_one_number)
 RUN = Run(_clip, _inputs, own_names)
 EXERCISE = Exercise(
     "12.clip-grad-norm",
@@ -227,8 +229,8 @@ EXERCISE = Exercise(
             1,
             "One all-reduce of one number.",
             "one for each parameter, or one for each kind",
-            {"values": on_each(sends_one_number)},
-            dict.fromkeys(("low", "missing", "small", "subgroup", "turned"), on_each(sends_one_number)),
+            {"values": _ONE_NUMBER},
+            dict.fromkeys(("low", "missing", "small", "subgroup", "turned"), _ONE_NUMBER),
         ),
         Property(
             "small",

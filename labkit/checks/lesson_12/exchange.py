@@ -13,6 +13,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_12.handed import turned
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same, stays_in_group
+from labkit.checks.shared.company import in_company, on_each_in_company
 from labkit.checks.shared.holding import holding
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import enter_group, groups_of, place_of
@@ -278,7 +279,7 @@ def _one(phase: str, what: str) -> Judge:
     def find(evidence: Evidence, answer: RankAnswer) -> Finding:
         return calls_are(phase, [("all_to_all", nbytes(evidence.inputs[f"{what}.{answer.rank}"]))], answer)
 
-    return on_each(find)
+    return on_each_in_company(find)
 
 
 def _to_each(phase: str, splits: str) -> Judge:
@@ -286,7 +287,7 @@ def _to_each(phase: str, splits: str) -> Judge:
 
     def find(evidence: Evidence) -> Iterator[Finding]:
         size = evidence.case.params["hidden"] * evidence.inputs["rows.0"].element_size()
-        for answer in evidence.answers:
+        for answer in in_company(evidence):
             expected = [int(rows) * size for rows in evidence.inputs[f"{splits}.{answer.rank}"]]
             seen = [list(c["sent"]) for c in answer.collectives.get(phase, []) if c["source"] == "python"]
             told = f"{phase}: for each rank {expected} bytes"
@@ -335,8 +336,8 @@ EXERCISE = Exercise(
             1,
             "Counts are told in one all-to-all of one number for each expert.",
             "an all-gather tells everybody everything",
-            {"counts": on_each(_one_of_counts)},
-            {"idle": on_each(_one_of_counts), "subgroup": on_each(_one_of_counts)},
+            {"counts": on_each_in_company(_one_of_counts)},
+            {"idle": on_each_in_company(_one_of_counts), "subgroup": on_each_in_company(_one_of_counts)},
         ),
         Property(
             "rows",

@@ -188,7 +188,9 @@ def _numbers_once(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
         seen = sum(c["num_bytes"] // getattr(torch, c["dtype"]).itemsize for c in among if c["dtype"])
         told = f"all_reduces of {expected:,} numbers in all among ranks {ranks}"
         once = expected <= seen <= expected + len(shapes)
-        right = once and {c["op"] for c in among} == {"all_reduce"}
+        right = (once and {c["op"] for c in among} == {"all_reduce"}) or (
+            ranks == [answer.rank] and not among
+        )
         yield Finding(right, told, f"{seen:,} numbers in {len(among)} calls", answer.rank)
     others = [c for c in calls if sorted(c["group"]) not in (sorted(seats.everyone), sorted(seats.replicas))]
     yield Finding(not others, "no other group is used", f"{calls_of(answer, 'all')}", answer.rank)

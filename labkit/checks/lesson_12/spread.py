@@ -30,6 +30,7 @@ from labkit.checks.shared.beside import (
     same,
     stays_in_group,
 )
+from labkit.checks.shared.company import in_company
 from labkit.checks.shared.forwards import note_forwards
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
@@ -304,7 +305,7 @@ def _judge_calls(evidence: Gathered) -> Iterator[Finding]:
 
 
 def _judge_messages(evidence: Gathered) -> Iterator[Finding]:
-    return (finding for answer in evidence.answers for finding in _messages(evidence, answer))
+    return (finding for answer in in_company(evidence) for finding in _messages(evidence, answer))
 
 
 EVERYTHING = _is("output", "evaluated", "grad.tokens", "grad.router", "experts")

@@ -14,7 +14,7 @@ class Bucket:
     def __init__(self, members: list[nn.Parameter]):
         self.members, self.missing = members, len(members)
 
-    def average(self, group: dist.ProcessGroup) -> Future:
+    def average(self, group: dist.ProcessGroup) -> Future | None:
         """Begin, and fill the gradients in when it is there."""
         self.missing = len(self.members)
         for p in self.members:
@@ -22,6 +22,9 @@ class Bucket:
                 p.grad = torch.zeros_like(p)
         together = torch.cat([p.grad.reshape(-1) for p in self.members])
         together.div_(dist.get_world_size(group))
+        if dist.get_world_size(group) == 1:
+            self.hand_out(together)
+            return None
         future = dist.all_reduce(together, group=group, async_op=True).get_future()
         return future.then(lambda _: self.hand_out(together))
 
@@ -71,7 +74,9 @@ class OverlappedDataParallel(nn.Module):
             self.send_next()
 
     def send_next(self) -> None:
-        self.under_way.append(self.to_go.pop(0).average(self.group))
+        future = self.to_go.pop(0).average(self.group)
+        if future is not None:
+            self.under_way.append(future)
 
     def finish(self) -> None:
         while self.to_go:

@@ -12,7 +12,8 @@ def clip_grad_norm(shards, owned, replicated, max_norm, group):
         for p in replicated:
             if p.grad is not None:
                 total += p.grad.to(torch.float64).pow(2).sum()
-    dist.all_reduce(total, group=group)
+    if dist.get_world_size(group) > 1:
+        dist.all_reduce(total, group=group)
     norm = total[0].sqrt()
     if norm + 1e-6 > max_norm:
         for p in list(shards) + list(replicated):

@@ -41,7 +41,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         )
         rows = nn.functional.pad(rows.to(precise), (0, self.length * self.ranks - rows.numel()))
         mean = torch.zeros(self.length, dtype=precise)
-        reduce_scatter(mean, rows / self.ranks, self.group, async_op=True).wait()
+        if self.ranks == 1:
+            mean = rows
+        else:
+            reduce_scatter(mean, rows / self.ranks, self.group, async_op=True).wait()
         del rows
         for runs, master in zip(self.runs, self.masters, strict=True):
             master.grad = self.picked(mean, runs)
@@ -53,7 +56,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 own[run] = new
             master.grad = None
         everyones = own.new_zeros(self.ranks, self.length)
-        all_gather(everyones.view(-1), own, self.group)
+        if self.ranks == 1:
+            everyones[0] = own
+        else:
+            all_gather(everyones.view(-1), own, self.group)
         numels = [p.numel() for p in self.trained]
         for p, new in zip(self.trained, everyones.view(-1)[: sum(numels)].split(numels), strict=True):
             p.copy_(new.view(p.shape))

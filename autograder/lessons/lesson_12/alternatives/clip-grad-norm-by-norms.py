@@ -12,7 +12,8 @@ def norm_of(parameters):
 def clip_grad_norm(shared, experts, max_norm, everyone, replicas):
     common, own = norm_of(shared), norm_of(experts).square()
     own = own / dist.get_world_size(replicas)
-    dist.all_reduce(own, group=everyone)
+    if dist.get_world_size(everyone) > 1:
+        dist.all_reduce(own, group=everyone)
     norm = torch.sqrt(common.square() + own)
     if norm.item() <= max_norm:
         return norm

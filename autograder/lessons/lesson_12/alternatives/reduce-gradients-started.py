@@ -1,4 +1,4 @@
-"""All calls are started first, and waited for afterwards."""
+"""All calls are started first, and waited for afterwards. Where a rank is alone none is."""
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ def reduce_gradients(shared, experts, everyone, replicas) -> None:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad.mul_(share)
-            works.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
+            if dist.get_world_size(group) > 1:
+                works.append(dist.all_reduce(parameter.grad, group=group, async_op=True))
         for work in works:
             work.wait()
