@@ -17,6 +17,7 @@ import msgspec
 import labkit
 from autograder.grade.calls import Calls, arguments_of, classes_named, plain_patterns
 from autograder.grade.detours import ASKED_OF, detours, handed_on, looks_up_a_class
+from autograder.grade.taken_out import taken_out
 from autograder.grade.watched_names import (
     ATTRIBUTES,
     BY_ANY_NAME,
@@ -56,7 +57,8 @@ class Clue(msgspec.Struct, frozen=True):
     # chain where that could be the one of sys whatever the names before it are); looked_up: by a name that
     # comes from elsewhere; spelled: a text is made of numbers; called: with these `arguments`, which
     # `autograder.grade.calls` puts into words; sends: a collective of objects that some ranks may call alone;
-    # dispatched: as a class for which a function is registered (no chain where it may be something else)
+    # dispatched: as a class for which a function is registered (no chain where it may be something else);
+    # taken_out: of what it belongs to, to be called by another name
     use: Literal[
         "",
         "given",
@@ -72,6 +74,7 @@ class Clue(msgspec.Struct, frozen=True):
         "called",
         "sends",
         "dispatched",
+        "taken_out",
         # One half of what is a flag with another half, wherever that is (`autograder.grade.scan.PAIRS`): an
         # attribute of a field is set, a pattern takes attributes by their places, something is registered as
         # a kind of a class, a class says what a new one of it is.
@@ -158,6 +161,8 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     asked = {each for node in nodes for each in _only_asked(node)}
     nodes = [node for node in nodes if node not in asked]
     yield from (Clue(node.lineno, chain=_chain(node), use="handed") for node in _handed_chains(nodes))
+    apart = ((node, _chain(node)) for node in taken_out(nodes))
+    yield from (Clue(node.lineno, chain=chain, use="taken_out") for node, chain in apart if "." in chain)
     around = _Around.of(statement, nodes)
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
@@ -217,6 +222,7 @@ def _by_a_name(chain: str, name: ast.expr, line: int, as_dtype: bool) -> Iterato
     match name:
         case ast.Constant(value=str(written)):
             yield Clue(line, chain=f"{chain}.{written}", use="read")
+            yield Clue(line, chain=f"{chain}.{written}", use="taken_out")
             if written.rpartition(".")[2] in _TOLD_BY_CALLS:
                 yield Clue(line, chain=f"{chain}.{written}", use="handed")
         case _ if as_dtype and chain == "torch":

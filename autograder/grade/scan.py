@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from autograder.grade.calls import ENTERED, IN_A_CLASS, LOOKED_THROUGH, PLACE, UNPACKED, WRITTEN
 from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of, import_told, is_inner
 from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
+from autograder.grade.taken_out import is_watched_at_home
 from autograder.grade.watched_names import (
     ANYWHERE,
     ATTRIBUTES,
@@ -283,7 +284,7 @@ def _reasons(clue: Clue, meanings: _Meanings, forbids: Sequence[str], dispatches
     first, dot, rest = clue.chain.partition(".")
     for dotted in meanings.stands_for.get(first, []):
         kind = dotted in CLASSES and clue.use in ("base", "set", "patched")
-        if kind or clue.use in ("called", "sends") or (clue.use == "base" and dotted in USUAL):
+        if kind or clue.use in ("called", "sends", "taken_out") or (clue.use == "base" and dotted in USUAL):
             yield from _about(dotted + dot + rest, clue, forbids, meanings.sends_objects)
 
 
@@ -306,6 +307,10 @@ def _by_identity(dotted: str) -> Iterator[str]:
 def _about(dotted: str, clue: Clue, forbids: Sequence[str], sends_objects: bool) -> Iterator[str]:
     """Why the use of a full name is a flag."""
     use = clue.use
+    if use == "taken_out":
+        if is_watched_at_home(dotted):
+            yield f"takes {dotted} out of its class, past what counts its calls"
+        return
     if use == "handed":
         if module_of(dotted) or dotted in NOT_HANDED_ON:
             yield f"hands on {dotted}, which gets another name"

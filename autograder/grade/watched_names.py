@@ -323,6 +323,12 @@ READ_BY = {
     *("full_tensor", "detach", "untyped_storage", "storage_offset", "data_ptr", "element_size", "clone"),
     *("cpu", "contiguous", "is_contiguous", "is_floating_point", "tolist"),
 }
+# Methods of tensors and of their storages by which numbers leave torch: how often, checks count.
+READ_OUT = {
+    *("numpy", "tolist", "__dlpack__", "apply_", "map_", "map2_", "item", "__getitem__"),
+    *("__float__", "__int__", "__index__", "__complex__", "__bool__", "data_ptr", "untyped_storage"),
+    *("__reduce__", "__reduce_ex__"),
+}
 # What leads to the checks, or to any module, as it stands in a finding.
 ANYWHERE = (
     *(f"({why}" for why in (RUNS_DATA, FRAMES, BY_NAME, STATE, LANGUAGE, OBJECTS, INTO_C, MEMORY, STARTS)),

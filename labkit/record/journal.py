@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,6 +22,7 @@ _WAITS: dict[type, tuple[str, ...]] = {
     dist.Work: ("wait", "result", "synchronize"),
     FUTURE: ("wait", "value"),
 }
+_GIVES_A_FUTURE = ((dist.Work, "get_future"), (FUTURE, "then"))
 _ASKS = ((dist.Work, "is_completed"), (FUTURE, "done"))
 _CALLS = ("c10d", "_c10d_functional")  # namespaces of torch's operators
 _ATTENTION = "_scaled_dot_product"
@@ -50,7 +52,7 @@ class Journal(WatchingMode):
         super().__init__()
         self.acts: list[Act] = []
         self._recorder = recorder
-        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._numbers: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
         self._calls = 0
         self._waited: set[int] = set()
         self._stack = contextlib.ExitStack()
@@ -77,7 +79,9 @@ class Journal(WatchingMode):
                 _replace(self._stack, kind, name, self._noting_wait(getattr(kind, name)))
         for kind, name in _ASKS:
             _replace(self._stack, kind, name, self._noting_wait(getattr(kind, name), only_if_true=True))
-        _replace(self._stack, dist.Work, "get_future", self._following(dist.Work.get_future))
+        for kind, name in _GIVES_A_FUTURE:
+            _replace(self._stack, kind, name, self._following(getattr(kind, name)))
+        _replace(self._stack, torch.futures, "collect_all", self._following_all(torch.futures.collect_all))
         super().__enter__()
         return self
 
@@ -106,7 +110,7 @@ class Journal(WatchingMode):
                 )
             )
             if work is not None:
-                self._numbers[work] = self._calls
+                self._numbers[work] = frozenset([self._calls])
             if blocks:
                 self.acts.append(Act("wait", number=self._calls))
             self._calls += 1
@@ -126,19 +130,32 @@ class Journal(WatchingMode):
         return wait
 
     def _note_wait(self, handle: Any) -> None:
-        number = self._numbers.get(handle)
-        if number is not None and number not in self._waited:
+        for number in sorted(self._numbers.get(handle, frozenset()) - self._waited):
             self._waited.add(number)
             self.acts.append(Act("wait", number=number))
 
-    def _following(self, get_future: Callable[..., Any]) -> Callable[..., Any]:
-        def following(work: Any) -> Any:
-            future = get_future(work)
-            if work in self._numbers:
-                self._numbers[future] = self._numbers[work]
-            return future
+    def _following(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """What gives a future that is over when a handle is, or another future."""
+
+        def following(handle: Any, *args: Any) -> Any:
+            return self._follow(method(handle, *args), [handle])
 
         return following
+
+    def _following_all(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What gives a future that is over when all of these are."""
+
+        def following(futures: Any) -> Any:
+            given = list(futures)
+            return self._follow(function(given), given)
+
+        return following
+
+    def _follow(self, future: Any, handles: Sequence[Any]) -> Any:
+        numbers = frozenset[int]().union(*(self._numbers.get(handle, ()) for handle in handles))
+        if numbers:
+            self._numbers[future] = numbers
+        return future
 
 
 def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -48,6 +48,11 @@ def follow_threads() -> None:
         setattr(FUTURE, name, _calling_seen(getattr(FUTURE, name)))
 
 
+def is_followed() -> bool:
+    """Whether what runs is a thread that was started since `follow_threads`, or called by a future."""
+    return getattr(_this_thread, "is_seen", False)
+
+
 def _passing_on_seen(start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     def starting(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +70,7 @@ def _calling_seen(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_this_thread, "is_seen", False):  # a thread that calls what a future is to call
+        if is_followed():  # a thread that calls what a future is to call
             return function(*args, **kwargs)
         _this_thread.is_seen = True
         try:

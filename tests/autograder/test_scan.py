@@ -314,6 +314,20 @@ SUSPICIOUS = [
     (f"def f():\n    if 0: from {LONG} import x", "which are not followed"),
     (f"def f():\n    if 0: import {LONG}", "which are not followed"),
     (f"def f(): return {LONG}", "which are not followed"),
+    ("import torch.distributed as dist\nf = dist.Work.wait", "takes torch.distributed.Work.wait out of"),
+    ("import torch.distributed as dist\nf = [dist.ProcessGroup.allreduce]", "ProcessGroup.allreduce out of"),
+    (
+        "from torch import Tensor\ndef f(x, read=Tensor.tolist): return read(x)",
+        "Tensor.tolist out of",
+    ),
+    (
+        "from torch import Tensor\nA = Tensor\ndef f(x): x.read = getattr(A, 'item')",
+        "takes torch.Tensor.item out",
+    ),
+    (
+        "import torch\nA = torch.futures.Future\nf = A.wait",
+        "Future.wait out of its class",
+    ),
 ]
 WITH_FILES = [
     "import tempfile, torch\ndef f(x):\n    file = tempfile.TemporaryFile()\n    torch.save(x, file)",
@@ -397,6 +411,8 @@ HONEST = [
     "import torch.utils._pytree as pytree\ndef f(g, x): return pytree.tree_map(g, x)",
     "import torch\n@torch.compile\ndef f(x): return torch.compile(f, backend='eager', fullgraph=True)(x)",
     "import torch\ndef f(x): return torch.load(x, 'cpu', weights_only=True), torch.load(x, mmap=True)",
+    "from torch import Tensor\ndef f(x): return [*map(Tensor.tolist, x)], Tensor.item(x), map(Tensor.add, x)",
+    "import torch.distributed as d\ndef f(w: d.Work, x) -> d.ProcessGroup: return w.wait, x.tolist, w.wait()",
 ]
 SENT_BY_ALL = [
     "def f(x, g): dist.all_gather_object(x, x, group=g)",

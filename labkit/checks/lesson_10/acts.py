@@ -28,7 +28,10 @@ def all_from_python(evidence: Evidence, answer: RankAnswer) -> Finding:
     """Whether torch.distributed's functions made each call: of others, such as functional collectives, no
     journal tells how long they were under way.
     """
-    others = [c for c in each_once(answer.collectives["training"]) if c["source"] != "python"]
+    calls = each_once(answer.collectives["training"])
+    others = [c for c in calls if c["source"] != "python"]
+    unseen = len(calls) - len(others) - sum(act.kind == "start" for act in acts_of(answer))
     seen = calls_text([(c["op"], c["num_bytes"]) for c in others])
     told = "communication through torch.distributed's own calls"
-    return Finding(not others, told, f"{seen} by functional collectives or other ways", answer.rank)
+    found = f"{seen} by functional collectives, {unseen} calls by other ways"
+    return Finding(not others and not unseen, told, found, answer.rank)

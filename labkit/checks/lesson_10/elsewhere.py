@@ -12,6 +12,8 @@ from torch import Tensor
 
 from labkit.checks.shared.beside import nbytes
 from labkit.checks.shared.leaving import METHODS
+from labkit.record.journal import flops_of, operands_of
+from labkit.record.threads import InAllThreads, is_followed
 from labkit.torch_private import WatchingMode, tree_iter
 
 COMING = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
@@ -44,9 +46,27 @@ class _InAnotherThread(WatchingMode):
             self._elsewhere.count((inputs, out))
 
 
+class _ByBackends(InAllThreads, WatchingMode):
+    """Sees products that a backend's thread computes, when it calls what a future is to call. To divide there
+    what came, or to copy it, is usual.
+    """
+
+    def __init__(self, elsewhere: Elsewhere) -> None:
+        super().__init__()
+        self._elsewhere, self._own = elsewhere, threading.get_ident()
+
+    def computed(self, func: Any, inputs: Any, out: Any) -> None:
+        """Count it, if it is a product in another thread."""
+        another = is_followed() and threading.get_ident() != self._own  # autograd's own threads are not
+        if another and flops_of(func._schema.name, operands_of(inputs)):
+            self._elsewhere.count((inputs, out))
+
+
 @contextlib.contextmanager
 def watched_elsewhere() -> Iterator[Elsewhere]:
-    """Counts what goes elsewhere inside the block, in threads that are started there too."""
+    """Counts what goes elsewhere inside the block, in threads that are started there too, and products that
+    backends' threads compute.
+    """
     elsewhere = Elsewhere()
     with contextlib.ExitStack() as stack:
         for name in METHODS:
@@ -54,6 +74,7 @@ def watched_elsewhere() -> Iterator[Elsewhere]:
         for name in COMING:
             _replace(stack, torch, name, _counting_made(getattr(torch, name), elsewhere))
         _replace(stack, threading.Thread, "run", _watched(threading.Thread.run, elsewhere))
+        stack.enter_context(_ByBackends(elsewhere))
         yield elsewhere
 
 

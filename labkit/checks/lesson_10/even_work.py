@@ -21,8 +21,11 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import Call, calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of
 from labkit.checks.shared.twins import each_once
+from labkit.checks.shared.worked import Worked
 
 VOCABULARY, WIDTH = 11, 5
+TOKEN_PRODUCTS = 6 * VOCABULARY * WIDTH  # of the head: forward, and backward to its weight and to its input
+MOST_AGAIN = 1.5  # times what the documents ask for: somebody may count something with the model beforehand
 MOST_OVER_MEAN = 1.15
 TELLING = {"broadcast", "scatter", "send", "recv"}  # calls that bring what one rank has to others
 FEW_BYTES = 16  # a number or two, of which no shares can be read
@@ -104,10 +107,12 @@ def _documents(case: Case, inputs: Inputs) -> list[list[Tensor]]:
 def _train(rank: Rank) -> None:
     """Answers: trained.NAME. Facts: given, for each step what this rank's model was given, row by row;
     unchanged, whether the lists of documents are what they were; until_given, for each step the second in
-    which it begins and that in which the model is first given something, if it is. Recording: training.
+    which it begins and that in which the model is first given something, if it is; products, operations of
+    matrix products in each step. Recording: training.
     """
     group, given = enter_group(rank), list[list[list[int]]]()
     until_given: list[list[float]] = []
+    products: list[int] = []
 
     def note(ids: Tensor) -> None:
         if len(until_given[-1]) == 1:
@@ -122,7 +127,10 @@ def _train(rank: Rank) -> None:
         for documents in steps:
             given.append([])
             until_given.append([monotonic() - begin])
-            rank.student.program_3(model, documents, group, rank.params["learning_rate"])
+            with Worked() as worked:
+                rank.student.program_3(model, documents, group, rank.params["learning_rate"])
+            products.append(worked.products)
+    rank.fact("products", products)
     rank.fact("unchanged", list(map(_ids, steps)) == list(map(_ids, before)))
     rank.fact("given", given)
     rank.fact("until_given", until_given)
@@ -192,6 +200,17 @@ def _each_once(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(seen == wanted, told, f"{missing} not so, and {more} others or once more")
 
 
+def _no_others_work(evidence: Evidence) -> Iterator[Finding]:
+    """Whatever is called to do it: a rank's products are those of what its model was given."""
+    for answer in evidence.answers:
+        for step, (rows, done) in enumerate(
+            zip(answer.facts["given"], answer.facts["products"], strict=True)
+        ):
+            most = int(MOST_AGAIN * TOKEN_PRODUCTS * _tokens(rows))
+            told = f"products of at most {most:,} operations in step {step}, for the rank's own documents"
+            yield Finding(done <= most, told, f"{done:,}", answer.rank)
+
+
 def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
     unchanged = answer.facts["unchanged"]
     return Finding(unchanged is True, "the documents as they were, in their order", "changed", answer.rank)
@@ -255,7 +274,11 @@ EXERCISE = Exercise(
             " one rank tells the others their shares",
             {
                 "balanced": every(
-                    _each_once, on_each(_left_alone), on_each(_without_talking), _shares_from_nobody
+                    _each_once,
+                    _no_others_work,
+                    on_each(_left_alone),
+                    on_each(_without_talking),
+                    _shares_from_nobody,
                 ),
                 "few": _each_once,
             },
