@@ -216,12 +216,9 @@ def use_one_step(rank: Rank) -> None:
 
 
 def use_one_step_in_memory(rank: Rank) -> None:
-    """As `use_one_step`. Fact: beyond, bytes in a longer run beyond what its list has the rank keep; 0 where
-    the rank has several stages.
-    """
+    """As `use_one_step`. Fact: beyond, bytes in longer runs beyond what their lists have the rank keep."""
     use_one_step(rank)
-    alone = rank.world_size == last_stage(rank.case) + 1 > 1
-    rank.fact("beyond", memory_beyond(rank) if alone else 0)
+    rank.fact("beyond", memory_beyond(rank))
 
 
 def _changed(now: Sequence[tuple[Tensor, Tensor]], handed: Sequence[tuple[Tensor, Tensor]]) -> list[JSON]:
