@@ -303,6 +303,7 @@ RUN = Exercise(
             "Each rank does the list's actions in the list's order.",
             "the executor has a schedule of its own",
             dict.fromkeys(("gpipe", "naive"), every(follows_the_list, does_the_real_work)),
+            also=dict.fromkeys(("any-schedule", "unequal", "few", "one-rank"), does_the_real_work),
         ),
         Property(
             "in-flight",
