@@ -331,6 +331,7 @@ EXERCISE = Exercise(
                 "values": equals("input_grad", "grad", "evaluated_grad"),
                 "ids": equals("grad", "evaluated_grad"),
             },
+            {"extreme": equals("input_grad")},
         ),
         Property(
             "trained-weights",
