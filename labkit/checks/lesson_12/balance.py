@@ -89,23 +89,25 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 def _balance(rank: Rank) -> None:
     """Answers loss, evaluated, without a graph, grad, bias and, as they were handed over, kept.bias and
-    kept.visits; recordings loss, backward, nudge.
+    kept.visits; recordings loss and nudge, of each call, and backward.
     """
     group = enter_group(rank)
     probabilities = rank.inputs["probabilities"].clone().requires_grad_()
     experts, bias = rank.inputs["experts"].clone(), rank.inputs["bias"].clone()
-    rank.student.balance_loss(probabilities.detach().flip(-1), experts, group)
+    with rank.recording("loss"):
+        rank.student.balance_loss(probabilities.detach().flip(-1), experts, group)
     with rank.recording("loss"):
         loss = rank.student.balance_loss(probabilities, experts, group)
     rank.answer("loss", loss.reshape(()))
     with rank.attempt("gradients"), rank.recording("backward"):
         (WEIGHT * loss).backward()
     rank.answer("grad", probabilities.grad)
-    with torch.no_grad():
+    with torch.no_grad(), rank.recording("loss"):
         evaluated = rank.student.balance_loss(probabilities.detach(), experts, group)
     rank.answer("evaluated", evaluated.reshape(()))
     visits = _own_visits(rank.case, experts)
-    rank.student.nudge(bias.clone(), visits.flip(0), rank.params["rate"], group)
+    with rank.recording("nudge"):
+        rank.student.nudge(bias.clone(), visits.flip(0), rank.params["rate"], group)
     with rank.recording("nudge"):
         nudged = rank.student.nudge(bias, visits, rank.params["rate"], group)
     rank.answer("bias", nudged)
@@ -172,18 +174,20 @@ def _judge_nudged(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _few_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    """Sums over experts travel, of whatever dtype, and no token's probabilities."""
+    """Sums over experts travel, of whatever dtype, and no token's probabilities: each time."""
     num_experts = evidence.case.params["experts"]
     for phase, most in (("loss", 2 * num_experts + 2), ("backward", 0), ("nudge", num_experts + 1)):
-        calls = calls_of(answer, phase)
-        sums = all(op == "all_reduce" for op, _ in calls)
-        told = (
-            f"{phase}: all_reduces of at most {most} numbers together" if most else f"{phase}: nothing sent"
-        )
-        sent = [call for call in answer.collectives.get(phase, []) if call["dtype"]]
-        numbers = sum(c["num_bytes"] // getattr(torch, c["dtype"]).itemsize for c in each_once(sent))
-        few = sums and numbers <= most
-        yield Finding(few, told, f"{phase}: {calls_text(calls)}", answer.rank)
+        for time in (phase, *answer.earlier(phase)):
+            yield _up_to(most, answer, time)
+
+
+def _up_to(most: int, answer: RankAnswer, phase: str) -> Finding:
+    calls = calls_of(answer, phase)
+    sums = all(op == "all_reduce" for op, _ in calls)
+    told = f"{phase}: all_reduces of at most {most} numbers together" if most else f"{phase}: nothing sent"
+    sent = [call for call in answer.collectives.get(phase, []) if call["dtype"]]
+    numbers = sum(c["num_bytes"] // getattr(torch, c["dtype"]).itemsize for c in each_once(sent))
+    return Finding(sums and numbers <= most, told, f"{phase}: {calls_text(calls)}", answer.rank)
 
 
 def _judge_few(evidence: Evidence) -> Iterator[Finding]:
