@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.handed import turned
+from labkit.checks.lesson_12.sent import BACK, THERE, keeps_nothing_of_many, sends, tell_left_of_many
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_are, nbytes, on_each, same, stays_in_group
+from labkit.checks.shared.beside import calls_are, on_each, same, stays_in_group
 from labkit.checks.shared.company import in_company, on_each_in_company
 from labkit.checks.shared.holding import holding
 from labkit.checks.shared.left import left_since
@@ -102,13 +103,14 @@ def own_names(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _exchange_counts(rank: Rank) -> None:
-    """Answers table and, as they were handed over, kept. Recording counts."""
+    """Answers table and, as they were handed over, kept. Recordings counts, of each call."""
     _tell(rank, enter_group(rank))
 
 
 def _tell(rank: Rank, group: Any) -> None:
     counts = rank.inputs["counts"].clone()
-    rank.student.exchange_counts(counts.flip(0), group)
+    with rank.recording("counts"):
+        rank.student.exchange_counts(counts.flip(0), group)
     with rank.recording("counts"):
         table = rank.student.exchange_counts(counts, group)
     rank.answer("table", table)
@@ -146,50 +148,62 @@ def _send(rank: Rank, group: Any) -> None:
 
 
 def _strided(rank: Rank) -> None:
-    """Rows and gradients as views of other tensors. Answers out, grad."""
+    """Rows and gradients as views of other tensors. Answers out, grad; recordings forward and backward."""
     group = enter_group(rank)
     rows, grad = rank.inputs["rows"], rank.inputs["grad"]
     columns = "columns" in rank.params
     leaf = (rows.repeat(1, 2)[:, : rows.shape[1]] if columns else turned(rows)).requires_grad_()
     sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
-    out = rank.student.AllToAll.apply(leaf, sent, received, group)
+    with rank.recording("forward"):
+        out = rank.student.AllToAll.apply(leaf, sent, received, group)
     rank.answer("out", out)
-    if columns:
-        (torch.cat([out, out.detach()], dim=1) * grad.repeat(1, 2)).sum().backward()
-    else:
-        (out.t() * grad.t().contiguous()).sum().backward()
+    with rank.recording("backward"):
+        if columns:
+            (torch.cat([out, out.detach()], dim=1) * grad.repeat(1, 2)).sum().backward()
+        else:
+            (out.t() * grad.t().contiguous()).sum().backward()
     rank.answer("grad", leaf.grad)
 
 
 def _there_and_back(rank: Rank) -> None:
     """As a layer does: rows there, what became of them back, and backward through both. Answers out, grad and
-    what `_twice_alike` does.
+    what `_twice_alike` does; recordings forward, home and both backward; facts of many rows.
     """
     group = enter_group(rank)
     leaf = rank.inputs["rows"].clone().requires_grad_()
     sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
-    there = rank.student.AllToAll.apply(leaf, sent, received, group)
-    home = rank.student.AllToAll.apply(there * rank.inputs["grad"], received, sent, group)
+    with rank.recording("forward"):
+        there = rank.student.AllToAll.apply(leaf, sent, received, group)
+    with rank.recording("home"):
+        home = rank.student.AllToAll.apply(there * rank.inputs["grad"], received, sent, group)
     rank.answer("out", home)
-    home.square().sum().backward()
+    with rank.recording("both backward"):
+        home.square().sum().backward()
     rank.answer("grad", leaf.grad)
     _twice_alike(rank, group, sent, received)
+    tell_left_of_many(rank, group, sent, received)
 
 
 def _twice_alike(rank: Rank, group: Any, sent: list[int], received: list[int]) -> None:
     """Two calls with the same splits. Answers first and "first again", without a graph: what the earlier one
-    gave, read when both are over; shared: the gradient of rows that went through two.
+    gave, read when both are over; shared: the gradient of rows that went through two. Recordings forward, of
+    each call, and alike backward.
     """
     leaf = rank.inputs["rows"].clone().requires_grad_()
-    one, other = (rank.student.AllToAll.apply(leaf, sent, received, group) for _ in range(2))
-    rank.student.AllToAll.apply(2 * leaf, sent, received, group)
+
+    def send(rows: Tensor) -> Tensor:
+        with rank.recording("forward"):
+            out: Tensor = rank.student.AllToAll.apply(rows, sent, received, group)
+        return out
+
+    one, other = send(leaf), send(leaf)
+    send(2 * leaf)
     rank.answer("first", one)
-    ((one + TIMES * other) * rank.inputs["grad"]).sum().backward()
+    with rank.recording("alike backward"):
+        ((one + TIMES * other) * rank.inputs["grad"]).sum().backward()
     rank.answer("shared", leaf.grad)
     with torch.no_grad():
-        again, _ = (
-            rank.student.AllToAll.apply(times * leaf.detach(), sent, received, group) for times in (1, 2)
-        )
+        again, _ = (send(times * leaf.detach()) for times in (1, 2))
     rank.answer("first again", again)
 
 
@@ -259,11 +273,13 @@ def _first_rows(evidence: Evidence) -> Iterator[Finding]:
         yield same(f"{told}, both without a graph", expected, answer, "first again")
 
 
-def _one_of_counts(evidence: Evidence, answer: RankAnswer) -> Finding:
-    """As many whole numbers as there are experts, as wide as they were handed over or not."""
-    numbers = len(evidence.inputs[f"counts.{answer.rank}"])
-    found = [calls_are("counts", [("all_to_all", numbers * width)], answer) for width in COUNT_BYTES]
-    return next((finding for finding in found if finding.passed), found[0])
+def _one_of_counts(evidence: Evidence) -> Iterator[Finding]:
+    """As many whole numbers as there are experts, as wide as they were handed over or not: each time."""
+    for answer in in_company(evidence):
+        numbers = len(evidence.inputs[f"counts.{answer.rank}"])
+        for time in ("counts", *answer.earlier("counts")):
+            found = [calls_are(time, [("all_to_all", numbers * width)], answer) for width in COUNT_BYTES]
+            yield next((finding for finding in found if finding.passed), found[0])
 
 
 def _keeps_no_rows(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -273,39 +289,18 @@ def _keeps_no_rows(evidence: Evidence, answer: RankAnswer) -> Finding:
     return Finding(not kept and few, "nothing kept for backward but the splits", seen, answer.rank)
 
 
-def _one(phase: str, what: str) -> Judge:
-    """One all_to_all of the rank's own rows, and of no more than these."""
-
-    def find(evidence: Evidence, answer: RankAnswer) -> Finding:
-        return calls_are(phase, [("all_to_all", nbytes(evidence.inputs[f"{what}.{answer.rank}"]))], answer)
-
-    return on_each_in_company(find)
-
-
-def _to_each(phase: str, splits: str) -> Judge:
-    """Bytes for each rank are those of its rows."""
-
-    def find(evidence: Evidence) -> Iterator[Finding]:
-        size = evidence.case.params["hidden"] * evidence.inputs["rows.0"].element_size()
-        for answer in in_company(evidence):
-            expected = [int(rows) * size for rows in evidence.inputs[f"{splits}.{answer.rank}"]]
-            seen = [list(c["sent"]) for c in answer.collectives.get(phase, []) if c["source"] == "python"]
-            told = f"{phase}: for each rank {expected} bytes"
-            yield Finding(seen == [expected], told, f"{seen}", answer.rank)
-
-    return find
-
-
 COUNTS = Run(_exchange_counts, _count_inputs, own_names)
 ROWS = Run(_exchange, _inputs, own_names)
 BOTH = Run(_both, _inputs, own_names)
 NUMBERS = every(on_each(_table), on_each(_rows), on_each(_gradients))
-ROWS_ALONE = every(
-    _one("forward", "rows"),
-    _to_each("forward", "sent"),
-    _one("backward", "grad"),
-    _to_each("backward", "received"),
-    on_each(_keeps_no_rows),
+ROWS_SENT = every(sends("forward", THERE), sends("backward", BACK))
+ROWS_ALONE = every(ROWS_SENT, on_each(_keeps_no_rows))
+ROWS_TWICE = every(
+    sends("forward", THERE),
+    sends("home", BACK),
+    sends("both backward", THERE, BACK),
+    sends("alike backward", BACK, BACK),
+    on_each_in_company(keeps_nothing_of_many),
 )
 EXERCISE = Exercise(
     EXCHANGE_ID,
@@ -336,8 +331,8 @@ EXERCISE = Exercise(
             1,
             "Counts are told in one all-to-all of one number for each expert.",
             "an all-gather tells everybody everything",
-            {"counts": on_each_in_company(_one_of_counts)},
-            {"idle": on_each_in_company(_one_of_counts), "subgroup": on_each_in_company(_one_of_counts)},
+            {"counts": _one_of_counts},
+            {"idle": _one_of_counts, "subgroup": _one_of_counts},
         ),
         Property(
             "rows",
@@ -362,7 +357,7 @@ EXERCISE = Exercise(
             "One all-to-all each way, of the rows there are and no padding; no rows are kept.",
             "rows padded to the same number for everybody",
             {"values": ROWS_ALONE},
-            {"idle": ROWS_ALONE, "subgroup": ROWS_ALONE},
+            {"idle": ROWS_ALONE, "subgroup": ROWS_ALONE, "strided": ROWS_SENT, "twice": ROWS_TWICE},
         ),
         Property(
             "idle",
