@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +22,38 @@ from labkit.torch_private import tree_iter
 PERMUTE_ID = "12.permute"
 FEW = 512  # elements, where there are few rows
 MOST_PASSES = 8  # over the largest tensor there may be: column by column it is one for each
+# of torch's linear algebra what solves, inverts or factors, and transforms of Fourier's; and what does not
+_OF_WHOLE_MATRIX = ("linalg_", "_linalg_", "lu_", "cholesky", "triangular_solve", "ormqr", "_fft_")
+_OF_NUMBERS = ("linalg_vector_norm", "linalg_vecdot", "linalg_cross")
+BACKWARD, AGAIN = "backward: ", "without a graph: "  # phases beside forward
 ROUNDING = 2.0**-8  # of a bfloat16, once
 
 
 class Moved(Worked):
-    """sparse: whether an operation had a sparse tensor among its operands."""
+    """sparse: whether an operation had a sparse tensor among its operands. solved: operations on a matrix as
+    a whole, such as its inverse times rows, of which no products are known.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.sparse = False
+        self.sparse, self.solved = False, list[str]()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         operands = tree_iter((args, kwargs))
         self.sparse |= any(t.layout != torch.strided for t in operands if isinstance(t, Tensor))
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def computed(self, func: Any, inputs: Any, out: Any) -> None:
+        """Count it."""
+        super().computed(func, inputs, out)
+        name = func._schema.name.rpartition("::")[2]
+        if name.startswith(_OF_WHOLE_MATRIX) and name not in _OF_NUMBERS:
+            self.solved.append(name)
+
+    def tell(self, rank: Rank, phase: str = "") -> None:
+        """Facts products, largest, made, sparse and solved, of a phase."""
+        for what in ("products", "largest", "made", "sparse", "solved"):
+            rank.fact(f"{phase}{what}", getattr(self, what))
 
 
 class Permuted(NamedTuple):
@@ -116,8 +134,8 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _permute(rank: Rank) -> None:
-    """Answers rows, places, counts, grad.tokens and, without a graph, again. Facts products, largest, made,
-    sparse and changed.
+    """Answers rows, places, counts, grad.tokens and, without a graph, again. Fact changed, and those that
+    `Moved` tells, forward, in backward and without a graph.
     """
     tokens, experts = rank.inputs["tokens"].clone().requires_grad_(), rank.inputs["experts"].clone()
     if "turned" in rank.params:
@@ -125,24 +143,23 @@ def _permute(rank: Rank) -> None:
     rank.student.permute(*others(tokens), experts.flip(0), rank.params["shape"][2])
     with Moved() as worked:
         found = Permuted(*rank.student.permute(tokens, experts, rank.params["shape"][2]))
-    rank.fact("products", worked.products)
-    rank.fact("largest", worked.largest)
-    rank.fact("made", worked.made)
-    rank.fact("sparse", worked.sparse)
+    worked.tell(rank)
     for name, tensor in found._asdict().items():
         rank.answer(name, tensor)
-    with rank.attempt("gradients"):
+    with Moved() as backward, rank.attempt("gradients"):
         (found.rows * rank.inputs["grad"]).sum().backward()
+    backward.tell(rank, BACKWARD)
     rank.answer("grad.tokens", tokens.grad)
-    with torch.no_grad():
+    with torch.no_grad(), Moved() as without:
         again, *_ = rank.student.permute(tokens.detach(), experts, rank.params["shape"][2])
+    without.tell(rank, AGAIN)
     rank.answer("again", again)
     tell_changed(rank, {"tokens": tokens, "experts": experts})
 
 
 def _unpermute(rank: Rank) -> None:
-    """Answers out, grad.rows, grad.gates and, without a graph, again. Facts products, made and changed.
-    Before, as many rows of other experts are permuted.
+    """Answers out, grad.rows, grad.gates and, without a graph, again. Facts as of `_permute`. Before, as
+    many rows of other experts are permuted.
     """
     rows, gates = (rank.inputs[name].clone() for name in ("rows", "gates"))
     gates = turned(gates) if "turned" in rank.params else gates
@@ -151,17 +168,19 @@ def _unpermute(rank: Rank) -> None:
         rank.inputs["grad"], torch.arange(gates.shape[1]).repeat(len(gates), 1), rank.params["shape"][2]
     )
     rank.student.unpermute(*others(rows), places.flip(0), gates.detach())
-    with Worked() as worked:
+    with Moved() as worked:
         out = rank.student.unpermute(rows, places, gates)
-    rank.fact("products", worked.products)
-    rank.fact("made", worked.made)
+    worked.tell(rank)
     rank.answer("out", out)
-    with rank.attempt("gradients"):
+    with Moved() as backward, rank.attempt("gradients"):
         (out * rank.inputs["grad"]).sum().backward()
+    backward.tell(rank, BACKWARD)
     rank.answer("grad.rows", rows.grad)
     rank.answer("grad.gates", gates.grad)
-    with torch.no_grad():
-        rank.answer("again", rank.student.unpermute(rows.detach(), places, gates.detach()))
+    with torch.no_grad(), Moved() as without:
+        again = rank.student.unpermute(rows.detach(), places, gates.detach())
+    without.tell(rank, AGAIN)
+    rank.answer("again", again)
     tell_changed(rank, {"rows": rows, "places": places, "gates": gates})
 
 
@@ -223,13 +242,19 @@ def _rounded_once(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 
 def _no_products(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    """Neither as a product nor element by element, for which each row would be made for every token."""
-    yield _products_up_to(0, answer)
+    """Neither as a product nor element by element, for which each row would be made for every token. How
+    gradients of what was moved one by one are added up in backward is torch's affair.
+    """
     (n, hidden, _), k, most = evidence.case.params["shape"], evidence.case.params["k"], _most(evidence.case)
-    told = f"no tensor of more than {most:,} elements: {n * k} rows of {hidden}"
-    yield Finding(answer.facts["largest"] <= most, told, f"one of {answer.facts['largest']:,}", answer.rank)
-    yield Finding(not answer.facts["sparse"], "no sparse matrix", "one", answer.rank)
-    yield _made_up_to(MOST_PASSES * most, answer)
+    for phase in ("", BACKWARD, AGAIN):
+        yield _products_up_to(0, answer, phase)
+        yield _nothing_solved(answer, phase)
+        told = f"{phase}no tensor of more than {most:,} elements: {n * k} rows of {hidden}"
+        largest = answer.facts[f"{phase}largest"]
+        yield Finding(largest <= most, told, f"one of {largest:,}", answer.rank)
+    for phase in ("", AGAIN):
+        yield Finding(not answer.facts[f"{phase}sparse"], f"{phase}no sparse matrix", "one", answer.rank)
+        yield _made_up_to(MOST_PASSES * most, answer, phase)
 
 
 def _nothing_multiplied(evidence: Evidence) -> Iterator[Finding]:
@@ -242,26 +267,38 @@ def _most(case: Case) -> int:
     return max(2 * n * k * max(hidden, num_experts, n * k), FEW)
 
 
-def _made_up_to(most: int, answer: RankAnswer) -> Finding:
-    made = answer.facts["made"]
-    told = f"at most {most:,} elements made by all operations together"
+def _made_up_to(most: int, answer: RankAnswer, phase: str) -> Finding:
+    made = answer.facts[f"{phase}made"]
+    told = f"{phase}at most {most:,} elements made by all operations together"
     return Finding(made <= most, told, f"{made:,} elements", answer.rank)
 
 
 def _each_row_once(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    """The gates times a token's own rows is a product too, and no matrix of zeros and ones."""
-    yield _products_up_to(2 * evidence.inputs["rows"].numel(), answer)
-    yield _made_up_to(MOST_PASSES * _most(evidence.case), answer)
+    """The gates times a token's own rows is a product too, with two in backward, and no matrix of zeros and
+    ones.
+    """
+    own = 2 * evidence.inputs["rows"].numel()
+    for phase, most in (("", own), (BACKWARD, 3 * own), (AGAIN, own)):
+        yield _products_up_to(most, answer, phase)
+        yield _nothing_solved(answer, phase)
+    for phase in ("", AGAIN):
+        yield _made_up_to(MOST_PASSES * _most(evidence.case), answer, phase)
 
 
 def _each_row_weighted_once(evidence: Evidence) -> Iterator[Finding]:
     return (finding for answer in evidence.answers for finding in _each_row_once(evidence, answer))
 
 
-def _products_up_to(most: int, answer: RankAnswer) -> Finding:
-    products = answer.facts["products"]
+def _products_up_to(most: int, answer: RankAnswer, phase: str) -> Finding:
+    products = answer.facts[f"{phase}products"]
     told = f"at most {most:,} operations in matrix products" if most else "no matrix product"
-    return Finding(products <= most, told, f"{products:,} operations in products", answer.rank)
+    seen = f"{products:,} operations in products"
+    return Finding(products <= most, f"{phase}{told}", seen, answer.rank)
+
+
+def _nothing_solved(answer: RankAnswer, phase: str) -> Finding:
+    solved = answer.facts[f"{phase}solved"]
+    return Finding(not solved, f"{phase}no matrix solved or inverted", ", ".join(solved), answer.rank)
 
 
 ORDERED = Run(_permute, _ordered_inputs)
