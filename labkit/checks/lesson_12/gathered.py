@@ -54,10 +54,18 @@ class Gathered(Evidence):
     @cached_property
     def trained(self) -> dict[int, dict[str, Tensor]]:
         """Rank -> trained.tokens, trained.router, trained.EXPERT.NAME."""
+        return self._training[0]
+
+    @cached_property
+    def _training(self) -> tuple[dict[int, dict[str, Tensor]], dict[int, list[Tensor]]]:
+        """What `trained` says, and for each group the router that each step begins with."""
         expected: dict[int, dict[str, Tensor]] = {}
+        routers: dict[int, list[Tensor]] = {}
         for index, members in enumerate(groups_of(self.case)):
             whole = self._whole(index)
+            routers[index] = []
             for step in range(STEPS):
+                routers[index].append(whole.router.detach().clone())
                 whole.zero_grad()
                 tokens = [self.inputs[f"tokens.{rank}.{step}"].clone().requires_grad_() for rank in members]
                 (SCALE * whole(torch.cat(tokens)).square().sum()).backward()
@@ -68,7 +76,7 @@ class Gathered(Evidence):
                 gradient = tokens[position].grad
                 if gradient is not None and rank not in self.case.params.get("plain", []):
                     expected[rank]["trained.tokens"] = gradient
-        return expected
+        return expected, routers
 
     def _of_rank(self, whole: Whole, position: int, what: str) -> dict[str, Tensor]:
         local = self.case.params["shape"][2]
@@ -81,8 +89,15 @@ class Gathered(Evidence):
                 found[f"{what}.{number}.{name}"] = torch.zeros_like(parameter) if tensor is None else tensor
         return found
 
-    def visits(self, rank: int, step: int = 0) -> Tensor:
-        """[E]: how many of a rank's tokens visit each expert of its group."""
-        router = self.inputs[f"router.{place_of(self.case, rank).index}"]
-        found = routed(self.inputs[f"tokens.{rank}.{step}"], router, self.case.params["k"])
+    def visits(self, rank: int, step: int = 0, first: int = 0) -> Tensor:
+        """[E]: how many of a rank's tokens, from the first that is used, visit each expert of its group."""
+        return self._visits(rank, self.inputs[f"router.{place_of(self.case, rank).index}"], step, first)
+
+    def visits_in_training(self, rank: int, step: int) -> Tensor:
+        """The same with the router that a step begins with."""
+        return self._visits(rank, self._training[1][place_of(self.case, rank).index][step], step)
+
+    def _visits(self, rank: int, router: Tensor, step: int, first: int = 0) -> Tensor:
+        tokens = self.inputs[f"tokens.{rank}.{step}"][first:]
+        found = routed(tokens, router, self.case.params["k"])
         return torch.bincount(found.experts.flatten(), minlength=len(router))

@@ -9,9 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_12.exchange import COUNT_BYTES, CROSSED, EXCHANGE_ID
+from labkit.checks.lesson_12.called import (
+    FIRST_AGAIN,
+    STEP_PHASES,
+    Calls,
+    Watched,
+    both,
+    calls_each_once,
+    calls_each_once_in_steps,
+    has_few_messages,
+    has_few_messages_in_steps,
+)
+from labkit.checks.lesson_12.exchange import CROSSED, EXCHANGE_ID
 from labkit.checks.lesson_12.gathered import Gathered
 from labkit.checks.lesson_12.handed import as_handed, tell_changed
 from labkit.checks.lesson_12.layer import PARTS, make_experts
@@ -19,20 +30,8 @@ from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens
 from labkit.checks.lesson_12.routing import ROUTE_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import (
-    SCALE,
-    STEPS,
-    Call,
-    calls_of,
-    calls_text,
-    descend,
-    on_each,
-    same,
-    stays_in_group,
-)
-from labkit.checks.shared.company import in_company
-from labkit.checks.shared.forwards import note_forwards
-from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
+from labkit.checks.shared.beside import SCALE, STEPS, descend, on_each, same, stays_in_group
+from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
 
 SPREAD_ID = "12.expert-parallel"
@@ -151,32 +150,31 @@ def _tokens(rank: Rank, step: int) -> Tensor:
 def _once(rank: Rank) -> None:
     """Forward and backward, and between them a forward in evaluation, of kind "again" in training too.
     Answers output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward, evaluation and
-    backward; fact seen: the rows of each call of each expert in forward and backward; fact evaluated: those
-    in evaluation; fact changed: tokens that are no longer as they were.
+    backward, and again; fact seen: the calls of experts in forward and backward; facts evaluated and again:
+    those in these; fact changed: tokens that are no longer as they were.
     """
     group = enter_group(rank)
     module, router, experts = _build(rank, group)
-    seen: list[list[int]] = [[] for _ in experts]
-    for calls, expert in zip(seen, experts, strict=True):
-        note_forwards(expert, lambda rows, *_, calls=calls: calls.append(int(rows.shape[0])))
+    watched = Watched(experts)
     tokens = _tokens(rank, 0)
     others = rank.inputs["tokens.1"].clone()
     with rank.recording("forward"):
         out = module(tokens)
     rank.answer("output", out)
-    forward = [list(calls) for calls in seen]
+    forward = watched.so_far()
     module.eval()
     with torch.no_grad(), rank.recording("evaluation"):
         evaluated_out = module(others)
     rank.answer("evaluated", evaluated_out)
-    rank.fact("evaluated", [calls[len(f) :] for f, calls in zip(forward, seen, strict=True)])
+    rank.fact("evaluated", watched.so_far())
     module.train()
     if rank.case.kind == "again":
-        module(_tokens(rank, 1)[1:])  # another micro-batch, whose backward is not due yet
-    evaluated = [len(calls) for calls in seen]
+        with rank.recording("again"):
+            module(_tokens(rank, 1)[FIRST_AGAIN:])  # another micro-batch, whose backward is not due yet
+    rank.fact("again", watched.so_far())
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * rank.inputs["grad"]).sum().backward()
-    rank.fact("seen", [a + calls[n:] for a, n, calls in zip(forward, evaluated, seen, strict=True)])
+    rank.fact("seen", both(forward, watched.so_far()))
     tell_changed(rank, {"tokens.0": tokens, "tokens.1": others})
     rank.answer("grad.tokens", tokens.grad)
     rank.answer("grad.router", router.grad)
@@ -185,18 +183,26 @@ def _once(rank: Rank) -> None:
 
 def _train(rank: Rank, group: dist.ProcessGroup) -> None:
     """Steps of SGD on the sum of squares of all ranks' outputs, all but the first in evaluation; the router's
-    gradients are added up here. Fact bare: parameters of experts without gradient in the last step.
+    gradients are added up here. Fact bare: parameters of experts without gradient in the last step; fact
+    steps: the calls of experts in each; recordings of each are those in `STEP_PHASES`.
     """
     module, router, experts = _build(rank, group)
+    watched, steps = Watched(experts), list[Calls]()
     for step in range(STEPS):
         module.train(step == 0)
         module.zero_grad()
         tokens = _tokens(rank, step)
-        (SCALE * module(tokens).square().sum()).backward()
+        forward, backward = (f"{phase} {step}" for phase in STEP_PHASES)
+        with rank.recording(forward):
+            out = module(tokens)
+        with rank.recording(backward):
+            (SCALE * out.square().sum()).backward()
+        steps.append(watched.so_far())
         if router.grad is None:  # an answer's mistake: the other ranks wait for this one all the same
             router.grad = torch.zeros_like(router)
         dist.all_reduce(router.grad, group=group)
         descend(module)
+    rank.fact("steps", steps)
     rank.answer("trained.tokens", tokens.grad)
     named = [(f"{i}.{name}", p) for i, expert in enumerate(experts) for name, p in expert.named_parameters()]
     rank.fact("bare", [name for name, p in named if p.requires_grad and p.grad is None])
@@ -261,53 +267,19 @@ def _trained(evidence: Gathered) -> Iterator[Finding]:
             yield same(TOLD.get(name, f"{name} after {STEPS} steps"), tensor, answer, name)
 
 
-def _messages(evidence: Gathered, answer: RankAnswer) -> Iterator[Finding]:
-    """Forward, and in evaluation, with other tokens: counts, rows there, rows back. Backward: twice rows."""
-    place, local = place_of(evidence.case, answer.rank), evidence.case.params["shape"][2]
-    counts = [("all_to_all", num_bytes * local * place.size) for num_bytes in COUNT_BYTES]
-    rows, others = (_rows_calls(evidence, answer.rank, step) for step in range(2))
-    for phase, allowed in (
-        ("forward", [[one, *rows] for one in counts]),
-        ("evaluation", [[one, *others] for one in counts]),
-        ("backward", [rows]),
-    ):
-        seen = calls_of(answer, phase)
-        right = sorted(seen) in map(sorted, allowed)
-        told = f"{phase}: {calls_text(allowed[0])}"
-        yield Finding(right, told, f"{phase}: {calls_text(seen)}", answer.rank)
+def _where_trained(judge: Judge) -> Judge:
+    """A judge of the steps, silent where these did not end or gave other numbers: that is a property too."""
+
+    def find(evidence: Gathered) -> Iterator[Finding]:
+        ended = all("bare" in answer.facts for answer in evidence.answers)
+        if ended and all(finding.passed for finding in _trained(evidence)):
+            yield from judge(evidence)
+
+    return find
 
 
-def _rows_calls(evidence: Gathered, rank: int, step: int) -> list[Call]:
-    """The calls in which a rank's rows leave it and those of its experts arrive, in either order."""
-    place, local = place_of(evidence.case, rank), evidence.case.params["shape"][2]
-    row = evidence.case.params["shape"][0] * evidence.inputs[f"tokens.{rank}.{step}"].element_size()
-    own = evidence.visits(rank, step).sum()
-    return [("all_to_all", int(rows) * row) for rows in (own, _arrived(evidence, place, local, step).sum())]
-
-
-def _arrived(evidence: Gathered, place: Place, local: int, step: int) -> Tensor:
-    """[local]: the rows of all ranks for each of a rank's experts."""
-    visits = torch.stack([evidence.visits(rank, step) for rank in place.members]).sum(0)
-    return visits[place.position * local : (place.position + 1) * local]
-
-
-def _one_call_each(evidence: Gathered, answer: RankAnswer) -> Iterator[Finding]:
-    place, local = place_of(evidence.case, answer.rank), evidence.case.params["shape"][2]
-    for step, (fact, when) in enumerate((("seen", ""), ("evaluated", ", evaluated without a graph"))):
-        expected = [[int(rows)] for rows in _arrived(evidence, place, local, step)]
-        told = f"one call of each expert{when}, with the rows of all ranks: {expected} rows"
-        seen = answer.facts[fact]
-        yield Finding(seen == expected, told, f"{seen}", answer.rank)
-
-
-def _judge_calls(evidence: Gathered) -> Iterator[Finding]:
-    return (finding for answer in evidence.answers for finding in _one_call_each(evidence, answer))
-
-
-def _judge_messages(evidence: Gathered) -> Iterator[Finding]:
-    return (finding for answer in in_company(evidence) for finding in _messages(evidence, answer))
-
-
+MESSAGES = every(has_few_messages, _where_trained(has_few_messages_in_steps))
+CALLS = every(calls_each_once, _where_trained(calls_each_once_in_steps))
 EVERYTHING = _is("output", "evaluated", "grad.tokens", "grad.router", "experts")
 ONCE = Run(_once, _inputs, _own, Gathered)
 TRAINED = Run(_once_and_train, _inputs, _own, Gathered)
@@ -367,8 +339,8 @@ EXERCISE = Exercise(
             2,
             "One all-to-all of counts and two of rows forward, two of rows backward, and nothing else.",
             "tokens gathered from everybody, or rows padded to a capacity",
-            {"values": _judge_messages},
-            dict.fromkeys(("idle", "low", "again", "subgroup"), _judge_messages),
+            {"values": MESSAGES},
+            dict.fromkeys(("idle", "empty", "low", "again", "subgroup"), MESSAGES),
         ),
         Property(
             "one-call",
@@ -376,8 +348,8 @@ EXERCISE = Exercise(
             2,
             "Each expert is called once, with the rows of all ranks together.",
             "a call for each rank that rows came from: rows of an expert have to lie together first",
-            dict.fromkeys(("values", "idle"), _judge_calls),
-            dict.fromkeys(("empty", "low", "again", "subgroup"), _judge_calls),
+            dict.fromkeys(("values", "idle"), CALLS),
+            dict.fromkeys(("empty", "low", "again", "subgroup"), CALLS),
         ),
         Property(
             "idle",
@@ -394,7 +366,7 @@ EXERCISE = Exercise(
             "A rank without tokens takes part, and sends no rows of its own; so does one whose tokens need no"
             " gradient, where router and experts are frozen too.",
             "the other ranks wait for it in forward, or in backward, in training or in evaluation",
-            {"empty": every(EVERYTHING, _plain_stay, _trained, _judge_messages)},
+            {"empty": every(EVERYTHING, _plain_stay, _trained, has_few_messages)},
         ),
         Property(
             "low-precision",
@@ -402,7 +374,7 @@ EXERCISE = Exercise(
             1,
             "Tokens and experts in bfloat16, the router in float32: the output is bfloat16.",
             "rows in float32 do not fit experts in bfloat16, and are twice the bytes",
-            {"low": every(_is("output"), _judge_messages)},
+            {"low": every(_is("output"), has_few_messages)},
         ),
         Property(
             "subgroup",
