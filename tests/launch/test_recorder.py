@@ -111,6 +111,26 @@ def funcol_products() -> tuple[int, int, list[str]]:
     return worked.products, sum(act.flops for act in journal.acts), [act.kind for act in journal.acts]
 
 
+def waited_for_by_futures() -> list[list[tuple[str, int | None]]]:
+    """Of calls that are waited for by futures of their handles' futures: what a journal has of each."""
+    recorder = current_recorder()
+    assert recorder is not None
+    found = []
+    for wait in (
+        lambda work: torch.futures.collect_all([work.get_future()]).wait(),
+        lambda work: work.get_future().then(lambda future: future.value()).wait(),
+    ):
+        with Journal(recorder) as journal:
+            wait(dist.all_reduce(torch.ones(1), async_op=True))
+        found.append([(act.kind, act.number) for act in journal.acts if act.kind != "compute"])
+    return found
+
+
+def test_who_waits_for_a_future_of_a_future_waits_for_its_call() -> None:
+    job = labkit.launch(waited_for_by_futures, ranks=2)
+    assert job.results == [[[("start", 0), ("wait", 0)]] * 2] * 2
+
+
 def test_products_of_wrapped_tensors_are_counted() -> None:
     job = labkit.launch(funcol_products, ranks=2)
     assert job.results == [(2 * 6 * 4 * 5, 2 * 6 * 4 * 5, ["compute"])] * 2

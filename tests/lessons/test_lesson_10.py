@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ import torch.distributed as dist
 import labkit
 from autograder.grade.reference import reference_cells
 from labkit.checks.case import Case, RankAnswer
-from labkit.checks.exercise import Evidence
+from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_10.acts import all_from_python
 from labkit.checks.lesson_10.fast import PLAIN_SECONDS, fast_case, model_of
 from labkit.checks.lesson_10.overlapping import hidden_bytes
@@ -200,10 +202,15 @@ def test_a_score_is_the_same_in_every_run_under_load() -> None:
 def test_a_call_that_no_journal_sees_is_told() -> None:
     seen = {"op": "all_reduce", "num_bytes": 8, "group": [0, 1], "start": 1.0, "end": 2.0, "source": "python"}
     unseen = {**seen, "start": 3.0, "end": None, "source": "native"}
-    alone, both = (
-        all_from_python(Evidence(Case("a case", 2), {}, []), RankAnswer(0, {}, {}, {"training": calls}, {}))
-        for calls in ([seen], [seen, unseen])
-    )
-    assert alone.passed
-    assert not both.passed
-    assert both.seen == "all_reduce of 8 bytes by functional collectives or other ways"
+    begun = msgspec.to_builtins([start(0, num_bytes=8)])
+    evidence = Evidence(Case("a case", 2), {}, [])
+
+    def finding(calls: list[dict[str, Any]], acts: list[Any]) -> Finding:
+        return all_from_python(evidence, RankAnswer(0, {}, {"acts": acts}, {"training": calls}, {}))
+
+    assert finding([seen], begun).passed
+    by_another_way, behind_its_back = finding([seen, unseen], begun), finding([seen], [])
+    assert not by_another_way.passed
+    assert not behind_its_back.passed
+    assert by_another_way.seen == "all_reduce of 8 bytes by functional collectives, 0 calls by other ways"
+    assert behind_its_back.seen == "no communication by functional collectives, 1 calls by other ways"
