@@ -156,6 +156,7 @@ _KERNELS = ("CompositeExplicitAutograd", "CPU", "CUDA", "SparseCPU", "SparseCUDA
 _KEPT: list[torch.library.Library] = []
 BACKEND: Any = c10d.Backend  # what a ProcessGroup has for each kind of device, and hands its calls to
 FUTURE: Any = torch._C.Future  # what a handle of a call gives; torch.futures.Future is a kind of it
+COLLECTS = (torch._C, "_collect_all")  # by which torch.futures.collect_all and wait_all make one of several
 _SEND, _RECV, _WAIT = BACKEND.send, BACKEND.recv, dist.Work.wait  # as they are before any change
 
 _DTYPES = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -15,14 +15,14 @@ from labkit.record.exchange import leaving_bytes
 from labkit.record.live import has_bytes
 from labkit.record.recorder import Recorder
 from labkit.record.replay import Act
-from labkit.torch_private import CALLS, FUTURE, WatchingMode, dense_parts, tree_iter
+from labkit.torch_private import CALLS, COLLECTS, FUTURE, WatchingMode, dense_parts, tree_iter
 
 # By what a handle of a call is waited for, or says that this is over.
 _WAITS: dict[type, tuple[str, ...]] = {
     dist.Work: ("wait", "result", "synchronize"),
     FUTURE: ("wait", "value"),
 }
-_GIVES_A_FUTURE = ((dist.Work, "get_future"), (FUTURE, "then"))
+_CALLS_BACK = ("then", "add_done_callback")  # of a future: when its call is over
 _ASKS = ((dist.Work, "is_completed"), (FUTURE, "done"))
 _CALLS = ("c10d", "_c10d_functional")  # namespaces of torch's operators
 _ATTENTION = "_scaled_dot_product"
@@ -55,6 +55,7 @@ class Journal(WatchingMode):
         self._numbers: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
         self._calls = 0
         self._waited: set[int] = set()
+        self._over = threading.local()  # `numbers`: of the calls of whose end this thread is telling
         self._stack = contextlib.ExitStack()
 
     def computed(self, func: Any, inputs: Any, out: Any) -> None:
@@ -79,9 +80,12 @@ class Journal(WatchingMode):
                 _replace(self._stack, kind, name, self._noting_wait(getattr(kind, name)))
         for kind, name in _ASKS:
             _replace(self._stack, kind, name, self._noting_wait(getattr(kind, name), only_if_true=True))
-        for kind, name in _GIVES_A_FUTURE:
-            _replace(self._stack, kind, name, self._following(getattr(kind, name)))
-        _replace(self._stack, torch.futures, "collect_all", self._following_all(torch.futures.collect_all))
+        _replace(self._stack, dist.Work, "get_future", self._following(dist.Work.get_future))
+        for name in _CALLS_BACK:
+            _replace(self._stack, FUTURE, name, self._calling_back(getattr(FUTURE, name)))
+        _replace(self._stack, FUTURE, "set_result", self._following_results(FUTURE.set_result))
+        owner, name = COLLECTS
+        _replace(self._stack, owner, name, self._following_all(getattr(owner, name)))
         super().__enter__()
         return self
 
@@ -135,12 +139,39 @@ class Journal(WatchingMode):
             self.acts.append(Act("wait", number=number))
 
     def _following(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """What gives a future that is over when a handle is, or another future."""
+        """What gives a future that is over when a handle is."""
+        return lambda handle: self._follow(method(handle), [handle])
 
-        def following(handle: Any, *args: Any) -> Any:
-            return self._follow(method(handle, *args), [handle])
+    def _calling_back(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """What has a future call something, and may give another that is over after that."""
 
-        return following
+        def calling_back(future: Any, callback: Callable[..., Any]) -> Any:
+            given = method(future, self._telling(self._numbers.get(future, frozenset()), callback))
+            return self._follow(given, [future]) if given is not None else None
+
+        return calling_back
+
+    def _telling(self, numbers: frozenset[int], callback: Callable[..., Any]) -> Callable[..., Any]:
+        def telling(future: Any) -> Any:
+            before, self._over.numbers = self._now_over(), numbers
+            try:
+                return callback(future)
+            finally:
+                self._over.numbers = before
+
+        return telling
+
+    def _following_results(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A future of the program's own is over when the calls are whose end has it set."""
+
+        def setting(future: Any, result: Any) -> None:
+            self._follow_calls(future, self._now_over() | self._numbers.get(future, frozenset()))
+            method(future, result)
+
+        return setting
+
+    def _now_over(self) -> frozenset[int]:
+        return getattr(self._over, "numbers", frozenset())
 
     def _following_all(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What gives a future that is over when all of these are."""
@@ -152,7 +183,10 @@ class Journal(WatchingMode):
         return following
 
     def _follow(self, future: Any, handles: Sequence[Any]) -> Any:
-        numbers = frozenset[int]().union(*(self._numbers.get(handle, ()) for handle in handles))
+        numbers = (self._numbers.get(handle, frozenset()) for handle in handles)
+        return self._follow_calls(future, frozenset[int]().union(*numbers))
+
+    def _follow_calls(self, future: Any, numbers: frozenset[int]) -> Any:
         if numbers:
             self._numbers[future] = numbers
         return future

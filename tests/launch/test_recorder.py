@@ -116,8 +116,16 @@ def waited_for_by_futures() -> list[list[tuple[str, int | None]]]:
     recorder = current_recorder()
     assert recorder is not None
     found = []
+
+    def by_one_of_its_own(work: dist.Work) -> None:
+        over: torch.futures.Future[None] = torch.futures.Future()
+        work.get_future().add_done_callback(lambda future: over.set_result(None))
+        over.wait()
+
     for wait in (
+        by_one_of_its_own,
         lambda work: torch.futures.collect_all([work.get_future()]).wait(),
+        lambda work: torch.futures.wait_all([work.get_future()]),
         lambda work: work.get_future().then(lambda future: future.value()).wait(),
     ):
         with Journal(recorder) as journal:
@@ -128,7 +136,7 @@ def waited_for_by_futures() -> list[list[tuple[str, int | None]]]:
 
 def test_who_waits_for_a_future_of_a_future_waits_for_its_call() -> None:
     job = labkit.launch(waited_for_by_futures, ranks=2)
-    assert job.results == [[[("start", 0), ("wait", 0)]] * 2] * 2
+    assert job.results == [[[("start", 0), ("wait", 0)]] * 4] * 2
 
 
 def test_products_of_wrapped_tensors_are_counted() -> None:

@@ -46,8 +46,10 @@ def _waits(seed: int) -> list[Case]:
 
 
 def _long_ones_at_the_end(draw: Random, long: int = 80) -> list[int]:
-    """More documents than anybody shares out at once, and two of the four long ones come last of all."""
-    short = [draw.randint(2, 6) for _ in range(126)]
+    """More documents than anybody shares out at once, some with one token to predict, and two of the four
+    long ones come last of all.
+    """
+    short = [draw.randint(1, 6) for _ in range(126)]
     return [*short[:40], long, *short[40:90], long, *short[90:], long, long]
 
 

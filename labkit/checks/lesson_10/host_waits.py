@@ -195,6 +195,7 @@ EXERCISE = Exercise(
             "The host does not wait for the device in the loop.",
             ".item(), float(), print or .cpu() of a tensor on the device, or a copy that blocks",
             {"steps": _never_waits, "under-way": _never_waits},
+            also={"given": _never_waits},
         ),
         Property(
             "copies",
@@ -203,6 +204,7 @@ EXERCISE = Exercise(
             "Batches are copied once, and no copy blocks.",
             "non_blocking=True from memory that is not pinned blocks all the same",
             {"steps": _copies_do_not_block},
+            also={"given": _copies_do_not_block},
         ),
         Property(
             "few-steps",

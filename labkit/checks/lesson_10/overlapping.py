@@ -22,6 +22,7 @@ from labkit.checks.lesson_10.again import (
     no_hook_is_left,
     train_again,
 )
+from labkit.checks.lesson_10.going_on import goes_on, taking_turns
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
@@ -48,7 +49,7 @@ def _cases(seed: int) -> list[Case]:
         overlap_case("four ranks", "values", 4, seed, even, steps=3, rows=2, learning_rate=OTHER_RATE),
         overlap_case("two groups of two", "subgroup", 4, seed, uneven, groups=[[0, 2], [1, 3]], steps=3),
         overlap_case("one rank", "alone", 1, seed, uneven),
-        overlap_case("two ranks, watched", "watched", 2, seed, even),
+        overlap_case("two ranks, watched", "watched", 2, seed, even, steps=5),
         overlap_case("uneven layers, watched", "watched", 2, seed, first_three),
     ]
 
@@ -106,11 +107,11 @@ def _train_twice(rank: Rank) -> None:
 
 
 def _watch(rank: Rank) -> None:
-    """The same as `_train`, and what was done in which order. Recording: training. Fact: acts. Answers:
-    trained.NAME.
+    """The same as `_train`, and what was done in which order. Recording: training. Facts: acts; came, gave_up
+    of `taking_turns`. Answers: trained.NAME.
     """
     group, net = enter_group(rank), net_of(rank.case)
-    with rank.recording("training"), rank.journal("acts"):
+    with rank.recording("training"), rank.journal("acts") as acts, taking_turns(rank, net, acts):
         rank.student.program_1(net, _batches(rank), group, rank.params["learning_rate"])
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
@@ -281,6 +282,7 @@ EXERCISE = Exercise(
             {
                 "watched": every(
                     on_each(_behind_backward),
+                    goes_on,
                     on_each(_nothing_besides),
                     on_each(all_waited_for),
                     on_each(_trained_alike),
