@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from labkit.checks.shared.holding import objects, spelled_since
+from labkit.checks.shared.holding import bytes_of_names, objects, spelled_since
 from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.small_objects import bytes_of_small_objects
 from labkit.record.live import bytes_of_process
@@ -46,8 +46,8 @@ def bytes_kept(prepare: Callable[[], Callable[[], Kept]], then: Callable[[Kept],
 
 
 def _kept(call: Callable[[], Kept], then: Callable[[Kept], None] | None) -> int:
-    known = objects()
-    before, blocks = settled(), sys.getallocatedblocks()
+    known, before = objects(), settled() - bytes_of_names()
+    blocks = sys.getallocatedblocks()
     with numbers_given() as given:
         result = call()
     after, blocks = settled(), sys.getallocatedblocks() - blocks
@@ -63,7 +63,7 @@ def bytes_left(call: Callable[[], Kept]) -> int:
     """Bytes of memory alone that a call leaves behind as long as its result lives; of numbers in small
     objects see `bytes_kept`.
     """
-    before = settled()
+    before = settled() - bytes_of_names()
     result = call()
     after = settled()
     del result

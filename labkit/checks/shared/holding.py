@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from labkit.checks.shared.generator_states import has_more_to_give, is_generator_state
-from labkit.checks.source.submission import MODULE_NAME
+from labkit.checks.shared.named import led_to_by_names, named_objects
 from labkit.torch_private import dense_parts
 
 FLOAT_BYTES = 8
@@ -29,12 +29,14 @@ TEXTS = 2048  # characters of all texts that a part may have
 _DEEPEST = 2  # tuples or dicts in one another
 MOST_WAITING = 2  # states of random generators with bytes that no seed decides
 A_FEW = 64  # bytes of numbers outside of tensors that any part may have
+USUAL = 16 * 2**10  # bytes behind a notebook's names: a mask or two, that are made once for all calls
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
 class Holding:
-    """tensors: address -> bytes of the memory behind every tensor and storage that Python can reach.
+    """tensors: address -> bytes of the memory behind every tensor and storage that Python can reach, but by
+    the notebook's names: what was set aside there beforehand may be filled later, and counts as new.
     objects: where each of Python's objects is that it collects -> how much it contains. named: where the
     objects are that the notebook's names and its classes' attributes stand for.
     """
@@ -52,7 +54,9 @@ def holding() -> Holding:
     """
     gc.collect()
     things = gc.get_objects()
-    return Holding(_behind_tensors(things), _sizes(things), frozenset(map(id, _named())))
+    set_aside = _set_aside()
+    tensors = {key: n for key, n in _behind_tensors(things).items() if key not in set_aside}
+    return Holding(tensors, _sizes(things), frozenset(map(id, named_objects())))
 
 
 def held_since(before: Holding) -> int:
@@ -64,8 +68,22 @@ def held_since(before: Holding) -> int:
     tensors, sizes, known = _behind_tensors(things), _sizes(things), before.objects
     fresh = sum(num_bytes for key, num_bytes in tensors.items() if key not in before.tensors)
     changed = [thing for thing in things if known.get(id(thing)) != sizes[id(thing)]]
-    numbers = _numbers([*changed, [thing for thing in _named() if id(thing) not in before.named]])
+    numbers = _numbers([*changed, [thing for thing in named_objects() if id(thing) not in before.named]])
     return fresh + (numbers if numbers > A_FEW else 0)
+
+
+def bytes_of_names() -> int:
+    """Bytes of tensors and NumPy's arrays that the notebook's names lead to; 0 where it is no more than
+    `USUAL`. To be taken off what a process holds before something is weighed.
+    """
+    return sum(_set_aside().values())
+
+
+def _set_aside() -> dict[int, int]:
+    found = list(led_to_by_names())
+    arrays = {id(array): array.nbytes for array in _of_kind(found, np.ndarray) if array.base is None}
+    behind = _behind_tensors(found) | arrays
+    return behind if sum(behind.values()) > USUAL else {}
 
 
 def objects() -> dict[int, int]:
@@ -95,12 +113,6 @@ def _sizes(things: Sequence[object]) -> dict[int, int]:
     return sizes
 
 
-def _named() -> list[object]:
-    names = vars(sys.modules.get(MODULE_NAME, object))
-    classes = [kind for kind in _of_kind(list(names.values()), type) if kind.__module__ == MODULE_NAME]
-    return [value for owner in (names, *map(vars, classes)) for value in owner.values()]
-
-
 def _of_kind(things: Sequence[object], *kinds: type[Kind]) -> list[Kind]:
     """Those that are instances: there are millions of them, so the class of each is asked once only."""
     found = list(map(type, things))
@@ -109,6 +121,7 @@ def _of_kind(things: Sequence[object], *kinds: type[Kind]) -> list[Kind]:
 
 
 def _behind_tensors(things: Sequence[object]) -> dict[int, int]:
+    """Address -> bytes of the memory behind the tensors and storages among these."""
     tensors = [part for tensor in _of_kind(things, Tensor) for part in _with_memory(tensor)]
     storages = [*(t.untyped_storage() for t in tensors), *_of_kind(things, torch.UntypedStorage)]
     behind = {s.data_ptr(): s for s in storages if s.nbytes()}
