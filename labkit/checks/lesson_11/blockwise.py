@@ -6,9 +6,9 @@ import gc
 import math
 import tracemalloc
 from collections.abc import Iterator
-from functools import partial
 
 import torch
+from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
@@ -26,10 +26,12 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.held import weighed
+from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.worked import Worked
 from labkit.record.live import LiveBytes
 
 MANY_KEYS = 8  # in a block, for each number of a query: its scores outweigh what else is made
+MEASURED = ("at products", "in Python")  # calls, by what is looked at in them
 MOST_PASSES = (
     14  # over scores and outputs of all pairs: a product, a scale, a mask, exponentials and so on take 6
 )
@@ -55,6 +57,14 @@ def _cases(seed: int) -> list[Case]:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     return queries_keys_values(case, generator)
+
+
+def _inputs_of_calls(case: Case, generator: torch.Generator) -> Inputs:
+    """q, k and v, and others for each of the calls that are `MEASURED`: q.CALL and so on."""
+    found = queries_keys_values(case, generator)
+    for call in MEASURED:
+        found |= {f"{name}.{call}": t for name, t in queries_keys_values(case, generator).items()}
+    return found
 
 
 def _attend(rank: Rank) -> None:
@@ -94,21 +104,46 @@ class _AtProducts(Worked):
 def _hold(rank: Rank) -> None:
     """Fact held: bytes of the process at most, beyond what it has before: of all that it holds, seen where
     matrix products are made, or of Python's objects and NumPy's arrays, which are seen at any time. A call
-    goes before those that are measured: what runs for the first time imports and caches.
+    goes before those that are measured: what runs for the first time imports and caches. Each gets numbers of
+    its own, so that none is known from the last. Answers out.CALL and lse.CALL of those, and the fact
+    products, of the one in which they are looked at.
     """
-    q, k, v = (rank.inputs[name].clone() for name in ("q", "k", "v"))
-    attend = partial(rank.student.blockwise_attention, q, k, v, rank.params["block"])
-    attend()
+    first, *measured = (_handed(rank, more) for more in ("", *(f".{call}" for call in MEASURED)))
+    attend, block = rank.student.blockwise_attention, rank.params["block"]
+    attend(*first, block)
     gc.freeze()  # so that looking for rubbish at every product takes no time
     before = weighed()
     with _AtProducts() as at_products:
-        attend()
+        partials = [attend(*measured[0], block)]
     tracemalloc.start()
-    attend()
+    partials.append(attend(*measured[1], block))
     in_python = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     rank.fact("held", max(at_products.peak - before, in_python))
+    rank.fact("products", at_products.products)
     gc.unfreeze()
+    for call, (out, lse) in zip(MEASURED, partials, strict=True):
+        rank.answer(f"out.{call}", out)
+        rank.answer(f"lse.{call}", lse)
+
+
+def _handed(rank: Rank, more: str) -> list[Tensor]:
+    return [rank.inputs[f"{name}{more}"].clone() for name in ("q", "k", "v")]
+
+
+def _computed_where_measured(evidence: Evidence) -> Iterator[Finding]:
+    """What is held is seen at products: without any it would not be."""
+    for answer in evidence.answers:
+        seen = answer.facts["products"]
+        told = "matrix products in the call whose memory is counted"
+        yield Finding(seen > 0, told, f"{seen:,} operations", answer.rank)
+        for call in MEASURED:
+            q, k, v = (evidence.inputs[f"{name}.{call}"] for name in ("q", "k", "v"))
+            positions = torch.arange(q.shape[-2])
+            whole = whole_attention(q, k, v, causal(positions, positions))
+            found = [answer.tensors.get(f"{name}.{call}") for name in ("out", "lse")]
+            for name, expected, one in zip(("output", "lse"), whole, found, strict=True):
+                yield in_proportion(f"{name} of causal attention", [expected], [one], answer.rank)
 
 
 def _is_attention(evidence: Evidence) -> Iterator[Finding]:
@@ -187,7 +222,7 @@ EXERCISE = Exercise(
     "11.blockwise-attention",
     "Attention block by block",
     ("blockwise_attention",),
-    {"values": RUN, "ragged": RUN, "process": Run(_hold, _inputs)},
+    {"values": RUN, "ragged": RUN, "process": Run(_hold, _inputs_of_calls)},
     _cases,
     (
         Property(
@@ -207,7 +242,7 @@ EXERCISE = Exercise(
             "queries are cut into blocks too, not only keys; or the scores of all pairs were kept",
             {
                 "values": every(on_each(_never_larger), on_each(_pair_by_pair)),
-                "process": on_each(_pair_by_pair),
+                "process": every(on_each(_pair_by_pair), _computed_where_measured),
             },
         ),
         Property(

@@ -8,10 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_11.between import recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.partial import (
     PATIENCE,
     as_handed,
@@ -25,6 +27,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import calls_of, is_refused, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.twins import each_once
 
 PARTS = ("q", "k", "v")
@@ -105,28 +108,36 @@ class WholeSequences(Evidence):
 
 
 def _attend(rank: Rank) -> None:
-    """Answers out and grad.q, .k, .v; recordings forward and backward. Facts: changed; attended: the shapes
-    of queries and keys of each time that attention was asked for. Between forward and backward there is
-    another forward, as there is in a model of two layers.
+    """Answers out and grad.q, .k, .v; recordings forward, of each, and backward. Facts: changed; attended:
+    the shapes of queries and keys of each time that attention was asked for in the forward that is answered.
+    Before it, and between it and backward, there is another forward, as there is in a model of more layers.
     """
-    group, attended = enter_group(rank), list[JSON]()
+    group = enter_group(rank)
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
+    with recorded_throughout(rank):
+        _attend_three_times(rank, group, leaves)
+    tell_changed(rank, {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)})
+    for name, leaf in zip(PARTS, leaves, strict=True):
+        rank.answer(f"grad.{name}", leaf.grad)
+
+
+def _attend_three_times(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor]) -> None:
+    attended = list[JSON]()
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         attended.append([list(q.shape), list(k.shape)])
         return as_kernels_give(rank.case, attend_whole(q, k, v))
 
-    rank.student.ulysses_attention(*others(*leaves), group, attend_whole)
+    with rank.recording("forward"):
+        rank.student.ulysses_attention(*others(*leaves), group, attend_whole)
     with rank.recording("forward"):
         out = rank.student.ulysses_attention(*leaves, group, attend)
     rank.fact("attended", list(attended))
-    rank.student.ulysses_attention(*(1.0 - leaf for leaf in leaves), group, attend_whole)
+    with rank.recording("forward"):
+        rank.student.ulysses_attention(*(1.0 - leaf for leaf in leaves), group, attend_whole)
     rank.answer("out", out)
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * as_handed(rank, "grad")).sum().backward()
-    tell_changed(rank, {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)})
-    for name, leaf in zip(PARTS, leaves, strict=True):
-        rank.answer(f"grad.{name}", leaf.grad)
 
 
 def _refuse(rank: Rank) -> None:
@@ -151,6 +162,19 @@ def _are_gradients(evidence: WholeSequences) -> Iterator[Finding]:
         yield unchanged(evidence, answer)
 
 
+def _output_about(evidence: WholeSequences, answer: RankAnswer) -> Finding:
+    out = evidence.own(answer.rank, "out")
+    return in_proportion("output", [out], [answer.tensors.get("out")], answer.rank)
+
+
+def _gradients_about(evidence: WholeSequences) -> Iterator[Finding]:
+    """Of 16 bits each, as sums over heads and tokens are: how they are cut makes a difference."""
+    for answer in evidence.answers:
+        for name in PARTS:
+            expected, seen = evidence.own(answer.rank, name), answer.tensors.get(f"grad.{name}")
+            yield in_proportion(f"gradient of {name}", [expected], [seen], answer.rank)
+
+
 def left_rank(calls: Sequence[Mapping[str, Any]], rank: int) -> int:
     """Bytes that went to other ranks by all-to-alls and by sends. Of an all-to-all that C++ made nobody knows
     the parts: they count as even.
@@ -167,20 +191,28 @@ def left_rank(calls: Sequence[Mapping[str, Any]], rank: int) -> int:
 
 
 def _sends(phase: str) -> Judge:
-    """(n - 1)/n of the rank's queries, keys, values and output goes away, and nothing else is sent."""
+    """(n - 1)/n of the rank's queries, keys, values and output goes away each time, and nothing else is
+    sent.
+    """
 
-    def find(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-        b, a, s, d = evidence.case.params["shape"]
-        size = place_of(evidence.case, answer.rank).size
-        numbers = 2 * (a + evidence.case.params["kv_heads"]) * b * (s // size) * d
-        expected = numbers * evidence.inputs["q"].element_size() * (size - 1) // size
-        seen = left_rank(each_once(answer.collectives.get(phase, [])), answer.rank)
-        told = f"{phase}: {expected:,} bytes to other ranks, of queries, keys, values and output"
-        yield Finding(seen == expected, told, f"{seen:,} bytes", answer.rank)
-        other = sorted({op for op, _ in calls_of(answer, phase)} - {"all_to_all", "send", "recv"})
-        yield Finding(not other, f"{phase}: no other communication", ", ".join(other), answer.rank)
+    def find(evidence: Evidence) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for name in (*answer.earlier(phase), phase):
+                yield from _leave(evidence, answer, name)
 
-    return lambda evidence: (f for answer in evidence.answers for f in find(evidence, answer))
+    return find
+
+
+def _leave(evidence: Evidence, answer: RankAnswer, name: str) -> Iterator[Finding]:
+    b, a, s, d = evidence.case.params["shape"]
+    size = place_of(evidence.case, answer.rank).size
+    numbers = 2 * (a + evidence.case.params["kv_heads"]) * b * (s // size) * d
+    expected = numbers * evidence.inputs["q"].element_size() * (size - 1) // size
+    seen = left_rank(each_once(answer.collectives.get(name, [])), answer.rank)
+    told = f"{name}: {expected:,} bytes to other ranks, of queries, keys, values and output"
+    yield Finding(seen == expected, told, f"{seen:,} bytes", answer.rank)
+    other = sorted({op for op, _ in calls_of(answer, name)} - {"all_to_all", "send", "recv"})
+    yield Finding(not other, f"{name}: no other communication", ", ".join(other), answer.rank)
 
 
 def _own_heads(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -208,6 +240,7 @@ def _what_does_not_divide(case: Case) -> tuple[int, int]:
 
 ATTENDED = Run(_attend, _inputs, _own, WholeSequences)
 EVERYTHING = every(on_each(_is_output), _are_gradients)
+MESSAGES = every(_sends("forward"), _sends("backward"), single_numbers_between(0))
 EXERCISE = Exercise(
     "11.ulysses",
     "Heads for tokens",
@@ -225,6 +258,7 @@ EXERCISE = Exercise(
             "The output is that of the whole sequence, for this rank's tokens and all heads.",
             "what came must be joined in the order of ranks: tokens on the way there, heads on the way back",
             {"values": on_each(_is_output)},
+            {"low": on_each(_output_about)},
         ),
         Property(
             "gradients",
@@ -233,6 +267,7 @@ EXERCISE = Exercise(
             "The gradients of q, k and v are those of the whole sequence.",
             "the gradient of an exchange is the exchange the other way round",
             {"values": _are_gradients},
+            {"low": _gradients_about},
         ),
         Property(
             "messages",
@@ -240,8 +275,8 @@ EXERCISE = Exercise(
             2,
             "Forward sends (n-1)/n of the rank's queries, keys, values and output, backward as much.",
             "keys and values were repeated for all heads before they were sent, or gathered",
-            dict.fromkeys(("values", "low"), every(_sends("forward"), _sends("backward"))),
-            {"subgroup": every(_sends("forward"), _sends("backward"))},
+            dict.fromkeys(("values", "low"), MESSAGES),
+            {"subgroup": MESSAGES},
         ),
         Property(
             "own-heads",

@@ -8,11 +8,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
+from labkit.checks.lesson_11.between import recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.partial import PATIENCE, as_views, drawn, tell_changed, unchanged
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
@@ -98,23 +100,32 @@ class WholeLoss(Evidence):
 
 def _lose(rank: Rank) -> None:
     """Answers loss, evaluated, of the later targets and without a graph, and grad, of a second backward of
-    the same graph; recordings forward, backward, that one, and `INFERENCE`. Fact changed.
+    the same graph, and early, of the first; recordings forward, backward, of each, and `INFERENCE`. Fact
+    changed.
     """
-    group, ignore = enter_group(rank), rank.params["ignore"]
+    group = enter_group(rank)
     given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
-    logits, targets = given["logits"].requires_grad_(), given["targets"]
+    logits = given["logits"].requires_grad_()
+    with recorded_throughout(rank):
+        _lose_twice(rank, group, given)
+    tell_changed(rank, given | {"logits": logits.detach()})
+
+
+def _lose_twice(rank: Rank, group: dist.ProcessGroup, given: Inputs) -> None:
+    logits, targets, ignore = given["logits"], given["targets"], rank.params["ignore"]
     more = {} if ignore == IGNORED else {"ignore": ignore}
     with rank.recording("forward"):
         loss = rank.student.sharded_loss(logits, targets, group, **more)
     rank.answer("loss", loss)
     with rank.attempt("gradient"):
-        torch.autograd.grad(WEIGHT * loss, logits, retain_graph=True)
+        with rank.recording("backward"):
+            (early,) = torch.autograd.grad(WEIGHT * loss, logits, retain_graph=True)
+        rank.answer("early", early)
         with rank.recording("backward"):
             (WEIGHT * loss).backward()
     rank.answer("grad", logits.grad)
     with torch.no_grad(), rank.recording(INFERENCE):
         rank.answer("evaluated", rank.student.sharded_loss(logits.detach(), given["later"], group, **more))
-    tell_changed(rank, given | {"logits": logits.detach()})
 
 
 def _copies(inputs: Inputs) -> Inputs:
@@ -144,10 +155,13 @@ def _nothing_rounded(evidence: WholeLoss, answer: RankAnswer) -> Finding:
     return Finding(abs(seen - expected) <= off, told, f"{seen:.7g}", answer.rank)
 
 
-def _is_the_gradient(evidence: WholeLoss, answer: RankAnswer) -> Finding:
-    place = place_of(evidence.case, answer.rank)
-    expected = evidence.references[place.index][1][place.position]
-    return same("this rank's part of the whole loss's gradient", expected, answer, "grad")
+def _is_the_gradient(evidence: WholeLoss) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        expected = evidence.references[place.index][1][place.position]
+        told = "this rank's part of the whole loss's gradient"
+        yield same(told, expected, answer, "grad")
+        yield same(f"{told}, in the first of two backwards", expected, answer, "early")
 
 
 def _sends_two_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
@@ -156,16 +170,20 @@ def _sends_two_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Findi
         sent = sum(num_bytes for _, num_bytes in calls)
         told = f"{phase}: at most {MOST_BYTES} bytes for a sum and a number of targets"
         yield Finding(sent <= MOST_BYTES, told, calls_text(calls), answer.rank)
-    after = calls_of(answer, "backward")
-    yield Finding(not after, "backward: no communication", calls_text(after), answer.rank)
+    for name in (*answer.earlier("backward"), "backward"):
+        after = calls_of(answer, name)
+        yield Finding(not after, "backward: no communication", calls_text(after), answer.rank)
 
 
-def _two_numbers(evidence: Evidence) -> Iterator[Finding]:
+def _in_the_calls(evidence: Evidence) -> Iterator[Finding]:
     return (f for answer in evidence.answers for f in _sends_two_numbers(evidence, answer))
 
 
+_two_numbers = every(_in_the_calls, single_numbers_between(0))
+
+
 LOST = Run(_lose, _inputs, own_entry, WholeLoss)
-BOTH = every(on_each(_is_the_mean), on_each(_mean_without_graph), on_each(_is_the_gradient))
+BOTH = every(on_each(_is_the_mean), on_each(_mean_without_graph), _is_the_gradient)
 EXERCISE = Exercise(
     "11.sharded-loss",
     "One loss over a divided sequence",
@@ -187,7 +205,7 @@ EXERCISE = Exercise(
             2,
             "A rank's gradient is its part of the whole's: the parts of all ranks add up.",
             "divided by the rank's own targets, or n times too large",
-            {"values": on_each(_is_the_gradient)},
+            {"values": _is_the_gradient},
         ),
         Property(
             "two-numbers",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_11.between import THROUGHOUT, as_named, recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.partial import OBJECT_BYTES, as_handed, tell_changed, unchanged
 from labkit.checks.lesson_11.ring import (
     PARTS,
@@ -48,6 +53,16 @@ def _differentiate(rank: Rank) -> None:
     """
     group, trained = enter_group(rank), _trained(rank.case)
     leaves = [as_handed(rank, name).requires_grad_(name in trained) for name in PARTS]
+    grad = as_handed(rank, "grad")
+    with recorded_throughout(rank):
+        _there_and_back(rank, group, leaves, grad)
+    given = {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)}
+    tell_changed(rank, {**given, "grad": grad})
+    for name, leaf in zip(PARTS, leaves, strict=True):
+        rank.answer(f"grad.{name}", leaf.grad)
+
+
+def _there_and_back(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor], grad: Tensor) -> None:
     before = holding()
     with rank.recording("forward"), numbers_given() as read:
         out = rank.student.RingAttention.apply(*leaves, group)
@@ -55,36 +70,40 @@ def _differentiate(rank: Rank) -> None:
     with rank.recording("forward"):
         rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
     rank.answer("out", out)
-    grad = as_handed(rank, "grad")
     with rank.attempt("gradients"):
         needed = [leaf for leaf in leaves if leaf.requires_grad]
         with rank.recording("backward"):
             early = torch.autograd.grad(out, needed, 2.0 * grad, retain_graph=True, allow_unused=True)
         with rank.recording("backward"):
             out.backward(grad)
-        for name, gradient in zip(trained, early, strict=True):
+        for name, gradient in zip(_trained(rank.case), early, strict=True):
             rank.answer(f"early.{name}", None if gradient is None else gradient / 2.0)
     rank.answer("out.later", out)
-    given = {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)}
-    tell_changed(rank, {**given, "grad": grad})
-    for name, leaf in zip(PARTS, leaves, strict=True):
-        rank.answer(f"grad.{name}", leaf.grad)
 
 
 def _keep(rank: Rank) -> None:
     """Facts kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too;
-    circle: whether an output that nobody has any more is still there. Answers out and grad.q, .k, .v.
+    circle: whether an output that nobody has any more is still there; forwards: how many there were.
+    Recording: all that is sent, in these and one backward. Answers out and grad.q, .k, .v.
     """
-    leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
-    rank.fact("kept_bytes", bytes_kept(lambda: lambda: rank.student.RingAttention.apply(*leaves, rank.group)))
-    gc.disable()  # Python's search for circles would find it some time
-    dropped = weakref.ref(rank.student.RingAttention.apply(*leaves, rank.group))
-    rank.fact("circle", dropped() is not None)
-    gc.enable()
-    out = rank.student.RingAttention.apply(*leaves, rank.group)
-    rank.answer("out", out)
-    with rank.attempt("gradients"):
-        out.backward(as_handed(rank, "grad"))
+    leaves, forwards = [as_handed(rank, name).requires_grad_() for name in PARTS], count()
+
+    def forward() -> Tensor:
+        next(forwards)
+        out: Tensor = rank.student.RingAttention.apply(*leaves, rank.group)
+        return out
+
+    with recorded_throughout(rank):
+        rank.fact("kept_bytes", bytes_kept(lambda: forward))
+        gc.disable()  # Python's search for circles would find it some time
+        dropped = weakref.ref(forward())
+        rank.fact("circle", dropped() is not None)
+        gc.enable()
+        out = forward()
+        rank.answer("out", out)
+        with rank.attempt("gradients"):
+            out.backward(as_handed(rank, "grad"))
+    rank.fact("forwards", next(forwards))
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
 
@@ -115,6 +134,17 @@ def _are_gradients_of_many(evidence: Whole) -> Iterator[Finding]:
         for name in PARTS:
             expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
             yield same(_gradient_of(name), expected, answer, f"grad.{name}")
+
+
+def _sends_no_more_meanwhile(evidence: Whole) -> Iterator[Finding]:
+    """Where it is counted what is kept: all forwards and the backward together."""
+    for answer in evidence.answers:
+        judge = sends(THROUGHOUT, partial(_messages_of, answer.facts["forwards"]))
+        yield from judge(Whole(evidence.case, evidence.inputs, [answer]))
+
+
+def _messages_of(forwards: int, ranks: int) -> int:
+    return forwards * 2 * (ranks - 1) + 4 * ranks - 2
 
 
 def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -169,10 +199,11 @@ EXERCISE = Exercise(
                 "values": every(
                     sends("forward", lambda n: 2 * (n - 1)),
                     sends("backward", lambda n: 4 * n - 2),
-                    on_each(lambda _, answer: all_awaited(answer)),
+                    on_each(lambda _, answer: all_awaited(as_named(answer))),
+                    single_numbers_between(0),
                 )
             },
-            {"subgroup": sends("forward", lambda n: 2 * (n - 1))},
+            {"subgroup": sends("forward", lambda n: 2 * (n - 1)), "kept": _sends_no_more_meanwhile},
         ),
         Property(
             "kept",

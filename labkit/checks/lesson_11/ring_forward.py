@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_11.between import as_named, recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.partial import (
     Partial,
     answer_partial,
@@ -35,6 +37,7 @@ from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import all_awaited, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.record.current import current_recorder
+from labkit.record.recorder import Recorder
 
 SHARPER = 1.75  # times the scores: what another `attend` gives is told apart
 
@@ -61,9 +64,16 @@ def _go_round(rank: Rank) -> None:
     group, recorder = enter_group(rank), current_recorder()
     assert recorder is not None
     given = {name: as_handed(rank, name) for name in PARTS}
-    rank.student.ring_forward(*others(*given.values()), group, _block)
+    with recorded_throughout(rank):
+        _four_times(rank, group, recorder, list(given.values()))
+    tell_changed(rank, given)
+
+
+def _four_times(rank: Rank, group: dist.ProcessGroup, recorder: Recorder, given: list[Tensor]) -> None:
+    with rank.recording("forward"):
+        rank.student.ring_forward(*others(*given), group, _block)
     opened, behind = list[list[float]](), set[int]()
-    first, heads = len(recorder.entries), math.prod(given["q"].shape[:-2])
+    first, heads = len(recorder.entries), math.prod(given[0].shape[:-2])
 
     def attend(q: Tensor, k: Tensor, v: Tensor, diagonal: bool) -> Partial:
         behind.update(id(e) for e in recorder.entries[first:] if e.end is None)
@@ -74,13 +84,15 @@ def _go_round(rank: Rank) -> None:
         return _block(q, k, v, diagonal)
 
     with rank.recording("forward"):
-        partial = rank.student.ring_forward(*given.values(), group, attend)
+        partial = rank.student.ring_forward(*given, group, attend)
     messages = [e for e in recorder.entries[first:] if e.op in ("send", "recv")]
     rank.fact("beside", [[e.op, e.num_bytes] for e in messages if id(e) not in behind])
-    rank.student.ring_forward(*(1.0 - t for t in given.values()), group, _block)
+    with rank.recording("forward"):
+        rank.student.ring_forward(*(1.0 - t for t in given), group, _block)
     answer_partial(rank, "ring", partial)
-    answer_partial(rank, "sharper", rank.student.ring_forward(*given.values(), group, _sharper_block))
-    tell_changed(rank, given)
+    with rank.recording("forward"):
+        sharper = rank.student.ring_forward(*given, group, _sharper_block)
+    answer_partial(rank, "sharper", sharper)
     rank.fact("open", opened)
 
 
@@ -176,7 +188,13 @@ EXERCISE = Exercise(
             2,
             "Keys and values go n - 1 steps to the next rank, and nothing else is sent.",
             "the last step needs no message",
-            {"values": every(sends("forward", lambda n: 2 * (n - 1)), on_each(lambda _, a: all_awaited(a)))},
+            {
+                "values": every(
+                    sends("forward", lambda n: 2 * (n - 1)),
+                    on_each(lambda _, answer: all_awaited(as_named(answer))),
+                    single_numbers_between(0),
+                )
+            },
             {"subgroup": sends("forward", lambda n: 2 * (n - 1))},
         ),
         Property(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_11.between import recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.divided_gpt import (
     Spot,
     gpt_cases,
@@ -67,6 +68,16 @@ def _train(rank: Rank) -> None:
     gc.collect()
     rank.fact("held_bytes", held_since(before_it) + read.kept_bytes)
     other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
+    with recorded_throughout(rank):
+        _steps(rank, model)
+    before, held = under("full.", rank.inputs), _held(full)
+    other = {n for n, p in full.named_parameters() if not torch.equal(p, before[n])}
+    del other_model
+    other |= {n for n in given.keys() | held.keys() if given.get(n, given) is not held.get(n, held)}
+    rank.fact("changed", sorted(other))
+
+
+def _steps(rank: Rank, model: Any) -> None:
     _evaluate(rank, model, max(SHORTEST, rank.inputs["ids"].shape[-1] - 2))
     for step in range(STEPS):
         model.zero_grad(set_to_none=not rank.params["zeroed"])
@@ -84,11 +95,6 @@ def _train(rank: Rank) -> None:
         rank.answer(f"trained.{name}", parameter)
     with rank.attempt("losses"):
         rank.answer("shortest", _evaluate(rank, model, SHORTEST))
-    before, held = under("full.", rank.inputs), _held(full)
-    other = {n for n, p in full.named_parameters() if not torch.equal(p, before[n])}
-    del other_model
-    other |= {n for n in given.keys() | held.keys() if given.get(n, given) is not held.get(n, held)}
-    rank.fact("changed", sorted(other))
 
 
 def _evaluate(rank: Rank, model: Any, tokens: int) -> Tensor:
@@ -224,7 +230,7 @@ def _keys_alone(phase: str, *more: str) -> Judge:
     """
 
     def find(evidence: OneProcess, answer: RankAnswer) -> Iterator[Finding]:
-        times = zip(*([*answer.earlier(name), name] for name in (phase, *more)), strict=True)
+        times = _each_time(answer, phase, *more)
         return (finding for names in times for finding in find_in(evidence, answer, names))
 
     def find_in(evidence: OneProcess, answer: RankAnswer, names: Sequence[str]) -> Iterator[Finding]:
@@ -278,6 +284,28 @@ def _summed_once(calls: Sequence[Mapping[str, Any]], state: State) -> bool:
     return kinds <= {*SHARES, "all_gather"} and summed_bytes(calls) <= most
 
 
+def _summed_at_all(evidence: OneProcess) -> Iterator[Finding]:
+    """Where gradients are right somebody has summed them: in backward, or when asked to. Of tables a rank may
+    send less, rows that somebody has looked at.
+    """
+    if not all(finding.passed for finding in GRADIENTS(evidence)):
+        return
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        state = spot.cut(evidence.states["trained"])
+        least = sum(nbytes(t) for n, t in state.items() if n.startswith(("blocks.", "norm.")))
+        told = f"gradients of at least {least:,} bytes summed in backward and `sum_gradients`"
+        for names in _each_time(answer, "backward", "sums") if len(spot.batch) > 1 else ():
+            calls = [c for name in names for c in answer.collectives[name] if c["op"] not in ("send", "recv")]
+            seen = summed_bytes(c for c in calls if not _within(c, spot.tensor))
+            yield Finding(seen >= least, told, f"{seen:,.0f} bytes", answer.rank)
+
+
+def _each_time(answer: RankAnswer, *phases: str) -> Iterator[tuple[str, ...]]:
+    """The names of the recordings of these phases, step by step."""
+    return zip(*([*answer.earlier(name), name] for name in phases), strict=True)
+
+
 def _within(call: Mapping[str, Any], members: list[int]) -> bool:
     return sorted(call["group"]) == sorted(members)
 
@@ -285,7 +313,13 @@ def _within(call: Mapping[str, Any], members: list[int]) -> bool:
 TRAINED = Run(_train, gpt_inputs, hand_part, OneProcess)
 GRADIENTS = _states(*(f"grad.{step}" for step in range(STEPS)))
 ALL = every(_losses, GRADIENTS, _states("trained"))
-TRAFFIC = every(_keys_alone("forward"), _keys_alone("backward", "sums"), _no_more_in_evaluation)
+TRAFFIC = every(
+    _keys_alone("forward"),
+    _keys_alone("backward", "sums"),
+    _no_more_in_evaluation,
+    _summed_at_all,
+    single_numbers_between(MOST_BYTES),
+)
 EXERCISE = Exercise(
     "11.context-parallel-gpt",
     "A whole model on divided sequences",
