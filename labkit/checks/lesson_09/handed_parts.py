@@ -37,11 +37,11 @@ class _Watched:
         return self._streams.own()
 
 
-def watched_parts(made: list[dict[str, Any]]) -> Any:
-    """The library's parts, whose streams are noted in `made`."""
+def watched_parts(made: list[dict[str, Any]], **more: Any) -> Any:
+    """The library's parts, whose streams are noted in `made`. more: parts that stand in for others."""
     from labkit.parallel import library_parts
 
-    return replace(library_parts(), streams=partial(_Watched, made))
+    return replace(library_parts(), streams=partial(_Watched, made), **more)
 
 
 def counted_parts(used: Counter[str]) -> Any:

@@ -16,6 +16,11 @@ from torch import Tensor
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Property, Run, every
 from labkit.checks.lesson_09.given import HIDES, OWN_PARTS, OWN_PARTS_CAUSE, TORCHS_GRIDS
+from labkit.checks.lesson_09.masks import (
+    masks_alike_along_tensor,
+    other_masks_each_time,
+    other_masks_elsewhere,
+)
 from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
 from labkit.checks.lesson_09.training_job import STEPS, plain_model, spot_of
 from labkit.checks.lesson_09.training_judges import (
@@ -25,6 +30,7 @@ from labkit.checks.lesson_09.training_judges import (
     holds_no_other,
     keeps_it_while_training,
     keeps_its_stage,
+    learns_where_measured,
     leaves_the_model,
     losses,
     norms,
@@ -209,7 +215,7 @@ EXERCISE = Exercise(
             },
             {
                 **dict.fromkeys(("dropout", "other-orders", "uneven", "untied"), keeps_its_stage),
-                "three-stages": every(keeps_its_stage, keeps_it_while_training),
+                "three-stages": every(keeps_its_stage, keeps_it_while_training, learns_where_measured),
             },
         ),
         Property(
@@ -232,7 +238,11 @@ EXERCISE = Exercise(
             " all from others with another seed.",
             "the seed that was handed over, on every rank; seeds that meet those of the next run, or do"
             " where there are more stages than replicas",
-            {"dropout": every(streams_by_tensor_group, seeds_differ, seeds_of_many_runs)},
+            {
+                "dropout": every(
+                    streams_by_tensor_group, seeds_differ, seeds_of_many_runs, other_masks_elsewhere
+                )
+            },
         ),
         Property(
             "dropout",
@@ -241,7 +251,15 @@ EXERCISE = Exercise(
             "With dropout, of the embeddings too, what tensor-parallel ranks have whole stays equal; in eval"
             " mode nothing is dropped.",
             "the embedding's dropout is left out, not drawn from the shared stream, or there in eval mode",
-            {"dropout": every(agree_along_tensor, drops_embeddings, rests_in_eval)},
+            {
+                "dropout": every(
+                    agree_along_tensor,
+                    drops_embeddings,
+                    other_masks_each_time,
+                    masks_alike_along_tensor,
+                    rests_in_eval,
+                )
+            },
         ),
         Property(
             "uneven",

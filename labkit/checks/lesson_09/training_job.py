@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from labkit.checks.case import Case
+from labkit.checks.case import Case, Inputs
 from labkit.checks.shared.beside import State
 from labkit.checks.shared.cuts import cut_block, cut_rows, put_under
 from labkit.checks.shared.split import dtype_of, under
@@ -16,6 +17,8 @@ from labkit.theory.grid import placement  # an empty file where this lesson is g
 from labkit.theory.pipeline import layers_of_stages
 
 STEPS = 3
+REPEATS = 2  # of a training of the larger model: the least that one of them keeps is what counts
+SHARP = 4.0  # times the table: losses of other tokens are far apart
 
 
 def plain_model(case: Case) -> Transformer:
@@ -31,6 +34,27 @@ def plain_model(case: Case) -> Transformer:
         tied_embeddings=p["tied"],
     )
     return Transformer(config, explicit_attention).to(dtype_of(case))
+
+
+def larger_case(case: Case) -> Case:
+    """The training of the larger model."""
+    return replace(case, params={**case.params, **case.params["larger"]})
+
+
+def larger_inputs(case: Case, time: int) -> Inputs:
+    """What it is made of, each time: "full.NAME", ids and targets [steps, B, s]. Both sides draw it: it is
+    megabytes for every rank.
+    """
+    generator, found = torch.Generator().manual_seed(case.seed * REPEATS + time), Inputs()
+    for name, parameter in plain_model(case).named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        flat = parameter.dim() == 1
+        found[f"full.{name}"] = 1.0 + noise / 10 if flat else noise / parameter.shape[-1] ** 0.5
+    found["full.tokens.weight"] *= SHARP
+    shape = (STEPS, case.params["sizes"]["dp"] * case.params["rows"], case.params["sequence"])
+    for name in ("ids", "targets"):
+        found[name] = torch.randint(case.params["vocabulary"], shape, generator=generator)
+    return found
 
 
 def asked_in(case: Case, step: int) -> tuple[int, float, float]:

@@ -12,9 +12,18 @@ from torch import Tensor
 from labkit.checks.case import RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_09.training_job import STEPS, asked_in, plain_model, spot_of
+from labkit.checks.lesson_09.training_job import (
+    REPEATS,
+    STEPS,
+    asked_in,
+    larger_case,
+    larger_inputs,
+    plain_model,
+    spot_of,
+)
 from labkit.checks.shared.beside import State, holds_only, nbytes, same
 from labkit.checks.shared.dropped import drops_as_asked
+from labkit.checks.shared.proportion import ROOM
 from labkit.checks.shared.split import loaded, under
 
 TORCHS_ADDED = 1e-6  # to the norm by torch.nn.utils.clip_grad_norm_, against a division by 0
@@ -116,6 +125,24 @@ def keeps_it_while_training(evidence: GridEvidence) -> Iterator[Finding]:
             kept, whole = answer.facts["kept_bytes"], answer.facts["larger_bytes"]
             told = f"no weights of other ranks kept from the steps of a training ({whole:,} bytes are all)"
             yield Finding(kept <= whole / 2, told, f"{kept:,} bytes", answer.rank)
+
+
+def learns_where_measured(evidence: GridEvidence) -> Iterator[Finding]:
+    """In the steps that are measured it trains, as the losses say, about: the rest is for others to say."""
+    measured = [answer for answer in evidence.answers if "kept_bytes" in answer.facts]
+    told = "the losses of one process, about, in the steps whose memory is counted"
+    for time in range(REPEATS) if measured else ():
+        larger = larger_case(evidence.case)
+        reference = GridEvidence(larger, larger_inputs(larger, time), []).reference
+        expected = torch.stack([reference[f"{step}.loss"] for step in range(STEPS)])
+        for answer in measured:
+            seen = answer.tensors[f"larger_losses.{time}"]
+            near = bool(((seen - expected).abs() <= ROOM * expected).all())
+            yield Finding(near, f"{told}: {_listed(expected)}", _listed(seen), answer.rank)
+
+
+def _listed(losses: Tensor) -> str:
+    return ", ".join(f"{loss:.3g}" for loss in losses.tolist())
 
 
 def leaves_the_model(evidence: GridEvidence) -> Iterator[Finding]:

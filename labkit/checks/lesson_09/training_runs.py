@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -15,7 +14,15 @@ from torch import Tensor
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_09.handed_parts import counted_parts, watched_parts
-from labkit.checks.lesson_09.training_job import STEPS, asked_in, plain_model
+from labkit.checks.lesson_09.masks import DROPPED, OF_ANOTHER_SEED, Entered, answer_dropped, noting_block
+from labkit.checks.lesson_09.training_job import (
+    REPEATS,
+    STEPS,
+    asked_in,
+    larger_case,
+    larger_inputs,
+    plain_model,
+)
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes
 from labkit.checks.shared.dropped import note_dropped
@@ -30,7 +37,6 @@ OTHER_SIZES = ({"dp": 2, "pp": 4, "tp": 2}, {"dp": 3, "pp": 2, "tp": 1})
 LARGE_SIZES = ({"dp": 128, "pp": 2, "tp": 1}, {"dp": 2, "pp": 64, "tp": 1})
 SEEDS = (*range(64), 100, 128, 1000, 1024, 4096, 8192, 10_000, 16_384, 65_536)  # that somebody may start from
 FEW_SEEDS = tuple(range(4))  # so few numbers in all that those of a 32-bit hash do not meet by chance
-REPEATS = 2  # the least of so many
 
 
 def _whole(rank: Rank) -> Transformer:
@@ -58,28 +64,33 @@ def train(rank: Rank, **more: Any) -> Any:
 
 def train_larger(rank: Rank) -> None:
     """As `train`. Facts, where the case says what is `larger`: kept_bytes, what that training leaves behind,
-    gradients aside; larger_bytes, those of its model.
+    gradients aside; larger_bytes, those of its model. Answers: larger_losses.TIME, of all its steps.
     """
     train(rank)
     if "larger" in rank.params:
-        larger = replace(rank.case, params={**rank.params, **rank.params["larger"]})
-        rank.fact("kept_bytes", min(bytes_left(_training(rank, larger)) for _ in range(REPEATS)))
+        larger = larger_case(rank.case)
+        rank.fact("kept_bytes", min(_kept(rank, larger, time) for time in range(REPEATS)))
         rank.fact("larger_bytes", sum(map(nbytes, plain_model(larger).parameters())))
 
 
-def _training(rank: Rank, case: Case) -> Callable[[], Any]:
-    """All steps of a new trainer, which is what they give. What its numbers are does not matter."""
-    sizes, full = dict(case.params["sizes"]), plain_model(case).to(rank.device)
+def _kept(rank: Rank, case: Case, time: int) -> int:
+    """Bytes that all steps of a new trainer leave behind. Answers their losses."""
+    sizes, full, found = dict(case.params["sizes"]), plain_model(case).to(rank.device), list[float]()
+    given = {name: tensor.to(rank.device) for name, tensor in larger_inputs(case, time).items()}
+    loaded(full, under("full.", given))
     trainer = rank.student.GPT3D(full, sizes, tuple(case.params["order"]), rank.group, case.seed)
 
     def steps() -> Any:
         for step in range(STEPS):
-            ids, targets = (torch.zeros_like(rank.inputs[name][step]) for name in ("ids", "targets"))
-            trainer.step(ids, targets, *asked_in(case, step))
+            rows = (given[name][step].clone() for name in ("ids", "targets"))
+            loss, _ = trainer.step(*rows, *asked_in(case, step))
+            found.append(float(loss))
         trainer.stage.zero_grad()
         return trainer
 
-    return steps
+    kept = bytes_left(steps)
+    rank.answer(f"larger_losses.{time}", torch.tensor(found, dtype=torch.float64))
+    return kept
 
 
 def train_beside(rank: Rank) -> None:
@@ -126,22 +137,30 @@ def _step(rank: Rank, model: Any) -> Mapping[str, list[Tensor]]:
 
 def train_with_dropout(rank: Rank) -> None:
     """As `train`, each rank's default generator in another state. Facts: streams, as they were made;
-    streams of another seed, those of a trainer that does nothing; seeds, what stream_seed makes of many, a
-    list for each grid; drops_in_eval, whether the first stage does. Answers there: those of `note_dropped`.
+    streams of another seed, those of a trainer that makes one step; seeds, what stream_seed makes of many, a
+    list for each grid; drops_in_eval, whether the first stage does. Answers there: those of `note_dropped`,
+    and what is dropped in the steps, of both seeds.
     """
-    made: list[dict[str, Any]] = []
+    made, entered = list[dict[str, Any]](), Entered()
     torch.manual_seed(100 + rank.rank)
-    trainer = train(rank, parts=watched_parts(made))
+    trainer = train(rank, parts=watched_parts(made, block=noting_block(entered)))
     rank.fact("streams", deepcopy(made))  # as they are now
     first = trainer.stage.tokens is not None
+    if first:
+        answer_dropped(rank, DROPPED, trainer.stage, entered)
     rank.fact("drops_in_eval", first and _gives_two_answers(rank, trainer.stage.eval()))
     if first:
         once = partial(trainer.stage, rank.inputs["ids"][0])
         note_dropped(rank, trainer.stage, rank.params["dropout"], once)
     for name, seed in (("another seed", 0 if rank.case.seed else 1), ("a second trainer", rank.case.seed)):
-        others: list[dict[str, Any]] = []
-        _trainer(rank, _whole(rank), seed, parts=watched_parts(others))
-        rank.fact(f"streams of {name}", others)
+        others, entered = list[dict[str, Any]](), Entered()
+        parts = watched_parts(others, block=noting_block(entered))
+        trainer = _trainer(rank, _whole(rank), seed, parts=parts)
+        rank.fact(f"streams of {name}", deepcopy(others))
+        if name == "another seed":
+            trainer.step(rank.inputs["ids"][0], rank.inputs["targets"][0], *asked_in(rank.case, 0))
+            if first:
+                answer_dropped(rank, OF_ANOTHER_SEED, trainer.stage, entered)
     of_grids = [
         _seeds(rank.student.stream_seed, sizes, SEEDS) for sizes in (rank.params["sizes"], *OTHER_SIZES)
     ]
