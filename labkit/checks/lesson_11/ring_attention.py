@@ -14,7 +14,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_11.between import THROUGHOUT, as_named, recorded_throughout, single_numbers_between
+from labkit.checks.lesson_11.between import BETWEEN, recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.partial import OBJECT_BYTES, as_handed, tell_changed, unchanged
 from labkit.checks.lesson_11.ring import (
     PARTS,
@@ -139,7 +139,7 @@ def _are_gradients_of_many(evidence: Whole) -> Iterator[Finding]:
 def _sends_no_more_meanwhile(evidence: Whole) -> Iterator[Finding]:
     """Where it is counted what is kept: all forwards and the backward together."""
     for answer in evidence.answers:
-        judge = sends(THROUGHOUT, partial(_messages_of, answer.facts["forwards"]))
+        judge = sends(BETWEEN, partial(_messages_of, answer.facts["forwards"]))
         yield from judge(Whole(evidence.case, evidence.inputs, [answer]))
 
 
@@ -199,7 +199,7 @@ EXERCISE = Exercise(
                 "values": every(
                     sends("forward", lambda n: 2 * (n - 1)),
                     sends("backward", lambda n: 4 * n - 2),
-                    on_each(lambda _, answer: all_awaited(as_named(answer))),
+                    on_each(lambda _, answer: all_awaited(answer)),
                     single_numbers_between(0),
                 )
             },

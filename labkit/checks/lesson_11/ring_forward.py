@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_11.between import as_named, recorded_throughout, single_numbers_between
+from labkit.checks.lesson_11.between import recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.partial import (
     Partial,
     answer_partial,
@@ -191,7 +191,7 @@ EXERCISE = Exercise(
             {
                 "values": every(
                     sends("forward", lambda n: 2 * (n - 1)),
-                    on_each(lambda _, answer: all_awaited(as_named(answer))),
+                    on_each(lambda _, answer: all_awaited(answer)),
                     single_numbers_between(0),
                 )
             },
