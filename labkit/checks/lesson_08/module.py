@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
@@ -39,11 +40,19 @@ from labkit.checks.lesson_08.watched import (
     hold_units,
     in_earnest,
     most_in_process,
+    output_follows,
     peaks_stay_small,
     rests_in_shards,
     stays_small,
     three_passes,
     watch,
+)
+from labkit.checks.lesson_08.whole import (
+    Whole,
+    comes_and_goes,
+    comes_and_goes_in_bf16,
+    few_whole,
+    nothing_whole,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
@@ -56,23 +65,28 @@ Pass = Callable[[Rank, nn.Module, int, Sequence[nn.Module]], None]  # all micro-
 def _train(rank: Rank, one_step: Pass) -> None:
     """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP",
     "weights STEP"; facts: trained, of each shard; foreign, how many of them are another module's too, which
-    was sharded before and is in each backward, where the case says so.
+    was sharded before and is in each backward, where the case says so; those of `Whole`.
     """
     group, net = enter_group(rank), handed_net(rank)
     others = [handed_net(rank)] if rank.params.get("another") else []
     prefetch = rank.params["prefetch"]
     beside = [rank.student.FullyShardedModule(other, other.units(), group, prefetch) for other in others]
     foreign = [shard for other in beside for shard in other.shards]
+    whole = Whole(net, net.units(), dist.get_world_size(group))
     sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
+    whole.watch(sharded)
     rank.fact("trained", [shard.requires_grad for shard in sharded.shards])
     rank.fact("foreign", sum(any(shard is theirs for theirs in foreign) for shard in sharded.shards))
     for step in range(STEPS):
         with rank.recording(f"step {step}"):
             one_step(rank, sharded, step, beside)
+        whole.rest("after backward")
         step_plainly(sharded.shards)
         with rank.recording(f"weights {step}"):
             weights = sharded.full_weights()
+        whole.rest("after full_weights")
         answer_weights(rank, weights, step)
+    whole.tell(rank)
 
 
 def _each_by_itself(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
@@ -118,17 +132,24 @@ def _all_at_once(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.
 
 
 def _train_in_bf16(rank: Rank) -> None:
-    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0"."""
+    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0";
+    facts: those of `Whole`.
+    """
     net = TwoSlopes(rank.inputs["w"])
+    whole = Whole(net, list(net.units), rank.world_size)
     sharded = rank.student.FullyShardedModule(net, list(net.units), rank.group, 1)
+    whole.watch(sharded)
     optimizer = torch.optim.SGD(sharded.shards, lr=rank.params["lr"])
     for step in range(BF16_STEPS):
         with rank.recording("step 0") if step == 0 else contextlib.nullcontext():
             for slope in rank.inputs["slope"][step % 2]:
                 sharded(slope).backward()
+        whole.rest("after backward")
         optimizer.step()
         optimizer.zero_grad()
     weights = sharded.full_weights()
+    whole.rest("after full_weights")
+    whole.tell(rank)
     rank.answer("weights 0.w", torch.cat([weights[f"units.{n}.weight"] for n in range(2)]))
 
 
@@ -235,20 +256,22 @@ def _trains(one_step: Pass) -> Run:
 
 
 _ALL = every(outputs_follow, weights_follow)
+_TRAINED = ("values", "tied", "twice", "frozen", "aside", "tiny", "subgroup", "evaluated", "together")
+_OTHERS = [kind for kind in _TRAINED if kind != "frozen"]  # in whose cases what is frozen is not looked at
 
 FULLY_SHARDED_MODULE = Exercise(
     "08.fully-sharded-module",
     "Stage 3: weights that come and go",
     ("FullyShardedModule",),
-    dict.fromkeys(
-        ("values", "tied", "twice", "frozen", "aside", "tiny", "subgroup"), _trains(_each_by_itself)
-    )
+    dict.fromkeys(_TRAINED, _trains(_each_by_itself))
     | {
         "evaluated": _trains(_with_evaluations),
         "together": _trains(_all_at_once),
         "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
         "watched": Run(watch, stack_inputs, own_entry, StackEvidence),
         "watched-calls": Run(watch, stack_inputs, own_entry, StackEvidence),
+        "watched-frozen": Run(watch, stack_inputs, own_entry, StackEvidence),
+        "watched-bf16": Run(watch, stack_inputs, own_entry, StackEvidence),
         "process": Run(hold_units, stack_inputs, own_entry, StackEvidence),
         "homeless": Run(_homeless, net_inputs, hand_own_rows),
     },
@@ -298,7 +321,9 @@ FULLY_SHARDED_MODULE = Exercise(
             {
                 "watched": every(rests_in_shards, in_earnest),
                 "process": every(holds_no_more(most_in_process), follows((0, 2))),
+                "watched-bf16": every(rests_in_shards, output_follows),
             },
+            {**dict.fromkeys(_TRAINED, nothing_whole(frozen=False)), "bf16": nothing_whole()},
         ),
         Property(
             "peak-bytes",
@@ -310,6 +335,10 @@ FULLY_SHARDED_MODULE = Exercise(
                 "watched": every(stays_small, in_earnest),
                 "watched-calls": every(peaks_stay_small, in_earnest),
             },
+            {
+                **dict.fromkeys(("watched-frozen", "watched-bf16"), peaks_stay_small),
+                **dict.fromkeys(_OTHERS, few_whole),
+            },
         ),
         Property(
             "passes",
@@ -318,6 +347,11 @@ FULLY_SHARDED_MODULE = Exercise(
             "Forward gathers each unit once, backward gathers and scatters each once.",
             "an all_reduce of the gradients, or a gather that fetches what is there",
             {"watched": every(three_passes, in_earnest)},
+            {
+                **dict.fromkeys(("watched-frozen", "watched-bf16"), three_passes),
+                **dict.fromkeys(_TRAINED, comes_and_goes()),
+                "bf16": comes_and_goes_in_bf16,
+            },
         ),
         Property(
             "prefetch",
@@ -327,6 +361,7 @@ FULLY_SHARDED_MODULE = Exercise(
             " and nobody has waited for them.",
             "the next unit is gathered when it is needed, or waited for at once, or all are gathered at once",
             {"watched": every(fetches_ahead, goes_on_alone, in_earnest)},
+            dict.fromkeys(("watched-frozen", "watched-bf16"), fetches_ahead),
         ),
         Property(
             "tied-weights",
@@ -353,7 +388,16 @@ FULLY_SHARDED_MODULE = Exercise(
             "What is frozen, a unit or a part of one, stays as it is, is freed and not scattered; a unit that"
             " nobody uses is no trouble.",
             "the frozen and the trained parameters of a unit are in one flat tensor",
-            {"frozen": every(_ALL, scatters_once, gathers_again)},
+            {
+                "frozen": every(
+                    _ALL,
+                    scatters_once,
+                    gathers_again,
+                    nothing_whole(frozen=True),
+                    comes_and_goes(frozen=True),
+                ),
+                "watched-frozen": every(rests_in_shards, in_earnest),
+            },
         ),
         Property(
             "unused-weights",

@@ -207,12 +207,14 @@ class _Called(nn.Sequential):
 
 def stack(case: Case, log: list[float]) -> nn.Sequential:
     """Equal layers whose weights are far larger than what passes through them, which is as large behind the
-    last as before the first.
+    last as before the first. frozen: the numbers of those that are.
     """
     torch.manual_seed(case.seed)
     layers = [Timed(case.params["width"], log) for _ in range(case.params["layers"])]
     for layer in layers:
         layer.linear.weight.data.mul_(3**0.5)  # torch draws them with a third of this variance
+    for number in case.params.get("frozen", ()):
+        layers[number].requires_grad_(False)
     return _Called(layers, calls_of(case)).to(dtype_of(case))
 
 

@@ -41,6 +41,8 @@ def _cases_of_memory(seed: int) -> list[Case]:
         watched_case("sixteen equal layers", 2, seed, 64, 16, 1),
         watched_case("on four ranks, nothing fetched ahead", 4, seed, 48, 16, 0),
         watched_case("two units fetched ahead", 2, seed, 48, 16, 2),
+        watched_case("some layers frozen", 2, seed, 48, 16, 1, "watched-frozen", frozen=[4, 5, 9, 12]),
+        watched_case("layers in bf16", 2, seed, 64, 16, 1, "watched-bf16", dtype="bfloat16"),
         watched_case("all that the process holds", 2, seed, 192, 8, 1, kind="process"),
     ]
 

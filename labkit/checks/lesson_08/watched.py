@@ -19,6 +19,7 @@ from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.lesson_08.stacks import StackEvidence
 from labkit.checks.rank import Rank
 from labkit.checks.shared.proportion import change_since, in_proportion
+from labkit.checks.shared.split import dtype_of
 from labkit.checks.shared.twins import each_once
 from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
 
@@ -148,7 +149,7 @@ def _step(rank: Rank, sharded: Any) -> None:
 
 def _rest(rank: Rank, when: str, before: int) -> None:
     """Fact `when`: the bytes beside those before."""
-    enough = dict(RESTS)[when] * _share(rank.case) + _room(rank.case)
+    enough = _at_rest(rank.case)[when] + _room(rank.case)
     rank.fact(when, bytes_held(before + enough) - before)
 
 
@@ -180,18 +181,38 @@ def _note_backward(out: Tensor, note: Callable[[], None]) -> None:
 
 
 def _unit_bytes(case: Case) -> int:
+    """Of a unit's gradients, or of the masters of its weights."""
     return 4 * int(case.params["width"]) ** 2
+
+
+def _whole_bytes(case: Case) -> int:
+    """Of a unit's weights, while they are whole."""
+    return dtype_of(case).itemsize * int(case.params["width"]) ** 2
 
 
 def _share(case: Case) -> int:
     return case.params["layers"] * _unit_bytes(case) // case.ranks
 
 
+def _share_of_gradients(case: Case) -> int:
+    return _trained(case) * _unit_bytes(case) // case.ranks
+
+
+def _trained(case: Case) -> int:
+    """Units that are not frozen."""
+    return case.params["layers"] - len(case.params.get("frozen", ()))
+
+
 RESTS = (
-    ("at_rest", 1), ("after_forward", 1), ("after_backward", 2), ("after_full_weights", 1),
-    ("after_evaluation", 1), ("after_an_error", 1), ("after_the_next", 1),
+    "at_rest", "after_forward", "after_backward", "after_full_weights", "after_evaluation", "after_an_error",
+    "after_the_next",
 )  # fmt: skip
-"""When a rank rests, and how many shares of a number a parameter it holds then."""
+"""When a rank rests."""
+
+
+def _at_rest(case: Case) -> dict[str, int]:
+    """Bytes of its shards whenever a rank rests, after backward of their gradients too."""
+    return dict.fromkeys(RESTS, _share(case)) | {"after_backward": _share(case) + _share_of_gradients(case)}
 
 
 def _room(case: Case) -> int:
@@ -199,7 +220,7 @@ def _room(case: Case) -> int:
     where Python keeps it, and half a unit for what a module or a backend makes.
     """
     passing = 4 * int(case.params["width"]) * int(case.params["layers"])
-    return passing + _unit_bytes(case) // 2
+    return passing + _whole_bytes(case) // 2
 
 
 def most_in_process(case: Case) -> dict[str, int]:
@@ -226,11 +247,14 @@ def most_in_process(case: Case) -> dict[str, int]:
 def _most(case: Case) -> dict[str, int]:
     """Of each peak: a unit whole in forward, and those fetched ahead; in backward also gradients of two, and
     room for what a backend copies. The gradient of a unit that is called again waits for its last one.
+    Shards of another dtype are rounded for what is under way.
     """
     whole, unit = 1 + case.params["prefetch"], _unit_bytes(case)
     waiting = len(calls_of(case)) - len(set(calls_of(case)))
-    forward = _share(case) + whole * unit + _room(case)
-    return {"forward_peak": forward, "backward_peak": forward + _share(case) + (4 + waiting) * unit}
+    rounded = 0 if _whole_bytes(case) == unit else _whole_bytes(case) // case.ranks
+    forward = _share(case) + whole * (_whole_bytes(case) + rounded) + _room(case)
+    backward = forward + _share_of_gradients(case) + (4 + waiting) * unit
+    return {"forward_peak": forward, "backward_peak": backward}
 
 
 def follows(times: Sequence[int]) -> Judge:
@@ -266,8 +290,8 @@ def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
     case = evidence.case
     slack = _room(case)
     for answer in evidence.answers:
-        for fact, share in RESTS:
-            held, expected = answer.facts[fact], share * _share(case)
+        for fact, expected in _at_rest(case).items():
+            held = answer.facts[fact]
             told = f"{expected:,} bytes {fact.replace('_', ' ')} (all weights: {case.ranks * _share(case):,})"
             yield Finding(expected <= held <= expected + slack, told, f"{held:,}", answer.rank)
 
@@ -315,16 +339,16 @@ def _leave_in_turn(answer: RankAnswer) -> Iterator[Finding]:
 def three_passes(evidence: Evidence) -> Iterator[Finding]:
     """Forward gathers each unit once; backward gathers each once, perhaps not the last, and scatters each."""
     case = evidence.case
-    unit, layers = _unit_bytes(case), case.params["layers"]
-    shard = unit // case.ranks
+    unit, layers, trained = _unit_bytes(case), case.params["layers"], _trained(case)
+    shard = _whole_bytes(case) // case.ranks
     for answer in evidence.answers:
         forward, again = sent(answer, "forward", "all_gather"), sent(answer, "backward", "all_gather")
         scattered = sent(answer, "backward", "reduce_scatter")
         right = forward == [shard] * layers
         told = f"forward: {layers} all_gathers of {shard:,} bytes"
         yield Finding(right, told, str(forward), answer.rank)
-        right = again in ([shard] * layers, [shard] * (layers - 1)) and scattered == [unit] * layers
-        told = f"backward: {layers} all_gathers of {shard:,} bytes, {layers} reduce_scatters of {unit:,}"
+        right = again in ([shard] * layers, [shard] * (layers - 1)) and scattered == [unit] * trained
+        told = f"backward: {layers} all_gathers of {shard:,} bytes, {trained} reduce_scatters of {unit:,}"
         yield Finding(right, told, f"{again} and {scattered}", answer.rank)
         calls = [c for phase in ("forward", "backward") for c in each_once(answer.collectives[phase])]
         others = {c["op"] for c in calls} - {"all_gather", "reduce_scatter"}
@@ -369,8 +393,8 @@ def watched_case(
     kind: str = "watched",
     **params: Any,
 ) -> Case:
-    """Equal layers in float32; `width` squared is divided by the ranks. interrupted: the forward that fails
-    is stopped with a KeyboardInterrupt.
+    """Equal layers, in float32 where the case does not say otherwise; `width` squared is divided by the
+    ranks. interrupted: the forward that fails is stopped with a KeyboardInterrupt. frozen: numbers of layers.
     """
     sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32", **params}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
