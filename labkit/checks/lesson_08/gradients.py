@@ -43,11 +43,12 @@ from labkit.checks.lesson_08.net import (
     weights_follow,
 )
 from labkit.checks.lesson_08.stacks import StackEvidence, stack_inputs
+from labkit.checks.lesson_08.whole import nothing_else
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, nbytes, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.proportion import in_proportion
-from labkit.checks.shared.split import loaded
+from labkit.checks.shared.split import dtype_of, loaded
 from labkit.record.live import LiveBytes, bytes_of_process
 
 MEASURED = (0, 1)  # the second of a rank's rows alone
@@ -205,6 +206,44 @@ def _early(answer: RankAnswer) -> Finding:
     return Finding(right, "a reduce_scatter before the last gradient is there", "none", answer.rank)
 
 
+def leaves_bucket_by_bucket(evidence: Evidence) -> Iterator[Finding]:
+    """Also of a small module, whatever of it is used: in each backward one reduce-scatter a bucket, then one
+    gather a bucket in each `gather_weights`, and nothing else that is large.
+    """
+    case = evidence.case
+    passes = case.params["micro_batches"]
+    between = passes - 1 if case.params.get("gathers_between") else 0
+    for answer in evidence.answers:
+        size = place_of(case, answer.rank).size
+        shares = _shares(case, size)
+        for step in range(STEPS if size > 1 else 0):
+            phase, gather = f"step {step}", f"gather {step}"
+            buckets = passes * [size * share for share in shares]
+            besides = buckets if case.params.get("another") else []  # of the other module, if they leave here
+            yield _sends(answer, phase, "reduce_scatter", buckets, besides)
+            yield _sends(answer, phase, "all_gather", between * shares)
+            yield nothing_else(answer, phase)
+            yield _sends(answer, gather, "all_gather", shares)
+            yield nothing_else(answer, gather)
+
+
+def _shares(case: Case, size: int) -> list[int]:
+    """Bytes of a rank's shard of each bucket."""
+    net = net_of(case)
+    parameters = dict(net.named_parameters())
+    buckets = make_buckets(net, case.params["bucket_bytes"])
+    numbers = (sum(parameters[name].numel() for name in names) for names in buckets)
+    return [-(-number // size) * dtype_of(case).itemsize for number in numbers]
+
+
+def _sends(
+    answer: RankAnswer, phase: str, op: str, expected: Sequence[int], besides: Sequence[int] = ()
+) -> Finding:
+    seen = sorted(sent(answer, phase, op))
+    right = seen in (sorted(expected), sorted([*expected, *besides]))
+    return Finding(right, f"{phase}: {op}s of {sorted(expected)} bytes", str(seen), answer.rank)
+
+
 def stays_small(evidence: Evidence) -> Iterator[Finding]:
     """At the peak: the shards, two buckets, and room for what a backend copies; at the end: the shards."""
     case = evidence.case
@@ -316,6 +355,7 @@ SHARDED_GRADIENTS = Exercise(
             " once by `gather_weights`.",
             "everything was scattered at the end of backward, or all-reduced, or gathered at once",
             {"watched": every(leaves_as_it_comes, stack_shards_follow)},
+            dict.fromkeys(("values", "aside", "unusual", "subgroup"), leaves_bucket_by_bucket),
         ),
         Property(
             "held-bytes",

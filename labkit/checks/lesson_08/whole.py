@@ -55,8 +55,7 @@ class Whole:
         self._at_rest.setdefault(when, set()).update(self._whole())
 
     def tell(self, rank: Rank) -> None:
-        """Facts: AT_REST, names by moment; AT_ONCE, the most units of which something that is
-        trained was whole."""
+        """Facts: AT_REST, names by moment; AT_ONCE, the most units of which something trained was whole."""
         rank.fact(AT_REST, {when: sorted(names) for when, names in self._at_rest.items()})
         rank.fact(AT_ONCE, self._at_once)
 
@@ -135,7 +134,8 @@ def comes_and_goes(frozen: bool = False) -> Judge:
 
     def judge(evidence: Evidence) -> Iterator[Finding]:
         used = [
-            [_Used(evidence.case, rank, step, frozen) for step in range(STEPS)] for rank in _ranks(evidence)
+            [_Used(evidence.case, rank, step, frozen) for step in range(STEPS)]
+            for rank in range(evidence.case.ranks)
         ]
         for answer in evidence.answers:
             members = place_of(evidence.case, answer.rank).members
@@ -144,10 +144,6 @@ def comes_and_goes(frozen: bool = False) -> Judge:
                     yield from _passes(evidence.case, answer, step, [used[rank][step] for rank in members])
 
     return judge
-
-
-def _ranks(evidence: Evidence) -> range:
-    return range(evidence.case.ranks)
 
 
 class _Used:
