@@ -169,6 +169,8 @@ def _module(seed: int) -> list[Case]:
         watched_units("unseen: twenty layers", 2, seed, 48, 20, 1),
         watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0),
         watched_units("unseen: three ahead, interrupted", 2, seed, 64, 14, 3, interrupted=True),
+        watched_units("unseen: frozen layers", 4, seed, 64, 14, 2, "watched-frozen", frozen=[2, 6, 7]),
+        watched_units("unseen: bf16 layers", 4, seed, 64, 14, 0, "watched-bf16", dtype="bfloat16"),
         calls_case("unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14)),
         calls_case("unseen: every other unit", 4, seed, 48, 32, _every_other(draw, 32)),
         unit_case("unseen: three at once", "together", 3, seed, micro_batches=3, prefetch=2, **_net(draw)),
@@ -223,10 +225,14 @@ def _checkpoint(seed: int) -> list[Case]:
     others |= {"j": [7, "uint16"], "k": [11, "complex64"]}
     ones = {"h": [1, "float32"], "i": [1, "float32"]}  # padding only on most ranks
     large = {"a": [30_001, "float64"], "b": [9_002, "bfloat16"]}
+    by_two = {"saved_by": [[1, 2]]}
     return [
         checkpoint_case("unseen: three ranks", "same-ranks", 3, seed, tensors=tensors | others | ones),
         checkpoint_case("unseen: 4 to fewer", "other-ranks", 4, seed, tensors=tensors, load_on=[1, 2, 3]),
         checkpoint_case("unseen: 3 to 2", "other-ranks", 3, seed, tensors=tensors, load_on=[2]),
+        checkpoint_case(
+            "unseen: large, 2 to 4", "other-ranks", 4, seed, tensors=large, **by_two, load_on=[4]
+        ),
         checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large),
         checkpoint_case("unseen: many steps", "several", 2, seed, steps=[10**6, 2, 999_999, 10]),
         checkpoint_case("unseen: again and again", "several", 2, seed, steps=[5] * 12),

@@ -296,6 +296,20 @@ def parts_only(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(largest <= share + 2048, told, f"{largest:,}")
 
 
+def no_more_than_parts(evidence: Evidence) -> Iterator[Finding]:
+    """Also of little, and where fewer ranks save: none writes more than its own parts of all saves."""
+    for answer in evidence.answers:
+        own = sum(
+            nbytes(owned_by(flat, answer.rank - save.first, save.ranks))
+            for save in saves(evidence.case)
+            for flat in save.tensors(evidence.inputs).values()
+            if answer.rank in save.members
+        )
+        written = sum(content for _, _, kind, content in answer.facts["files"] if kind == "safetensors")
+        told = f"at most {own:,} bytes of tensors, its own part of all saves"
+        yield Finding(written <= own, told, f"{written:,} written by this rank", answer.rank)
+
+
 def tells_little(evidence: Evidence) -> Iterator[Finding]:
     """What ranks tell each other while they save is names and counts, not the tensors."""
     for answer in evidence.answers:
@@ -347,6 +361,7 @@ SHARDED_CHECKPOINT = Exercise(
             "Each rank writes its own part, without padding, as safetensors.",
             "the whole tensor was gathered and written, or the padding too, or torch.save was used",
             {"on-disk": every(parts_only, tells_little)},
+            dict.fromkeys(("same-ranks", "other-ranks", "several"), every(no_more_than_parts, tells_little)),
         ),
         Property(
             "newest",

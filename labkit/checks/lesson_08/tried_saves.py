@@ -43,6 +43,9 @@ def checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case(
             "saved by the last 2 of 3", "other-ranks", 3, seed, saved_by=[[1, 2]], load_on=[1, 3]
         ),
+        checkpoint_case(
+            "forty thousand numbers, on other ranks", "other-ranks", 3, seed, tensors=large, load_on=[2, 1]
+        ),
         checkpoint_case("forty thousand numbers", "on-disk", 4, seed, tensors=large),
         checkpoint_case(
             "three steps, one of them twice", "several", 2, seed, steps=[9, 10**6, 10**6 - 1, 10**6]
