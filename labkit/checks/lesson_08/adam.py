@@ -12,19 +12,18 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
-from labkit.checks.lesson_08.held import Life, Look, bytes_held, hold_in_process
+from labkit.checks.lesson_08.held import Life, Look, bytes_beforehand, bytes_held, hold_in_process
 from labkit.checks.lesson_08.net import answer_weights, snapshot
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes
 from labkit.checks.shared.split import dtype_of, loaded
-from labkit.record.live import bytes_of_process
 
 ADAMS_RATE = 0.05  # two steps of it are more than bf16 rounds away
 
 
 def hold_two_steps(rank: Rank) -> None:
     """What two steps of Adam leave in memory. Fact: held_bytes. Answers: "weights 0.NAME"."""
-    before = bytes_of_process()
+    before = bytes_beforehand()
     stepped = _two_steps(rank)(lambda when: None)
     rank.fact("held_bytes", bytes_held(before + most_of_two_steps(rank.case)) - before)
     answer_weights(rank, snapshot(stepped[0]), 0)

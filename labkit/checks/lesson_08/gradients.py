@@ -20,7 +20,7 @@ from labkit.checks.lesson_08.buckets import (
     most_in_process,
     num_buckets,
 )
-from labkit.checks.lesson_08.held import bytes_held, holds_no_more
+from labkit.checks.lesson_08.held import bytes_beforehand, bytes_held, holds_no_more
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     LEARNING_RATE,
@@ -89,7 +89,7 @@ def _watch(rank: Rank) -> None:
     ready: list[float] = []
     for parameter in net.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: ready.append(time.monotonic()))
-    before = bytes_of_process()
+    before = bytes_beforehand()
     sharded = rank.student.ShardedGradients(net, rank.group, rank.params["bucket_bytes"])
     made = bytes_of_process() - before
     first, x = rank.inputs["x"].cpu().split(1)

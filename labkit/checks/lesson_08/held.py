@@ -12,6 +12,7 @@ from labkit.checks.case import Case
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.rank import Rank
 from labkit.checks.shared.held import SETTLES, weighed
+from labkit.checks.shared.holding import bytes_of_names
 from labkit.record.live import bytes_of_process, settled_bytes_of_process
 
 PATIENCE = 3.0  # seconds that a backend's own thread may take, on a busy machine, to let go of a tensor
@@ -23,6 +24,13 @@ PROCESS = "process_bytes"
 Made = TypeVar("Made")
 Look = Callable[[str], None]  # at the process, at a moment of that name
 Life = Callable[[Look], Made]
+
+
+def bytes_beforehand() -> int:
+    """Bytes of all tensors of this process, but for those that a notebook's names lead to: what was set aside
+    there is held, once it is filled.
+    """
+    return bytes_of_process() - bytes_of_names()
 
 
 def bytes_held(enough: int) -> int:
@@ -71,7 +79,7 @@ class _Scale:
     """
 
     def __init__(self, enough: Mapping[str, int]):
-        self.before, self.enough = _least(0, SETTLES), enough
+        self.before, self.enough = _least(0, SETTLES) - bytes_of_names(), enough
         self.found = dict.fromkeys(enough, 0)
         self.patience = PATIENCE_OF_A_LIFE
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge, every
-from labkit.checks.lesson_08.held import CALL_BYTES, Life, Look, bytes_held, hold_in_process
+from labkit.checks.lesson_08.held import CALL_BYTES, Life, Look, bytes_beforehand, bytes_held, hold_in_process
 from labkit.checks.lesson_08.held_back import hold_back
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.lesson_08.stacks import StackEvidence
@@ -21,7 +21,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.proportion import change_since, in_proportion
 from labkit.checks.shared.split import dtype_of
 from labkit.checks.shared.twins import each_once
-from labkit.record.live import LiveBytes, bytes_of_process, tensors_of_process
+from labkit.record.live import LiveBytes, tensors_of_process
 
 SMALL = 2**14  # what a loss is divided by
 
@@ -34,7 +34,7 @@ def watch(rank: Rank) -> None:
     """
     log = list[float]()
     others = tensors_of_process()
-    before = bytes_of_process()
+    before = bytes_beforehand()
     net = stack(rank.case, log)
     sharded = rank.student.FullyShardedModule(net, list(net), rank.group, rank.params["prefetch"])
     _rest(rank, "at_rest", before)
