@@ -341,7 +341,9 @@ def _tell(run: Run) -> None:
         _say(f"  {student}: in doubt: {in_one(doubt)}", err=True)
     for student in run.ungraded:
         _say(f"  {student}: could not be graded in full; run the command again", err=True)
-    sys.exit(1 if run.failed or run.unreadable or run.ungraded else 0)
+    for sentence in run.problems:
+        _say(sentence, err=True)
+    sys.exit(1 if run.failed or run.unreadable or run.ungraded or run.problems else 0)
 
 
 def _course(folder: Path) -> Course:

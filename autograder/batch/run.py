@@ -30,9 +30,12 @@ from autograder.gradebook.course import Course, Submitted
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
 from autograder.gradebook.problems import CourseError, in_words
+from autograder.gradebook.room import check_gradebook, check_records
 from autograder.gradebook.versions import check_can_be_graded
 from autograder.sandbox.sandbox import Sandbox
 from labkit.whole_file import write_whole
+
+CSV = "grades.csv"
 
 FindSandbox = Callable[[bool], Sandbox]
 
@@ -94,6 +97,8 @@ def regrade_course(
                 run.graded.append(submitted.student)
             except Exception as error:
                 run.failed[submitted.student] = in_words(error)
+                check_records(course.root, lesson)
+                check_gradebook(course.db_url)
         return _finished(course, lesson, run)
 
 
@@ -105,6 +110,8 @@ def _ready(course: Course, lesson: str, students: Sequence[str]) -> Iterator[Non
         if not course.has_lesson(lesson):
             course.add_lesson(lesson)
         check_can_be_graded(course.db_url, lesson)
+        check_records(course.root, lesson)
+        check_gradebook(course.db_url)
         there = [submitted.student for submitted in course.submissions(lesson)]
         there += not_gradable(course.root, lesson)
         for student in students:
@@ -184,9 +191,12 @@ def _finished(course: Course, lesson: str, run: Run) -> Run:
     touched = {*run.graded, *run.kept}
     run.ungraded = [r.student for r in records if r.ungraded and r.student in touched]
     run.unreadable = {r.student: r.problem for r in records if r.problem and r.student in touched}
-    listing = listing_of(course, lesson)
-    run.doubts = {who: "; ".join(told) for who, told in listing.doubts.items() if who in touched}
-    folder = course.root / FOLDER / lesson
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "grades.csv", as_csv(listing).encode())
+    try:
+        listing = listing_of(course, lesson)
+        run.doubts = {who: "; ".join(told) for who, told in listing.doubts.items() if who in touched}
+        folder = course.root / FOLDER / lesson
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / CSV, as_csv(listing).encode())
+    except Exception as problem:  # what was done is told all the same
+        run.problems.append(f"{FOLDER}/{lesson}/{CSV} is not up to date: {in_words(problem)}")
     return run

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,8 @@ from autograder.gradebook.course import Course, Submitted, put_in_place
 from autograder.gradebook.handed_in import time_of
 from autograder.gradebook.links import linked, remove_links
 from autograder.gradebook.misplaced import not_gradable
-from autograder.gradebook.problems import CourseError, in_words
+from autograder.gradebook.problems import CannotGoOn, CourseError, in_words
+from autograder.gradebook.room import check_gradebook, check_records
 from labkit import hosts
 from labkit.checks.source.text import visible
 
@@ -39,7 +40,7 @@ class Run:
 
     ungraded: students with an exercise that the harness, not they, failed. unreadable: student -> why what
     they handed in is no notebook: it has no points, and the gradebook says so. doubts: student -> where their
-    work may be instead.
+    work may be instead. problems: what concerns no single student.
     """
 
     graded: list[str] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Run:
     ungraded: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     doubts: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def grade_lesson(
     """Grade what is under submitted/ and not yet graded, or all of it with `force`; then merge.
 
     students: only these. jobs: how many submissions at once. left: who could not be graded elsewhere, and is
-    not graded here -> why.
+    not graded here -> why. CannotGoOn where the course's own disk or gradebook takes nothing more.
     """
     run = Run()
     run.failed.update(not_gradable(course.root, conditions.lesson, students))
@@ -98,8 +100,10 @@ def grade_lesson(
     for submitted in done:
         _finish(course, conditions, submitted, feedback, run.kept, run.failed, told_kept)
 
-    for submitted in graded_in_parallel(course.root, todo, conditions, jobs, told_failed):
-        _finish(course, conditions, submitted, feedback, run.graded, run.failed, on_event)
+    # Closed here and now where it is broken off: what has begun ends while this process holds the course.
+    with contextlib.closing(graded_in_parallel(course.root, todo, conditions, jobs, told_failed)) as graded:
+        for submitted in graded:
+            _finish(course, conditions, submitted, feedback, run.graded, run.failed, on_event)
     return run
 
 
@@ -109,9 +113,9 @@ def graded_in_parallel(
     conditions: Conditions,
     jobs: int,
     on_failure: Callable[[Submitted, str], None],
-) -> Iterable[Submitted]:
+) -> Generator[Submitted, None, None]:
     """Grade each submission and write its record; yields them as they are done. What cannot be graded is told
-    and passed over.
+    and passed over; CannotGoOn where that is because no record can be written.
     """
     waiting = list(reversed(todo))
     running: dict[Future[None], Submitted] = {}
@@ -124,6 +128,7 @@ def graded_in_parallel(
                 submitted = running.pop(future)
                 if (error := future.exception()) is not None:
                     on_failure(submitted, in_words(error))
+                    check_records(root, conditions.lesson)
                 else:
                     yield submitted
 
@@ -133,7 +138,7 @@ def _told_when_broken_off(running: Mapping[Future[None], Submitted]) -> Iterator
     """Where the block is interrupted, who is waited for: what has begun is graded to its end."""
     try:
         yield
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit, CannotGoOn):
         names = ", ".join(
             visible(submitted.student) for future, submitted in running.items() if not future.done()
         )
@@ -197,7 +202,8 @@ def _finish(
     on_event: Callable[[Event], None],
 ) -> None:
     """Bring the gradebook and the feedback page up to a record, unless they are already. Whatever stands in
-    the way is this student's problem, and the others are graded.
+    the way is this student's problem, and the others are graded; unless it is the course that cannot be
+    written to, which is CannotGoOn.
     """
     record = load(course.root, conditions.lesson, submitted.student)
     try:
@@ -207,6 +213,8 @@ def _finish(
     except Exception as error:
         failed[submitted.student] = in_words(error)
         on_event(Event(submitted.student, record, failed[submitted.student]))
+        check_records(course.root, conditions.lesson)
+        check_gradebook(course.db_url)
 
 
 def merge_if_needed(course: Course, lesson: str, submitted: Submitted, feedback: bool) -> None:

@@ -30,9 +30,9 @@ from autograder.gradebook.lateness import read_extensions
 from autograder.gradebook.links import linked, remove_links
 from autograder.gradebook.misplaced import copies_of, in_the_way
 from autograder.gradebook.nbgrader_config import COURSE_FILE, configure
-from autograder.gradebook.nbgrader_private import take_only
+from autograder.gradebook.nbgrader_private import database_errors_go_to, take_only
 from autograder.gradebook.penalties import PresentPenalties
-from autograder.gradebook.problems import CourseError, student_id_problem
+from autograder.gradebook.problems import CourseError, cause_of, student_id_problem, told
 from autograder.gradebook.report import Score
 from autograder.gradebook.roster import read_roster
 from autograder.gradebook.steps import GradeInSandbox, SafeExporter, SaveGrades, scores
@@ -100,8 +100,8 @@ class Course:
         except CourseError:
             raise
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            raise CourseError(f"{self.root / CONFIG_FILE} cannot be used: {told}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise CourseError(f"{self.root / CONFIG_FILE} cannot be used: {why}") from error
 
     def _check_steps(self, autograde: Any) -> None:
         """CourseError where nbgrader would take its own steps, which execute submissions unconfined."""
@@ -145,10 +145,11 @@ class Course:
         """
         for folder in sorted((self.root / "submitted").glob(f"*/{lesson}")):
             student = folder.parent.name
-            if student_id_problem(student) == "" and not linked(folder):
+            if student_id_problem(student) == "":
                 found: list[Path] = []
                 with suppress(OSError):  # a folder that cannot be read, of which `not_gradable` tells
-                    found = _choose(folder, lesson, load(self.root, lesson, student))
+                    if not linked(folder):
+                        found = _choose(folder, lesson, load(self.root, lesson, student))
                 if found:
                     yield Submitted(student, found[0], tuple(visible(p.name) for p in found[1:]))
 
@@ -232,9 +233,11 @@ class Course:
         converter.force = True  # over what an earlier time has written
         here = os.getcwd()
         try:
-            converter.start()
+            with database_errors_go_to(complaints):
+                converter.start()
         except (Exception, SystemExit) as error:
-            raise CourseError(_told(complaints.messages, error)) from error
+            cause = cause_of([*complaints.errors, error])
+            raise CourseError(told(cause) if cause else _told(complaints.messages, error)) from error
         finally:
             os.chdir(here)
 
@@ -341,8 +344,8 @@ def _read_config(root: Path) -> Config:
 
 def _told(complaints: Sequence[str], error: BaseException) -> str:
     """What went wrong: of a traceback, the error at its end; without sentences that only point there."""
-    told = [*complaints, f"{type(error).__name__}: {error}"]
-    lines = [_end_of_traceback(message) for message in told if "the above traceback" not in message]
+    said = [*complaints, f"{type(error).__name__}: {error}"]
+    lines = [_end_of_traceback(message) for message in said if "the above traceback" not in message]
     return "\n".join(list(dict.fromkeys(lines))[-3:])
 
 

@@ -12,6 +12,8 @@ from autograder.grade.grading import digest_of
 from autograder.grade.records import FOLDER, Record, path_of
 from autograder.grade.submitted import read_notebook
 from autograder.gradebook.course import Course, Submitted
+from autograder.gradebook.misplaced import closed, in_the_way
+from autograder.gradebook.problems import in_words
 from labkit.checks import registry
 from labkit.checks.source.notebook import BadNotebook
 
@@ -26,13 +28,24 @@ def doubts_about(course: Course, lesson: str, records: Sequence[Record]) -> dict
     found = {}
     for record in records:
         submitted = there.get(record.student)
-        told = [_gone(course, record)] if submitted is None else list(_elsewhere(record, submitted))
+        try:
+            told = [_gone(course, record)] if submitted is None else list(_elsewhere(record, submitted))
+        except Exception as problem:  # of one student's: the others are told of
+            told = [in_words(problem)]
         if told:
             found[record.student] = told
     return found
 
 
 def _gone(course: Course, record: Record) -> str:
+    folder = course.root / "submitted" / record.student / record.lesson
+    try:
+        in_the_way(folder, record.lesson)
+        next(folder.iterdir(), None)
+    except FileNotFoundError:
+        pass
+    except OSError as problem:
+        return f"{closed(problem)}. These are the points of what was there at {record.graded_at}"
     kept = path_of(course.root, record.lesson, record.student).name
     return (
         f"no notebook lies in submitted/{record.student}/{record.lesson}/ any more: these are the points of "

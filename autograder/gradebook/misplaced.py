@@ -21,12 +21,17 @@ def not_gradable(course: Path, lesson: str, students: Sequence[str] = ()) -> dic
         try:
             why = next(_reasons(folder, lesson), "")
         except OSError as problem:
-            why = f"its folder cannot be looked into ({problem.strerror}): let who grades read it"
+            why = closed(problem)
         except Exception as problem:
             why = in_words(problem)
         if why:
             found[student if student_id_problem(student) == "" else repr(student)] = why
     return {name: why for name, why in found.items() if not students or name in students}
+
+
+def closed(problem: OSError) -> str:
+    """Why nothing is known of what a student's folder holds, and what to do."""
+    return f"its folder cannot be looked into ({problem.strerror}): let who grades read it"
 
 
 def in_the_way(work: Path, lesson: str) -> str:
@@ -68,8 +73,9 @@ def _reasons(folder: Path, lesson: str) -> Iterator[str]:
         return
     for path in sorted(folder.iterdir()):
         if _is_about(path.stem, lesson) or (path / f"{lesson}.ipynb").exists():
-            found = visible(path.name)
-            yield f"expected a folder {lesson}/ with the notebook in it, found {found}; move it there"
+            what = "move it there" if path.is_file() or path.is_dir() else "take it away"
+            found = f"{visible(path.name)}{_kind(path)}"
+            yield f"expected a folder {lesson}/ with the notebook in it, found {found}; {what}"
 
 
 def _is_about(name: str, lesson: str) -> bool:

@@ -5,14 +5,17 @@ Written against nbgrader 0.9; `tests/autograder/test_formgrader.py` tells when a
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import nbgrader.api
 from nbconvert.exporters import Exporter, HTMLExporter
 from nbgrader.converters import GenerateFeedback
 from nbgrader.coursedir import CourseDirectory
@@ -112,6 +115,21 @@ def _copy_what_the_exchange_goes_by(self: Any, assignment: str, student: str) ->
             feedback.mkdir(parents=True, exist_ok=True)
             (feedback / name).unlink(missing_ok=True)
             shutil.copy(graded / name, feedback / name)
+
+
+@contextlib.contextmanager
+def database_errors_go_to(handler: logging.Handler) -> Iterator[None]:
+    """Hand what nbgrader's gradebook logs, which goes by tornado's log, to `handler` alone: it is SQL and a
+    traceback for each error, which is raised too.
+    """
+    log, before = nbgrader.api.app_log, nbgrader.api.app_log.propagate
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = before
+        log.removeHandler(handler)
 
 
 def take_only(converter: Any, found: dict[str, list[str]]) -> None:

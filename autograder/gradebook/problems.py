@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import re
+import shutil
+import sqlite3
 import traceback
+from collections.abc import Iterable
 
 from sqlalchemy.exc import DBAPIError
 
@@ -18,10 +22,21 @@ class CourseError(RuntimeError):
     """Something about the course's folder has to be put right first; the message says what."""
 
 
+class CannotGoOn(CourseError):
+    """The course's own disk or gradebook takes nothing more: to grade on would be in vain."""
+
+
 # What a person can put right, and is told in a sentence. Whatever else is raised is a fault of this program.
 PROBLEMS = (CourseError, CouldNotEnd, OSError, DBAPIError)
 
 
+_AGAIN = "run the command again; what was graded is kept"
+_OF_A_DISK = {
+    errno.ENOSPC: f"make room, and {_AGAIN}",
+    errno.EDQUOT: f"make room, and {_AGAIN}",
+    errno.EROFS: f"mount it so that it can be written to, and {_AGAIN}",
+    errno.EIO: f"the disk, or the server it is on, fails: when it works, {_AGAIN}",
+}
 _GRADEBOOK = (
     "Where another program writes to it, as formgrader does, run the command again when that is done. Where "
     "it is broken, put a copy back; or move it away, and `autograder grade` writes it again from records/, "
@@ -33,10 +48,49 @@ def told(problem: Exception) -> str:
     """What is to be said of one of PROBLEMS, and what to do."""
     match problem:
         case DBAPIError():
-            return f"the gradebook cannot be used: {problem.orig}. {_GRADEBOOK}"
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return f"{problem}: make room, and run the command again; what was graded is kept"
+            why = " ".join(str(problem.orig).split())
+            end = "" if why.endswith(("?", ".")) else "."
+            return f"the gradebook cannot be used: {why}{end} {_of_a_gradebook(problem)}"
+        case shutil.Error(args=[[[source, target, why], *more], *_]):  # as `copytree` raises it, with all
+            others = f", and {len(more)} more could not be copied" if more else ""
+            return f"{source} could not be copied to {target}: {_with_advice(str(why))}{others}"
+        case OSError(errno=number) if number in _OF_A_DISK:
+            return f"{problem}: {_OF_A_DISK[number]}"
     return str(problem)
+
+
+def cause_of(errors: Iterable[BaseException]) -> Exception | None:
+    """The first error of the system's or the gradebook's that these were raised for, or are; None where there
+    is none, or something else was to be told of it.
+    """
+    for error in errors:
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, PROBLEMS):
+            found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+        if isinstance(found, (OSError, DBAPIError)):
+            return found
+    return None
+
+
+def _of_a_gradebook(problem: DBAPIError) -> str:
+    if not isinstance(problem.orig, sqlite3.Error):
+        return (
+            "Expected a server that answers at the address in nbgrader_config.py, c.CourseDirectory.db_url: "
+            f"start it, or correct the address, and {_AGAIN}"
+        )
+    match getattr(problem.orig, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return f"Make room, and {_AGAIN}"
+        case sqlite3.SQLITE_READONLY:
+            return f"Let who grades write to it and to the folder it is in, and {_AGAIN}"
+    return _GRADEBOOK
+
+
+def _with_advice(why: str) -> str:
+    """What an error of the system's says, which is left of it as a text, with what to do."""
+    found = re.match(r"\[Errno (\d+)\]", why)
+    advice = _OF_A_DISK.get(int(found[1])) if found else None
+    return f"{why}: {advice}" if advice else why
 
 
 def in_words(problem: BaseException) -> str:

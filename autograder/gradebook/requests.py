@@ -14,7 +14,7 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.grade.submitted import parse_notebook, read_bytes
 from autograder.gradebook.links import linked
-from autograder.gradebook.problems import student_id_problem
+from autograder.gradebook.problems import in_words, student_id_problem
 from labkit.checks import registry
 from labkit.checks.source.notebook import BadNotebook, grade_id
 from labkit.checks.source.text import visible
@@ -48,10 +48,18 @@ def requests_of(course: Path, db_url: str, lesson: str) -> list[Request]:
         for folder in sorted((course / "submitted").glob(f"*/{lesson}")):
             student = folder.parent.name
             if student_id_problem(student) == "" and not linked(folder):
-                for exercise, reason in requests_in(folder, lesson):
+                for exercise, reason in _asked(folder, lesson):
                     answer = _comment(gradebook, lesson, student, exercise)
                     found.append(Request(student, exercise, reason, answer))
     return sorted(found, key=lambda request: (bool(request.answer), request.student))
+
+
+def _asked(folder: Path, lesson: str) -> list[tuple[str, str]]:
+    """The requests of one student; what keeps them from being read in their place, and in no other's."""
+    try:
+        return requests_in(folder, lesson)
+    except Exception as problem:
+        return [("", f"what is asked cannot be read: {in_words(problem)}"[:LONGEST])]
 
 
 def requests_in(folder: Path, lesson: str) -> list[tuple[str, str]]:
@@ -69,11 +77,13 @@ def requests_in(folder: Path, lesson: str) -> list[tuple[str, str]]:
 
 
 def _lines_of_file(path: Path) -> Iterator[str]:
-    if path.exists():
-        try:
+    try:
+        if path.exists():  # which raises too where the folder is closed
             yield from read_bytes(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
-        except (BadNotebook, OSError) as problem:
-            yield str(problem)
+    except BadNotebook as problem:
+        yield str(problem)
+    except OSError as problem:
+        yield f"{path.name} cannot be read: {problem.strerror}"
 
 
 def _lines_of_notebook(path: Path) -> Iterator[str]:

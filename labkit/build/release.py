@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -67,13 +68,18 @@ def _generate(course: Path, name: str) -> None:
 
 
 class Complaints(logging.Handler):
-    """Keeps what nbgrader logs as errors, which its exception only points to. log: what it is to log to."""
+    """Keeps what nbgrader logs as errors, which its exception only points to. log: what it is to log to.
+    errors: those that were handled when it did.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.messages: list[str] = []
+        self.errors: list[BaseException] = []
         self.log = logging.Logger("labkit.nbgrader")
         self.log.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
+        if (error := sys.exception()) is not None:
+            self.errors.append(error)

@@ -46,10 +46,14 @@ def _made_once() -> TemporaryDirectory[str]:
 
 
 def record(
-    course: Course, student: str, notebook: Mapping[str, Any], changes: Mapping[str, Change] | None = None
+    course: Course,
+    student: str,
+    notebook: Mapping[str, Any],
+    changes: Mapping[str, Change] | None = None,
+    merge: bool = True,
 ) -> Record:
     """Hand in a notebook that earned everything but what `changes` takes (exercise -> what to make of its
-    report), and bring gradebook and feedback up to it.
+    report), and bring gradebook and feedback up to it, unless `merge` is False.
     """
     path = course.root / "submitted" / student / LESSON / f"{LESSON}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +70,8 @@ def record(
         change = (changes or {}).get(exercise.id, lambda report: report)
         made.graded[exercise.id] = Graded(change(passed(exercise.id)))
     save(course.root, made)
-    merge_if_needed(course, LESSON, Submitted(student, path), feedback=True)
+    if merge:
+        merge_if_needed(course, LESSON, Submitted(student, path), feedback=True)
     return made
 
 
