@@ -192,6 +192,7 @@ def report(
     from autograder.gradebook import listing, similar_page
     from autograder.gradebook import ranking as rankings
     from autograder.gradebook import report as reports
+    from autograder.gradebook.named import write_named
 
     name, known = lesson_name(lesson), _course(course)
     if not any(known.submissions(name)) and not known.has_lesson(name):
@@ -213,7 +214,7 @@ def report(
     of_class = listing.listing_of(known, name)
     if csv_file:
         path = Path(f"{name}.csv" if csv_file == "LESSON.csv" else csv_file)
-        path.write_text(listing.as_csv(of_class), encoding="utf-8")
+        write_named(path, listing.as_csv(of_class).encode())
         _say(f"wrote {path}", err=True)
     if of_one is None:
         _say(listing.table(of_class))
@@ -263,6 +264,7 @@ def export(
 ) -> None:
     """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
     from autograder.gradebook import platforms
+    from autograder.gradebook.named import write_named
     from autograder.gradebook.roster import read_roster
     from autograder.gradebook.tables import text_of
 
@@ -286,7 +288,7 @@ def export(
     else:
         text = platforms.moodle_csv(scores, name, roster)
     if output:
-        output.write_text(text, encoding="utf-8", newline="")
+        write_named(output, text.encode())
     else:
         click.echo(text, nl=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from unicodedata import category, normalize
 
 from autograder.grade.records import Record
+from autograder.gradebook.named import write_named
 from labkit.checks.report import Report, Stop
 from labkit.show.style import GREY, PALE, VERMILION
 
@@ -153,4 +155,6 @@ def draw_lost_points(records: Sequence[Record], path: Path) -> None:
     axes.set_xlabel(f"students, % of {len(records)}")
     axes.set_title("Where points are lost", loc="left")
     axes.legend(loc="upper right", bbox_to_anchor=(1, 1.0), fontsize=8)
-    figure.savefig(path, dpi=120)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.lower().removeprefix("."), dpi=120)
+    write_named(path, drawn.getvalue())
