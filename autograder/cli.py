@@ -37,6 +37,11 @@ class _Commands(click.Group):
 
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:  # and SIGTERM and SIGHUP: see `__main__`
+            if ctx.invoked_subcommand == "grade":
+                told_last = "Interrupted: what is graded is kept, and the same command goes on from there."
+                click.echo(told_last, err=True)
+            raise
         except BrokenPipeError:
             raise  # whoever read what is printed has enough: no problem of the course's
         except (*PROBLEMS, BadSettings) as problem:
@@ -195,14 +200,18 @@ def report(
     from autograder.gradebook.named import write_named
 
     name, known = lesson_name(lesson), _course(course)
-    if not any(known.submissions(name)) and not known.has_lesson(name):
-        _say(_not_added(name), err=True)
     if (similar or ranking) and (explain is not None or csv_file or figure or similar == ranking):
         raise click.UsageError("--similar and --ranking are each shown alone, without other options")
     if similar:
+        if not any(known.submissions(name)):
+            _say(f"nothing was handed in for {name}", err=True)
         _say(similar_page.similar(known, name))
         return
     records = load_all(known.root, name)
+    if not known.has_lesson(name):
+        _say(_not_added(name), err=True)
+    elif not records:
+        _say(f"nobody is graded for {name} yet: `autograder grade {name[:2]}` does it", err=True)
     if ranking:
         click.echo(rankings.ranking(records, name))
         return
@@ -287,6 +296,9 @@ def export(
         text = platforms.canvas_csv(scores, name, roster, known.most_points(name), canvas_ids)
     else:
         text = platforms.moodle_csv(scores, name, roster)
+    if into is None:
+        for sentence in platforms.changed_ids(scores, form.capitalize()):
+            _say(sentence, err=True)
     if output:
         write_named(output, text.encode())
     else:
@@ -353,7 +365,8 @@ def _course(folder: Path) -> Course:
 
     if not (folder / CONFIG_FILE).is_file():
         raise click.ClickException(
-            f"{folder.resolve()} is not a course: no {CONFIG_FILE}; `autograder init {folder}`"
+            f"{folder.resolve()} is not a course: no {CONFIG_FILE}. Where the course is another folder, name "
+            f"it: `--course DIRECTORY`. `autograder init {folder}` makes a course of this one"
         )
     return Course(folder)
 
@@ -364,13 +377,17 @@ def _not_added(lesson: str) -> str:
 
 def _record_of(called: str, course: Course, lesson: str) -> Record:
     """The record of a student given by id or name."""
-    from autograder.grade.records import load
+    from autograder.grade.records import load, load_all
+    from autograder.gradebook.problems import did_you_mean
     from autograder.gradebook.roster import read_roster
 
-    found = (load(course.root, lesson, one) for one in read_roster(course.root).ids(called))
+    roster = read_roster(course.root)
+    found = (load(course.root, lesson, one) for one in roster.ids(called))
     record = next((record for record in found if record is not None), None)
     if record is None:
-        raise click.ClickException(f"no record of {called!r} for {lesson}")
+        students = [each.student for each in load_all(course.root, lesson)]
+        meant = did_you_mean(called, [*students, *filter(None, map(roster.name, students))])
+        raise click.ClickException(visible(f"no record of {called!r} for {lesson}{meant}"))
     return record
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from autograder.gradebook.alone import alone
 from autograder.gradebook.course import Course, Submitted
 from autograder.gradebook.listing import as_csv, listing_of
 from autograder.gradebook.misplaced import not_gradable
-from autograder.gradebook.problems import CourseError, in_words
+from autograder.gradebook.problems import CourseError, did_you_mean, in_words
 from autograder.gradebook.room import check_gradebook, check_records
 from autograder.gradebook.versions import check_can_be_graded
 from autograder.sandbox.sandbox import Sandbox
@@ -116,8 +115,7 @@ def _ready(course: Course, lesson: str, students: Sequence[str]) -> Iterator[Non
         there += not_gradable(course.root, lesson)
         for student in students:
             if student not in there:
-                near = difflib.get_close_matches(student, there, cutoff=0.5)
-                meant = f"; did you mean {' or '.join(near)}?" if near else ""
+                meant = did_you_mean(student, there)
                 raise CourseError(f"{student!r} handed in nothing for {lesson}{meant}")
         yield
 

@@ -143,8 +143,8 @@ def _told_when_broken_off(running: Mapping[Future[None], Submitted]) -> Iterator
             visible(submitted.student) for future, submitted in running.items() if not future.done()
         )
         if names:
-            told = f"Interrupted. {names}: graded to the end first, which can take some minutes."
-            print(f"{told} The same command goes on from there.", file=sys.stderr, flush=True)
+            told = f"Broken off. {names}: graded to the end first, which can take some minutes."
+            print(told, file=sys.stderr, flush=True)
         raise
 
 

@@ -9,14 +9,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
-from difflib import get_close_matches
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from nbgrader.api import Gradebook, MissingEntry
 
 from autograder.grade.records import FOLDER
-from autograder.gradebook.problems import CourseError
+from autograder.gradebook.problems import CourseError, did_you_mean
 from autograder.gradebook.tables import table_of, text_of
 from labkit.checks import registry
 from labkit.checks.source.text import visible
@@ -103,8 +102,7 @@ def unused_extensions(course: Path, lesson: str, handed_in: Collection[str]) -> 
     told = []
     for student, digits in read_extensions(course):
         if digits == lesson[:2] and student not in handed_in:
-            near = get_close_matches(student, handed_in, cutoff=0.5)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            meant = did_you_mean(student, handed_in)
             told.append(
                 f"{EXTENSIONS} gives {visible(student)!r} more time for {lesson}, and nobody of that id "
                 f"handed it in{meant}"

@@ -40,6 +40,16 @@ def moodle_csv(scores: Sequence[Score], lesson: str, roster: Roster) -> str:
     return _written(["ID number", "Email address", lesson], rows)
 
 
+def changed_ids(scores: Sequence[Score], platform: str) -> list[str]:
+    """A sentence for each student whom the platform does not find by the id that is written."""
+    return [
+        f"the id {score.student!r} is written as {plain(score.student)!r}, as spreadsheets would take it for "
+        f"a formula, and {platform} finds nobody by that: write the score {score.text or '(none yet)'} there"
+        for score in scores
+        if plain(score.student) != score.student
+    ]
+
+
 def canvas_csv(
     scores: Sequence[Score], lesson: str, roster: Roster, most: float, canvas_ids: bool = False
 ) -> str:

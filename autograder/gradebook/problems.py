@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
 import shutil
@@ -105,6 +106,12 @@ def in_words(problem: BaseException) -> str:
     return "\n".join(
         [f"a fault of the grader, please report it: {type(problem).__name__}: {message}", *trace]
     )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is none of these; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def student_id_problem(student: str) -> str:

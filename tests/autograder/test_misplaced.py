@@ -69,6 +69,14 @@ def test_work_in_another_place_or_form_is_named(tmp_path: Path, path: str) -> No
     assert FILES[path] in why
 
 
+@pytest.mark.parametrize("name", [LESSON, "00.ipynb"])
+def test_what_is_neither_file_nor_folder_is_not_to_be_moved(tmp_path: Path, name: str) -> None:
+    (tmp_path / "submitted" / "ada").mkdir(parents=True)
+    os.mkfifo(tmp_path / "submitted" / "ada" / name)
+    (why,) = not_gradable(tmp_path, LESSON).values()
+    assert why.endswith(f"found {name}, which is no file; take it away")
+
+
 @pytest.mark.parametrize("name", [f"{LESSON}.ipynb", f".{LESSON}.ipynb.part"])
 def test_a_folder_where_a_copy_belongs_is_told_and_nothing_is_graded(tmp_path: Path, name: str) -> None:
     """Unless there is a notebook of the right name, of which no copy is made."""

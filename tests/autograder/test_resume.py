@@ -56,6 +56,7 @@ def test_an_end_in_between_leaves_nothing(
     assert not psutil.wait_procs(inside, timeout=10)[1]
     assert not list(scratch.iterdir())
     said = (course / "grading.txt").read_text()
+    assert "what is graded is kept, and the same command goes on from there" in said
     assert "Aborted" in said
     assert "Traceback" not in said
 

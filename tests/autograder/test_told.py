@@ -163,6 +163,36 @@ def test_a_lesson_that_nobody_added_is_told(course: Course, words: list[str], st
     assert "01_memory_math is not in the gradebook: `autograder grade 01`" in done.stderr
 
 
+def test_a_lesson_that_nobody_added_is_told_whatever_was_handed_in(course: Course) -> None:
+    hand_in(course.root, "bob", notebook(), lesson="01_memory_math")
+    done = CliRunner().invoke(main, ["report", "01", "--course", str(course.root)])
+    assert "01_memory_math is not in the gradebook: `autograder grade 01`" in done.stderr
+
+
+def test_that_nobody_is_graded_is_told(tmp_path: Path) -> None:
+    assert "nobody is graded for 00_collectives yet" in autograder(new_course(tmp_path), "report").stderr
+
+
+def test_whose_record_is_not_there_is_told_with_who_may_be_meant(course: Course) -> None:
+    assert f"no record of 'adda' for {LESSON}; did you mean ada?" in refused(
+        course, "report", "--explain", "adda"
+    )
+    (course.root / "roster.csv").write_text("id,name\nada,Ada Lovelace\n")
+    said = refused(course, "report", "--explain", "ada lovlace")
+    assert "did you mean Ada Lovelace" in said
+
+
+@pytest.mark.parametrize("form", ["moodle", "canvas"])
+def test_an_id_that_no_platform_finds_is_told(course: Course, form: str) -> None:
+    record(course, "-rf", notebook(solution(RING), "# rf"))
+    done = autograder(course, "export", "--to", form)
+    assert done.exit_code == 0
+    assert '"\'-rf"' in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "the id '-rf' is written as \"'-rf\"" in line
+    assert f"{form.capitalize()} finds nobody by that: write the score {MOST} there" in line
+
+
 def test_that_nobody_handed_in_is_told(tmp_path: Path, course: Course) -> None:
     (course.root / "submitted").rename(tmp_path / "elsewhere")
     assert f"expected submitted/STUDENT/{LESSON}/{LESSON}.ipynb" in autograder(course, "grade").stderr
@@ -193,6 +223,7 @@ def test_what_is_no_course_is_left_as_it_is(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["add", "00", "--course", str(tmp_path)])
     assert done.exit_code == 1
     assert "is not a course" in done.stderr
+    assert 0 < done.stderr.index("--course DIRECTORY") < done.stderr.index("autograder init")
     assert list(tmp_path.iterdir()) == []
 
 
