@@ -32,7 +32,14 @@ def alone(course: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        _write(file.fileno(), course / FILE)
         yield
+
+
+def _write(lock: int, path: Path) -> None:
+    """Say in the lock who holds it. OSError names the file: on a full disk nothing else does."""
+    try:
+        os.truncate(lock, 0)
+        os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    except OSError as problem:
+        raise OSError(problem.errno, problem.strerror, str(path)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 import shutil
 import sqlite3
@@ -53,8 +54,8 @@ def told(problem: Exception) -> str:
             end = "" if why.endswith(("?", ".")) else "."
             return f"the gradebook cannot be used: {why}{end} {_of_a_gradebook(problem)}"
         case shutil.Error(args=[[[source, target, why], *more], *_]):  # as `copytree` raises it, with all
-            others = f", and {len(more)} more could not be copied" if more else ""
-            return f"{source} could not be copied to {target}: {_with_advice(str(why))}{others}"
+            others = f", nor {len(more)} more files or folders" if more else ""
+            return f"{source} could not be copied to {target}{others}: {_with_advice(str(why))}"
         case OSError(errno=number) if number in _OF_A_DISK:
             return f"{problem}: {_OF_A_DISK[number]}"
     return str(problem)
@@ -88,10 +89,11 @@ def _of_a_gradebook(problem: DBAPIError) -> str:
 
 
 def _with_advice(why: str) -> str:
-    """What an error of the system's says, which is left of it as a text, with what to do."""
-    found = re.match(r"\[Errno (\d+)\]", why)
-    advice = _OF_A_DISK.get(int(found[1])) if found else None
-    return f"{why}: {advice}" if advice else why
+    """What an error of the system's says, of which a text with all its paths is left, with what to do."""
+    if (found := re.match(r"\[Errno (\d+)\]", why)) is None:
+        return why
+    advice = _OF_A_DISK.get(number := int(found[1]))
+    return f"{os.strerror(number)}: {advice}" if advice else os.strerror(number)
 
 
 def in_words(problem: BaseException) -> str:

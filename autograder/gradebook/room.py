@@ -27,7 +27,7 @@ def check_records(root: Path, lesson: str) -> None:
             file.flush()
             os.fsync(file.fileno())  # some file systems, NFS among them, tell of a full disk only then
     except OSError as problem:
-        raise CannotGoOn(f"nobody is graded, as nothing can be kept in {folder}: {told(problem)}") from None
+        raise CannotGoOn(f"no more is graded, as nothing can be kept in {folder}: {told(problem)}") from None
 
 
 def check_gradebook(db_url: str) -> None:
@@ -45,6 +45,6 @@ def check_gradebook(db_url: str) -> None:
                 connection.rollback()
     except DBAPIError as problem:
         if getattr(problem.orig, "sqlite_errorcode", 0) & 0xFF not in _IN_USE:
-            raise CannotGoOn(f"nobody is graded: {told(problem)}") from None
+            raise CannotGoOn(f"no more is graded: {told(problem)}") from None
     finally:
         engine.dispose()

@@ -22,6 +22,7 @@ from autograder.batch.submissions import Event, grade_lesson
 from autograder.cli import main
 from autograder.grade.grading import Conditions
 from autograder.grade.records import load_all
+from autograder.gradebook.alone import FILE, alone
 from autograder.gradebook.course import CONFIG_FILE, Course
 from autograder.gradebook.problems import CannotGoOn, CourseError, cause_of, told
 from autograder.gradebook.room import check_gradebook, check_records
@@ -86,7 +87,7 @@ def test_the_command_ends_before_anybody_is_graded(closed_gradebook: Course) -> 
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 1
         (line,) = done.stderr.splitlines()
-        assert line.startswith("Error: nobody is graded: the gradebook cannot be used: attempt to write a")
+        assert line.startswith("Error: no more is graded: the gradebook cannot be used: attempt to write a")
     assert [each.student for each in load_all(closed_gradebook.root, LESSON)] == ["ada"]
 
 
@@ -157,11 +158,16 @@ def test_a_copy_of_many_files_is_told_by_the_first(tmp_path: Path) -> None:
     with little_room(10), pytest.raises(shutil.Error) as raised:
         shutil.copytree(tmp_path / "from", tmp_path / "to")
     said = told(raised.value)
-    assert "File too large" in said
-    assert said.endswith(", and 299 more could not be copied")
-    assert len(said) < 1000
+    assert said.endswith(", nor 299 more files or folders: File too large")
     full = shutil.Error([("a", "b", f"[Errno {errno.ENOSPC}] No space left on device")])
-    assert told(full).startswith("a could not be copied to b: [Errno 28] No space left on device: make room")
+    assert told(full).startswith("a could not be copied to b: No space left on device: make room")
+
+
+def test_a_lock_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=FILE), little_room(0), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        assert (tmp_path / FILE).read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_what_an_error_was_raised_for_is_found_unless_something_else_was_to_be_told() -> None:
