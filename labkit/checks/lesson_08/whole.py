@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge
@@ -16,6 +15,7 @@ from labkit.checks.lesson_08.net import STEPS, net_of, sent, uses_both
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, nbytes
 from labkit.checks.shared.places import place_of
+from labkit.torch_private import tree_iter
 
 AGREEMENT = 64  # bytes of a call by which ranks agree on something
 AT_ONCE = "whole at once"  # a fact
@@ -176,7 +176,7 @@ class _Used:
 
     def _note(self, needs: set[int], given: object) -> None:
         self.called |= needs
-        if any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(given)):
+        if any(isinstance(t, Tensor) and t.requires_grad for t in tree_iter(given)):
             self.again |= needs
 
 
