@@ -33,9 +33,11 @@ def bytes_beforehand() -> int:
     return bytes_of_process() - bytes_of_names()
 
 
-def bytes_held(enough: int) -> int:
-    """Bytes of all tensors of this process: as they are if at most `enough`, else the least in PATIENCE."""
-    over, held = time.monotonic() + PATIENCE, bytes_of_process()
+def bytes_held(enough: int, patience: float = PATIENCE) -> int:
+    """Bytes of all tensors of this process: as they are if at most `enough`, else the least in so many
+    seconds.
+    """
+    over, held = time.monotonic() + patience, bytes_of_process()
     while held > enough and time.monotonic() < over:
         held = min(held, settled_bytes_of_process())
     return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -13,7 +14,15 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge, every
-from labkit.checks.lesson_08.held import CALL_BYTES, Life, Look, bytes_beforehand, bytes_held, hold_in_process
+from labkit.checks.lesson_08.held import (
+    CALL_BYTES,
+    PATIENCE,
+    Life,
+    Look,
+    bytes_beforehand,
+    bytes_held,
+    hold_in_process,
+)
 from labkit.checks.lesson_08.held_back import hold_back
 from labkit.checks.lesson_08.net import calls_of, sent, stack, step_plainly
 from labkit.checks.lesson_08.stacks import StackEvidence
@@ -81,8 +90,10 @@ def _watched_step(
     for which there is room.
     """
     leaving: list[float] = []
-    most = _most(rank.case)
-    live = LiveBytes([*others, x], most["forward_peak"])
+    most: dict[str, float] = {**_most(rank.case)}
+    if _held_too_much(rank):
+        most = dict.fromkeys(most, math.inf)
+    live = _PatientOnce([*others, x], most["forward_peak"])
     live.count(tensors_of_process())
     with live:
         with rank.recording("forward") as begin:
@@ -99,6 +110,18 @@ def _watched_step(
     rank.fact("backward_peak", live.peak)
     _rest(rank, "after_backward", before)
     return out
+
+
+class _PatientOnce(LiveBytes):
+    """Waits for what a backend still holds until a peak is above `most` all the same, so that a step of many
+    operations comes to its end.
+    """
+
+    def __torch_dispatch__(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().__torch_dispatch__(*args, **kwargs)
+        if self.peak > self.most:
+            self.most = math.inf
+        return out
 
 
 def small_loss(out: Tensor) -> Tensor:
@@ -150,7 +173,15 @@ def _step(rank: Rank, sharded: Any) -> None:
 def _rest(rank: Rank, when: str, before: int) -> None:
     """Fact `when`: the bytes beside those before."""
     enough = _at_rest(rank.case)[when] + _room(rank.case)
-    rank.fact(when, bytes_held(before + enough) - before)
+    patience = 0.0 if _held_too_much(rank) else PATIENCE
+    rank.fact(when, bytes_held(before + enough, patience) - before)
+
+
+def _held_too_much(rank: Rank) -> bool:
+    """Whether this rank did at rest: nobody waits for it again, so that the case comes to its end."""
+    found = rank.result.facts
+    most = {when: num_bytes + _room(rank.case) for when, num_bytes in _at_rest(rank.case).items()}
+    return any(found[when] > enough for when, enough in most.items() if when in found)
 
 
 def _fail_on_the_way(rank: Rank, sharded: nn.Module, net: nn.Sequential, x: Tensor) -> None:
