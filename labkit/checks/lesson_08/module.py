@@ -2,171 +2,58 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.held import holds_no_more
 from labkit.checks.lesson_08.held_back import goes_on_alone
-from labkit.checks.lesson_08.masters import BF16_STEPS, TwoSlopes, bf16_inputs, masters_are_kept
+from labkit.checks.lesson_08.masters import bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     STEPS,
     TrainedEvidence,
-    answer_weights,
     hand_own_rows,
-    handed_net,
     loss_of,
-    loss_with,
     net_inputs,
     net_of,
     same_bits,
     sent,
-    step_plainly,
     uses_both,
     weights_follow,
 )
+from labkit.checks.lesson_08.stack_bytes import most_in_process
 from labkit.checks.lesson_08.stacks import StackEvidence, stack_inputs
+from labkit.checks.lesson_08.trained import (
+    Pass,
+    all_at_once,
+    each_by_itself,
+    forgotten,
+    homeless,
+    train,
+    train_in_bf16,
+    with_evaluations,
+)
 from labkit.checks.lesson_08.units import module_cases
-from labkit.checks.lesson_08.watched import (
+from labkit.checks.lesson_08.watched import hold_units, watch
+from labkit.checks.lesson_08.watched_judges import (
     fetches_ahead,
     follows,
-    hold_units,
     in_earnest,
-    most_in_process,
     output_follows,
     peaks_stay_small,
     rests_in_shards,
     stays_small,
     three_passes,
-    watch,
 )
-from labkit.checks.lesson_08.whole import (
-    Whole,
-    comes_and_goes,
-    comes_and_goes_in_bf16,
-    few_whole,
-    nothing_whole,
-)
-from labkit.checks.rank import Rank
+from labkit.checks.lesson_08.whole import comes_and_goes, comes_and_goes_in_bf16, few_whole, nothing_whole
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
-from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.places import place_of
 from labkit.checks.shared.split import dtype_of, loaded
-
-Pass = Callable[[Rank, nn.Module, int, Sequence[nn.Module]], None]  # all micro-batches of a step
-
-
-def _train(rank: Rank, one_step: Pass) -> None:
-    """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP",
-    "weights STEP"; facts: trained, of each shard; foreign, how many of them are another module's too, which
-    was sharded before and is in each backward, where the case says so; those of `Whole`.
-    """
-    group, net = enter_group(rank), handed_net(rank)
-    others = [handed_net(rank)] if rank.params.get("another") else []
-    prefetch = rank.params["prefetch"]
-    beside = [rank.student.FullyShardedModule(other, other.units(), group, prefetch) for other in others]
-    foreign = [shard for other in beside for shard in other.shards]
-    whole = Whole(net, net.units(), dist.get_world_size(group))
-    sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
-    whole.watch(sharded)
-    rank.fact("trained", [shard.requires_grad for shard in sharded.shards])
-    rank.fact("foreign", sum(any(shard is theirs for theirs in foreign) for shard in sharded.shards))
-    for step in range(STEPS):
-        with rank.recording(f"step {step}"):
-            one_step(rank, sharded, step, beside)
-        whole.rest("after backward")
-        step_plainly(sharded.shards)
-        with rank.recording(f"weights {step}"):
-            weights = sharded.full_weights()
-        whole.rest("after full_weights")
-        answer_weights(rank, weights, step)
-    whole.tell(rank)
-
-
-def _each_by_itself(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
-    """Forward and backward of one micro-batch after the other."""
-    for m in range(rank.params["micro_batches"]):
-        x = rank.inputs["x"][step, m].clone().requires_grad_(rank.params.get("input_grad", True))
-        out = sharded(x, both=uses_both(rank.case, rank.rank, step))
-        loss_with(out, rank.inputs["target"][step, m], beside, x).backward()
-        rank.answer(f"output {step}.{m}", out)
-        rank.answer(f"input_grad {step}.{m}", x.grad)
-
-
-def _with_evaluations(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
-    """A forward that no backward follows, and one without gradients, before backward and after it. Every
-    other step is made in eval(), which asks for gradients as well.
-    """
-    _evaluate(rank, sharded, step)
-    sharded.train(step % 2 == 0)
-    _each_by_itself(rank, sharded, step, beside)
-    sharded.train()
-    _evaluate(rank, sharded, step)
-
-
-def _evaluate(rank: Rank, sharded: nn.Module, step: int) -> None:
-    both = uses_both(rank.case, rank.rank, step)
-    sharded(rank.inputs["x"][step, 0], both)
-    sharded.eval()
-    with torch.no_grad():
-        sharded(rank.inputs["x"][step, 0], both)
-    sharded.train()
-
-
-def _all_at_once(rank: Rank, sharded: nn.Module, step: int, beside: Sequence[nn.Module]) -> None:
-    """Forward of all micro-batches, and then one backward."""
-    micro_batches = range(rank.params["micro_batches"])
-    xs = [rank.inputs["x"][step, m].clone().requires_grad_() for m in micro_batches]
-    outs = [sharded(x, uses_both(rank.case, rank.rank, step)) for x in xs]
-    of_each = zip(outs, rank.inputs["target"][step], xs, strict=True)
-    torch.stack([loss_with(out, target, beside, x) for out, target, x in of_each]).sum().backward()
-    for m, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        rank.answer(f"output {step}.{m}", out)
-        rank.answer(f"input_grad {step}.{m}", x.grad)
-
-
-def _train_in_bf16(rank: Rank) -> None:
-    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0";
-    facts: those of `Whole`.
-    """
-    net = TwoSlopes(rank.inputs["w"])
-    whole = Whole(net, list(net.units), rank.world_size)
-    sharded = rank.student.FullyShardedModule(net, list(net.units), rank.group, 1)
-    whole.watch(sharded)
-    optimizer = torch.optim.SGD(sharded.shards, lr=rank.params["lr"])
-    for step in range(BF16_STEPS):
-        with rank.recording("step 0") if step == 0 else contextlib.nullcontext():
-            for slope in rank.inputs["slope"][step % 2]:
-                sharded(slope).backward()
-        whole.rest("after backward")
-        optimizer.step()
-        optimizer.zero_grad()
-    weights = sharded.full_weights()
-    whole.rest("after full_weights")
-    whole.tell(rank)
-    rank.answer("weights 0.w", torch.cat([weights[f"units.{n}.weight"] for n in range(2)]))
-
-
-def _homeless(rank: Rank) -> None:
-    """Leave one unit out of the list, or a parameter that is in none. Fact: refusal."""
-    net = handed_net(rank)
-    units = [unit for name, unit in net.named_children() if name not in _forgotten(rank.case)]
-    with rank.expect_error("refusal"):
-        rank.student.FullyShardedModule(net, units, rank.group, 1)
-
-
-def _forgotten(case: Case) -> list[str]:
-    """The unit that is left out of the list, or the parameter."""
-    return [case.params.get("forgotten", "third")]
-
-
-# -- judges
 
 
 def outputs_follow(evidence: TrainedEvidence) -> Iterator[Finding]:
@@ -252,7 +139,7 @@ def gathers_again(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _trains(one_step: Pass) -> Run:
-    return Run(partial(_train, one_step=one_step), net_inputs, hand_own_rows, TrainedEvidence)
+    return Run(partial(train, one_step=one_step), net_inputs, hand_own_rows, TrainedEvidence)
 
 
 _ALL = every(outputs_follow, weights_follow)
@@ -263,17 +150,17 @@ FULLY_SHARDED_MODULE = Exercise(
     "08.fully-sharded-module",
     "Stage 3: weights that come and go",
     ("FullyShardedModule",),
-    dict.fromkeys(_TRAINED, _trains(_each_by_itself))
+    dict.fromkeys(_TRAINED, _trains(each_by_itself))
     | {
-        "evaluated": _trains(_with_evaluations),
-        "together": _trains(_all_at_once),
-        "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
+        "evaluated": _trains(with_evaluations),
+        "together": _trains(all_at_once),
+        "bf16": Run(train_in_bf16, bf16_inputs, own_entry),
         "watched": Run(watch, stack_inputs, own_entry, StackEvidence),
         "watched-calls": Run(watch, stack_inputs, own_entry, StackEvidence),
         "watched-frozen": Run(watch, stack_inputs, own_entry, StackEvidence),
         "watched-bf16": Run(watch, stack_inputs, own_entry, StackEvidence),
         "process": Run(hold_units, stack_inputs, own_entry, StackEvidence),
-        "homeless": Run(_homeless, net_inputs, hand_own_rows),
+        "homeless": Run(homeless, net_inputs, hand_own_rows),
     },
     module_cases,
     (
@@ -414,7 +301,7 @@ FULLY_SHARDED_MODULE = Exercise(
             "Fewer numbers than ranks work, and a unit without parameters or that returns what it was given;"
             " a parameter in no unit is refused with a ValueError that names it.",
             "a rank without elements leaves out a collective, or what lies outside all units is passed over",
-            {"tiny": _ALL, "homeless": is_refused("refusal", "ValueError", names=_forgotten)},
+            {"tiny": _ALL, "homeless": is_refused("refusal", "ValueError", names=forgotten)},
         ),
         Property(
             "subgroup",
