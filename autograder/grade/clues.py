@@ -7,16 +7,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal, cast
 
 import msgspec
 
-import labkit
 from autograder.grade.calls import Calls, arguments_of, classes_named, plain_patterns
 from autograder.grade.detours import ASKED_OF, detours, handed_on, looks_up_a_class
+from autograder.grade.names import (
+    TOO_LONG,
+    bound_names,
+    chain_of,
+    class_names,
+    import_told,
+    imported_names,
+    is_followed,
+    is_one_too_long,
+    renamed_names,
+)
 from autograder.grade.taken_out import taken_out
 from autograder.grade.watched_names import (
     ATTRIBUTES,
@@ -29,9 +36,6 @@ from autograder.grade.watched_names import (
     HAS_ALL_NAMES,
     INTERPRETER,
     KEPT_IN_FILES,
-    MODULES,
-    NEEDED,
-    OF_LABKIT,
     OF_OBJECTS,
     OFTEN_DEFINED,
     ONLY_ASKED,
@@ -100,13 +104,10 @@ class Clues(msgspec.Struct):
 
 
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
-_LABKIT = Path(labkit.__file__).parent
 _WORDS = {
     *("entries", "modules", "rendezvous", "_C", "mro"),  # of ATTRIBUTES: in a text these are plain words
     *("cpu", "clone", "contiguous"),  # of READ_BY
 }
-MOST_PARTS = 30  # of a dotted name that is followed; a person writes five or six
-TOO_LONG = f"goes through more than {MOST_PARTS} names in a row, which are not followed"
 # What a function is called where `_about` in `scan` tells of how it is called.
 _TOLD_BY_CALLS = {name.rpartition(".")[2] for name in (*USUAL, FIELDS, FIELD)}
 OF_A_CLASS = "looks through the entries of a class that it looks up"
@@ -119,11 +120,11 @@ def clues_of(source: str) -> dict[int, Clues]:
 
 
 def _clues_of(statement: ast.stmt) -> Clues:
-    bound, classes = _bound(statement), _classes(statement)
+    bound, classes = bound_names(statement), class_names(statement)
     return Clues(
         [*_clues(statement)],
-        _aliases(statement),
-        _renamed(statement),
+        imported_names(statement),
+        renamed_names(statement),
         [*dict.fromkeys([*bound, *classes])],
         [*dict.fromkeys(name for name in classes if name not in bound)],
     )
@@ -160,8 +161,8 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     nodes = [*ast.walk(statement)]
     asked = {each for node in nodes for each in _only_asked(node)}
     nodes = [node for node in nodes if node not in asked]
-    yield from (Clue(node.lineno, chain=_chain(node), use="handed") for node in _handed_chains(nodes))
-    apart = ((node, _chain(node)) for node in taken_out(nodes))
+    yield from (Clue(node.lineno, chain=chain_of(node), use="handed") for node in _handed_chains(nodes))
+    apart = ((node, chain_of(node)) for node in taken_out(nodes))
     yield from (Clue(node.lineno, chain=chain, use="taken_out") for node, chain in apart if "." in chain)
     around = _Around.of(statement, nodes)
     for node in nodes:
@@ -174,7 +175,7 @@ def _only_asked(node: ast.AST) -> Iterator[ast.expr]:
     """The names of a call that answers a number and leads nowhere, though what it is read from would."""
     match node:
         case ast.Call(func=ast.Attribute(value=home) as function, args=[], keywords=[]):
-            if _chain(function) in ONLY_ASKED:
+            if chain_of(function) in ONLY_ASKED:
                 yield from (function, home)
 
 
@@ -182,7 +183,7 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     """Clues that need no full name to be told, or are about all of a module's names."""
     yield from _of_a_call(node, line, around.calls)
     yield from _halves(node, line, around.calls)
-    if isinstance(node, ast.Attribute) and _is_one_too_long(node):
+    if isinstance(node, ast.Attribute) and is_one_too_long(node):
         yield Clue(line, TOO_LONG)
     if not _reads_modules(node):
         found = (*_suspicions(node), *_of_reading(node), *_of_files(node))
@@ -190,7 +191,7 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     elif node not in around.methods:  # called it is a model's own method, as sys.modules cannot be called
         read = around.read_from.get(cast(ast.expr, node))
         as_sys_has = read is None or read in dir(dict)  # or as a value, to go on with
-        yield Clue(line, chain="" if as_sys_has else _chain(node), use="modules")
+        yield Clue(line, chain="" if as_sys_has else chain_of(node), use="modules")
     match node:
         case ast.Name(id=name, ctx=ast.Load()) if around.imports and name in HAS_ALL_NAMES:
             yield Clue(line, f"reaches for {name}, beside what is imported there")
@@ -199,20 +200,20 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
 def _by_chain(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     """Dotted names, and how they are used."""
     match node:
-        case ast.ImportFrom(module=str(module), names=names) if _is_followed(module):
+        case ast.ImportFrom(module=str(module), names=names) if is_followed(module):
             yield from (Clue(line, chain=f"{module}.{alias.name}", use="given") for alias in names)
         case ast.Name(id=name) if name in HAS_ALL_NAMES or (name in PARTLY and node not in around.read_from):
             yield Clue(line, chain=name, use="read")
-        case ast.Attribute(ctx=context) if chain := _chain(node):
+        case ast.Attribute(ctx=context) if chain := chain_of(node):
             yield Clue(line, chain=chain, use="read" if isinstance(context, ast.Load) else "set")
-        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[target, *_]) if chain := _chain(target):
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[owner, *_]) if chain := chain_of(owner):
             yield Clue(line, chain=chain, use="patched")
-        case ast.Call(func=ast.Name(id="getattr"), args=[target, name, *_]) if chain := _chain(target):
+        case ast.Call(func=ast.Name(id="getattr"), args=[target, name, *_]) if chain := chain_of(target):
             yield from _by_a_name(chain, name, line, as_dtype=node in around.dtypes)
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in TEXTS_OF_NUMBERS:
             yield Clue(line, use="spelled")
         case ast.ClassDef(bases=bases):
-            yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := _chain(base)))
+            yield from (Clue(line, chain=chain, use="base") for base in bases if (chain := chain_of(base)))
 
 
 def _by_a_name(chain: str, name: ast.expr, line: int, as_dtype: bool) -> Iterator[Clue]:
@@ -247,7 +248,7 @@ def _handed_chains(nodes: Sequence[ast.AST]) -> Iterator[ast.Attribute]:
                 passed |= {*asked}
             case ast.Call(args=[function, *_], keywords=named) if any(_unpickles_weights(k) for k in named):
                 passed.add(function)
-    chains = (node for node in nodes if isinstance(node, ast.Attribute) and _chain(node))
+    chains = (node for node in nodes if isinstance(node, ast.Attribute) and chain_of(node))
     yield from (node for node in chains if isinstance(node.ctx, ast.Load) and node not in passed)
 
 
@@ -258,14 +259,14 @@ def _unpickles_weights(given: ast.keyword) -> bool:
 
 def _of_a_call(node: ast.AST, line: int, calls: Calls) -> Iterator[Clue]:
     """How a function is called, where that can matter: a name without a dot may stand for any."""
-    if isinstance(node, ast.Call) and (chain := _chain(node.func)):
+    if isinstance(node, ast.Call) and (chain := chain_of(node.func)):
         _, dot, name = chain.rpartition(".")
         if not dot or name in _TOLD_BY_CALLS:
             yield Clue(line, chain=chain, use="called", arguments=(*arguments_of(node), *calls.about(node)))
         if OF_OBJECTS.fullmatch(name) and node in calls.of_some_ranks:
             yield Clue(line, chain=chain, use="sends")
     for named in _registered_for(node, calls):
-        yield from (Clue(line, chain=_chain(each), use="dispatched") for each in classes_named(named))
+        yield from (Clue(line, chain=chain_of(each), use="dispatched") for each in classes_named(named))
 
 
 def _registered_for(node: ast.AST, calls: Calls) -> list[ast.expr]:
@@ -322,10 +323,10 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
         case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if looks_up_a_class(value):
             yield "replaces something in a class that it looks up"
         case ast.Import(names=names):
-            yield from (TOO_LONG for alias in names if not _is_followed(alias.name))
+            yield from (TOO_LONG for alias in names if not is_followed(alias.name))
             told = (alias for alias in names if alias.asname or alias.name not in PARTLY)
             yield from (why for alias in told if (why := import_told(alias.name)))
-        case ast.ImportFrom(module=str(module)) if not _is_followed(module):
+        case ast.ImportFrom(module=str(module)) if not is_followed(module):
             yield TOO_LONG
         case ast.ImportFrom(module=str(module), names=names):
             if why := import_told(module):
@@ -386,106 +387,3 @@ def _is_put_together(name: ast.expr) -> bool:
     """Whether a name is computed of texts alone, which could have been written as one."""
     looked_up = any(isinstance(each, ast.Name) for each in ast.walk(name))
     return not isinstance(name, ast.Constant | ast.Attribute) and not looked_up
-
-
-def import_told(name: str) -> str:
-    """Why the import of a module is told; empty for one that exercises need, or that is told by its use."""
-    parts = name.split(".", MOST_PARTS)[:MOST_PARTS]
-    known = next((m for m in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if m in MODULES), None)
-    if known:
-        return f"imports {name} ({MODULES[known]})"
-    unneeded = (parts[0] not in NEEDED and _is_installed(parts[0])) or is_inner(name)
-    return f"imports {name}, which no exercise needs" if unneeded else ""
-
-
-@cache
-def _is_installed(package: str) -> bool:
-    """Whether there is such a package or module at all: trying for one that is not leads nowhere."""
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):  # __main__, say
-        return True
-
-
-def is_inner(name: str) -> bool:
-    """Whether it is a module of labkit that is behind what exercises use."""
-    if not name.startswith("labkit.") or name in OF_LABKIT or name.startswith(OF_LABKIT[:2]):
-        return False
-    path = _LABKIT.joinpath(*name.split(".")[1:])
-    try:
-        return path.is_dir() or path.with_suffix(".py").is_file()
-    except OSError:  # a longer name than a file can have
-        return False
-
-
-def _aliases(statement: ast.stmt) -> dict[str, list[str]]:
-    """What each imported name stands for: dist -> torch.distributed. All that it ever does: a name that is
-    imported twice must not hide what it stands for elsewhere.
-    """
-    found: dict[str, list[str]] = {}
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Import):
-            for alias in filter(lambda alias: _is_followed(alias.name), node.names):
-                first = alias.name.split(".")[0]
-                found.setdefault(alias.asname or first, []).append(alias.name if alias.asname else first)
-        elif isinstance(node, ast.ImportFrom) and node.module and _is_followed(node.module):
-            for alias in node.names:
-                found.setdefault(alias.asname or alias.name, []).append(f"{node.module}.{alias.name}")
-    return found
-
-
-def _renamed(statement: ast.stmt) -> dict[str, list[str]]:
-    """What is assigned to a name as it is: Base -> torch.Tensor."""
-    found: dict[str, list[str]] = {}
-    for node in ast.walk(statement):
-        match node:
-            case ast.Assign(targets=targets, value=value) if chain := _chain(value):
-                for name in (target.id for target in targets if isinstance(target, ast.Name)):
-                    found.setdefault(name, []).append(chain)
-            case ast.NamedExpr(target=ast.Name(id=name), value=value) if chain := _chain(value):
-                found.setdefault(name, []).append(chain)
-    return found
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    """Names that are bound anywhere in it, in whatever way, but for classes and imports with a full name."""
-    found = []
-    for node in ast.walk(statement):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                found.append(name)
-            case ast.ImportFrom(level=int(level), names=names) if level:
-                found += [alias.asname or alias.name for alias in names]
-            case ast.keyword() | ast.alias() | ast.ClassDef():
-                pass
-            case _:  # a function, an argument, an error that is caught, a part of a pattern
-                named = (getattr(node, field, None) for field in ("name", "arg", "rest"))
-                found += [name for name in named if isinstance(name, str)]
-    return list(dict.fromkeys(found))
-
-
-def _classes(statement: ast.stmt) -> list[str]:
-    return [node.name for node in ast.walk(statement) if isinstance(node, ast.ClassDef)]
-
-
-def _is_followed(dotted: str) -> bool:
-    return dotted.count(".") < MOST_PARTS
-
-
-def _is_one_too_long(node: ast.Attribute) -> bool:
-    """Whether it is where a row of attributes becomes too long to be followed."""
-    inner: ast.expr = node
-    for _ in range(MOST_PARTS):
-        if not isinstance(inner, ast.Attribute):
-            return False
-        inner = inner.value
-    return not isinstance(inner, ast.Attribute)
-
-
-def _chain(node: ast.AST) -> str:
-    """A plain dotted name as it is written; empty for any other expression, and for one too long."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute) and len(names) < MOST_PARTS - 1:
-        names.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""

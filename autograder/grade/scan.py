@@ -11,14 +11,24 @@ Which of them are flags for an exercise is decided here, from the words alone.
 
 from __future__ import annotations
 
-import builtins
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autograder.grade.calls import ENTERED, IN_A_CLASS, LOOKED_THROUGH, PLACE, UNPACKED, WRITTEN
-from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of, import_told, is_inner
+from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of
 from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
+from autograder.grade.meanings import (
+    MOST_MEANINGS,
+    Meanings,
+    Names,
+    full_names_of,
+    given_whole,
+    meanings_of,
+    merged,
+    stand_for,
+)
+from autograder.grade.names import import_told, is_inner
 from autograder.grade.taken_out import is_watched_at_home
 from autograder.grade.watched_names import (
     ANYWHERE,
@@ -69,7 +79,6 @@ class Flag:
 
 
 _WORD = re.compile(r"\w+")
-MOST_MEANINGS = 20  # that one name has in a submission
 MOST_FLAGS = 100  # that a person is shown of one submission; what more there are is counted
 MOST_LOOKUPS = 20_000  # of what a submission's names may stand for; those of a reference are 200
 TOO_MANY = f"has names stand for more than {MOST_LOOKUPS} things in all, which are not followed"
@@ -83,7 +92,6 @@ PAIRS = {
 }
 LAYERS = "torch.nn.modules"  # torch's own package of them, as in `nn.modules.batchnorm._BatchNorm`
 _CROWDED = f"has {{}} stand for more than {MOST_MEANINGS} things"
-Names = Mapping[str, Sequence[str]]  # what each name may stand for
 
 
 def scan(
@@ -102,9 +110,9 @@ def scan(
     cells = dict(known or {})
     cells |= {label: clues_of(text) for label, text in submission.sources.items() if label not in cells}
     clues = {s: cells[s.cell][s.index] for s in (*submission.statements, *submission.additions)}
-    renamed = _merged(each.renamed for each in clues.values())
-    imported, crowded = _meanings(_merged(each.imported for each in clues.values()), renamed)
-    stands_for = _stand_for(renamed, imported)
+    renamed = merged(each.renamed for each in clues.values())
+    imported, crowded = meanings_of(merged(each.imported for each in clues.values()), renamed)
+    stands_for = stand_for(renamed, imported)
     bound = {name for each in clues.values() for name in each.bound}
     never_else = {} if "*" in imported else {n: full for n, full in imported.items() if n not in bound}
     classes = {name for each in clues.values() for name in each.classes}
@@ -112,7 +120,7 @@ def scan(
     flags = [Flag(_CROWDED.format(name[:60]), holds=True, holds_all=True) for name in crowded]
     flags += _told_of_all(imported, " ".join(submission.sources.values()))
     everything = [clue for found in clues.values() for clue in found.found]
-    meanings = _Meanings(imported, stands_for, never_else, bound, classes, sends_objects)
+    meanings = Meanings(imported, stands_for, never_else, bound, classes, sends_objects)
     if sum(meanings.number(clue) for clue in everything) > MOST_LOOKUPS:
         return [*flags, Flag(TOO_MANY, holds=True, holds_all=True)]
     paired = _paired(everything, meanings)
@@ -144,43 +152,10 @@ def _at_most(most: int, flags: list[Flag]) -> list[Flag]:
     return [*(flag for flag in flags if flag in shown), more]
 
 
-def _meanings(imported: Names, renamed: Names) -> tuple[dict[str, list[str]], list[str]]:
-    """What each name stands for, with those that modules were assigned to (`m = torch.nn.functional` is as an
-    import of it), and those that a module gives all its names to; and which names stand for too much.
-    """
-    found: dict[str, list[str]] = {}
-    crowded: dict[str, None] = {}
-    after: dict[str, list[tuple[str, str]]] = {}  # by its first name: a chain's rest, and who is given it
-    for name, chains in renamed.items():
-        for first, _, rest in (chain.partition(".") for chain in chains):
-            after.setdefault(first, []).append((rest, name))
-    left = [(name, full) for name, fulls in imported.items() for full in fulls]
-    left += [(name, f"{home}.{name}") for home in _given_whole(imported) for name in exported(home)]
-    left += [("builtins", "builtins")] if "builtins" not in imported else []
-    while left:
-        name, full = left.pop()
-        known = found.setdefault(name, [])
-        if full in known:
-            continue
-        if len(known) == MOST_MEANINGS and name != "*":
-            crowded[name] = None
-            continue
-        known.append(full)
-        for rest, given in after.get(name, []):
-            if module := module_of(f"{full}.{rest}" if rest else full):
-                left.append((given, module))
-    return found, [*crowded]
-
-
-def _given_whole(imported: Names) -> list[str]:
-    """The modules of which all names are imported."""
-    return [full.removesuffix(".*") for full in imported.get("*", []) if full.endswith(".*")]
-
-
 def _told_of_all(imported: Names, text: str) -> Iterator[Flag]:
     """Flags for names that `from module import *` brings and the text has: as if they were imported alone."""
     words = set(_WORD.findall(text))
-    for home in _given_whole(imported):
+    for home in given_whole(imported):
         for name in sorted(words.intersection(exported(home))):
             why = import_told(f"{home}.{name}")
             if name in ATTRIBUTES or why:
@@ -188,48 +163,7 @@ def _told_of_all(imported: Names, text: str) -> Iterator[Flag]:
                 yield Flag(why, holds=_can_forge(why), holds_all=name in LEADS_ANYWHERE or _finds_checks(why))
 
 
-def _stand_for(renamed: Names, imported: Names) -> dict[str, list[str]]:
-    """The full names of what is assigned to each name, as far as imports tell."""
-    fulls = {
-        n: list(dict.fromkeys(f for c in chains for f in _full(c, imported))) for n, chains in renamed.items()
-    }
-    return {name: found[:MOST_MEANINGS] for name, found in fulls.items()}
-
-
-@dataclass(frozen=True)
-class _Meanings:
-    """What the names of a submission stand for. imported: by imports, and by what modules are assigned to;
-    stands_for: the full names of what is assigned to names; never_else: those of `imported` that nothing but
-    imports binds, in any statement; bound: names that something else binds; classes: those of these that
-    nothing but classes binds. sends_objects: as `scan` is told.
-    """
-
-    imported: Names
-    stands_for: Names
-    never_else: Names
-    bound: set[str]
-    classes: set[str]
-    sends_objects: bool
-
-    def number(self, clue: Clue) -> int:
-        """How many full names a clue's may be."""
-        first = clue.chain.partition(".")[0]
-        return len(self.imported.get(first, ())) + len(self.stands_for.get(first, ()))
-
-    def of(self, clue: Clue) -> Iterator[str]:
-        """The full names that a clue's may be."""
-        first, dot, rest = clue.chain.partition(".")
-        yield from [clue.chain] if clue.use == "given" else _full(clue.chain, self.imported)
-        yield from (full + dot + rest for full in self.stands_for.get(first, ()))
-
-    def is_a_class(self, chain: str) -> bool:
-        """Whether a name stands for a class, for all that is known: no text of the student's."""
-        first = chain.partition(".")[0]
-        own = first in self.classes and first == chain
-        return first in self.never_else or own or (first not in self.bound and hasattr(builtins, first))
-
-
-def _paired(clues: Iterable[Clue], meanings: _Meanings) -> dict[str, list[str]]:
+def _paired(clues: Iterable[Clue], meanings: Meanings) -> dict[str, list[str]]:
     """By how something is used: what that is with its other half, where the submission has both."""
     uses = {clue.use for clue in clues}
     halves: set[str] = {*uses}
@@ -244,7 +178,7 @@ def _paired(clues: Iterable[Clue], meanings: _Meanings) -> dict[str, list[str]]:
     return found
 
 
-def _has_fields(clue: Clue, meanings: _Meanings) -> bool:
+def _has_fields(clue: Clue, meanings: Meanings) -> bool:
     """Whether it has a dataclass's fields, and does more with them than to read what they are."""
     match clue.use:
         case "called" if LOOKED_THROUGH not in clue.arguments and FIELDS in meanings.of(clue):
@@ -256,7 +190,7 @@ def _has_fields(clue: Clue, meanings: _Meanings) -> bool:
     return False
 
 
-def _reasons(clue: Clue, meanings: _Meanings, forbids: Sequence[str], dispatches: bool) -> Iterator[str]:
+def _reasons(clue: Clue, meanings: Meanings, forbids: Sequence[str], dispatches: bool) -> Iterator[str]:
     """Why a clue is a flag, with what these names stand for. dispatches: whether functions are chosen by a
     class, for which the texts of annotations are run.
     """
@@ -265,7 +199,7 @@ def _reasons(clue: Clue, meanings: _Meanings, forbids: Sequence[str], dispatches
         yield clue.why
         return
     if clue.use == "modules":
-        if set(_full(clue.chain, meanings.never_else)) != {LAYERS}:
+        if set(full_names_of(clue.chain, meanings.never_else)) != {LAYERS}:
             yield "reaches for modules"
         return
     if clue.use == "dispatched":
@@ -277,7 +211,7 @@ def _reasons(clue: Clue, meanings: _Meanings, forbids: Sequence[str], dispatches
         yield from (
             f"reaches for {clue.chain}, which has {name} ({MODULES[name]})" for name in sorted(modules)
         )
-    for written in [clue.chain] if clue.use == "given" else _full(clue.chain, imported):
+    for written in [clue.chain] if clue.use == "given" else full_names_of(clue.chain, imported):
         yield from _by_identity(written)
         for dotted in full_names(written):
             yield from _about(dotted, clue, forbids, meanings.sends_objects)
@@ -428,19 +362,3 @@ def _is_private(name: str) -> bool:
     return any(p.startswith("_") and not PRIVATE_BUT_USUAL.fullmatch(p) for p in parts[1:]) or any(
         not OF_PYTREE.fullmatch(part) for part in of_pytree
     )
-
-
-def _full(chain: str, imported: Names) -> list[str]:
-    """The full names that a chain such as dist.ProcessGroup may stand for; none when its first is no
-    import.
-    """
-    first, dot, rest = chain.partition(".")
-    return [full + dot + rest for full in imported.get(first, ["builtins"] if first == "builtins" else [])]
-
-
-def _merged(tables: Iterable[Names]) -> Names:
-    """All that each name stands for, in any of the tables."""
-    found: dict[str, list[str]] = {}
-    for name, full in (item for table in tables for item in table.items()):
-        found[name] = list(dict.fromkeys([*found.get(name, []), *full]))
-    return found

@@ -1,0 +1,120 @@
+"""The names that a statement imports, binds and reads, and which imports no exercise needs."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import labkit
+from autograder.grade.watched_names import MODULES, NEEDED, OF_LABKIT
+
+_LABKIT = Path(labkit.__file__).parent
+MOST_PARTS = 30  # of a dotted name that is followed; a person writes five or six
+TOO_LONG = f"goes through more than {MOST_PARTS} names in a row, which are not followed"
+
+
+def import_told(name: str) -> str:
+    """Why the import of a module is told; empty for one that exercises need, or that is told by its use."""
+    parts = name.split(".", MOST_PARTS)[:MOST_PARTS]
+    known = next((m for m in (".".join(parts[:n]) for n in range(len(parts), 0, -1)) if m in MODULES), None)
+    if known:
+        return f"imports {name} ({MODULES[known]})"
+    unneeded = (parts[0] not in NEEDED and _is_installed(parts[0])) or is_inner(name)
+    return f"imports {name}, which no exercise needs" if unneeded else ""
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    """Whether there is such a package or module at all: trying for one that is not leads nowhere."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # __main__, say
+        return True
+
+
+def is_inner(name: str) -> bool:
+    """Whether it is a module of labkit that is behind what exercises use."""
+    if not name.startswith("labkit.") or name in OF_LABKIT or name.startswith(OF_LABKIT[:2]):
+        return False
+    path = _LABKIT.joinpath(*name.split(".")[1:])
+    try:
+        return path.is_dir() or path.with_suffix(".py").is_file()
+    except OSError:  # a longer name than a file can have
+        return False
+
+
+def imported_names(statement: ast.stmt) -> dict[str, list[str]]:
+    """What each imported name stands for: dist -> torch.distributed. All that it ever does: a name that is
+    imported twice must not hide what it stands for elsewhere.
+    """
+    found: dict[str, list[str]] = {}
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import):
+            for alias in filter(lambda alias: is_followed(alias.name), node.names):
+                first = alias.name.split(".")[0]
+                found.setdefault(alias.asname or first, []).append(alias.name if alias.asname else first)
+        elif isinstance(node, ast.ImportFrom) and node.module and is_followed(node.module):
+            for alias in node.names:
+                found.setdefault(alias.asname or alias.name, []).append(f"{node.module}.{alias.name}")
+    return found
+
+
+def renamed_names(statement: ast.stmt) -> dict[str, list[str]]:
+    """What is assigned to a name as it is: Base -> torch.Tensor."""
+    found: dict[str, list[str]] = {}
+    for node in ast.walk(statement):
+        match node:
+            case ast.Assign(targets=targets, value=value) if chain := chain_of(value):
+                for name in (target.id for target in targets if isinstance(target, ast.Name)):
+                    found.setdefault(name, []).append(chain)
+            case ast.NamedExpr(target=ast.Name(id=name), value=value) if chain := chain_of(value):
+                found.setdefault(name, []).append(chain)
+    return found
+
+
+def bound_names(statement: ast.stmt) -> list[str]:
+    """Names that are bound anywhere in it, in whatever way, but for classes and imports with a full name."""
+    found = []
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                found.append(name)
+            case ast.ImportFrom(level=int(level), names=names) if level:
+                found += [alias.asname or alias.name for alias in names]
+            case ast.keyword() | ast.alias() | ast.ClassDef():
+                pass
+            case _:  # a function, an argument, an error that is caught, a part of a pattern
+                named = (getattr(node, field, None) for field in ("name", "arg", "rest"))
+                found += [name for name in named if isinstance(name, str)]
+    return list(dict.fromkeys(found))
+
+
+def class_names(statement: ast.stmt) -> list[str]:
+    """Of the classes that are defined anywhere in it."""
+    return [node.name for node in ast.walk(statement) if isinstance(node, ast.ClassDef)]
+
+
+def is_followed(dotted: str) -> bool:
+    """Whether a dotted name has no more than MOST_PARTS names."""
+    return dotted.count(".") < MOST_PARTS
+
+
+def is_one_too_long(node: ast.Attribute) -> bool:
+    """Whether it is where a row of attributes becomes too long to be followed."""
+    inner: ast.expr = node
+    for _ in range(MOST_PARTS):
+        if not isinstance(inner, ast.Attribute):
+            return False
+        inner = inner.value
+    return not isinstance(inner, ast.Attribute)
+
+
+def chain_of(node: ast.AST) -> str:
+    """A plain dotted name as it is written; empty for any other expression, and for one too long."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute) and len(names) < MOST_PARTS - 1:
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
