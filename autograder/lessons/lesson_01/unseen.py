@@ -302,6 +302,8 @@ def _utilization_calls(random: Random) -> Iterable[Call]:
     yield call("all-gpus", _gpt(random), 96, random.uniform(2, 9), random.choice([24, 256]), other)
     yield call("own-parts", _llama(random), 256, random.uniform(2, 9), 16, GPUS["H200 141 GB"])
     yield call("all-gpus", _gpt(random), 8, random.uniform(0.2, 0.8), 8, h100)
+    # sequences that are shared among GPUs, as with model parallelism
+    yield call("all-gpus", _gpt(random), 8 * random.randint(2, 6) + 4, random.uniform(2, 9), 8, other)
 
 
 def _fits_calls(random: Random) -> Iterable[Call]:
