@@ -21,8 +21,8 @@ def buckets_case(
     name: str, parameters: list[Spec], bucket_bytes: int, seed: int, behind: int = 1, kind: str = "values"
 ) -> Case:
     """Parameters that go into buckets of so many bytes. behind: so many times a parameter's memory is behind
-    it, which is a view where that is more than once. They are handed over in a list, or in a tuple where the
-    kind is "tuple".
+    it, which is a view with gaps where that is more than once. They are handed over in a list, or in a tuple
+    where the kind is "tuple".
     """
     specs = [[list(shape), dtype, asks] for shape, dtype, asks in parameters]
     params = {"parameters": specs, "bucket_bytes": bucket_bytes, "behind": behind}
@@ -62,7 +62,7 @@ def _cases(seed: int) -> list[Case]:
 def _parameters(case: Case) -> list[nn.Parameter]:
     behind = case.params["behind"]
     return [
-        nn.Parameter(torch.zeros(behind, *shape, dtype=getattr(torch, dtype))[0], requires_grad=asks)
+        nn.Parameter(torch.zeros(*shape, behind, dtype=getattr(torch, dtype))[..., 0], requires_grad=asks)
         for shape, dtype, asks in case.params["parameters"]
     ]
 

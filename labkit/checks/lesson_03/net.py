@@ -78,15 +78,19 @@ EVERY_LAYER = ["first", "second", "last", "aside"]
 
 
 class Pointwise(nn.Module):
-    """A linear layer without bias whose weight has four dimensions, [out, in, 1, 1], as a convolution's."""
+    """A linear layer without bias whose weight has four dimensions, [out, in, 1, 1], as a convolution's: a
+    module that has a child and owns a parameter.
+    """
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__()
         self.out_features = out_features
         self.weight = nn.Parameter(torch.zeros(out_features, in_features, 1, 1))
+        self.after = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight[..., 0, 0])
+        out: Tensor = self.after(F.linear(x, self.weight[..., 0, 0]))
+        return out
 
 
 class Net(nn.Module):
