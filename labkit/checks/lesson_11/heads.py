@@ -26,6 +26,7 @@ from labkit.checks.lesson_11.partial import (
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import calls_of, is_refused, on_each, same, stays_in_group
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.twins import each_once
@@ -115,8 +116,9 @@ def _attend(rank: Rank) -> None:
     group = enter_group(rank)
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
     with recorded_throughout(rank):
-        _attend_three_times(rank, group, leaves)
-    tell_changed(rank, {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)})
+        given = leaves if rank.case.kind == "values" else [as_inside(leaf) for leaf in leaves]
+        _attend_three_times(rank, group, given)
+    tell_changed(rank, {name: tensor.detach() for name, tensor in zip(PARTS, given, strict=True)})
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
 

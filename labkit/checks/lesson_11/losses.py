@@ -18,6 +18,7 @@ from labkit.checks.lesson_11.between import recorded_throughout, single_numbers_
 from labkit.checks.lesson_11.partial import PATIENCE, as_views, drawn, tell_changed, unchanged
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 
 IGNORED = -100
@@ -105,13 +106,15 @@ def _lose(rank: Rank) -> None:
     """
     group = enter_group(rank)
     given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
-    logits = given["logits"].requires_grad_()
+    leaf = given["logits"].requires_grad_()
+    if rank.case.kind != "subgroup":
+        given["logits"] = as_inside(leaf)
     with recorded_throughout(rank):
-        _lose_twice(rank, group, given)
-    tell_changed(rank, given | {"logits": logits.detach()})
+        _lose_twice(rank, group, given, leaf)
+    tell_changed(rank, given | {"logits": given["logits"].detach()})
 
 
-def _lose_twice(rank: Rank, group: dist.ProcessGroup, given: Inputs) -> None:
+def _lose_twice(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tensor) -> None:
     logits, targets, ignore = given["logits"], given["targets"], rank.params["ignore"]
     more = {} if ignore == IGNORED else {"ignore": ignore}
     with rank.recording("forward"):
@@ -119,11 +122,11 @@ def _lose_twice(rank: Rank, group: dist.ProcessGroup, given: Inputs) -> None:
     rank.answer("loss", loss)
     with rank.attempt("gradient"):
         with rank.recording("backward"):
-            (early,) = torch.autograd.grad(WEIGHT * loss, logits, retain_graph=True)
+            (early,) = torch.autograd.grad(WEIGHT * loss, leaf, retain_graph=True)
         rank.answer("early", early)
         with rank.recording("backward"):
             (WEIGHT * loss).backward()
-    rank.answer("grad", logits.grad)
+    rank.answer("grad", leaf.grad)
     with torch.no_grad(), rank.recording(INFERENCE):
         rank.answer("evaluated", rank.student.sharded_loss(logits.detach(), given["later"], group, **more))
 

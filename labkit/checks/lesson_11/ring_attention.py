@@ -31,6 +31,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.holding import held_since, holding
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.places import enter_group
 
@@ -87,10 +88,11 @@ def _keep(rank: Rank) -> None:
     Recording: all that is sent, in these and one backward. Answers out and grad.q, .k, .v.
     """
     leaves, forwards = [as_handed(rank, name).requires_grad_() for name in PARTS], count()
+    given = [as_inside(leaf) for leaf in leaves]
 
     def forward() -> Tensor:
         next(forwards)
-        out: Tensor = rank.student.RingAttention.apply(*leaves, rank.group)
+        out: Tensor = rank.student.RingAttention.apply(*given, rank.group)
         return out
 
     with recorded_throughout(rank):

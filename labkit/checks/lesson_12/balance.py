@@ -14,6 +14,7 @@ from labkit.checks.lesson_12.exchange import CROSSED, own_names
 from labkit.checks.lesson_12.reference import drawn_experts
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
 from labkit.checks.shared.twins import each_once
@@ -97,7 +98,8 @@ def _balance(rank: Rank) -> None:
     with rank.recording("loss"):
         rank.student.balance_loss(probabilities.detach().flip(-1), experts, group)
     with rank.recording("loss"):
-        loss = rank.student.balance_loss(probabilities, experts, group)
+        given = probabilities if rank.case.kind == "values" else as_inside(probabilities)
+        loss = rank.student.balance_loss(given, experts, group)
     rank.answer("loss", loss.reshape(()))
     with rank.attempt("gradients"), rank.recording("backward"):
         (WEIGHT * loss).backward()

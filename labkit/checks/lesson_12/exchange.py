@@ -16,6 +16,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, on_each, same, stays_in_group
 from labkit.checks.shared.company import in_company, on_each_in_company
 from labkit.checks.shared.holding import holding
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn
@@ -173,7 +174,7 @@ def _there_and_back(rank: Rank) -> None:
     leaf = rank.inputs["rows"].clone().requires_grad_()
     sent, received = (rank.inputs[name].tolist() for name in ("sent", "received"))
     with rank.recording("forward"):
-        there = rank.student.AllToAll.apply(leaf, sent, received, group)
+        there = rank.student.AllToAll.apply(as_inside(leaf), sent, received, group)
     with rank.recording("home"):
         home = rank.student.AllToAll.apply(there * rank.inputs["grad"], received, sent, group)
     rank.answer("out", home)

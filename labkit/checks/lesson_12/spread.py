@@ -31,6 +31,7 @@ from labkit.checks.lesson_12.reference import decided_tokens
 from labkit.checks.lesson_12.routing import ROUTE_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import SCALE, STEPS, descend, on_each, same, stays_in_group
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of
 
@@ -143,8 +144,14 @@ def _answer_experts(
             rank.answer(f"{name}.{number}.{parameter_name}", what(parameter))
 
 
-def _tokens(rank: Rank, step: int) -> Tensor:
-    return rank.inputs[f"tokens.{step}"].clone().requires_grad_(rank.rank not in rank.params.get("plain", []))
+def _tokens(rank: Rank, step: int, inside: bool) -> Tensor:
+    """The rank's own, as they are or as a layer gives them. Their gradient is kept."""
+    asks = rank.rank not in rank.params.get("plain", [])
+    tokens = rank.inputs[f"tokens.{step}"].clone().requires_grad_(asks)
+    if inside and asks:
+        tokens = as_inside(tokens)
+        tokens.retain_grad()
+    return tokens
 
 
 def _once(rank: Rank) -> None:
@@ -156,7 +163,7 @@ def _once(rank: Rank) -> None:
     group = enter_group(rank)
     module, router, experts = _build(rank, group)
     watched = Watched(experts)
-    tokens = _tokens(rank, 0)
+    tokens = _tokens(rank, 0, inside=rank.case.kind != "values")
     others = rank.inputs["tokens.1"].clone()
     with rank.recording("forward"):
         out = module(tokens)
@@ -170,7 +177,8 @@ def _once(rank: Rank) -> None:
     module.train()
     if rank.case.kind == "again":
         with rank.recording("again"):
-            module(_tokens(rank, 1)[FIRST_AGAIN:])  # another micro-batch, whose backward is not due yet
+            another = _tokens(rank, 1, inside=True)[FIRST_AGAIN:]
+            module(another)  # a micro-batch whose backward is not due yet
     rank.fact("again", watched.so_far())
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * rank.inputs["grad"]).sum().backward()
@@ -191,7 +199,7 @@ def _train(rank: Rank, group: dist.ProcessGroup) -> None:
     for step in range(STEPS):
         module.train(step == 0)
         module.zero_grad()
-        tokens = _tokens(rank, step)
+        tokens = _tokens(rank, step, inside=step > 0)
         forward, backward = (f"{phase} {step}" for phase in STEP_PHASES)
         with rank.recording(forward):
             out = module(tokens)
