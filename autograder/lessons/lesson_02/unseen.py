@@ -9,7 +9,7 @@ from random import Random
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_02.layerwise import layerwise_case
-from labkit.checks.lesson_02.offloading import offload_case, wide_layers, with_buffers, with_dropout
+from labkit.checks.lesson_02.offload_cases import offload_case, wide_layers, with_buffers, with_dropout
 from labkit.checks.lesson_02.partitions import model_costs, partition_case, partition_refusals
 from labkit.checks.lesson_02.remote_stages import stage_case
 from labkit.checks.lesson_02.small_layers import Specs, with_orders

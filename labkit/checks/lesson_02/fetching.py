@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import nn
 
 from labkit import devices
@@ -14,7 +15,13 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Finding, Judge
 from labkit.checks.lesson_02.device_time import HOST_LINK
-from labkit.checks.lesson_02.small_layers import BesidePlain, activation_bytes, build_layers, tensor_bytes
+from labkit.checks.lesson_02.small_layers import (
+    TOLD,
+    BesidePlain,
+    activation_bytes,
+    build_layers,
+    tensor_bytes,
+)
 from labkit.checks.shared.beside import PlainSeat, Seat, State
 
 LARGE = 512  # times the rows of x, whose activations are then larger than what may lie beside the layers
@@ -106,6 +113,20 @@ def computes(*kinds: str) -> Judge:
                 seen = evidence.answers[0].tensors.get(name)
                 wrong = difference(expected.float(), None if seen is None else seen.float())
                 yield Finding(wrong is None, told, wrong or "")
+
+    return judge
+
+
+def finite(*kinds: str) -> Judge:
+    """What came back of these kinds is made of numbers: a copy that nobody waited for has none."""
+
+    def judge(evidence: Watched) -> Iterator[Finding]:
+        for name, seen in evidence.answers[0].tensors.items():
+            kind, _, number = name.partition(".")
+            if kind in kinds:
+                wrong = int((~torch.isfinite(seen)).sum())
+                told = f"{TOLD[kind].format(number=number)}: finite, as weights that have arrived give it"
+                yield Finding(not wrong, told, f"{wrong} of {seen.numel()} values not finite")
 
     return judge
 
