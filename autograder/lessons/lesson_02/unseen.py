@@ -98,6 +98,7 @@ def _offload_cases(seed: int) -> list[Case]:
     width, count = draw.choice([56, 72]), draw.randint(6, 8)
     lead = [draw.randint(1, 3), draw.randint(2, 4)]
     wide, narrow = wide_layers(width, count), wide_layers(draw.randint(22, 27), 6)
+    ids: Specs = [["lookup", width, width], *wide[:5]]
     return _hidden(
         [
             offload_case("some", "values", layers, draw.randint(1, 5), lead, seed),
@@ -106,6 +107,8 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("memory", "watched", wide, draw.randint(1, 3), [1], seed),
             offload_case("memory, narrow layers", "watched", narrow, draw.randint(1, 2), [1], seed),
             offload_case("late, wide layers", "late", wide, draw.randint(0, 4), [1], seed),
+            offload_case("memory, dropout", "watched-language", with_dropout(wide[:6]), 1, [1], seed),
+            offload_case("memory, token ids", "watched-language", ids, 0, [2], seed),
             offload_case("buffers on their way", "watched-buffers", with_buffers(wide), 0, [2], seed),
             offload_case("late", "late", layers, draw.randint(0, 4), lead, seed),
             offload_case("buffers", "buffers", with_buffers(layers), draw.randint(0, 5), lead, seed),

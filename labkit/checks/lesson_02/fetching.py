@@ -20,6 +20,8 @@ from labkit.checks.lesson_02.small_layers import (
     BesidePlain,
     activation_bytes,
     build_layers,
+    drops,
+    same_random_numbers,
     tensor_bytes,
 )
 from labkit.checks.shared.beside import PlainSeat, Seat, State
@@ -45,7 +47,8 @@ class Watched(BesidePlain):
     def _watched(self, evaluating: bool) -> State:
         seat, model = PlainSeat(), nn.Sequential(*build_layers(self.case, self.inputs))
         model.train(not evaluating)
-        out = model(self.inputs["x"])
+        with same_random_numbers():
+            out = model(self.inputs["x"])
         seat.answer("inferred", out)
         seat.answer("output", out)
         out.backward(self.inputs["grad_output"])
@@ -65,19 +68,28 @@ class Sizes:
     def __init__(self, case: Case, inputs: Inputs) -> None:
         layers = build_layers(case, inputs)
         self.resident: int = case.params["resident"]
+        trained = [[p for p in layer.parameters() if p.requires_grad] for layer in layers]
+        self.trained = [sum(p.numel() * p.element_size() for p in parameters) for parameters in trained]
         self.plain = [sum(tensor_bytes(layer, parameters_only=True)) for layer in layers]
         self.layers = [sum(map(devices.rounded, tensor_bytes(layer))) for layer in layers]
         self.gradients = [
             sum(map(devices.rounded, tensor_bytes(layer, parameters_only=True))) for layer in layers
         ]
         self.buffers = sum(sum(tensor_bytes(layer)) for layer in layers) - sum(self.plain)
+        self.of_buffers = sum(self.layers) - sum(self.gradients)  # all may stay on the device
         self.activations = activation_bytes(case, inputs)
         self.x = self.activations[0]
         self.at_rest = sum(self.layers[: self.resident])
         offloaded = self.layers[self.resident :]
         self.pair = 2 * max(offloaded) if len(offloaded) > 1 else sum(offloaded)  # as two buffers hold them
-        flowing = sum(map(devices.rounded, self.activations))  # much beside layers that are narrow
-        self.slack = max(offloaded, default=0) // 2 + flowing
+        flowing = list(map(devices.rounded, self.activations))  # much beside layers that are narrow
+        masks = sum(flowing[1:]) if any(map(drops, layers)) else 0
+        self.slack = max(offloaded, default=0) // 2 + sum(flowing) + masks
+
+    @property
+    def last(self) -> int:
+        """Bytes of the last layer that has weights."""
+        return next((size for size in reversed(self.plain) if size), 0)
 
     def offloaded(self, upto: int | None = None) -> int:
         """Bytes of the weights of the offloaded layers, up to layer `upto` where one is given."""
@@ -87,8 +99,10 @@ class Sizes:
 
 def answer_large_batch(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
     """Forward and backward of LARGE times the rows of x. Answers: large, the mean of all rows."""
+    x = inputs["x"]
     model.zero_grad()
-    out = model(inputs["x"].repeat(LARGE, 1))
+    with same_random_numbers():
+        out = model(x.repeat(LARGE, *[1] * (x.ndim - 1)))
     out.sum().backward()
     seat.answer("large", out.detach().mean(0))
 
@@ -134,7 +148,7 @@ def finite(*kinds: str) -> Judge:
 def stays_in_bounds(evidence: Watched) -> Iterator[Finding]:
     """Resident layers are there all the time; beside them there is never more than the bound allows."""
     sizes, facts = evidence.sizes, evidence.answers[0].facts
-    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack
+    at_rest, spare = sizes.at_rest, sizes.pair + sizes.slack + sizes.of_buffers
     resident_gradients = sum(sizes.gradients[: sizes.resident])
     gradient = max(sizes.gradients[sizes.resident :], default=0)
     busiest = spare + max(gradient, resident_gradients)  # two buffers may outlive the offloaded layers
@@ -174,8 +188,9 @@ def fetches_once(evidence: Watched) -> Iterator[Finding]:
     told = f"backward: the weights copied to the device at most once more, {once:,} bytes"
     yield Finding(seen <= once + sizes.buffers, told, f"{seen:,} bytes")
     back = sum(size for a, _, size, *_ in answer.facts["backward"] if a != "cpu")
-    told = f"backward: the gradients of the offloaded layers copied to the host once, {once:,} bytes"
-    yield Finding(back == once, told, f"{back:,} bytes")
+    trained = sum(sizes.trained[sizes.resident :])
+    told = f"backward: the gradients of the offloaded layers copied to the host once, {trained:,} bytes"
+    yield Finding(back == trained, told, f"{back:,} bytes")
 
 
 def _to_device(answer: RankAnswer, phase: str) -> int:
@@ -229,7 +244,7 @@ def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Fin
         if source == "cpu":
             continue
         left += size
-        index = next(n for n in reversed(range(len(sizes.plain))) if sum(sizes.plain[n:]) >= left)
+        index = next(n for n in reversed(range(len(sizes.plain))) if sum(sizes.trained[n:]) >= left)
         if index <= sizes.resident:
             return
         asked = there + so_far[count]
@@ -261,7 +276,7 @@ def _beside_in_time(sizes: Sizes, answer: RankAnswer, phase: str) -> Finding:
     may need no weights.
     """
     if phase == "backward":
-        ahead = max(0, _to_device(answer, phase) - sizes.plain[-1])
+        ahead = max(0, _to_device(answer, phase) - sizes.last)
     else:
         ahead = sizes.offloaded() - (0 if sizes.resident else sizes.plain[0])
     due, seen = BESIDE * ahead / HOST_LINK, answer.facts[f"{phase} beside"]

@@ -43,6 +43,12 @@ def with_dropout(layers: Specs) -> Specs:
     return mixed
 
 
+def language(width: int, num_layers: int) -> Specs:
+    """A lookup of token ids, and wide layers with dropout; behind the last one is none."""
+    *first, last = wide_layers(width, num_layers)
+    return [["lookup", width, width], *with_dropout(first), last]
+
+
 def offload_cases(seed: int) -> list[Case]:
     wide = wide_layers(64, 6)
     return [
@@ -75,6 +81,7 @@ def offload_cases(seed: int) -> list[Case]:
         offload_case(
             "memory, in evaluation", "watched-frozen", wide, 1, [1], seed, evaluating=True, between=True
         ),
+        offload_case("memory, token ids and dropout", "watched-language", language(64, 6), 2, [1], seed),
         offload_case("memory, constant buffers", "watched-buffers", with_buffers(wide), 0, [2], seed),
         offload_case("copies that take their time", "late", SMALL, 1, [3], seed),
         offload_case("buffers that take their time", "late-buffers", with_buffers(SMALL), 1, [3], seed),

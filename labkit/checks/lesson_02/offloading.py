@@ -36,7 +36,6 @@ from labkit.checks.lesson_02.small_layers import (
     INFERENCE,
     BesideTwoBatches,
     BesideTwoModels,
-    Dense,
     Log,
     add_two_batches,
     build_layers,
@@ -46,6 +45,7 @@ from labkit.checks.lesson_02.small_layers import (
     equals,
     learn_side_by_side,
     named,
+    same_random_numbers,
     to_hand_over,
 )
 from labkit.checks.rank import Rank
@@ -53,6 +53,7 @@ from labkit.checks.shared.beside import is_refused
 
 BYTES_EACH = 2**26
 IN_EVALUATION = ("evaluated", "evaluated_grad")  # where their values are another property's
+WATCHED = ("watched", "watched-frozen", "watched-buffers", "watched-language")
 A_STEP = ("inferred", "output", "grad")  # what is answered of the passes whose copies are watched
 
 
@@ -122,8 +123,7 @@ def watch_offloaded_model(rank: Rank) -> None:
         model.zero_grad()
         log = Log()
         for index, layer in enumerate(layers):
-            assert isinstance(layer, Dense)
-            layer.on_start = _note(log, gpu, index)
+            layer.register_forward_pre_hook(_note(log, gpu, index))
             give_kernels(layer)
         gpu.reset_peaks()
         with torch.no_grad():
@@ -145,7 +145,7 @@ def _watch_forward(rank: Rank, model: nn.Module, gpu: devices.StandIns, log: Log
     """
     log.entries.clear()
     start = len(gpu.transfers)
-    with _timing(rank, gpu, name):
+    with _timing(rank, gpu, name), same_random_numbers():
         out = model(rank.inputs["x"].clone())
     rank.fact(f"{name} starts", [[index, count - start] for index, count in log.entries])
     rank.fact(name, _copies(gpu.transfers[start:]))
@@ -177,8 +177,8 @@ def _timing(rank: Rank, gpu: devices.StandIns, name: str) -> Iterator[None]:
     rank.fact(f"{name} beside", seconds_beside_work(gpu.timeline[start:]))
 
 
-def _note(log: Log, gpu: devices.StandIns, index: int) -> object:
-    return lambda: log.entries.append((index, len(gpu.transfers)))
+def _note(log: Log, gpu: devices.StandIns, index: int) -> Callable[..., None]:
+    return lambda *_: log.entries.append((index, len(gpu.transfers)))
 
 
 def _copies(transfers: Sequence[devices.Transfer]) -> list[JSON]:
@@ -195,7 +195,7 @@ RUNS = {
     "two-models": Run(use_two_models, draw_layer_inputs, evidence=BesideTwoModels),
     "late": _run(partial(use_offloaded_model, late=True)),
     "late-buffers": _run(partial(use_offloaded_model, late=True)),
-    **dict.fromkeys(("watched", "watched-frozen", "watched-buffers"), _run(watch_offloaded_model)),
+    **dict.fromkeys(WATCHED, _run(watch_offloaded_model)),
     "refusal": _run(ask_for_impossible_residents),
 }
 
@@ -264,10 +264,13 @@ EXERCISE = Exercise(
             "The device never holds more than the resident layers, the layer at work and the one on its way;"
             " a pass leaves no activations. Frozen layers and eval() change nothing in it.",
             "autograd keeps every layer's weights for backward, or the copies are never dropped",
-            dict.fromkeys(
-                ("watched", "watched-frozen"),
-                every(stays_in_bounds, computes("inferred", "output", "grad", "large")),
-            ),
+            {
+                **dict.fromkeys(
+                    ("watched", "watched-frozen"), every(stays_in_bounds, computes(*A_STEP, "large"))
+                ),
+                "watched-language": every(stays_in_bounds, computes("inferred", "output", "large")),
+            },
+            {"watched-buffers": stays_in_bounds},
         ),
         Property(
             "weights-fetched",
@@ -277,8 +280,9 @@ EXERCISE = Exercise(
             "the layers run on the CPU, or all layers are fetched whether they are resident or not",
             {
                 "watched": every(waits_in_pinned_memory, fetches_once, computes(*A_STEP)),
-                "watched-frozen": waits_in_pinned_memory,
+                "watched-frozen": every(waits_in_pinned_memory, fetches_once),
             },
+            {"watched-language": every(waits_in_pinned_memory, fetches_once)},
         ),
         Property(
             "prefetch",
@@ -290,6 +294,7 @@ EXERCISE = Exercise(
             " copy is not non_blocking or not from pinned memory, or a layer waits for the next one's weights"
             " too",
             {"watched": every(fetches_ahead, computes(*A_STEP))},
+            dict.fromkeys(("watched-frozen", "watched-buffers", "watched-language"), fetches_ahead),
         ),
         Property(
             "waits-for-copies",

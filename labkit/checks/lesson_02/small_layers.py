@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -42,19 +43,14 @@ class Log:
 
 
 class Dense(nn.Module):
-    """tanh(x W' + b), half of it in evaluation mode; no buffers. Calls `on_start`, where it is set, when it
-    starts.
-    """
+    """tanh(x W' + b), half of it in evaluation mode; no buffers."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(outputs, dtype=dtype))
-        self.on_start: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.on_start is not None:
-            self.on_start()
         out = torch.tanh(self.weighted(x))
         return out if self.training else out / 2
 
@@ -153,6 +149,11 @@ class Straight(Transposed):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight)
+
+
+def drops(layer: nn.Module) -> bool:
+    """Whether a layer has dropout."""
+    return isinstance(layer, nn.Dropout | Dropping)
 
 
 DENSE: dict[str, type[Dense]] = {
@@ -259,6 +260,14 @@ def draw_layer_inputs(case: Case, generator: torch.Generator) -> Inputs:
     return drawn | {name: draw(*out.shape) for name in ("grad_output", *(f"target{i}" for i in range(STEPS)))}
 
 
+@contextlib.contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Inside, random numbers are those of every other such place."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(DROPOUT_SEED)
+        yield
+
+
 def compare(
     seat: Seat,
     model: nn.Module,
@@ -275,8 +284,7 @@ def compare(
     the input of the first pass asks for a gradient, where it is of floating point.
     """
     x = inputs["x"].clone().to(device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(DROPOUT_SEED)
+    with same_random_numbers():
         x.requires_grad_(asks and x.is_floating_point())
         observe(seat, model, [x], inputs["grad_output"], charged="gradients", named=by_number)
         for number, buffer in enumerate(model.buffers()):
@@ -383,8 +391,7 @@ def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
     Then a step of SGD, and what the model gives. Random numbers are those of every other call. Answers:
     grad.N (N counts in order), output.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(DROPOUT_SEED)
+    with same_random_numbers():
         error_of(model, batches_of(inputs)[0]).backward()
         losses = [error_of(model, batch) for batch in batches_of(inputs)]
         with torch.no_grad():
