@@ -162,6 +162,7 @@ def _timing_cases(seed: int) -> list[Case]:
         timing_case("on other streams", "device-time", [20, 30], seed, aside=True),
         timing_case("slow first step", "first-step", [40], seed, first_ms=250),
         timing_case("work before", "earlier-work", [40, 20], seed, earlier_ms=250, earlier_on=1),
+        timing_case("two steps", "device-time", [110, 30], seed, steps=2),  # where one more or less is much
     ]
 
 
