@@ -233,6 +233,14 @@ def travels_aside(evidence: Watched) -> Iterator[Finding]:
         yield from _copied_beside_the_work(evidence.sizes, evidence.answers[0], phase)
 
 
+def fetches_aside_or_ahead(evidence: Watched) -> Iterator[Finding]:
+    """Ahead of time where all layers have weights. Who runs one without any as it is, and not again in
+    backward, has no work there to fetch the layer before it beside: then only how copies are made counts.
+    """
+    judge = fetches_ahead if all(evidence.sizes.plain) else travels_aside
+    yield from judge(evidence)
+
+
 def _fetches_ahead_in_backward(sizes: Sizes, answer: RankAnswer) -> Iterator[Finding]:
     """When a layer's gradient leaves, the weights of the layer before it are on their way. Those of the last
     layers may be there from the forward pass. Which of the bytes are buffers cannot be told: all of them may
