@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,28 +13,32 @@ import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
-from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_02.late_receiver import receives_late
 from labkit.checks.lesson_02.small_layers import (
     IDS,
     STEPS,
-    BesidePlain,
     Specs,
-    activation_bytes,
     build_layers,
     draw_layer_inputs,
     layer_of,
     squared_error,
 )
+from labkit.checks.lesson_02.stage_evidence import (
+    AGAIN,
+    BesideWhole,
+    cuts_of,
+    is_last,
+    second_batch_equals,
+    stage_equals,
+)
+from labkit.checks.lesson_02.stage_messages import crosses_each_boundary_once, passes_cross_once
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import State, all_awaited, on_each, same, step
+from labkit.checks.shared.beside import all_awaited, on_each, step
 from labkit.checks.shared.places import Place, enter_group, place_of
 
-Message = tuple[str, int, int]  # "send" or "recv", bytes, the other rank
 CHAIN: Specs = [["dense", 5, 7], ["dense", 7, 4], ["dense", 4, 6], ["dense", 6, 8], ["dense", 8, 3]]
-ANNOUNCED = 512  # bytes of whole numbers beside each tensor: its shape, also as a pickled object
 FROZEN = ["0.weight", "2.weight", "2.bias", "3.bias"]  # something is trained on every rank
-AGAIN = "again."  # before the names of a second batch
 
 
 def _with_a_larger_batch(case: Case, generator: torch.Generator) -> Inputs:
@@ -51,25 +55,15 @@ def _with_a_batch_behind(case: Case, generator: torch.Generator) -> Inputs:
 def _own_stage(case: Case, inputs: Inputs, rank: int) -> Inputs:
     """The weights of the rank's own layers; x for the first of a group, targets for the last."""
     place = place_of(case, rank)
-    layers = range(*_cuts(case, place))
+    layers = range(*cuts_of(case, place))
 
     def is_handed(name: str) -> bool:
         plain = name.removeprefix(AGAIN)
         if plain.startswith("weights."):
             return layer_of(plain.removeprefix("weights.")) in layers
-        return place.position == 0 if plain.startswith("x") else _is_last(place)
+        return place.position == 0 if plain.startswith("x") else is_last(place)
 
     return {name: tensor for name, tensor in inputs.items() if is_handed(name)}
-
-
-def _cuts(case: Case, place: Place) -> tuple[int, int]:
-    """The first of a rank's layers, and the first of the next rank's."""
-    first, last = case.params["cuts"][place.position : place.position + 2]
-    return first, last
-
-
-def _is_last(place: Place) -> bool:
-    return place.position == place.size - 1
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,7 @@ def _stage_of(rank: Rank) -> _Made:
     """The student's stage, with this rank's layers."""
     group, place = enter_group(rank), place_of(rank.case, rank.rank)
     layers = [
-        layer.to(rank.device) for layer in build_layers(rank.case, rank.inputs, *_cuts(rank.case, place))
+        layer.to(rank.device) for layer in build_layers(rank.case, rank.inputs, *cuts_of(rank.case, place))
     ]
     module = nn.Sequential(*layers)
     return _Made(rank.student.RemoteStage(module, group), list(module.parameters()), place)
@@ -93,15 +87,16 @@ def _stage_of(rank: Rank) -> _Made:
 
 def train_stage(rank: Rank) -> None:
     """Forward and back, then a few steps of SGD. Answers as the plain model's, numbered within the stage.
-    Fact: changed, what is wrong with the inputs of these steps afterwards.
+    Recording of each of these: step. Fact: changed, what is wrong with their inputs afterwards.
     """
     made, changed = _stage_of(rank), list[JSON]()
     _both_ways(rank, made, between=partial(_use_another, rank) if rank.case.kind == "subgroup" else None)
     for number in range(STEPS):
         x = rank.inputs[f"x{number}"].clone() if made.place.position == 0 else None
-        out = _forward(made.stage, x)
-        loss = squared_error(out, rank.inputs[f"target{number}"]) if _is_last(made.place) else out
-        step(made.stage, loss)
+        with rank.recording("step"):
+            out = _forward(made.stage, x)
+            loss = squared_error(out, rank.inputs[f"target{number}"]) if is_last(made.place) else out
+            step(made.stage, loss)
         if x is not None and x.requires_grad:
             changed.append("it asks for a gradient")
         if x is not None and not torch.equal(x.detach(), rank.inputs[f"x{number}"]):
@@ -137,15 +132,15 @@ def use_without_gradients(rank: Rank) -> None:
         with torch.no_grad(), receives_late(), rank.recording(f"{prefix}forward"):
             out = _forward(made.stage, x)
         _report_output(rank, made.place, out, prefix)
-        for tensor in (x, out if _is_last(made.place) else None):
+        for tensor in (x, out if is_last(made.place) else None):
             if tensor is not None:
                 tensor.fill_(float("nan"))
     made.stage.eval()
-    with torch.no_grad():
+    with torch.no_grad(), rank.recording("evaluated"):
         out = _forward(made.stage, rank.inputs["x"].clone() if made.place.position == 0 else None)
     rank.fact("graph", out.requires_grad)
     rank.fact("dimensions", out.dim())
-    if _is_last(made.place):
+    if is_last(made.place):
         rank.answer("evaluated", out)
 
 
@@ -191,34 +186,8 @@ def _noting(rank: Rank, phase: str, begin: float) -> Iterator[None]:
 
 
 def _report_output(rank: Rank, place: Place, out: Any, prefix: str = "") -> None:
-    if _is_last(place):
+    if is_last(place):
         rank.answer(f"{prefix}output", out)
-
-
-class BesideWhole(BesidePlain):
-    """A case's answers, and what the whole model gives in one process."""
-
-    def expected_of(self, rank: int) -> State:
-        """What this rank should report of the whole model's tensors, under its own numbers."""
-        place = place_of(self.case, rank)
-        counts = [len(list(layer.parameters())) for layer in build_layers(self.case, self.inputs)]
-        first, last = _cuts(self.case, place)
-        start, stop = sum(counts[:first]), sum(counts[:last])
-        found = {}
-        for key, tensor in self.plain.items():
-            kind, _, number = key.partition(".")
-            if kind in ("grad", "trained") and start <= int(number) < stop:
-                found[f"{kind}.{int(number) - start}"] = tensor
-            if (kind in ("output", "evaluated") and _is_last(place)) or (
-                kind == "input_grad" and place.position == 0
-            ):
-                found[kind] = tensor
-        return found
-
-    def again(self) -> BesideWhole:
-        """The same of the second batch."""
-        larger = {n.removeprefix(AGAIN): t for n, t in self.inputs.items() if n.startswith(AGAIN)}
-        return BesideWhole(self.case, self.inputs | larger, self.answers)
 
 
 def _run(on_rank: Callable[[Rank], None], inputs: Any = draw_layer_inputs) -> Run:
@@ -237,70 +206,10 @@ RUNS = {
 # -- judges
 
 
-def stage_equals(*kinds: str) -> Judge:
-    """Each rank's tensors of these kinds ("output", "grad", ...) are the whole model's of its layers."""
-
-    def judge(evidence: BesideWhole) -> Iterator[Finding]:
-        for answer in evidence.answers:
-            yield from _same(evidence.expected_of(answer.rank), kinds, answer)
-
-    return judge
-
-
-def second_batch_equals(*kinds: str) -> Judge:
-    """The same of the second batch."""
-
-    def judge(evidence: BesideWhole) -> Iterator[Finding]:
-        again = evidence.again()
-        for answer in evidence.answers:
-            yield from _same(again.expected_of(answer.rank), kinds, answer, AGAIN)
-
-    return judge
-
-
-def _same(expected: State, kinds: Sequence[str], answer: RankAnswer, prefix: str = "") -> Iterator[Finding]:
-    for key, tensor in expected.items():
-        if key.partition(".")[0] in kinds:
-            told = f"{prefix}{key} of this rank's layers, as the whole model on one process has it"
-            yield same(told, tensor, answer, f"{prefix}{key}")
-
-
-def crosses_each_boundary_once(*phases: str) -> Judge:
-    """One activation over each boundary forward, one gradient back, and nothing else that carries values."""
-
-    def judge(evidence: BesideWhole) -> Iterator[Finding]:
-        for answer in evidence.answers:
-            expected = _messages(evidence.case, evidence.inputs, place_of(evidence.case, answer.rank))
-            for phase in phases:
-                calls = _calls_in(phase, answer)
-                seen = [(c["op"], c["num_bytes"], c["peer"]) for c in calls if _carries_values(c)]
-                told, was = f"{phase}: {_in_words(expected[phase])}", f"{phase}: {_in_words(seen)}"
-                yield Finding(seen == expected[phase], told, was, answer.rank)
-                yield _announced(phase, calls, answer.rank)
-
-    return judge
-
-
-def _announced(phase: str, calls: Sequence[dict[str, JSON]], rank: int) -> Finding:
-    """Beside each activation and gradient no more goes than tells its shape."""
-    beside = sum(call["num_bytes"] for call in calls if not _carries_values(call))
-    most = ANNOUNCED * sum(map(_carries_values, calls))
-    told = f"{phase}: at most {most:,} bytes of whole numbers, which announce the shapes of what is sent"
-    return Finding(beside <= most, told, f"{beside:,} bytes", rank)
-
-
-def _calls_in(phase: str, answer: RankAnswer) -> list[dict[str, JSON]]:
-    """The calls of a phase, which was recorded alone or is a stretch of a pass."""
-    if phase in answer.collectives:
-        return answer.collectives[phase]
-    start, end = answer.facts[phase]
-    return [call for call in answer.collectives["pass"] if start <= call["start"] <= end]
-
-
 def _handle_is_a_scalar(evidence: BesideWhole, answer: RankAnswer) -> Finding:
     """A rank that sends returns a handle without dimensions."""
     found = answer.facts["dimensions"]
-    right = _is_last(place_of(evidence.case, answer.rank)) or found == 0
+    right = is_last(place_of(evidence.case, answer.rank)) or found == 0
     return Finding(right, "a handle of no dimensions", f"one of {found}", answer.rank)
 
 
@@ -316,28 +225,8 @@ def _leaves_its_input(evidence: BesideWhole, answer: RankAnswer) -> Finding:
 
 def _has_no_graph(evidence: BesideWhole, answer: RankAnswer) -> Finding:
     """Under no_grad the output has no graph."""
-    kept = answer.facts["graph"] and _is_last(place_of(evidence.case, answer.rank))
+    kept = answer.facts["graph"] and is_last(place_of(evidence.case, answer.rank))
     return Finding(not kept, "no graph behind the output under no_grad", "one", answer.rank)
-
-
-def _messages(case: Case, inputs: Inputs, place: Place) -> dict[str, list[Message]]:
-    sizes, (first, last) = activation_bytes(case, inputs), _cuts(case, place)
-    forward: list[Message] = []
-    if place.position > 0:
-        forward.append(("recv", sizes[first], place.members[place.position - 1]))
-    if not _is_last(place):
-        forward.append(("send", sizes[last], place.members[place.position + 1]))
-    back = {"recv": "send", "send": "recv"}
-    return {"forward": forward, "backward": [(back[op], n, peer) for op, n, peer in reversed(forward)]}
-
-
-def _carries_values(call: dict[str, JSON]) -> bool:
-    """Whether a call is more than the announcement of a tensor's shape."""
-    return call["op"] not in ("send", "recv") or "int" not in call["dtype"]
-
-
-def _in_words(messages: Sequence[Any]) -> str:
-    return ", ".join(f"{op} {size:,} bytes, rank {peer}" for op, size, peer in messages) or "no messages"
 
 
 def stage_case(
@@ -371,6 +260,7 @@ def _stage_cases(seed: int) -> list[Case]:
 
 
 BOTH_WAYS, PHASES = ("output", "input_grad", "grad"), ("forward", "backward")
+STEPS_CROSS_ONCE = passes_cross_once("step", *PHASES)
 
 
 EXERCISE = Exercise(
@@ -413,7 +303,19 @@ EXERCISE = Exercise(
             3,
             "One activation crosses each boundary, one gradient comes back, and nothing else is sent.",
             "everything is sent to everyone, or the input goes along with the activation",
-            {"values": every(crosses_each_boundary_once(*PHASES), on_each(_awaited))},
+            {"values": every(crosses_each_boundary_once(*PHASES), on_each(_awaited), STEPS_CROSS_ONCE)},
+            {
+                "evaluated": passes_cross_once("pass", *PHASES),
+                "shapes": every(
+                    passes_cross_once("pass", *PHASES),
+                    passes_cross_once(f"{AGAIN}pass", *PHASES, prefix=AGAIN),
+                ),
+                "subgroup": STEPS_CROSS_ONCE,
+                "no-grad": every(
+                    passes_cross_once(f"{AGAIN}forward", "forward", prefix=AGAIN),
+                    passes_cross_once("evaluated", "forward"),
+                ),
+            },
         ),
         Property(
             "shapes-may-change",
