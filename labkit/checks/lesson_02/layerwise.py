@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit import devices
-from labkit.checks.case import JSON, Case, Inputs
+from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
+from labkit.checks.lesson_02.crossings import AFTERWARDS, Passes, crosses_once, works_where_told
 from labkit.checks.lesson_02.small_layers import (
     IDS,
     INFERENCE,
@@ -21,7 +22,6 @@ from labkit.checks.lesson_02.small_layers import (
     BesideGraph,
     BesidePlain,
     Specs,
-    activation_bytes,
     batches_of,
     build_layers,
     compare,
@@ -36,7 +36,6 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import LEARNING_RATE, is_refused, nbytes
 
 BYTES_EACH = 2**20
-Copy = tuple[str, str, int]  # from, to, bytes
 BUFFERED: Specs = [["scaled", 5, 4], ["counting", 4], ["dense", 4, 6], ["scaled", 6, 3], ["counting", 3]]
 TIED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["tied", 0]]
 TIED_AFAR: Specs = [*TIED, ["dense", 6, 4], ["tied", 0], ["dense", 6, 4], ["tied", 5]]
@@ -56,8 +55,8 @@ class OnDevices:
         self.rank, self.gpus = rank, gpus
 
     def answer(self, name: str, tensor: Tensor | None) -> None:
-        if name == "output" and tensor is not None:
-            self.rank.fact("output device", str(tensor.device))
+        if name in ("output", "evaluated") and tensor is not None:
+            self.rank.fact(f"{name} device", str(tensor.device))
         self.rank.answer(name, tensor)
 
     @contextlib.contextmanager
@@ -68,6 +67,19 @@ class OnDevices:
 
     def attempt(self, property_name: str) -> contextlib.AbstractContextManager[object]:
         return self.rank.attempt(property_name)
+
+
+class InARow(OnDevices):
+    """The same where each of several passes under a name is kept, with what the layers do in it."""
+
+    def __init__(self, rank: Rank, gpus: devices.StandIns, layers: Sequence[nn.Module]) -> None:
+        super().__init__(rank, gpus)
+        self._passes = Passes(rank, gpus, layers)
+
+    @contextlib.contextmanager
+    def recording(self, name: str) -> Iterator[None]:
+        with self._passes.noting(name):
+            yield
 
 
 @contextlib.contextmanager
@@ -90,7 +102,7 @@ def use_layerwise_model(rank: Rank) -> None:
         model = _made(rank, layers)
         _tell_places(rank, model)
         rank.fact("held before", [gpus.allocated(k) for k in range(len(gpus.devices))])
-        seat, thawed = OnDevices(rank, gpus), rank.params.get("thawed", ())
+        seat, thawed = InARow(rank, gpus, layers), rank.params.get("thawed", ())
         if rank.case.kind == "tied":
             before = _objects(layers)
             _fail(model, layers[rank.params.get("fails", -1)], rank.inputs["x"])
@@ -101,12 +113,10 @@ def use_layerwise_model(rank: Rank) -> None:
         gc.collect()
         rank.fact("held after", [gpus.allocated(k) for k in range(len(gpus.devices))])
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), seat.recording(AFTERWARDS):
             model(rank.inputs["x"].clone())
         gc.collect()
         rank.fact("held after inference", [gpus.allocated(k) for k in range(len(gpus.devices))])
-        if rank.case.kind == "tied":  # at the end: a pass that ends well mends what one that failed has left
-            rank.fact("worked on", _worked_on(model, layers, rank.inputs["x"]))
 
 
 def make_layerwise_model(rank: Rank) -> None:
@@ -140,22 +150,6 @@ def _fail(model: nn.Module, layer: nn.Module, x: Tensor) -> None:
 def _objects(layers: Sequence[nn.Module]) -> list[int]:
     """Which object each parameter of each layer is."""
     return [id(p) for layer in layers for _, p in layer.named_parameters(remove_duplicate=False)]
-
-
-@torch.no_grad()
-def _worked_on(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> list[JSON]:
-    """The devices on which layers were called one after the other, by their inputs. None where they are not
-    called as modules.
-    """
-    seen: list[JSON] = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, given: seen.append(str(given[0].device)))
-        for layer in dict.fromkeys(layers)
-    ]
-    model(x.clone())
-    for hook in hooks:
-        hook.remove()
-    return seen
 
 
 @torch.no_grad()
@@ -246,36 +240,6 @@ def survives_a_failure(evidence: BesidePlain) -> Iterator[Finding]:
     yield Finding(replaced == 0, told, f"{replaced} replaced by others")
 
 
-def works_where_told(evidence: BesidePlain) -> Iterator[Finding]:
-    """Each place in the row works on the device it was given, one that a layer has a second time too."""
-    expected, seen = evidence.case.params["devices"], evidence.answers[0].facts["worked on"]
-    if len(seen) == len(expected):
-        told = f"layers that work on {', '.join(expected)}, in this order"
-        yield Finding(seen == expected, told, f"on {', '.join(seen)}")
-
-
-def crosses_once(evidence: BesidePlain) -> Iterator[Finding]:
-    """An activation crosses where the device changes, its gradient comes back the same way."""
-    facts = evidence.answers[0].facts
-    forward = _crossings(evidence.case, evidence.inputs)
-    backward = [(b, a, size) for a, b, size in reversed(forward)]
-    for phase, expected in (("forward", forward), ("backward", backward)):
-        seen = [tuple(copy) for copy in facts[phase]]
-        yield Finding(seen == expected, f"{phase}: {_in_words(expected)}", f"{phase}: {_in_words(seen)}")
-    last, where = evidence.case.params["devices"][-1], facts["output device"]
-    yield Finding(where == last, f"the output on {last}", f"on {where}")
-
-
-def _crossings(case: Case, inputs: Inputs) -> list[Copy]:
-    stops = [case.params.get("x_on", "cpu"), *case.params["devices"]]
-    sizes = activation_bytes(case, inputs)
-    return [(a, b, size) for a, b, size in zip(stops, stops[1:], sizes, strict=False) if a != b]
-
-
-def _in_words(copies: Sequence[JSON]) -> str:
-    return ", ".join(f"{a} to {b} ({size:,} bytes)" for a, b, size in copies) or "no copies"
-
-
 def _index(name: str) -> int:
     return int(name.partition(":")[2] or -1)
 
@@ -336,6 +300,10 @@ def _layerwise_cases(seed: int) -> list[Case]:
     ]
 
 
+PLACED: Judge = every(on_own_devices("parameters"), holds_its_layers)
+CROSSES: Judge = every(crosses_once, works_where_told)
+
+
 EXERCISE = Exercise(
     "02.layerwise-model",
     "A model over several devices",
@@ -378,7 +346,8 @@ EXERCISE = Exercise(
             "Each device holds its own layers, parameters and buffers, and not a byte more; a pass leaves"
             " gradients alone.",
             "all layers on the first device, a second copy kept on another, or activations kept",
-            {"values": every(on_own_devices("parameters"), holds_its_layers)},
+            {"values": PLACED},
+            {"ids": PLACED, "places": PLACED, "buffers": PLACED},
         ),
         Property(
             "boundary-crossings",
@@ -386,7 +355,8 @@ EXERCISE = Exercise(
             5,
             "Activations cross once where the device changes, and nowhere else; gradients the same way back.",
             "going through the CPU, or back to the first device after every layer",
-            {"values": crosses_once},
+            {"values": CROSSES},
+            {"ids": CROSSES, "places": CROSSES, "buffers": CROSSES},
         ),
         Property(
             "any-device",

@@ -28,6 +28,10 @@ INFERENCE = (
     "asked",
     "moved",
 )  # what `compare` answers of a pass without gradients
+# As passes are recorded, beside those of `observe` and `train`.
+IN_INFERENCE = "forward in inference"
+IN_EVALUATION = {"forward": "forward in evaluation", "backward": "backward in evaluation"}
+GRAPH_OF = {"forward": "forward for the graph alone", "backward": "backward for the graph alone"}
 DROPOUT_SEED = 11
 SHARE = 0.5  # of the squared error: with the learning rate, 0.05 of it a step
 
@@ -303,10 +307,10 @@ def compare(
 
 def infer(seat: Seat, model: nn.Module, x: Tensor) -> None:
     """A pass in evaluation mode, without gradients. Answers: evaluated; graph, whether it has one; sealed,
-    whether it is an inference tensor.
+    whether it is an inference tensor. Recording: `IN_INFERENCE`.
     """
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), seat.recording(IN_INFERENCE):
         out = model(x)
     seat.answer("evaluated", out)
     seat.answer("graph", torch.tensor(float(out.requires_grad)))
@@ -315,11 +319,16 @@ def infer(seat: Seat, model: nn.Module, x: Tensor) -> None:
 
 
 def learn_in_evaluation(seat: Seat, model: nn.Module, batch: Sequence[Tensor]) -> None:
-    """Forward and back in evaluation mode. Answers: evaluated_grad.N (N counts in order)."""
+    """Forward and back in evaluation mode. Answers: evaluated_grad.N (N counts in order). Recordings: those
+    in `IN_EVALUATION`.
+    """
     model.zero_grad()
     model.eval()
     with seat.attempt("gradients"):
-        error_of(model, batch).backward()
+        with seat.recording(IN_EVALUATION["forward"]):
+            error = error_of(model, batch)
+        with seat.recording(IN_EVALUATION["backward"]):
+            error.backward()
     for number, parameter in enumerate(model.parameters()):
         seat.answer(f"evaluated_grad.{number}", parameter.grad)
     model.train()
@@ -370,11 +379,14 @@ class BesidePlain(Evidence):
 
 def follow_graph(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
     """Gradients as the graph alone has them, not what was added to `.grad`. Answers: through.N (N counts
-    those that are trained, in order).
+    those that are trained, in order). Recordings: those in `GRAPH_OF`.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    error = error_of(model, batches_of(inputs)[0])
-    for number, gradient in enumerate(torch.autograd.grad(error, trained, allow_unused=True)):
+    with seat.recording(GRAPH_OF["forward"]):
+        error = error_of(model, batches_of(inputs)[0])
+    with seat.recording(GRAPH_OF["backward"]):
+        gradients = torch.autograd.grad(error, trained, allow_unused=True)
+    for number, gradient in enumerate(gradients):
         seat.answer(f"through.{number}", gradient)
 
 
