@@ -74,7 +74,6 @@ def _layerwise_cases(seed: int) -> list[Case]:
     tied: Specs = [["dense", width, 5], ["dense", 5, 5], ["tied", 0], ["dense", width, 4], ["tied", 3]]
     twice: Specs = [*tied[:3], ["dense", width, 5], ["tied", 0]]
     plain: Specs = [*layers[:2], ["tanh"], *layers[2:4], ["tanh"]]
-    ids: Specs = [["lookup", draw.randint(5, 9), layers[0][1]], *layers[:3]]
     return _hidden(
         [
             layerwise_case("four", "values", layers, four, lead, seed),
@@ -89,7 +88,14 @@ def _layerwise_cases(seed: int) -> list[Case]:
             layerwise_case("two borrow it", "tied", twice, [0, 0, 1, 1, 1], [3], seed),
             layerwise_case("earlier", "optimizer-before", random_layers(draw, 5), [0, 1, 1, 2, 2], [3], seed),
             layerwise_case("too many", "refusal", layers[:3], [0, 1, 1, 0], [3], seed, names=["3", "4"]),
-            layerwise_case("token ids", "ids", ids, [1, 0, -1, 1], lead, seed),
+            layerwise_case(
+                "token ids",
+                "ids",
+                [["lookup", draw.randint(5, 9), layers[0][1]], *layers[:3]],
+                [1, 0, -1, 1],
+                lead,
+                seed,
+            ),
         ]
     )
 
