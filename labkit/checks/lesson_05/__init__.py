@@ -14,7 +14,7 @@ from labkit.checks.lesson_05.chain import (
     runs_first_as_others,
     segments_are_even,
 )
-from labkit.checks.lesson_05.recomputing import (
+from labkit.checks.lesson_05.judges import (
     as_plain,
     called_as_it_is,
     in_the_same_types,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Evidence, Finding, Judge, Run
-from labkit.checks.lesson_05.recomputing import SLACK_BYTES
+from labkit.checks.lesson_05.measuring import SLACK_BYTES
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import PlainSeat, Seat, State, observe, refused, same
 from labkit.checks.shared.held import bytes_kept

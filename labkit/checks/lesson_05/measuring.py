@@ -1,0 +1,128 @@
+"""What `checkpoint(function, *args)` holds between forward and backward and afterwards, and how often it runs
+the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.checks.lesson_05.observing import autocast_of, gradients_of, used_of
+from labkit.checks.lesson_05.subjects import Recipe, Subject
+from labkit.checks.rank import Rank
+from labkit.checks.seeding import seed_generators
+from labkit.checks.shared.beside import State
+from labkit.checks.shared.held import bytes_kept
+
+MEASURED_RUNS = {
+    "kept": "bytes between forward and backward are counted",
+    "left": "bytes after backward are counted",
+    "counted": "runs are counted",
+}
+SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful solution keeps besides stays below
+
+
+def measured(rank: Rank, recipe: Recipe) -> None:
+    """Facts: kept_bytes (between forward and backward), left_bytes (after backward), both with the results,
+    which live; calls (after forward, after backward). Answers, of each of the three: output, input_grad.N and
+    grad.NAME as "kept NAME", "left NAME" and "counted NAME".
+
+    A call of two rows goes before each that is measured: what is kept of the last call alone is seen then.
+    """
+    subject = recipe.subject(rank.case, rank.inputs)
+    at_hand = _room_for_gradients(subject)
+
+    def call(subject: Subject) -> Any:
+        seed_generators(rank.case.seed)
+        with autocast_of(subject):
+            return rank.student.checkpoint(subject.function, *subject.args)
+
+    def back_and_forth(subject: Subject) -> Any:
+        results = call(subject)
+        _backward(subject, results)
+        for name, gradient in gradients_of(subject).items():
+            at_hand[name][: len(gradient)].copy_(gradient)
+        _forget_gradients(subject)
+        return results
+
+    def prepare() -> Subject:
+        fresh = recipe.subject(rank.case, rank.inputs)
+        back_and_forth(_first_rows(fresh))
+        for gradient in at_hand.values():
+            gradient.zero_()
+        return fresh
+
+    def forward() -> Callable[[], tuple[Any, Subject]]:
+        fresh = prepare()
+        return lambda: (call(fresh), fresh)
+
+    def go_back(kept: tuple[Any, Subject]) -> None:
+        results, fresh = kept
+        output = _backward(fresh, results)
+        _tell(rank, "kept", output, gradients_of(fresh))
+
+    rank.fact("kept_bytes", bytes_kept(forward, go_back))
+    rank.fact(
+        "left_bytes",
+        bytes_kept(
+            lambda: partial(back_and_forth, prepare()),
+            lambda results: _tell(rank, "left", used_of(results, subject.result), at_hand),
+        ),
+    )
+    calls = _count_runs(subject)
+    results = call(subject)
+    after_forward = len(calls)
+    output = _backward(subject, results)
+    rank.fact("calls", [after_forward, len(calls)])
+    _tell(rank, "counted", output, gradients_of(subject))
+
+
+def _backward(subject: Subject, results: Any) -> Tensor:
+    """What backward started from."""
+    output = used_of(results, subject.result)
+    output.backward(subject.grad_output.to(output.dtype))
+    return output
+
+
+def _count_runs(subject: Subject) -> list[None]:
+    """What grows by one whenever the function runs: the module itself notes it, where it is one, so that it
+    is the same function as elsewhere.
+    """
+    runs: list[None] = []
+    subject.module.register_forward_pre_hook(lambda module, args: runs.append(None))
+    return runs
+
+
+def _first_rows(subject: Subject) -> Subject:
+    """Two rows of each argument, with gradients where it asks for them: batch normalisation needs two."""
+
+    def first(arg: Any) -> Any:
+        return arg.detach()[:2].clone().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg
+
+    args = tuple(first(arg) for arg in subject.args)
+    return replace(subject, args=args, grad_output=subject.grad_output[:2].clone())
+
+
+def _forget_gradients(subject: Subject) -> None:
+    subject.module.zero_grad()
+    for arg in subject.args:
+        if isinstance(arg, Tensor):
+            arg.grad = None
+
+
+def _room_for_gradients(subject: Subject) -> State:
+    """Zeros for all of `gradients_of`: what gradients are copied to that are to be gone."""
+    inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
+    found = {f"input_grad.{i}": torch.zeros_like(arg) for i, arg in enumerate(inputs)}
+    return found | {f"grad.{name}": torch.zeros_like(p) for name, p in subject.module.named_parameters()}
+
+
+def _tell(rank: Rank, which: str, output: Tensor, gradients: State) -> None:
+    """Answers: "WHICH output" and the gradients as "WHICH NAME"."""
+    for name, tensor in {"output": output, **gradients}.items():
+        rank.answer(f"{which} {name}", tensor)
