@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_05 import best_row, chain_case, checkpoint_case, memory_row
-from labkit.checks.lesson_05.subjects import BOTH
+from labkit.checks.lesson_05.subjects import BOTH, CALLED
 from labkit.checks.shared.formula import values_case
 
 WIDE = {"rows": 64, "width": 24, "inner": 80}  # of a chain of layers
@@ -31,7 +32,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("unseen: dropout in evaluation, measured", "measured-dropout", seed, **quiet),
         checkpoint_case("unseen: several, measured", "measured-several", seed, **narrow, result=BOTH),
         checkpoint_case("unseen: averages, measured", "measured-averages", seed, **narrow),
-        checkpoint_case("unseen: a bound method, measured", "measured", seed, **large, no_module=True),
+        checkpoint_case("unseen: a bound method, measured", "measured", seed, **large, called="method"),
         checkpoint_case("unseen: one layer frozen, measured", "measured", seed, **large, frozen=["0.weight"]),
         checkpoint_case("unseen: another large MLP", "values", seed, **large),
         checkpoint_case("unseen: dropout", "dropout", seed, **sizes),
@@ -45,6 +46,38 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("unseen: averages, three modules deep", "deep-buffers", seed, **large),
         checkpoint_case("unseen: an error", "raises", seed, **sizes),
         checkpoint_case("unseen: four ranks", "ranks", seed, ranks=4, **sizes),
+        *_drawn_measurements(draw, seed, large),
+    ]
+
+
+def _drawn_measurements(draw: Random, seed: int, sizes: Mapping[str, Any]) -> list[Case]:
+    """Memory and runs once for each form of a function, with what else could make a difference drawn: the
+    dtype, and whether x is a leaf. Each of these is there.
+    """
+    dtypes = ["float32", "float32", "float64", "bfloat16"]
+    made = [True, True, False, True]
+    draw.shuffle(dtypes)
+    draw.shuffle(made)
+    ways: list[dict[str, Any]] = [
+        {"called": called, "dtype": dtype, "made": is_made}
+        for called, dtype, is_made in zip(CALLED, dtypes, made, strict=True)
+    ]
+    kinds = ["measured", draw.choice(["measured-data", "measured-view", "measured-dropout"])]
+    inside: dict[str, Any] = {"dtype": draw.choice(["float32", "float64"]), "made": draw.random() < 0.5}
+    return [
+        *(
+            checkpoint_case(f"unseen: measured, drawn {number}", "measured", seed, **sizes, **way)
+            for number, way in enumerate(ways, 1)
+        ),
+        checkpoint_case("unseen: nested, measured", "measured-nested", seed, **sizes, **inside),
+        checkpoint_case(
+            "unseen: ranks, measured",
+            draw.choice(kinds),
+            seed,
+            ranks=draw.randint(2, 3),
+            **sizes,
+            **draw.choice(ways),
+        ),
     ]
 
 

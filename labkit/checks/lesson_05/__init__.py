@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Property, every
 from labkit.checks.lesson_05 import chain, recomputing
@@ -37,7 +39,7 @@ TORCHS_OWN = (
     "torch.utils.checkpoint.create_selective_checkpoint_contexts",
 )
 CHECKPOINT_ID = "05.checkpoint"
-MEASURED = {"rows": 96, "width": 48, "inner": 160}
+MEASURED: dict[str, Any] = {"rows": 96, "width": 48, "inner": 160}
 LARGE_CHAIN = {"rows": 48, "width": 32, "inner": 96}
 MEASUREMENTS = ("measured", "measured-data", "measured-buffer")
 OTHER_MEASUREMENTS = (
@@ -47,11 +49,13 @@ OTHER_MEASUREMENTS = (
     "measured-several",
     "measured-averages",
 )
+OF_ANOTHER: dict[str, Any] = {"made": True, "dtype": "float32", **MEASURED}
 
 
 def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: object) -> Case:
     """One function to be checkpointed: a kind of `recomputing.RUNS`. zeros: the gradient that backward starts
-    from is 0.
+    from is 0. made: x is no leaf, but the result of an operation. dtype: the name of another than the
+    recipe's. called: the form that the function has, one of `subjects.CALLED`.
     """
     sizes = {"rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, ranks, sizes, seed, kind=kind)
@@ -61,11 +65,14 @@ def _checkpoint_cases(seed: int) -> list[Case]:
     return [
         checkpoint_case("an MLP", "values", seed),
         checkpoint_case("an MLP, measured", "measured", seed, **MEASURED),
-        checkpoint_case("in evaluation, measured", "measured", seed, training=False, **MEASURED),
-        checkpoint_case("data, measured", "measured-data", seed, **MEASURED),
-        checkpoint_case("dropout, measured", "measured-dropout", seed, **MEASURED),
+        checkpoint_case("in evaluation, measured", "measured", seed, training=False, **OF_ANOTHER),
+        checkpoint_case("data, measured", "measured-data", seed, called="function", **MEASURED),
+        checkpoint_case("dropout, measured", "measured-dropout", seed, **OF_ANOTHER),
         checkpoint_case("several arguments, measured", "measured-several", seed, result=BOTH, **MEASURED),
-        checkpoint_case("batch normalisation, measured", "measured-averages", seed, **MEASURED),
+        checkpoint_case("batch normalisation, measured", "measured-averages", seed, made=True, **MEASURED),
+        checkpoint_case("a plain function, measured", "measured", seed, called="function", **OF_ANOTHER),
+        checkpoint_case("one inside another, measured", "measured-nested", seed, **MEASURED),
+        checkpoint_case("on two ranks, measured", "measured", seed, ranks=2, **MEASURED),
         checkpoint_case("a large MLP", "values", seed, **MEASURED),
         checkpoint_case("under no_grad", "no-grad", seed),
         checkpoint_case("x in another order", "view", seed),
@@ -73,7 +80,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("the same one twice in a row", "values", seed, in_a_row=2),
         checkpoint_case("dropout", "dropout", seed),
         checkpoint_case(
-            "a function with dropout, twice in a row", "dropout", seed, in_a_row=2, no_module=True
+            "a function with dropout, twice in a row", "dropout", seed, in_a_row=2, called="method"
         ),
         checkpoint_case("dropout in a large MLP", "dropout", seed, **MEASURED),
         checkpoint_case("dropout in evaluation", "dropout", seed, training=False),
@@ -250,7 +257,7 @@ EXERCISES = [
                 "the first run was not under torch.no_grad(), its graph or results are kept in ctx, or inputs"
                 " are copied",
                 dict.fromkeys(MEASUREMENTS, keeps_its_ends),
-                dict.fromkeys(OTHER_MEASUREMENTS, keeps_no_more),
+                dict.fromkeys((*OTHER_MEASUREMENTS, "measured-nested"), keeps_no_more),
             ),
             Property(
                 "nested",
@@ -258,7 +265,10 @@ EXERCISES = [
                 1,
                 "A checkpoint inside a checkpoint runs three times, with the same gradients",
                 "the inner function must be checkpointed again in the second run of the outer one",
-                {"nested": every(as_plain("output", "input_grad", "grad"), inner_runs_thrice)},
+                {
+                    "nested": every(as_plain("output", "input_grad", "grad"), inner_runs_thrice),
+                    "measured-nested": every(measured_as_plain, inner_runs_thrice),
+                },
             ),
             Property(
                 "no-input-gradient",

@@ -49,10 +49,11 @@ def measured_as_plain(evidence: BesidePlainCalls) -> Iterator[Finding]:
 
 
 def _measured_as_plain(evidence: BesidePlainCalls, run: str, kind: str) -> Iterator[Finding]:
-    for name, tensor in evidence.plain[0].items():
-        if name.partition(".")[0] == kind:
-            told = f"{name} as plain autograd has it, where {MEASURED_RUNS[run]}"
-            yield same(told, tensor, evidence.answers[0], f"{run} {name}")
+    for answer in evidence.answers:
+        for name, tensor in evidence.plain[answer.rank].items():
+            if name.partition(".")[0] == kind:
+                told = f"{name} as plain autograd has it, where {MEASURED_RUNS[run]}"
+                yield same(told, tensor, answer, f"{run} {name}")
 
 
 def runs_twice(evidence: BesidePlainCalls) -> Iterator[Finding]:
@@ -63,8 +64,9 @@ def runs_twice(evidence: BesidePlainCalls) -> Iterator[Finding]:
 
 def runs_twice_at_all(evidence: Evidence) -> Iterator[Finding]:
     """The same, where another property is about what comes of it."""
-    seen = evidence.answers[0].facts["calls"]
-    yield Finding(seen == [1, 2], "1 run after forward, 2 after backward", _counts(seen))
+    for answer in evidence.answers:
+        seen = answer.facts["calls"]
+        yield Finding(seen == [1, 2], "1 run after forward, 2 after backward", _counts(seen), answer.rank)
 
 
 def in_the_same_types(evidence: Evidence) -> Iterator[Finding]:
@@ -88,11 +90,13 @@ def keeps_its_ends(evidence: BesidePlainCalls) -> Iterator[Finding]:
 
 def keeps_no_more(evidence: BesidePlainCalls) -> Iterator[Finding]:
     """The same, where another property is about what comes of it."""
-    facts, most = evidence.answers[0].facts, evidence.result_bytes + SLACK_BYTES
-    kept, left = facts["kept_bytes"], facts["left_bytes"]
-    yield Finding(kept <= most, f"at most {most} bytes besides parameters and inputs", f"{kept} bytes")
-    told = f"at most {most} bytes, with the result, when backward is over and gradients are gone"
-    yield Finding(left <= most, told, f"{left} bytes")
+    most = evidence.result_bytes + SLACK_BYTES
+    between = f"at most {most} bytes besides parameters and inputs"
+    after = f"at most {most} bytes, with the result, when backward is over and gradients are gone"
+    for answer in evidence.answers:
+        kept, left = answer.facts["kept_bytes"], answer.facts["left_bytes"]
+        yield Finding(kept <= most, between, f"{kept} bytes", answer.rank)
+        yield Finding(left <= most, after, f"{left} bytes", answer.rank)
 
 
 def called_as_it_is(evidence: BesidePlainCalls) -> Iterator[Finding]:
@@ -107,7 +111,7 @@ def called_as_it_is(evidence: BesidePlainCalls) -> Iterator[Finding]:
 
 def inner_runs_thrice(evidence: Evidence) -> Iterator[Finding]:
     """A checkpoint inside one runs three times: the outer one's second run makes it forget again."""
-    calls = evidence.answers[0].facts["inner_calls"]
+    calls = evidence.answers[0].facts["calls"][-1]
     yield Finding(calls == 3, "the inner function runs 3 times", f"{calls} times")
 
 

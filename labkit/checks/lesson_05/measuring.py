@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.checks.lesson_05.observing import autocast_of, gradients_of, used_of
 from labkit.checks.lesson_05.subjects import Recipe, Subject
@@ -25,16 +25,35 @@ MEASURED_RUNS = {
     "counted": "runs are counted",
 }
 SLACK_BYTES = 16 * 1024  # the generator's state is 5 KiB; what a careful solution keeps besides stays below
+Change = Callable[[Rank, Subject], Subject]
 
 
-def measured(rank: Rank, recipe: Recipe) -> None:
+def as_it_is(rank: Rank, subject: Subject) -> Subject:
+    """The usual `Change`: none."""
+    return subject
+
+
+def with_one_inside(rank: Rank, subject: Subject) -> Subject:
+    """All but the module's last layer in a checkpoint inside the function, whose runs are counted."""
+    *first, last = subject.module.children()
+    inner = nn.Sequential(*first)
+    return replace(subject, function=lambda x: last(rank.student.checkpoint(inner, x)), counted=inner)
+
+
+def measured(rank: Rank, recipe: Recipe, changed: Change = as_it_is) -> None:
     """Facts: kept_bytes (between forward and backward), left_bytes (after backward), both with the results,
     which live; calls (after forward, after backward). Answers, of each of the three: output, input_grad.N and
     grad.NAME as "kept NAME", "left NAME" and "counted NAME".
 
     A call of two rows goes before each that is measured: what is kept of the last call alone is seen then.
+
+    changed: makes the subject that is measured of the recipe's.
     """
-    subject = recipe.subject(rank.case, rank.inputs)
+
+    def new() -> Subject:
+        return changed(rank, recipe.subject(rank.case, rank.inputs))
+
+    subject = new()
     at_hand = _room_for_gradients(subject)
 
     def call(subject: Subject) -> Any:
@@ -51,7 +70,7 @@ def measured(rank: Rank, recipe: Recipe) -> None:
         return results
 
     def prepare() -> Subject:
-        fresh = recipe.subject(rank.case, rank.inputs)
+        fresh = new()
         back_and_forth(_first_rows(fresh))
         for gradient in at_hand.values():
             gradient.zero_()
@@ -90,11 +109,11 @@ def _backward(subject: Subject, results: Any) -> Tensor:
 
 
 def _count_runs(subject: Subject) -> list[None]:
-    """What grows by one whenever the function runs: the module itself notes it, where it is one, so that it
-    is the same function as elsewhere.
+    """What grows by one whenever the function runs: its module notes it, so that the function is the same as
+    elsewhere.
     """
     runs: list[None] = []
-    subject.module.register_forward_pre_hook(lambda module, args: runs.append(None))
+    subject.counted.register_forward_pre_hook(lambda module, args: runs.append(None))
     return runs
 
 
@@ -104,21 +123,19 @@ def _first_rows(subject: Subject) -> Subject:
     def first(arg: Any) -> Any:
         return arg.detach()[:2].clone().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg
 
-    args = tuple(first(arg) for arg in subject.args)
-    return replace(subject, args=args, grad_output=subject.grad_output[:2].clone())
+    rows = subject.of(tuple(first(arg) for arg in subject.given))
+    return replace(rows, grad_output=subject.grad_output[:2].clone())
 
 
 def _forget_gradients(subject: Subject) -> None:
     subject.module.zero_grad()
-    for arg in subject.args:
-        if isinstance(arg, Tensor):
-            arg.grad = None
+    for leaf in subject.leaves:
+        leaf.grad = None
 
 
 def _room_for_gradients(subject: Subject) -> State:
     """Zeros for all of `gradients_of`: what gradients are copied to that are to be gone."""
-    inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
-    found = {f"input_grad.{i}": torch.zeros_like(arg) for i, arg in enumerate(inputs)}
+    found = {f"input_grad.{i}": torch.zeros_like(leaf) for i, leaf in enumerate(subject.leaves)}
     return found | {f"grad.{name}": torch.zeros_like(p) for name, p in subject.module.named_parameters()}
 
 

@@ -36,8 +36,8 @@ def observe(subject: Subject, call: Call, seed: int) -> State:
 
 def gradients_of(subject: Subject) -> State:
     """ "input_grad.N" and "grad.NAME", of those that have one."""
-    inputs = [arg for arg in subject.args if isinstance(arg, Tensor) and arg.requires_grad]
-    found = {f"input_grad.{i}": arg.grad for i, arg in enumerate(inputs) if arg.grad is not None}
+    inputs = enumerate(subject.leaves)
+    found = {f"input_grad.{i}": leaf.grad for i, leaf in inputs if leaf.grad is not None}
     named = subject.module.named_parameters()
     return found | {f"grad.{name}": p.grad for name, p in named if p.grad is not None}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import JSON, Case, Inputs
 from labkit.checks.exercise import Evidence, Run
-from labkit.checks.lesson_05.measuring import measured
+from labkit.checks.lesson_05.measuring import measured, with_one_inside
 from labkit.checks.lesson_05.observing import autocast_of, observe
 from labkit.checks.lesson_05.subjects import (
     Call,
@@ -125,13 +125,13 @@ def _types(rank: Rank, recipe: Recipe) -> None:
 
 
 def _nested(rank: Rank, recipe: Recipe) -> None:
-    """Fact: inner_calls."""
+    """Fact: calls, of the inner function, after backward."""
     subject = recipe.subject(rank.case, rank.inputs)
     *first, last = subject.module.children()
     inner, calls = _counted(nn.Sequential(*first))
     subject.function = lambda x: last(rank.student.checkpoint(inner, x))
     _send(rank, subject)
-    rank.fact("inner_calls", len(calls))
+    rank.fact("calls", [len(calls)])
 
 
 def _raises(rank: Rank, recipe: Recipe) -> None:
@@ -217,6 +217,7 @@ RUNS: Mapping[str, Run] = {
     ),
     "measured-several": _run(measured, Recipe(Several, several_arguments, ones=True)),
     "measured-averages": _run(measured, Recipe(with_batch_norm, ones=True)),
+    "measured-nested": _run(partial(measured, changed=with_one_inside), Recipe(ones=True)),
     "dropout": _run(_once, Recipe(with_dropout)),
     "own-dropout": _run(_once, Recipe(with_its_own_dropout)),
     "autocast": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16)),

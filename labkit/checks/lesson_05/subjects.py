@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +19,32 @@ BOTH = -1
 @dataclass
 class Subject:
     """A function to be checkpointed, its arguments, the module whose parameters it uses, and what backward
-    gets. in_a_row: how often it is called, each time with what it gave before.
+    gets.
+
+    given: what gradients are read from; args: what the function is called with, the same, or what is made of
+    it. in_a_row: how often it is called, each time with what it gave before. counted: the module whose runs
+    are counted.
     """
 
     function: Call
+    given: tuple[Any, ...]
     args: tuple[Any, ...]
     module: nn.Module
     grad_output: Tensor
     result: int  # which of several results backward starts from, or `BOTH` of the first two
     autocast: torch.dtype | None
+    counted: nn.Module
     in_a_row: int = 1
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The inputs that ask for gradients."""
+        return [arg for arg in self.given if isinstance(arg, Tensor) and arg.requires_grad]
+
+    def of(self, given: tuple[Any, ...]) -> Subject:
+        """The same with other arguments, which are made of these where its own are made."""
+        made = any(arg is not own for arg, own in zip(self.args, self.given, strict=True))
+        return replace(self, given=given, args=_made_of(given) if made else given)
 
 
 class Several(nn.Module):
@@ -101,6 +118,24 @@ class _BeforeIt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = len(x)
         return self.mask[:rows, :rows].to(x.dtype) @ x
+
+
+def _made_of(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a model hands on: no leaf, but the result of an operation. Parameters stay what they are."""
+    made = {id(arg): arg * 1.0 for arg in given if type(arg) is Tensor and arg.requires_grad}
+    return tuple(made.get(id(arg), arg) for arg in given)
+
+
+def _in_a_function(module: nn.Module) -> Call:
+    return lambda *args: module(*args)
+
+
+CALLED: Mapping[str, Callable[[nn.Module], Call]] = {
+    "module": lambda module: module,
+    "method": lambda module: module.__call__,
+    "function": _in_a_function,
+    "partial": partial(partial),
+}
 
 
 def _mlp(width: int, inner: int) -> nn.Module:
@@ -188,7 +223,7 @@ class Recipe:
         """Parameters "full.NAME" of the module; x, y, ids and grad_output with one entry a rank."""
 
         def draw(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, dtype=self.dtype)
+            return torch.randn(size, generator=generator, dtype=self._dtype(case))
 
         shape = (case.ranks, case.params["rows"], case.params["width"])
         found = {
@@ -200,19 +235,26 @@ class Recipe:
 
     def subject(self, case: Case, handed: Inputs) -> Subject:
         """The function with fresh tensors, of what one rank is handed."""
-        module = self._empty(case).to(self.dtype).train(case.params.get("training", True))
+        module = self._empty(case).to(self._dtype(case)).train(case.params.get("training", True))
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 parameter.copy_(handed[f"full.{name}"])
         for name in case.params.get("frozen", ()):
             module.get_parameter(name).requires_grad_(False)
-        args, result = self.args(handed), case.params.get("result", 0)
+        given, result = self.args(handed), case.params.get("result", 0)
+        args = _made_of(given) if case.params.get("made") else given
         in_a_row = case.params.get("in_a_row", 1)
-        function = module.__call__ if case.params.get("no_module") else module
+        function = CALLED[case.params.get("called", "module")](module)
         grad_output = handed["grad_output"]
         if self.ones or case.params.get("zeros"):
             grad_output = torch.full_like(grad_output, float(self.ones))
-        return Subject(function, args, module, grad_output, result, self.autocast, in_a_row)
+        return Subject(function, given, args, module, grad_output, result, self.autocast, module, in_a_row)
+
+    def _dtype(self, case: Case) -> torch.dtype:
+        """The case's, if it names one."""
+        named = case.params.get("dtype")
+        found: torch.dtype = getattr(torch, named) if named else self.dtype
+        return found
 
     def _empty(self, case: Case) -> nn.Module:
         return self.module(case.params["width"], case.params["inner"])
