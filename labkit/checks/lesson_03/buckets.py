@@ -114,7 +114,7 @@ def _are_filled(evidence: Evidence) -> Iterator[Finding]:
     order = [i for bucket in seen for i in bucket if 0 <= i < len(parameters)]
     filled = [_bytes(parameters, bucket) for bucket in _greedy(parameters, order, most)]
     yield Finding(sizes == filled, f"{len(filled)} buckets, bytes: {filled}", f"{len(seen)}: {sizes}")
-    fewest = len(_greedy(parameters, _wanted(parameters), most))
+    fewest = len(filled_buckets(parameters, most))
     yield Finding(len(seen) == fewest, f"{fewest} buckets", f"{len(seen)}: {sizes}")
 
 
@@ -126,6 +126,11 @@ def _hold_one_dtype(evidence: Evidence) -> Iterator[Finding]:
 
 def _bytes(parameters: Sequence[nn.Parameter], bucket: Sequence[int]) -> int:
     return sum(parameters[i].nbytes for i in bucket if 0 <= i < len(parameters))
+
+
+def filled_buckets(parameters: Sequence[nn.Parameter], most: int) -> list[list[int]]:
+    """Where the parameters of each bucket stand, which is filled as far as it goes, from the last one on."""
+    return _greedy(parameters, _wanted(parameters), most)
 
 
 def _greedy(parameters: Sequence[nn.Parameter], order: Sequence[int], most: int) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_03.buckets import BUCKETS_ID
 from labkit.checks.lesson_03.handles import asked_handles, waits_for_all
@@ -24,7 +23,6 @@ from labkit.checks.lesson_03.net import (
     MICRO_BATCHES,
     PAIRS,
     TORCHS_OWN,
-    WORDS,
     Loss,
     Net,
     ReplicaEvidence,
@@ -46,25 +44,23 @@ from labkit.checks.lesson_03.net import (
     subgroup,
     trained,
 )
+from labkit.checks.lesson_03.overlap_judges import (
+    PATIENCE,
+    TIMED,
+    forwards_of,
+    one_a_bucket,
+    sends_gradients,
+    starts_early,
+    starts_early_and_waits_late,
+)
 from labkit.checks.lesson_03.replicas import BROADCAST_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import (
-    STEPS,
-    State,
-    calls_of,
-    calls_text,
-    nbytes,
-    same,
-    stays_in_group,
-)
-from labkit.checks.shared.company import in_company
+from labkit.checks.shared.beside import STEPS, calls_of, calls_text, stays_in_group
 from labkit.checks.shared.places import enter_group
 from labkit.torch_private import job_store
 
 OVERLAP_ID = "03.overlapped-data-parallel"
-TIMED = STEPS + 1  # backward passes
-PATIENCE = 2.0  # seconds; a backward pass takes thousandths
-SMALLEST_MULTIPLE = 1e-3  # of the mean: less is nothing
+LONGEST = 30.0  # seconds that a rank may be behind another
 
 
 def _cases(seed: int) -> list[Case]:
@@ -105,19 +101,23 @@ def _wrap(rank: Rank, net: Net) -> Any:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: start.NAME, grad STEP.NAME, trained.NAME. Recordings: built, step STEP."""
+    """Answers: start.NAME, grad STEP.NAME, trained.NAME. Recordings: built, forward STEP, and of each
+    backward, with the facts of `_Arrivals`, step STEP.NUMBER.
+    """
     net = net_of(rank.case, rank.inputs)
     stand_anywhere(rank, net)
     lie_differently(rank, net)
     add_earlier_gradients(rank.case, net)
+    arrivals = _Arrivals(net)
     model = _wrap(rank, net)
     model.train(net.training)
     if rank.case.kind == "subgroup":  # a model of another group, made later, changes nothing
         rank.student.OverlappedDataParallel(net_of(rank.case, rank.inputs), rank.group)
     for step in range(STEPS):
-        losses = [own_loss(rank, model, step, m) for m in range(_forwards(rank.case))]
-        with rank.recording(f"step {step}"):
-            for loss in losses:
+        with rank.recording(f"forward {step}"):
+            losses = [own_loss(rank, model, step, m) for m in range(forwards_of(rank.case))]
+        for m, loss in enumerate(losses):
+            with arrivals.recording(rank, f"step {step}.{m}"):
                 loss.backward()
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
@@ -126,68 +126,89 @@ def _train(rank: Rank) -> None:
             own_loss(rank, model, 0).backward()
 
 
-def _forwards(case: Case) -> int:
-    """How many forward passes of a step come before its first backward."""
-    return 2 if case.params.get("ahead") else 1
+class _Arrivals:
+    """Sees when each gradient of a net is there, and when backward comes to its first layer. Made before the
+    wrapper, whose own hooks may start to send.
+    """
+
+    def __init__(self, net: Net) -> None:
+        self.ready: list[tuple[int, float]] = []
+        self._first: list[float] = []
+        net.first.register_forward_hook(lambda _, __, out: self._watch(out))
+        for number, parameter in enumerate(net.parameters()):
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(self._note, number))
+
+    @contextlib.contextmanager
+    def recording(self, rank: Rank, name: str) -> Iterator[None]:
+        """A recording of one backward. Facts, in seconds from the recording's zero: ready NAME, the number of
+        each parameter whose gradient came and when that was; first NAME, when backward came to the first
+        layer.
+        """
+        self.ready.clear()
+        self._first.clear()
+        with rank.recording(name) as begin:
+            yield
+        rank.fact(f"ready {name}", [[number, moment - begin] for number, moment in self.ready])
+        rank.fact(f"first {name}", [moment - begin for moment in self._first])
+
+    def _note(self, number: int, _: Tensor) -> None:
+        self.ready.append((number, time.monotonic()))
+
+    def _watch(self, out: Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(lambda _: self._first.append(time.monotonic()))
 
 
 def _time_backward(rank: Rank) -> None:
     """Three forward and backward passes with the weights of the start, one inside no_sync before the last.
     Answers: start.NAME, and of the two before no_sync, which another property is about, grad STEP.NAME, once
-    all messages are over. Recordings: forward, step STEP. Facts: ready STEP, the second at which each
-    gradient was; first STEP, those at which backward came to the first layer; asked STEP, of how many
-    handles; stalled, whether rank 0 was still without its last gradient when the others began the last one,
-    `PATIENCE` after it.
+    all messages are over. Recordings: forward STEP, step STEP. Facts: those of `_Arrivals`; asked step STEP,
+    of how many handles; stalled, whether rank 0 was still without its last gradient when the others began the
+    last one, `PATIENCE` after it.
     """
     net = net_of(rank.case, rank.inputs)
-    ready: list[float] = []
-    first: list[float] = []
-    net.first.register_forward_hook(lambda _, __, out: _note_gradient(out, first))
-    for parameter in net.parameters():  # before the wrapper's own hooks, which may start to send
-        parameter.register_post_accumulate_grad_hook(lambda _: ready.append(time.monotonic()))
+    arrivals = _Arrivals(net)
     model = _wrap(rank, net)
-    with rank.recording("forward"):
-        loss = own_loss(rank, model, 0)
+    model.train(net.training)
     for step in range(TIMED):
-        ready.clear()
-        first.clear()
+        if step == STEPS:
+            with model.no_sync():
+                own_loss(rank, model, 0).backward()
+        with rank.recording(f"forward {step}"):
+            loss = own_loss(rank, model, min(step, 1))
         if step == TIMED - 1:
-            rank.fact("stalled", _begin_later(rank, net, ready))
-        with asked_handles(rank, f"step {step}"), rank.recording(f"step {step}") as begin:
+            rank.fact("stalled", _begin_later(rank, net, arrivals))
+        name = f"step {step}"
+        with asked_handles(rank, name), arrivals.recording(rank, name):
             loss.backward()  # timed from the recording's zero: of two, a pause would be overlap
-        rank.fact(f"ready {step}", [moment - begin for moment in ready])
-        rank.fact(f"first {step}", [moment - begin for moment in first])
         if step < STEPS:
             dist.barrier(rank.group)  # of who waits for nothing, what is sent counts, and not when it came
             send_gradients(rank, net, step)
             net.zero_grad()
-        if step == STEPS - 1:
-            with model.no_sync():
-                own_loss(rank, model, 0).backward()
-        loss = own_loss(rank, model, 1)
 
 
-def _begin_later(rank: Rank, net: Net, ready: list[float]) -> bool:
-    """On rank 0: tell the others when all gradients are `ready`. On the others: wait for that, and say
-    whether it did not come. Who waits for a message in backward, in whatever way, waits for them as well.
+def _begin_later(rank: Rank, net: Net, arrivals: _Arrivals) -> bool:
+    """On rank 0: tell the others when it begins, and when all gradients are there. On the others: wait for
+    that, and say whether it did not come. Who waits for a message in backward, in whatever way, waits for
+    them as well.
     """
     name = f"labkit: gradients of {rank.group.group_name}"
+    begun = f"{name}, from now on"
     if rank.rank:
         try:
+            job_store().wait([begun], timedelta(seconds=LONGEST))
             job_store().wait([name], timedelta(seconds=PATIENCE))
         except dist.DistStoreError:  # the time is over
             return True
         return False
-    enough = sum(parameter.requires_grad for parameter in net.parameters())
-    for parameter in net.parameters():  # of hooks on one tensor, those before it have had their time
-        parameter.register_hook(lambda _: job_store().set(name, "") if len(ready) == enough - 1 else None)
+    parameters = trained(net)
+    for parameter in parameters:  # of hooks on one tensor, those before it have had their time
+        parameter.register_hook(
+            lambda _: job_store().set(name, "") if len(arrivals.ready) == len(parameters) - 1 else None
+        )
+    job_store().set(begun, "")
     return False
-
-
-def _note_gradient(out: Tensor, moments: list[float]) -> None:
-    """Note when its gradient is there."""
-    if out.requires_grad:
-        out.register_hook(lambda _: moments.append(time.monotonic()))
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -201,14 +222,17 @@ def _accumulate(rank: Rank) -> None:
     that is silent. Before all that, gradients of all layers come inside no_sync, and the wrapper's zero_grad
     clears them.
 
-    Answers: start.NAME, grad STEP.NAME. Recordings: built, inside, outside.
+    Answers: start.NAME, grad STEP.NAME. Recordings: built, forward NUMBER of those outside, inside, and of
+    backward passes outside, with the facts of `_Arrivals`: outside, beside (while another model is silent).
     """
     net, another = net_of(rank.case, rank.inputs), net_of(rank.case, rank.inputs)
+    arrivals = _Arrivals(net)
     model = _wrap(rank, net)
     with model.no_sync():
         _loss_through_all(rank, model).backward()
     model.zero_grad()
-    loss = own_loss(rank, model, 0, 0)
+    with rank.recording("forward 0"):
+        loss = own_loss(rank, model, 0, 0)
     with rank.recording("inside"), model.no_sync():
         with model.no_sync():
             loss.backward()
@@ -218,15 +242,20 @@ def _accumulate(rank: Rank) -> None:
             own_loss(rank, model, 0, m).backward()
         loss = own_loss(rank, model, 0, MICRO_BATCHES - 1)
     silence = model.no_sync()  # begins when it is entered
-    with rank.recording("outside"):
+    with arrivals.recording(rank, "outside"):
         loss.backward()
     send_gradients_and_step(rank, net, 0)
     with contextlib.suppress(_Interrupted), silence:
         raise _Interrupted
     other = rank.student.OverlappedDataParallel(another, rank.group)
-    (own_loss(rank, model, 1, 0) + own_loss(rank, other, 1, 0)).backward()
+    with rank.recording("forward 1"):
+        loss = own_loss(rank, model, 1, 0) + own_loss(rank, other, 1, 0)
+    loss.backward()
     with other.no_sync():
-        own_loss(rank, model, 1, 1).backward()
+        with rank.recording("forward 2"):
+            loss = own_loss(rank, model, 1, 1)
+        with arrivals.recording(rank, "beside"):
+            loss.backward()
     send_gradients_and_step(rank, net, 1)
 
 
@@ -240,7 +269,7 @@ def _loss_through_all(rank: Rank, model: nn.Module) -> Tensor:
 
 def _loss_of_a_step(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
     """The sum over the micro-batches of a step."""
-    return torch.stack([loss_of(model, case, handed, rank, step, m) for m in range(_forwards(case))]).sum()
+    return torch.stack([loss_of(model, case, handed, rank, step, m) for m in range(forwards_of(case))]).sum()
 
 
 def _accumulated_loss(model: nn.Module, case: Case, handed: Inputs, rank: int, step: int) -> Tensor:
@@ -253,108 +282,6 @@ def _run(on_rank: Callable[[Rank], None], loss: Loss = loss_of, learns: bool = T
     return Run(on_rank, net_inputs, hand_own, partial(ReplicaEvidence, loss=loss, learns=learns))
 
 
-def _sends_gradients(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    """What the timed backward passes left is the mean over the ranks, or one multiple of it: a division that
-    is missing or wrong changes nothing in what is sent, and when.
-    """
-    for answer in evidence.answers:
-        expected = {n: t for n, t in evidence.reference(answer).items() if n.startswith("grad ")}
-        times = _multiple(expected, answer)
-        for key, tensor in expected.items():
-            kind, _, name = key.partition(".")
-            told = f"{WORDS[kind].format(name)}, or one multiple of that for all"
-            yield same(told, tensor * times, answer, key)
-
-
-def _multiple(expected: State, answer: RankAnswer) -> float:
-    """What all gradients of an answer were multiplied by, where it is one number above 0; 1 elsewhere."""
-    there = [(t.flatten(), answer.tensors[n].flatten()) for n, t in expected.items() if n in answer.tensors]
-    pairs = [(a, b.to(a.dtype)) for a, b in there if a.shape == b.shape]
-    whole = sum(float(a @ a) for a, _ in pairs)
-    times = sum(float(a @ b) for a, b in pairs) / whole if whole else 1.0
-    return times if SMALLEST_MULTIPLE <= times < math.inf else 1.0
-
-
-def _one_a_bucket(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    """Count and bytes of the all_reduces of one backward pass."""
-    for answer in in_company(evidence):
-        calls, bucket_bytes = calls_of(answer, "step 0"), evidence.case.params["bucket_bytes"]
-        sizes = [nbytes(parameter) for parameter in trained(evidence.first_net(answer))]
-        seen, filled = calls_text(calls), filled_buckets(sizes, bucket_bytes)
-        right = [op for op, _ in calls] == ["all_reduce"] * len(filled)
-        yield Finding(right, f"{len(filled)} all_reduces, one a bucket", seen, answer.rank)
-        yield _moves_once(evidence, answer)
-        yield Finding(
-            not calls_of(answer, "forward"),
-            "no communication in forward",
-            calls_text(calls_of(answer, "forward")),
-            answer.rank,
-        )
-        largest = max([bucket_bytes, *sizes])
-        right = all(size <= largest for _, size in calls)
-        yield Finding(right, f"no bucket above {largest:,} bytes", seen, answer.rank)
-        moved = [size for _, size in calls]
-        told = f"buckets filled from the last parameter to the first, so of {_bytes_text(filled)}"
-        yield Finding(moved == filled, told, f"of {_bytes_text(moved)}", answer.rank)
-
-
-def _moves_once(evidence: ReplicaEvidence, answer: RankAnswer) -> Finding:
-    """Whether backward reduces the gradients' bytes: what is sent beside them for show is more."""
-    calls = calls_of(answer, "step 0")
-    whole, moved = sum(map(nbytes, trained(evidence.first_net(answer)))), sum(size for _, size in calls)
-    told = f"the gradients' {whole:,} bytes, once"
-    return Finding(moved == whole, told, f"{moved:,} bytes: {calls_text(calls)}", answer.rank)
-
-
-def filled_buckets(sizes: list[int], bucket_bytes: int) -> list[int]:
-    """The bytes of the buckets, in order, that hold parameters of these bytes in reverse order when each is
-    filled as far as it goes.
-    """
-    found: list[int] = []
-    for size in reversed(sizes):
-        if found and found[-1] + size <= bucket_bytes:
-            found[-1] += size
-        else:
-            found.append(size)
-    return found
-
-
-def _bytes_text(sizes: list[int]) -> str:
-    """Sizes in their order: 16, then 1,024 bytes."""
-    return f"{', then '.join(f'{size:,}' for size in sizes) or 'no'} bytes"
-
-
-def _starts_early_and_waits_late(evidence: ReplicaEvidence) -> Iterator[Finding]:
-    for answer in evidence.answers:
-        yield _moves_once(evidence, answer)
-        for step in range(TIMED):
-            yield from _times(answer, step)
-        told = "backward goes on to the last gradient while another rank has sent nothing yet"
-        seen = f"it stood still until that rank began, {PATIENCE} s later"
-        yield Finding(not answer.facts["stalled"], told, seen, 0)
-
-
-def _times(answer: RankAnswer, step: int) -> Iterator[Finding]:
-    ready = answer.facts[f"ready {step}"]
-    calls = [call for call in answer.collectives[f"step {step}"] if call["op"] == "all_reduce"]
-    if not calls or not ready:
-        yield Finding(False, "an all_reduce that starts during backward", "none", answer.rank)
-        return
-    whole, last = sum(call["num_bytes"] for call in calls), ready[-1]
-    early = sum(call["num_bytes"] for call in calls if call["start"] < last)
-    told = f"half of the {whole:,} bytes under way before the last gradient is ready"
-    begun = f"the first all_reduce after {calls[0]['start'] * 1e3:.2f} ms"
-    gap = f"{early:,} bytes; {begun}, last gradient after {last * 1e3:.2f} ms"
-    yield Finding(2 * early >= whole, told, gap, answer.rank)
-    first = min(answer.facts[f"first {step}"], default=last)
-    told = "an all_reduce starts before backward comes to the first layer"
-    seen = f"{begun}, backward there after {first * 1e3:.2f} ms"
-    yield Finding(calls[0]["start"] < first, told, seen, answer.rank)
-    waited = [call for call in calls if call["end"] is not None and call["end"] < last]
-    told = "nothing is waited for before the last gradient is ready"
-    yield Finding(not waited, told, f"{len(waited)} all_reduces were waited for", answer.rank)
-
-
 def _is_silent_inside(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         inside, outside = calls_of(answer, "inside"), calls_of(answer, "outside")
@@ -363,6 +290,7 @@ def _is_silent_inside(evidence: ReplicaEvidence) -> Iterator[Finding]:
             yield Finding(bool(outside), "an all_reduce in the backward after it", "none", answer.rank)
 
 
+BESIDES = ("values", "no-sync", "unused", "subgroup", "layout")  # what is sent, and when, is the same there
 EXERCISE = Exercise(
     OVERLAP_ID,
     "Communication during backward",
@@ -410,8 +338,8 @@ EXERCISE = Exercise(
             3,
             "One all_reduce a bucket; the gradients' bytes once",
             "bucket_bytes taken as a number of elements, or one all_reduce a parameter",
-            {"many": every(_one_a_bucket, _sends_gradients)},
-            dict.fromkeys(("layout", "subgroup"), _one_a_bucket),
+            {"many": every(one_a_bucket, sends_gradients)},
+            dict.fromkeys(BESIDES, one_a_bucket),
         ),
         Property(
             "overlap",
@@ -420,7 +348,8 @@ EXERCISE = Exercise(
             "Most bytes are under way before the last gradient is ready, and waited for at the end",
             "all is reduced after backward, or when all of it is computed; async_op=True is missing, or a"
             " handle is asked until its call is over",
-            {"many": every(_starts_early_and_waits_late, _sends_gradients)},
+            {"many": every(starts_early_and_waits_late, sends_gradients)},
+            dict.fromkeys(BESIDES, starts_early),
         ),
         Property(
             "no-sync",
