@@ -268,7 +268,7 @@ def _goes_one_by_one(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         for step in range(STEPS):
             passes = answer.facts[f"passes {step}"]
-            sizes = _sizes(evidence.case, answer.rank, step)
+            sizes = _sizes(evidence.case, answer.rank, step) * _times(evidence.case, step)
             rows = [size for _, size in passes[::2]]
             right = passes == [[kind, size] for size in rows for kind in ("forward", "backward")]
             seen = ", ".join(f"{kind} of {size}" for kind, size in passes)
@@ -304,6 +304,7 @@ EXERCISE = Exercise(
             " kept",
             "losses that are added up must be detached first: each keeps its graph",
             {"values": every(_returns_the_mean, _returns_a_tensor, _lets_go)},
+            dict.fromkeys(("uneven", "own-parts"), every(_returns_a_tensor, _lets_go)),
         ),
         Property(
             "communication",
@@ -312,6 +313,7 @@ EXERCISE = Exercise(
             "Each micro-batch goes forward and back before the next, and the last backward alone sends",
             "model.no_sync() around all but the last backward, and a backward for each micro-batch",
             {"values": every(_sends_once, _goes_one_by_one)},
+            dict.fromkeys(("uneven", "own-parts"), _goes_one_by_one),  # of the own wrapper's calls no word
         ),
         Property(
             "uneven-micro-batches",
