@@ -171,6 +171,7 @@ EXERCISE = Exercise(
             "Buckets follow backward: the last parameter comes first",
             "module.parameters() taken as it comes, or only the order within a bucket turned round",
             on={"values": _last_comes_first},
+            also={"tuple": _last_comes_first},
         ),
         Property(
             "bucket-bytes",
@@ -179,6 +180,7 @@ EXERCISE = Exercise(
             "Each bucket is filled until the next parameter would exceed the bytes",
             "bytes are numel * element_size; a bucket of one parameter may be larger",
             {"values": _are_filled},
+            {"tuple": _are_filled},
         ),
         Property(
             "one-dtype",
@@ -187,6 +189,7 @@ EXERCISE = Exercise(
             "A bucket holds one dtype: its gradients become one flat tensor",
             "a new dtype must open a new bucket, also where the bytes would fit",
             on={"values": _hold_one_dtype},
+            also={"tuple": _hold_one_dtype},
         ),
     ),
     forbids=TORCHS_OWN,

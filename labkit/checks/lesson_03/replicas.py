@@ -167,6 +167,7 @@ BROADCAST = Exercise(
             "All ranks end with the first rank's parameters",
             "frozen parameters are left out, or what was received is not written into the parameter",
             on={"values": every(_has_the_firsts("parameters"), waits_for_all("broadcast"))},
+            also=dict.fromkeys(("layout", "subgroup"), waits_for_all("broadcast")),
         ),
         Property(
             "buffers",
@@ -302,6 +303,7 @@ AVERAGE = Exercise(
             "Every gradient is the mean over the ranks",
             "a sum without dividing by the group's size",
             {"values": every(GRADIENTS, _hold_no_graph, *AWAITED)},
+            dict.fromkeys(("unused", "frozen", "layout", "subgroup"), every(_hold_no_graph, *AWAITED)),
         ),
         Property(
             "trained-weights",
@@ -321,7 +323,7 @@ AVERAGE = Exercise(
                 "values": _one_for_each_gradient,
                 "frozen": every(GRADIENTS, leaves_frozen_alone, _one_for_each_gradient),
             },
-            dict.fromkeys(("layout", "subgroup"), _one_for_each_gradient),
+            dict.fromkeys(("unused", "layout", "subgroup"), _one_for_each_gradient),
         ),
         Property(
             "unused-parameter",

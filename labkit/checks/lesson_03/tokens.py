@@ -210,6 +210,7 @@ EXERCISE = Exercise(
                 "values": every(_averages("loss"), _is_a_scalar, _leaves_the_sum_alone),
                 "millions": _averages("loss"),
             },
+            also=dict.fromkeys(("empty", "subgroup"), every(_is_a_scalar, _leaves_the_sum_alone)),
         ),
         Property(
             "communication",
