@@ -10,7 +10,13 @@ from typing import Any
 from labkit.checks.case import Case
 from labkit.checks.lesson_04.executor import bad_lists_case, foreign_stage_case, gpipe, one_f_one_b, run_case
 from labkit.checks.lesson_04.formulas import Setting, formula_case
-from labkit.checks.lesson_04.lists import forwards_first, lists_by_choice, one_at_a_time, random_lists
+from labkit.checks.lesson_04.lists import (
+    forwards_first,
+    lists_by_choice,
+    one_at_a_time,
+    random_lists,
+    some_at_a_time,
+)
 from labkit.checks.lesson_04.schedules import schedule_case, turns_case
 from labkit.checks.lesson_04.splitting import split_case
 
@@ -134,8 +140,18 @@ def _ends_differently(m: int) -> list[list[Any]]:
     return [[*forwards, *_row("backward", 1, up), *_row("backward", 0, down)]]
 
 
+def _in_two_groups(draw: Random) -> Callable[[int, int, int], list[list[Any]]]:
+    """(ranks, stages, micro-batches) -> lists that do some of these, there and back, and then the others."""
+
+    def lists(ranks: int, stages: int, m: int) -> list[list[Any]]:
+        mixed, first = draw.sample(range(m), m), draw.randint(1, m - 1)
+        return [list(own) for own in some_at_a_time(ranks, stages, [mixed[:first], mixed[first:]])]
+
+    return lists
+
+
 def _run(seed: int) -> list[Case]:
-    draw = Random(f"04/run/{seed}")
+    draw, some = Random(f"04/run/{seed}"), _in_two_groups(Random(f"04/run/groups/{seed}"))
 
     def case(
         kind: str, lists: list[list[Any]], stages: int, sizes: list[int], told: str = "", **more: Any
@@ -155,21 +171,21 @@ def _run(seed: int) -> list[Case]:
     cases = [
         case("gpipe", gpipe(3, m), 3, [b] * m),
         case("naive", one_at_a_time(2, 2, 5), 2, [b] * 5),
-        case("train", gpipe(3, 4), 3, [b] * 4),
+        case("train", some(3, 3, 4), 3, [b] * 4),
         case("in-flight", one_f_one_b(3, m), 3, [1] * m, "1F1B"),
         case("any-schedule", random_lists(3, 6, 3, again), 6, [b] * 3, "a random order"),
         case("any-schedule", random_lists(2, 5, 4, again), 5, [1] * 4, "a random order"),
         case("any-schedule", random_lists(1, 4, 9, again), 4, [1] * 9, "a random order on one rank"),
         case("in-flight", one_at_a_time(1, 3, 8), 3, [1] * 8, "all stages on one rank"),
-        case("unequal", gpipe(3, 4), 3, as_first),
+        case("unequal", some(3, 3, 4), 3, as_first),
         case("few", lists_by_choice(4, 3, 2, forwards_first), 3, [2, 2], "a rank without a stage"),
-        case("tied", one_at_a_time(2, 4, 3), 4, [2] * 3, "two stages a rank"),
-        case("tied-train", gpipe(3, 4), 3, [2] * 4),
+        case("tied", some(2, 4, 3), 4, [2] * 3, "two stages a rank"),
+        case("tied-train", some(3, 3, 4), 3, [2] * 4),
         case("ready", random_lists(1, 3, 3, again), 3, [2] * 3, "a random order"),
-        case("one-rank", gpipe(1, 4), 1, uneven, "one stage"),
+        case("one-rank", some(1, 1, 4), 1, uneven, "one stage"),
         case("any-schedule", _wanted_last_first(MANY), 2, [1] * MANY, "the last message wanted first"),
-        case("unequal", gpipe(2, 3), 2, [2, 3, 1], "sequences of 3, 1 and 4 tokens", lengths=[3, 1, 4]),
-        case("tied", one_at_a_time(2, 3, 3), 3, [2] * 3, "both halves on one rank"),
+        case("unequal", some(2, 2, 3), 2, [2, 3, 1], "sequences of 3, 1 and 4 tokens", lengths=[3, 1, 4]),
+        case("tied", some(2, 3, 3), 3, [2] * 3, "both halves on one rank"),
         case("ready", _ends_differently(3), 2, [2] * 3, "other orders on other stages"),
         _unseen(no_weights),
     ]

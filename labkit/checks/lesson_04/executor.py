@@ -13,6 +13,7 @@ from labkit.checks.lesson_04.judges import (
     equals,
     follows_the_list,
     keeps_few,
+    keeps_few_graphs,
     keeps_no_copies,
     leaves_micro_batches,
     loss_is_a_scalar_tensor,
@@ -29,6 +30,7 @@ from labkit.checks.lesson_04.lists import (
     lists_by_choice,
     one_at_a_time,
     random_lists,
+    some_at_a_time,
 )
 from labkit.checks.lesson_04.model import PipelineEvidence, draw_model, hand_own_stages
 from labkit.checks.lesson_04.runs import (
@@ -97,7 +99,7 @@ def _cases_of_known_schedules(seed: int) -> list[Case]:
         run_case("gpipe", seed, gpipe(2, 5), TWO, [2] * 5, late=[1]),
         run_case("gpipe", seed, gpipe(4, 6), FOUR, [2] * 6, frozen=["1.layers.0.weight", "3.layers.1.bias"]),
         run_case("naive", seed, one_at_a_time(3, 3, 4), THREE, [2] * 4),
-        run_case("train", seed, gpipe(2, 3), TWO, [2] * 3),
+        run_case("train", seed, some_at_a_time(2, 2, [[0], [1, 2]]), TWO, [2] * 3),
         run_case("in-flight", seed, one_f_one_b(4, 7), FOUR, [1] * 7, schedule="1F1B"),
     ]
 
@@ -139,8 +141,15 @@ def _cases_of_any_schedule(seed: int) -> list[Case]:
 def _cases_with_few(seed: int) -> list[Case]:
     """Fewer rows in some micro-batches, fewer micro-batches than stages, fewer weights that are trained."""
     return [
-        run_case("unequal", seed, gpipe(2, 4), TWO, [3, 3, 2, 1]),
-        run_case("few", seed, gpipe(4, 2), FOUR, [3, 3], frozen=["2.layers.0.weight", "2.layers.0.bias"]),
+        run_case("unequal", seed, some_at_a_time(2, 2, [[0, 1], [2, 3]]), TWO, [3, 3, 2, 1]),
+        run_case(
+            "few",
+            seed,
+            one_at_a_time(4, 4, 2),
+            FOUR,
+            [3, 3],
+            frozen=["2.layers.0.weight", "2.layers.0.bias"],
+        ),
         run_case(
             "few",
             seed,
@@ -156,8 +165,8 @@ def _cases_with_few(seed: int) -> list[Case]:
 def _cases_of_tied_weights(seed: int) -> list[Case]:
     shared = [TOKENS[0], [6, 4, 5]]
     return [
-        run_case("tied", seed, gpipe(3, 4), TOKENS, [3] * 4, vocabulary=9),
-        run_case("tied-train", seed, gpipe(2, 3), shared, [3] * 3, vocabulary=9),
+        run_case("tied", seed, some_at_a_time(3, 3, [[0, 1], [2, 3]]), TOKENS, [3] * 4, vocabulary=9),
+        run_case("tied-train", seed, some_at_a_time(2, 2, [[0, 1], [2]]), shared, [3] * 3, vocabulary=9),
         run_case(
             "tied",
             seed,
@@ -173,7 +182,14 @@ def _cases_of_tied_weights(seed: int) -> list[Case]:
 
 def _cases_when_ready(seed: int) -> list[Case]:
     return [
-        run_case("ready", seed, gpipe(2, 3), TWO, [2] * 3, frozen=["0.layers.0.weight", "0.layers.0.bias"]),
+        run_case(
+            "ready",
+            seed,
+            some_at_a_time(2, 2, [[0, 1], [2]]),
+            TWO,
+            [2] * 3,
+            frozen=["0.layers.0.weight", "0.layers.0.bias"],
+        ),
         run_case(
             "ready",
             seed,
@@ -182,7 +198,7 @@ def _cases_when_ready(seed: int) -> list[Case]:
             [2] * 3,
             schedule="two stages a rank",
         ),
-        run_case("ready-tied", seed, gpipe(3, 2), TOKENS, [2] * 2, vocabulary=9),
+        run_case("ready-tied", seed, one_at_a_time(3, 3, 2), TOKENS, [2] * 2, vocabulary=9),
     ]
 
 
@@ -254,6 +270,9 @@ RUNS = {
     "bad": _run(meet_bad_lists),
 }
 LOSS_AND_GRADIENTS = every(returns_the_loss, equals("grad"))
+ONE_EACH = every(sends_each_once, waits_for_messages)
+IN_ITS_ORDER = every(follows_the_list, does_the_real_work)
+ABOUT_OTHERS = tuple(kind for kind in RUNS if kind not in ("gpipe", "naive", "in-flight", "bad"))
 SHARED = ("embedding", "head")  # the two names of one weight
 
 RUN = Exercise(
@@ -294,7 +313,8 @@ RUN = Exercise(
             "Each activation and each gradient crosses each boundary between ranks once, and is waited for.",
             "shapes are sent too, the gradient of the first stage's input is sent back, or nobody waits for a"
             " send",
-            {"gpipe": every(sends_each_once, waits_for_messages)},
+            {"gpipe": ONE_EACH},
+            also=dict.fromkeys(("naive", "in-flight", *ABOUT_OTHERS), ONE_EACH),
         ),
         Property(
             "follows-the-list",
@@ -302,8 +322,8 @@ RUN = Exercise(
             6,
             "Each rank does the list's actions in the list's order.",
             "the executor has a schedule of its own",
-            dict.fromkeys(("gpipe", "naive"), every(follows_the_list, does_the_real_work)),
-            also=dict.fromkeys(("any-schedule", "unequal", "few", "one-rank"), does_the_real_work),
+            dict.fromkeys(("gpipe", "naive"), IN_ITS_ORDER),
+            also=dict.fromkeys(("in-flight", *ABOUT_OTHERS), IN_ITS_ORDER),
         ),
         Property(
             "in-flight",
@@ -316,6 +336,7 @@ RUN = Exercise(
                     keeps_few, keeps_no_copies, does_the_real_work, equals("grad"), leaves_micro_batches
                 )
             },
+            also=dict.fromkeys(("gpipe", "naive", *ABOUT_OTHERS), keeps_few_graphs),
         ),
         Property(
             "any-schedule",

@@ -14,6 +14,7 @@ from labkit.checks.lesson_04.lists import most_held
 from labkit.checks.lesson_04.model import (
     PipelineEvidence,
     came_back,
+    dtype_of,
     entered,
     input_width,
     last_stage,
@@ -25,9 +26,10 @@ from labkit.checks.shared.beside import STEPS, all_awaited, refused, same
 from labkit.checks.shared.places import groups_of, place_of
 from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.split_judges import MORE_PRODUCTS
+from labkit.checks.shared.twins import Recorded, each_once
 from labkit.theory.schedule import Action
 
-BYTES = 8  # of a float64
+TIMES_EXCHANGED = 4  # of a tied weight: both halves on both of its ranks, or two ways
 HELD_BY_NAME = 2  # messages that names in the student's code may hold a little longer than it needs them
 WORDS = {
     "grad": "gradient of stage {}, as the whole model has it after one backward of the whole batch",
@@ -81,23 +83,34 @@ def equals(kind: str, *parameters: str) -> Judge:
     return judge
 
 
-def follows_the_list(evidence: Evidence) -> Iterator[Finding]:
-    """Each rank did its list, in the list's order."""
+def follows_the_list(evidence: PipelineEvidence) -> Iterator[Finding]:
+    """Each rank did its list, in the list's order: also a second time, where it did."""
     for answer in evidence.answers:
-        actions = _actions(evidence.case, answer.rank)
-        wanted, seen = _in_log_form(actions), answer.facts["log"]
-        alike = (one == two for one, two in zip(wanted, seen, strict=False))
-        at = next((i for i, same_entry in enumerate(alike) if not same_entry), min(len(wanted), len(seen)))
-        told, said = (f"number {at} is {_told(log, at, actions)}" for log in (wanted, seen))
-        what = f"the list's {len(wanted)} actions in order; {told}"
-        yield Finding(wanted == seen, what, f"{len(seen)} actions; {said}", answer.rank)
+        for fact in ("log", *{"again"} & answer.facts.keys()):
+            yield _in_order(evidence, answer, [e for e in answer.facts[fact] if e[0] != "ready"])
+
+
+def _in_order(evidence: PipelineEvidence, answer: RankAnswer, seen: list[list[JSON]]) -> Finding:
+    """Whether what a rank did is its list."""
+    actions = _actions(evidence.case, answer.rank)
+    wanted = [entry for entry in _in_log_form(actions) if entry[:2] not in _unseen(evidence)]
+    alike = (one == two for one, two in zip(wanted, seen, strict=False))
+    at = next((i for i, same_entry in enumerate(alike) if not same_entry), min(len(wanted), len(seen)))
+    told, said = (f"number {at} is {_told(log, at, actions)}" for log in (wanted, seen))
+    what = f"the list's {len(wanted)} actions in order; {told}"
+    return Finding(wanted == seen, what, f"{len(seen)} actions; {said}", answer.rank)
+
+
+def _unseen(evidence: PipelineEvidence) -> Sequence[list[JSON]]:
+    """What no log shows: a backward of the first stage where all of it is frozen."""
+    return () if any(key.startswith("grad.0.") for key in evidence.expected) else (["backward", 0],)
 
 
 def does_the_real_work(evidence: PipelineEvidence) -> Iterator[Finding]:
     """Each action was done with its micro-batch's own numbers, and once. Where gradients are wrong this is
     not asked: that has points of its own.
     """
-    if not all(found.passed for found in equals("grad")(evidence)):
+    if "trained" not in _reported(evidence) and not all(f.passed for f in equals("grad")(evidence)):
         return
     for answer in evidence.answers:
         forwards = [a for a in _actions(evidence.case, answer.rank) if a.kind == "forward"]
@@ -114,6 +127,11 @@ def does_the_real_work(evidence: PipelineEvidence) -> Iterator[Finding]:
         yield Finding(seen <= most, told, f"{seen:,}", answer.rank)
 
 
+def _reported(evidence: PipelineEvidence) -> set[str]:
+    """The sorts of tensors that ranks reported of parameters: "grad", or "trained" where they took steps."""
+    return {name.partition(".")[0] for answer in evidence.answers for name in answer.tensors}
+
+
 def _real(told: str, expected: Tensor, answer: RankAnswer, name: str) -> Finding:
     if not expected.is_floating_point():
         return same(told, expected, answer, name)
@@ -126,30 +144,62 @@ def waits_for_messages(evidence: Evidence) -> Iterator[Finding]:
 
 
 def sends_each_once(evidence: Evidence) -> Iterator[Finding]:
-    """Activations went one way once and gradients the other way once, and nothing else was sent; a barrier
-    sends nothing.
+    """In each step activations went one way once and gradients the other way once, and nothing else was sent
+    but a tied weight's halves; a barrier sends nothing.
     """
     for answer in evidence.answers:
-        calls = [c for c in answer.collectives["messages"] if c["op"] != "barrier"]
-        seen = Counter((c["op"], c["num_bytes"], c["peer"]) for c in calls)
-        wanted = Counter(_messages_of(evidence.case, answer.rank))
-        text = _extra(wanted - seen, "missing: ") + _extra(seen - wanted, "too many: ")
-        crossing = "one an activation or gradient that crosses to another rank"
-        yield Finding(seen == wanted, f"{wanted.total()} messages, {crossing}", text, answer.rank)
+        for step, name in enumerate([*answer.earlier("messages"), "messages"]):
+            seen = Counter(map(_as_message, _besides_tied(evidence.case, answer.collectives[name])))
+            wanted = Counter(_messages_of(evidence.case, answer.rank, step))
+            text = _extra(wanted - seen, "missing: ") + _extra(seen - wanted, "too many: ")
+            crossing = "one an activation or gradient that crosses to another rank"
+            yield Finding(seen == wanted, f"{wanted.total()} messages, {crossing}", text, answer.rank)
+
+
+def _as_message(call: Recorded) -> tuple[str, int, int]:
+    return call["op"], call["num_bytes"], call["peer"]
+
+
+def _besides_tied(case: Case, calls: Sequence[Recorded]) -> list[Recorded]:
+    """The calls that sent something, but for those that exchange the halves of a tied weight: an all_reduce
+    among its two ranks, a gather, or whatever else comes to a few times its size.
+    """
+    calls = [call for call in each_once(calls) if call["op"] != "barrier"]
+    if "vocabulary" not in case.params:
+        return calls
+    weight = case.params["vocabulary"] * input_width(case, 0) * dtype_of(case).itemsize
+    ends = sorted({rank_with(stage, case) for stage in (0, last_stage(case))})
+    halves = [call for call in calls if _may_be_a_half(call, weight, ends)]
+    few = sum(call["num_bytes"] for call in halves) <= TIMES_EXCHANGED * weight
+    return [call for call in calls if call not in halves] if few else calls
+
+
+def _may_be_a_half(call: Recorded, weight: int, ends: list[int]) -> bool:
+    if call["op"] in ("send", "recv"):
+        return call["num_bytes"] == weight and call["peer"] in ends
+    return sorted(call["group"]) == ends
 
 
 def keeps_few(evidence: Evidence) -> Iterator[Finding]:
-    """No rank kept more for backwards than its list asks for."""
+    """No rank kept more for backwards than its list asks for, and each kept something."""
+    yield from keeps_few_graphs(evidence)
     for answer in evidence.answers:
         most, peak = most_held(_actions(evidence.case, answer.rank)), answer.facts["peak"]
-        told = f"at most {most} micro-batches kept for their backward at once, as the list has it"
-        yield Finding(1 <= peak <= most, told, f"{peak} kept", answer.rank)
+        yield Finding(peak >= 1, "what a forward keeps for its backward kept", "nothing kept", answer.rank)
         inputs, most = answer.facts["inputs"], most + HELD_BY_NAME
         told = f"what a stage received given up after its backward: at most {most} at once"
         yield Finding(inputs <= most, told, f"{inputs} kept", answer.rank)
         gradients, most = answer.facts["gradients"], 1 + HELD_BY_NAME
         told = f"a gradient that was received given up after its backward: at most {most} at once"
         yield Finding(gradients <= most, told, f"{gradients} kept", answer.rank)
+
+
+def keeps_few_graphs(evidence: Evidence) -> Iterator[Finding]:
+    """No rank had more forwards' graphs at once than its list asks for."""
+    for answer in evidence.answers:
+        most, peak = most_held(_actions(evidence.case, answer.rank)), answer.facts["peak"]
+        told = f"at most {most} micro-batches kept for their backward at once, as the list has it"
+        yield Finding(peak <= most, told, f"{peak} kept", answer.rank)
 
 
 def keeps_no_copies(evidence: Evidence) -> Iterator[Finding]:
@@ -168,10 +218,8 @@ def leaves_micro_batches(evidence: Evidence) -> Iterator[Finding]:
 
 
 def tells_when_ready(evidence: PipelineEvidence) -> Iterator[Finding]:
-    """gradients_ready was called once a stage, right after its last backward. Nothing in the log shows a
-    backward of the first stage where all of it is frozen.
-    """
-    unseen = () if any(key.startswith("grad.0.") for key in evidence.expected) else (["backward", 0],)
+    """gradients_ready was called once a stage, right after its last backward."""
+    unseen = _unseen(evidence)
     for answer in evidence.answers:
         wanted = _in_log_form(_actions(evidence.case, answer.rank))
         for stage in stages_of(evidence.case, answer.rank):
@@ -213,7 +261,7 @@ def _actions(case: Case, rank: int) -> list[Action]:
     return [Action(*action) for action in case.params["lists"][place_of(case, rank).position]]
 
 
-def _messages_of(case: Case, rank: int) -> Iterator[tuple[str, int, int]]:
+def _messages_of(case: Case, rank: int, batch: int) -> Iterator[tuple[str, int, int]]:
     """What a rank's list makes it receive and send: the operation, bytes, the other rank."""
     index = place_of(case, rank).index
     for kind, stage, i in _actions(case, rank):
@@ -221,7 +269,8 @@ def _messages_of(case: Case, rank: int) -> Iterator[tuple[str, int, int]]:
         for op, other in (("recv", stage - step), ("send", stage + step)):
             if 0 <= other <= last_stage(case) and rank_with(other, case, index) != rank:
                 width = input_width(case, max(other, stage))
-                yield op, BYTES * width * rows_of(case, 0)[i], rank_with(other, case, index)
+                num_bytes = dtype_of(case).itemsize * width * rows_of(case, batch)[i]
+                yield op, num_bytes, rank_with(other, case, index)
 
 
 def _in_log_form(actions: Sequence[Action]) -> list[list[JSON]]:

@@ -84,10 +84,17 @@ def one_at_a_time(num_ranks: int, num_stages: int, num_micro_batches: int) -> li
     """Each micro-batch goes forward and back before the next one starts: even sends that block come to an
     end.
     """
+    return some_at_a_time(num_ranks, num_stages, [[i] for i in range(num_micro_batches)])
+
+
+def some_at_a_time(num_ranks: int, num_stages: int, groups: Sequence[Sequence[int]]) -> list[list[Action]]:
+    """The micro-batches of a group go forward, one after the other, and back before the next group starts. An
+    executor with a schedule of its own does another, and even sends that block come to an end.
+    """
     lists: list[list[Action]] = [[] for _ in range(num_ranks)]
-    for i in range(num_micro_batches):
-        there = [Action("forward", stage, i) for stage in range(num_stages)]
-        back = [Action("backward", stage, i) for stage in reversed(range(num_stages))]
+    for group in groups:
+        there = [Action("forward", stage, i) for i in group for stage in range(num_stages)]
+        back = [Action("backward", stage, i) for i in group for stage in reversed(range(num_stages))]
         for action in [*there, *back]:
             lists[action.stage % num_ranks].append(action)
     return lists

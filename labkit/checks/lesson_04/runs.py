@@ -161,9 +161,13 @@ def _run_counted(rank: Rank, stages: dict[int, Stage], run: Callable[[], object]
     """
     with Worked() as worked:
         returned = run()
+    _report_products(rank, stages, worked)
+    return returned
+
+
+def _report_products(rank: Rank, stages: dict[int, Stage], worked: Worked) -> None:
     rank.fact("products", worked.products)
     rank.fact("share", WITH_BACKWARD * _products_of_forwards(rank, stages))
-    return returned
 
 
 def _products_of_forwards(rank: Rank, stages: dict[int, Stage]) -> int:
@@ -239,6 +243,10 @@ def _report_run(rank: Rank, loss: object, watch: Watch) -> None:
     rank.answer("output", as_answer(loss))
     rank.fact("graph", isinstance(loss, Tensor) and loss.requires_grad)
     rank.fact("returned", f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__)
+    _report_watched(rank, watch)
+
+
+def _report_watched(rank: Rank, watch: Watch) -> None:
     rank.fact("log", watch.log)
     rank.fact("peak", watch.peak)
     rank.fact("inputs", watch.inputs.most)
@@ -264,24 +272,31 @@ def _parameters(stages: dict[int, Stage]) -> list[nn.Parameter]:
 
 def take_steps(rank: Rank) -> None:
     """Two steps of the student's `train_step` on two batches, by one list; some other batch's gradients are
-    there when they begin. Answers: output (the first loss), trained.NAME. Fact: graph.
+    there when they begin. Answers: trained.NAME, and the first step's as of `use_executor`, but for its
+    gradients. Facts: as there, of the first step; again, the second's log. Recordings: messages, of each.
     """
     stages, actions = own_stages(rank), actions_of(rank)
     optimizer = _optimizer(stages)
     for parameter in _parameters(stages):
         parameter.grad = torch.ones_like(parameter)
     for step in range(STEPS):
-        part = make_part(rank, stages, step, Watch())
-        loss = rank.student.train_step(part, actions, optimizer, rank.group)
+        watch = Watch()
+        part = make_part(rank, stages, step, watch)
+        with rank.recording("messages"), Worked() as worked:
+            loss = rank.student.train_step(part, actions, optimizer, rank.group)
         if step == 0:
-            _report_run(rank, loss, Watch())
+            _report_run(rank, loss, watch)
+            _report_products(rank, stages, worked)
+        else:
+            rank.fact("again", watch.log)
     for name, parameter in named_parameters(stages):
         rank.answer(f"trained.{name}", parameter)
 
 
 def use_ready_hook(rank: Rank) -> None:
     """Note when each stage's gradients are said to be ready, and what they are then. Answer: shared, the tied
-    weight's gradient in the end. Facts: log; early, the stages at whose moment it was that already.
+    weight's gradient in the end, and what `entered` and `came_back` name. Facts: log, peak, products, share;
+    early, the stages at whose moment it was that already. Recording: messages.
     """
     stages, watch = own_stages(rank), Watch()
     halves: dict[int, Tensor] = {}
@@ -294,8 +309,9 @@ def use_ready_hook(rank: Rank) -> None:
             rank.answer(f"grad.{name}", parameter.grad)
 
     part = make_part(rank, stages, 0, watch, ready)
-    rank.student.run_schedule(part, actions_of(rank), rank.group)
-    rank.fact("log", watch.log)
+    with rank.recording("messages"):
+        _run_counted(rank, stages, lambda: rank.student.run_schedule(part, actions_of(rank), rank.group))
+    _report_watched(rank, watch)
     shared = None if part.tied is None else part.tied.parameter.grad
     rank.answer("shared", shared)
     rank.fact("early", [s for s, half in halves.items() if shared is not None and torch.equal(half, shared)])
