@@ -6,7 +6,9 @@ from collections.abc import Callable
 from random import Random
 
 from labkit.checks.case import Case
+from labkit.checks.lesson_07.attention import MODES_OF as ATTENTION_MODES
 from labkit.checks.lesson_07.attention import attention_case
+from labkit.checks.lesson_07.block import MODES_OF as BLOCK_MODES
 from labkit.checks.lesson_07.block import block_case
 from labkit.checks.lesson_07.clipping import clip_case
 from labkit.checks.lesson_07.embedding import embedding_case
@@ -16,6 +18,7 @@ from labkit.checks.lesson_07.loss import FAR_BELOW, loss_case
 from labkit.checks.lesson_07.pair import pair_case
 from labkit.checks.lesson_07.products import LARGE, WEIGHTS, products_case
 from labkit.checks.lesson_07.streams import streams_case
+from labkit.checks.lesson_07.whole_model import MODES_OF as GPT_MODES
 from labkit.checks.lesson_07.whole_model import gpt_case
 
 PAIR_AND_ONE = [[0, 2], [1]]
@@ -23,6 +26,11 @@ NEIGHBOURS = [[2, 3], [0, 1]]
 EVERY_OTHER = [[0, 2], [1, 3]]
 ALL_BUT_ONE = [*WEIGHTS, "up_bias"]
 OTHERS = ["up_bias", "down_weight"]  # than those that the visible case freezes
+
+
+def _mode(draw: Random) -> dict[str, str | float]:
+    """Whether something is dropped, and in which dtype, in cases "modes"."""
+    return {"dropout": draw.choice([0.0, 0.1, 0.4]), "dtype": draw.choice(["float32", "float64"])}
 
 
 def _attention_cases(seed: int) -> list[Case]:
@@ -41,6 +49,7 @@ def _attention_cases(seed: int) -> list[Case]:
         attention_case("unseen: pair", "subgroup", 3, seed, **shape, heads=4, groups=PAIR_AND_ONE),
         attention_case("unseen: alone", "values", 1, seed, **shape, heads=2),
         attention_case("unseen: alone, other products", "products", 1, seed, **shape, heads=2),
+        attention_case("unseen: in every mode", "modes", 4, seed, **ATTENTION_MODES, **_mode(draw)),
     ]
 
 
@@ -205,6 +214,16 @@ def _block_cases(seed: int) -> list[Case]:
         block_case("unseen: own parts", "own-parts", 3, seed, **shape, sequence=7),
         block_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE),
         block_case("unseen: alone", "values", 1, seed),
+        block_case("unseen: in every mode", "modes", 4, seed, **BLOCK_MODES, **_mode(draw)),
+        block_case(
+            "unseen: in every mode, divided",
+            "modes",
+            4,
+            seed,
+            **BLOCK_MODES,
+            **_mode(draw),
+            sequence_parallel=True,
+        ),
     ]
 
 
@@ -246,6 +265,16 @@ def _gpt_cases(seed: int) -> list[Case]:
         ),
         gpt_case("unseen: dropout", "dropout", 3, seed, **shape, dropout=0.2),
         gpt_case("unseen: alone", "values", 1, seed, **shape),
+        gpt_case("unseen: in every mode", "modes", 4, seed, **GPT_MODES, **_mode(draw)),
+        gpt_case(
+            "unseen: in every mode, divided",
+            "modes",
+            4,
+            seed,
+            **GPT_MODES,
+            **_mode(draw),
+            sequence_parallel=True,
+        ),
     ]
 
 

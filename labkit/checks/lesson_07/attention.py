@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Property, every
+from labkit.checks.lesson_07.modes import (
+    gives_inside,
+    in_modes_too,
+    leaves_nothing,
+    right_gradients,
+    sends_at_most,
+    use_in_every_mode,
+)
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
     INFERENCE,
@@ -32,7 +41,7 @@ from labkit.checks.lesson_07.modules import (
     use_and_return,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, same, stays_in_group
+from labkit.checks.shared.beside import Call, is_refused, same, stays_in_group
 from labkit.checks.shared.cuts import cut_attention
 from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, impossible, use_part, use_views
 from labkit.checks.shared.split_judges import (
@@ -53,6 +62,7 @@ ATTENTION = Split(
     cut=cut_attention,
     drawn=activations,
 )
+MODES_OF = {"batch": 4, "sequence": 8, "hidden": 24}
 attention_case = case_maker(batch=2, sequence=5, hidden=12, heads=4)
 
 
@@ -68,6 +78,9 @@ def _cases(seed: int) -> list[Case]:
         attention_case("views", "layout", 2, seed),
         attention_case("dropout", "dropout", 2, seed, dropout=0.3, heads=8, kv_heads=4, hidden=16),
         attention_case("other products", "products", 2, seed),
+        attention_case("in every mode", "modes", 2, seed, **MODES_OF, dtype="float32"),
+        attention_case("in every mode, with dropout", "modes", 2, seed, **MODES_OF, dropout=0.2),
+        attention_case("in every mode, other products", "modes", 2, seed, **MODES_OF, wrapped=True),
         attention_case("back to one", "round-trip", 2, seed, kv_heads=2),
         attention_case("back to one, in pairs", "round-trip", 4, seed, kv_heads=2, groups=PAIRS),
         attention_case("back to one, without output bias", "round-trip", 2, seed, biases="qkv"),
@@ -106,7 +119,7 @@ def _watch_attend(rank: Rank, split: Split) -> None:
 def _use_other_products(rank: Rank, split: Split) -> None:
     """Hand in an `enter` that doubles what enters, and lets it in twice, one after the other, and a `leave`
     that triples what leaves of the first. Answers: others, and usual, three times what the usual products
-    make of twice x.
+    make of twice x. Recordings of the others: forward, backward.
     """
     from labkit.tensor_parallel import column_parallel, row_parallel
 
@@ -122,8 +135,27 @@ def _use_other_products(rank: Rank, split: Split) -> None:
         rank.inputs["x"],
     )
     others = part_of(full, rank.group, enter=enter, leave=leave)
-    rank.answer("others", others(x.clone()))
+    with rank.recording("forward"):
+        out = others(x.clone().requires_grad_())
+    with rank.recording("backward"):
+        out.sum().backward()
+    rank.answer("others", out)
     rank.answer("usual", 3 * part_of(full, rank.group)(2 * x))
+
+
+def _from_attention(rank: Rank, full: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+    """The student's part; where the case says "wrapped", of products that are others, but do the same."""
+    from labkit.tensor_parallel import column_parallel, row_parallel
+
+    others = {}
+    if rank.params.get("wrapped"):
+        others = {"enter": partial(column_parallel), "leave": partial(row_parallel)}  # by keyword, too
+    return rank.student.TensorParallelAttention.from_attention(full, group, **others)
+
+
+def _twice_as_many_tokens(evidence: SplitEvidence) -> list[Call]:
+    """In backward of products that let in x twice: one sum, of as many numbers."""
+    return [("all_reduce", 2 * evidence.bytes_of("x"))]
 
 
 def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -155,6 +187,7 @@ def _attends_with_own_heads(evidence: SplitEvidence) -> Iterator[Finding]:
         yield Finding(all(shapes == [query, key, key] for shapes in seen), told, f"{seen[:1]}", answer.rank)
 
 
+_SENDS_OF_OTHERS = every(sends_in("forward", one_all_reduce), sends_in("backward", _twice_as_many_tokens))
 EXERCISE = Exercise(
     ATTENTION_ID,
     "Heads over ranks",
@@ -163,6 +196,7 @@ EXERCISE = Exercise(
         "values": ATTENTION.run(use_and_infer),
         "dropout": ATTENTION.run(_watch_attend),
         "products": ATTENTION.run(_use_other_products),
+        "modes": replace(ATTENTION, build=_from_attention).run(use_in_every_mode),
         "grouped": ATTENTION.run(use_part),
         "round-trip": ATTENTION.run(use_and_return),
         "layout": ATTENTION.run(use_views),
@@ -186,6 +220,7 @@ EXERCISE = Exercise(
                 "products": _uses_what_is_handed,
                 "dropout": _attends_with_dropout,
             },
+            {"modes": gives_inside("output")},
         ),
         Property(
             "input-gradients",
@@ -194,6 +229,7 @@ EXERCISE = Exercise(
             "Every rank's gradient of x is that of the whole attention.",
             "x did not enter through `enter`, which sums its gradient in backward",
             dict.fromkeys(("values", "again"), equals("input_grad")),
+            {"modes": gives_inside("input_grad")},
         ),
         Property(
             "parameter-gradients",
@@ -202,6 +238,7 @@ EXERCISE = Exercise(
             GRADIENTS,
             "a block was detached, or a collective stands between the two products",
             dict.fromkeys(("values", "again"), equals("grad")),
+            {"modes": right_gradients},
         ),
         Property(
             "trained-weights",
@@ -225,10 +262,14 @@ EXERCISE = Exercise(
             2,
             "One all-reduce of b s h numbers in forward, one in backward.",
             "heads were gathered before the output projection",
-            {"values": every(sends(one_all_reduce, one_all_reduce), sends_in(INFERENCE, one_all_reduce))},
+            {
+                "values": every(sends(one_all_reduce, one_all_reduce), sends_in(INFERENCE, one_all_reduce)),
+                "modes": sends_at_most(one_all_reduce, one_all_reduce),
+            },
             dict.fromkeys(
                 ("layout", "grouped", "round-trip", "subgroup"), sends(one_all_reduce, one_all_reduce)
-            ),
+            )
+            | {"products": _SENDS_OF_OTHERS},
         ),
         Property(
             "stored-shards",
@@ -237,7 +278,8 @@ EXERCISE = Exercise(
             STORED,
             "the output bias is whole; the packed weight is [(a + 2k) d / t, h]",
             {"values": keeps_blocks, "again": leaves_the_whole},
-            dict.fromkeys(("layout", "grouped", "round-trip", "subgroup"), keeps_blocks),
+            dict.fromkeys(("layout", "grouped", "round-trip", "subgroup"), keeps_blocks)
+            | {"modes": every(keeps_blocks, leaves_nothing)},
         ),
         Property(
             "round-trip",
@@ -256,7 +298,7 @@ EXERCISE = Exercise(
             {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
         ),
         any_layout(EVERYTHING),
-        own_share("layout", "grouped", "round-trip", "subgroup", besides=makes_its_share),
+        in_modes_too(own_share("layout", "grouped", "round-trip", "subgroup", besides=makes_its_share)),
         subgroup(every(equals("output"), stays_in_group)),
     ),
     forbids=TORCHS_OWN,

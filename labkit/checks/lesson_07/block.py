@@ -20,6 +20,15 @@ from labkit.checks.lesson_07.dropping import (
     use_once,
     watch_dropout,
 )
+from labkit.checks.lesson_07.modes import (
+    gives_inside,
+    in_modes_too,
+    leaves_nothing,
+    right_gradients,
+    right_in_modes,
+    sends_at_most,
+    use_in_every_mode,
+)
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
     INFERENCE,
@@ -59,6 +68,7 @@ BLOCK_ID = "07.tensor-parallel-block"
 KEPT_WITHIN = (0.75, 1.12)  # measured over formula: statistics of norms and copies of views, not a sequence
 ROUNDED = 0.2  # of the largest gradient: 16 bits hold no more through a whole block
 _LARGE = {"hidden": 128, "sequence": 64, "batch": 4}  # autograd's own nodes take 40 KB
+MODES_OF = {"batch": 4, "hidden": 24}
 block_case = case_maker(batch=2, sequence=8, hidden=12, heads=4, ffn=20)
 
 
@@ -71,6 +81,18 @@ def _cases(seed: int) -> list[Case]:
         block_case("what is dropped", "what-drops", 2, seed, dropout=0.5, residual=0.25),
         block_case(
             "what is dropped, tokens divided", "what-drops", 2, seed, dropout=0.5, sequence_parallel=True
+        ),
+        block_case("in every mode", "modes", 2, seed, **MODES_OF, dtype="float32"),
+        block_case("in every mode, with dropout", "modes", 2, seed, **MODES_OF, dropout=0.2),
+        block_case(
+            "in every mode, tokens divided",
+            "modes",
+            2,
+            seed,
+            **MODES_OF,
+            dropout=0.1,
+            dtype="float32",
+            sequence_parallel=True,
         ),
         block_case("all parts your own", "own-parts", 2, seed, sequence_parallel=True),
         block_case("four ranks", "values", 4, seed, hidden=16, heads=8, kv_heads=4),
@@ -118,7 +140,9 @@ def block_calls(phase: str, blocks: int = 1) -> Callable[[SplitEvidence], list[C
 
     def calls(evidence: SplitEvidence) -> list[Call]:
         case = evidence.case
-        whole = 8 * case.params["batch"] * case.params["sequence"] * case.params["hidden"]
+        whole = (
+            dtype_of(case).itemsize * case.params["batch"] * case.params["sequence"] * case.params["hidden"]
+        )
         if not sequence_parallel(case):
             return [("all_reduce", whole)] * (2 * blocks)
         gathers = [("all_gather", whole // len(groups_of(case)[0]))] * (2 if phase == "forward" else 4)
@@ -129,7 +153,11 @@ def block_calls(phase: str, blocks: int = 1) -> Callable[[SplitEvidence], list[C
 
 def _vectors(evidence: SplitEvidence) -> int:
     """Bytes of a few vectors of h numbers: gradients of norms and biases."""
-    return 4 * 8 * evidence.case.params["hidden"]
+    return 4 * dtype_of(evidence.case).itemsize * evidence.case.params["hidden"]
+
+
+def _if_divided_vectors(evidence: SplitEvidence) -> int:
+    return _vectors(evidence) if sequence_parallel(evidence.case) else 0
 
 
 def _keeps_what_the_plan_says(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -163,6 +191,7 @@ def _kept_enough(evidence: SplitEvidence) -> Iterator[Finding]:
 
 _SENDS = where_whole(sends(block_calls("forward"), block_calls("backward")))
 _SENDS_DIVIDED = where_divided(sends(block_calls("forward"), block_calls("backward"), ignore=_vectors))
+_NO_OTHERS = sends_at_most(block_calls("forward"), block_calls("backward"), ignore=_if_divided_vectors)
 EXERCISE = Exercise(
     BLOCK_ID,
     "The block",
@@ -173,6 +202,7 @@ EXERCISE = Exercise(
         "kept": BLOCK.run(_measure_kept),
         "dropout": replace(BLOCK.run(watch_dropout), inputs=inputs_for_dropout),
         "what-drops": replace(BLOCK.run(use_once), inputs=inputs_that_add_constants),
+        "modes": BLOCK.run(use_in_every_mode),
         "subgroup": BLOCK.run(use_part),
         "again": BLOCK.run(partial(use_beside_another, other=BLOCK)),
         "own-parts": BLOCK.run(use_part),
@@ -186,6 +216,7 @@ EXERCISE = Exercise(
             "Every rank's output is that of the whole block.",
             "a residual or norm forgotten",
             {"values": equals("output"), "again": gives_in_evaluation},
+            {"modes": where_whole(gives_inside("output"))},
         ),
         Property(
             "input-gradients",
@@ -194,6 +225,7 @@ EXERCISE = Exercise(
             "Every rank's gradient of x is that of the whole block.",
             "a residual cut",
             dict.fromkeys(("values", "again"), equals("input_grad")),
+            {"modes": where_whole(gives_inside("input_grad"))},
         ),
         Property(
             "parameter-gradients",
@@ -202,6 +234,7 @@ EXERCISE = Exercise(
             GRADIENTS,
             "whole parameters have whole gradients already: do not sum them",
             dict.fromkeys(("values", "again"), equals("grad")),
+            {"modes": where_whole(right_gradients)},
         ),
         Property(
             "trained-weights",
@@ -217,7 +250,10 @@ EXERCISE = Exercise(
             2,
             "Two all-reduces in forward, two in backward.",
             "x gathered or summed once more",
-            {"values": every(_SENDS, sends_in(INFERENCE, block_calls("forward")))},
+            {
+                "values": every(_SENDS, sends_in(INFERENCE, block_calls("forward"))),
+                "modes": where_whole(_NO_OTHERS),
+            },
             {"subgroup": _SENDS},
         ),
         Property(
@@ -227,7 +263,11 @@ EXERCISE = Exercise(
             STORED,
             "the whole block was kept as an attribute, or its norms shared",
             {"values": keeps_blocks, "again": leaves_the_whole, "what-drops": leaves_modes},
-            {"sequence": keeps_blocks, "subgroup": keeps_blocks},
+            {
+                "sequence": keeps_blocks,
+                "subgroup": keeps_blocks,
+                "modes": every(keeps_blocks, leaves_nothing),
+            },
         ),
         Property(
             "sequence-parallel",
@@ -236,6 +276,7 @@ EXERCISE = Exercise(
             "With tokens divided: outputs, gradients and trained weights are those of the whole block.",
             "the norms' gradients know this rank's tokens only: send their parameters through f",
             {"sequence": every(EVERYTHING, adds_to_gradients)},
+            {"modes": where_divided(right_in_modes)},
         ),
         Property(
             "sequence-communication",
@@ -243,7 +284,7 @@ EXERCISE = Exercise(
             2,
             "With tokens divided: two gathers and two scatters in forward; in backward two more gathers.",
             "the block was built from column_parallel and row_parallel",
-            {"sequence": _SENDS_DIVIDED},
+            {"sequence": _SENDS_DIVIDED, "modes": where_divided(_NO_OTHERS)},
             {"subgroup": _SENDS_DIVIDED},
         ),
         Property(
@@ -263,7 +304,7 @@ EXERCISE = Exercise(
             "one stream for both: cut regions draw from own(), whole ones from shared()",
             {"dropout": DROPS_APART, "what-drops": DROPS_BY_STREAM},
         ),
-        own_share("sequence", "subgroup"),
+        in_modes_too(own_share("sequence", "subgroup")),
         subgroup(every(equals("output"), stays_in_group)),
         Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,9 +12,23 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_07.attention import ATTENTION_ID
-from labkit.checks.lesson_07.block import BLOCK_ID, block_calls
+from labkit.checks.lesson_07.block import BLOCK_ID
 from labkit.checks.lesson_07.embedding import EMBEDDING_ID
 from labkit.checks.lesson_07.loss import LOSS_ID
+from labkit.checks.lesson_07.model_calls import (
+    NO_OTHERS,
+    NO_OTHERS_DIVIDED,
+    SENDS,
+    calls_if_divided,
+    calls_of_model,
+    numbers_a_token,
+)
+from labkit.checks.lesson_07.modes import (
+    in_modes_too,
+    leaves_nothing,
+    right_gradients,
+    use_in_every_mode,
+)
 from labkit.checks.lesson_07.modules import (
     GRADIENTS,
     INFERENCE,
@@ -40,6 +54,7 @@ from labkit.checks.lesson_07.modules import (
     sequence_parallel,
     use_and_infer,
     use_and_return,
+    where_divided,
     where_whole,
     with_eps,
 )
@@ -48,10 +63,10 @@ from labkit.checks.lesson_07.products import PRODUCTS_ID
 from labkit.checks.lesson_07.streams import STREAMS_ID
 from labkit.checks.lesson_07.twice import adds_to_gradients, use_twice
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, is_refused, same
+from labkit.checks.shared.beside import is_refused, same
 from labkit.checks.shared.cuts import cut_gpt
 from labkit.checks.shared.dropped import drops_as_asked, note_dropped
-from labkit.checks.shared.places import enter_group, groups_of
+from labkit.checks.shared.places import enter_group
 from labkit.checks.shared.split import (
     Drawn,
     Split,
@@ -62,7 +77,7 @@ from labkit.checks.shared.split import (
     use_part,
     use_views,
 )
-from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
+from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends_in
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 from labkit.model import Transformer, explicit_attention
 
@@ -90,6 +105,7 @@ GPT = Split(
     arguments=("ids", "targets"),
     use=_loss,
 )
+MODES_OF = {"batch": 4, "hidden": 24, "vocabulary": 96}  # logits are far more than positions
 gpt_case = case_maker(batch=2, sequence=8, hidden=12, heads=4, ffn=20, layers=1, vocabulary=24)
 
 
@@ -111,6 +127,9 @@ def _cases(seed: int) -> list[Case]:
             hidden=32,
             sequence_parallel=True,
         ),
+        gpt_case("in every mode", "modes", 2, seed, **MODES_OF, dtype="float32"),
+        gpt_case("in every mode, with dropout", "modes", 2, seed, **MODES_OF, dropout=0.2, tied=False),
+        gpt_case("in every mode, tokens divided", "modes", 2, seed, **MODES_OF, sequence_parallel=True),
         gpt_case("all parts your own", "own-parts", 2, seed, vocabulary=23, sequence_parallel=True),
         gpt_case("four ranks, 7 tokens a sequence", "values", 4, seed, sequence=7),
         gpt_case("22 tokens, untied", "uneven-vocabulary", 4, seed, vocabulary=22, tied=False),
@@ -175,32 +194,6 @@ def _divide_uneven_tokens(rank: Rank, split: Split) -> None:
     part = split.build(rank, split.plain(rank.case).to(rank.device), enter_group(rank))
     with rank.expect_error("refusal"):
         split.use(part, [rank.inputs["ids"], rank.inputs["targets"]])
-
-
-def _calls(phase: str) -> Callable[[SplitEvidence], list[Call]]:
-    """The blocks' calls, the embedding's sum forward and the head's backward."""
-
-    def calls(evidence: SplitEvidence) -> list[Call]:
-        of_blocks = block_calls(phase, config_of(evidence.case).num_layers)
-        return [*of_blocks(evidence), ("all_reduce", _bytes_of_x(evidence))]
-
-    return calls
-
-
-def _calls_if_divided(evidence: SplitEvidence) -> list[Call]:
-    """Forward, with divided tokens: the blocks' calls, a scatter behind the table, a gather for the head."""
-    of_blocks = block_calls("forward", config_of(evidence.case).num_layers)
-    whole, size = _bytes_of_x(evidence), len(groups_of(evidence.case)[0])
-    return [*of_blocks(evidence), ("reduce_scatter", whole), ("all_gather", whole // size)]
-
-
-def _bytes_of_x(evidence: SplitEvidence) -> int:
-    return 8 * evidence.inputs["ids"][0].numel() * evidence.case.params["hidden"]
-
-
-def _numbers_a_token(evidence: SplitEvidence) -> int:
-    """Bytes of a few numbers for each token: the loss."""
-    return 5 * 8 * evidence.inputs["ids"][0].numel()
 
 
 def _other_loss_each_time(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -277,7 +270,6 @@ _WITH_DROPOUT = {
     "positions": "the gradient of positions",
 }
 _USED = at_boundaries(GPT.run(use_part))
-_SENDS = sends(_calls("forward"), _calls("backward"), ignore=_numbers_a_token)
 EXERCISE = Exercise(
     GPT_ID,
     "The whole model",
@@ -290,6 +282,7 @@ EXERCISE = Exercise(
         "sequence-parallel": at_boundaries(GPT.run(use_twice)),
         "round-trip": at_boundaries(GPT.run(use_and_return)),
         "dropout": at_boundaries(GPT.run(_watch_dropout)),
+        "modes": at_boundaries(GPT.run(use_in_every_mode)),
         "again": at_boundaries(GPT.run(partial(use_beside_another, other=GPT))),
         "refused": GPT.run(_divide_uneven_tokens),
         "own-parts": _USED,
@@ -311,6 +304,7 @@ EXERCISE = Exercise(
             GRADIENTS,
             "a tied table learns from both its uses; f belongs in front of the head",
             dict.fromkeys(("values", "again"), equals("grad")),
+            {"modes": where_whole(right_gradients)},
         ),
         Property(
             "trained-weights",
@@ -332,7 +326,8 @@ EXERCISE = Exercise(
                 "again": leaves_the_whole,
                 "dropout": leaves_modes,
             },
-            dict.fromkeys(("layout", "uneven-vocabulary", "sequence-parallel", "round-trip"), keeps_blocks),
+            dict.fromkeys(("layout", "uneven-vocabulary", "sequence-parallel", "round-trip"), keeps_blocks)
+            | {"modes": every(keeps_blocks, leaves_nothing)},
         ),
         Property(
             "communication",
@@ -342,11 +337,12 @@ EXERCISE = Exercise(
             "logits were gathered",
             {
                 "values": every(
-                    _SENDS,
-                    sends_in(INFERENCE, _calls("forward"), ignore=_numbers_a_token),
-                )
+                    SENDS,
+                    sends_in(INFERENCE, calls_of_model("forward"), ignore=numbers_a_token),
+                ),
+                "modes": where_whole(NO_OTHERS),
             },
-            dict.fromkeys(("layout", "untied", "uneven-vocabulary", "round-trip"), where_whole(_SENDS)),
+            dict.fromkeys(("layout", "untied", "uneven-vocabulary", "round-trip"), where_whole(SENDS)),
         ),
         Property(
             "untied",
@@ -375,8 +371,9 @@ EXERCISE = Exercise(
                 "sequence-parallel": every(
                     EVERYTHING,
                     adds_to_gradients,
-                    sends_in("forward", _calls_if_divided, ignore=_numbers_a_token),
-                )
+                    sends_in("forward", calls_if_divided("forward"), ignore=numbers_a_token),
+                ),
+                "modes": where_divided(every(right_gradients, NO_OTHERS_DIVIDED)),
             },
         ),
         Property(
@@ -416,7 +413,7 @@ EXERCISE = Exercise(
             {"refused": is_refused("refusal", "ValueError", names=refused_sizes)},
         ),
         any_layout(EVERYTHING),
-        own_share("layout", "untied", "uneven-vocabulary", "sequence-parallel", "round-trip"),
+        in_modes_too(own_share("layout", "untied", "uneven-vocabulary", "sequence-parallel", "round-trip")),
         Property("own-parts", "numbers", 2, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": EVERYTHING}),
     ),
     builds_on=(ATTENTION_ID, EMBEDDING_ID, LOSS_ID, STREAMS_ID, PAIR_ID, PRODUCTS_ID, BLOCK_ID),
