@@ -21,6 +21,7 @@ from labkit.checks.shared.split import drawn, dtype_of
 CLIP_ID = "07.clip-grad-norm"
 CUT = {"first": (8, 3), "second": (4, 5)}
 WHOLE: dict[str, tuple[int, ...]] = {"norm": (7,), "positions": (3, 4), "temperature": ()}
+LATER = 3  # calls after the first, as in the steps of training
 WIDE = 1e5  # times what is drawn: in float16 infinite
 clip_case = case_maker(max_norm=2.0)
 
@@ -79,7 +80,7 @@ def _clip(
 ) -> None:
     """Clip what this rank has. Answers: norm, grad.NAME; kept norm, the same norm after another call, in a
     case "values". Fact: made, how many of the parameters that had none have a gradient now, and lists, which
-    of the two were not what they were. Recording: all.
+    of the two were not what they were. Recordings: all, of each call.
 
     names: of the parameters that are handed over. bare: parameters without gradient beside them. view: copies
     gradients, perhaps in another layout. frozen: those that have a gradient and ask for none.
@@ -109,7 +110,9 @@ def _clip(
     for name, parameter in parameters.items():
         rank.answer(f"grad.{name}", parameter.grad)
     if rank.case.kind == "values":
-        rank.student.clip_grad_norm(cut, whole, rank.params["max_norm"], group)
+        for _ in range(LATER):
+            with rank.recording("all"):
+                rank.student.clip_grad_norm(cut, whole, rank.params["max_norm"], group)
         rank.answer("kept norm", torch.as_tensor(norm).double().reshape(()))
 
 
@@ -150,10 +153,11 @@ def _norm_kept(evidence: ClipEvidence) -> Iterator[Finding]:
 
 
 def _sends_one_number(evidence: ClipEvidence) -> Iterator[Finding]:
-    """One all-reduce of one number. A group of one may communicate or not."""
+    """One all-reduce of one number, in each call. A group of one may communicate or not."""
     for answer in evidence.answers:
         if place_of(evidence.case, answer.rank).size > 1:
-            yield sends_one_number(evidence, answer)
+            for each in (*answer.earlier("all"), "all"):
+                yield sends_one_number(evidence, answer, each)
 
 
 def _scaled(evidence: ClipEvidence) -> Iterator[Finding]:

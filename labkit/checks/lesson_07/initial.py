@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -149,9 +150,10 @@ def _as_other_ranks(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]
 
 
 def _unlike_other_ranks(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    for name in _twice(CUT):
-        for other, theirs in _earlier(evidence, answer, name):
-            told = f"{name}: numbers that are not those of rank {other.rank}"
+    """Nor does a rank draw for one weight what another has drawn for another weight."""
+    for name, theirs_of in itertools.product(_twice(CUT), repeat=2):
+        for other, theirs in _earlier(evidence, answer, theirs_of):
+            told = f"{name}: numbers that are not those of rank {other.rank} ({theirs_of})"
             apart = not _same_numbers(answer.tensors[name], theirs)
             yield Finding(apart, told, "the same numbers", answer.rank)
 
@@ -176,10 +178,11 @@ def _never_whole(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _same_numbers(one: Tensor, two: Tensor) -> bool:
-    """Whether two draws go together, scaled or not; so do any two of which one is zeros."""
-    if one.shape != two.shape:
-        return False
-    x, y = one.double().flatten(), two.double().flatten()
+    """Whether two draws go together, scaled or not, as far as the shorter one goes; so do any two of which
+    one is zeros.
+    """
+    shorter = min(one.numel(), two.numel())
+    x, y = (each.double().flatten()[:shorter] for each in (one, two))
     return not bool((x @ y).abs() < ALIKE * x.norm() * y.norm())
 
 

@@ -158,7 +158,7 @@ def _draw(rank: Rank) -> Tensor:
 
 def _shared_alike(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        for name in ("shared 1", "shared 2"):
+        for name in _draws(answer, "shared"):
             alike = _same(answer, evidence.answers[0], name)
             yield Finding(alike, f"{name}: what rank 0 draws", "something else", answer.rank)
 
@@ -231,14 +231,17 @@ def _sends_nothing(evidence: Evidence) -> Iterator[Finding]:
 def _by_group(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         first = evidence.answers[place_of(evidence.case, answer.rank).members[0]]
-        alike = _same(answer, first, "shared 1")
-        told = "the shared stream of the group's ranks alike"
-        yield Finding(alike, told, "another draw than the group's first rank", answer.rank)
-        lonely = answer.rank == first.rank or not _same(answer, first, "own 1")
-        yield Finding(lonely, "own streams of their own", "the first rank's draw", answer.rank)
+        for name in _draws(answer, "shared"):
+            told = f"{name}: the shared stream of the group's ranks alike"
+            seen = "another draw than the group's first rank"
+            yield Finding(_same(answer, first, name), told, seen, answer.rank)
+        for name in _draws(answer, "own"):
+            lonely = answer.rank == first.rank or not _same(answer, first, name)
+            yield Finding(lonely, f"{name}: streams of their own", "the first rank's draw", answer.rank)
     for answer, other in _alike_in_their_groups(evidence):
-        told = f"own: what rank {other.rank} draws, which has the same number in its group"
-        yield Finding(_same(answer, other, "own 1"), told, "something else", answer.rank)
+        for name in _draws(answer, "own"):
+            told = f"{name}: what rank {other.rank} draws, which has the same number in its group"
+            yield Finding(_same(answer, other, name), told, "something else", answer.rank)
 
 
 def _alike_in_their_groups(evidence: Evidence) -> Iterator[tuple[RankAnswer, RankAnswer]]:
@@ -255,6 +258,11 @@ def _numbers(answer: RankAnswer, stream: str) -> set[float]:
     """All that a rank was seen to draw from one of its streams."""
     times = "1", "2", *(f"{when} {ERRORS[0].__name__}" for when in ("before", "after"))
     return {number for time in times for number in answer.tensors[f"{stream} {time}"].tolist()}
+
+
+def _draws(answer: RankAnswer, stream: str) -> list[str]:
+    """The names of all that a rank drew inside a stream, from the first draw to those of many turns."""
+    return [name for name in answer.tensors if name.startswith(f"{stream} ")]
 
 
 def _same(answer: RankAnswer, other: RankAnswer, name: str) -> bool:

@@ -18,8 +18,8 @@ def clipped_difference(expected: Tensor, seen: Tensor | None) -> str | None:
     return difference(expected.float(), seen.float())
 
 
-def sends_one_number(evidence: Evidence, answer: RankAnswer) -> Finding:
-    """The rank's calls are one all-reduce of at most eight bytes."""
-    calls = calls_of(answer, "all")
+def sends_one_number(evidence: Evidence, answer: RankAnswer, phase: str = "all") -> Finding:
+    """The rank's calls in what was recorded are one all-reduce of at most eight bytes."""
+    calls = calls_of(answer, phase)
     one = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
     return Finding(one, "one all_reduce of one number", calls_text(calls), answer.rank)
