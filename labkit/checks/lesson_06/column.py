@@ -27,9 +27,9 @@ from labkit.checks.lesson_06.layers import (
 from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways, same_when_frozen
 from labkit.checks.lesson_06.unasked import (
     count_kept,
-    infers_by,
     keeps_its_input,
     leaves_x,
+    sends_however_used,
     use_unasked,
 )
 from labkit.checks.shared.beside import is_refused
@@ -124,8 +124,8 @@ EXERCISE = Exercise(
             2,
             "Nothing is sent in forward; backward is one all-reduce of x's gradient.",
             "the output was gathered though nobody asked, or f was applied to something other than x",
-            {"values": every(sends(nothing, sum_of_gradient), infers_by(nothing))},
-            dict.fromkeys(("layout", "subgroup"), sends(nothing, sum_of_gradient)),
+            {"values": sends_however_used(nothing, sum_of_gradient)},
+            dict.fromkeys(("layout", "subgroup", "again"), sends(nothing, sum_of_gradient)),
         ),
         Property(
             "stored-shards",
@@ -149,12 +149,15 @@ EXERCISE = Exercise(
                     equals("output", "input_grad", "grad"),
                     adds_ways,
                     same_when_frozen,
-                    sends(gather_of_output, sum_of_gradient),
-                    infers_by(gather_of_output),
+                    sends_however_used(gather_of_output, sum_of_gradient),
                     leaves_x,
                 ),
                 "gather-own-shard": own_block_decides,
-                "gather-again": every(gives_in_evaluation, equals("input_grad", "grad")),
+                "gather-again": every(
+                    gives_in_evaluation,
+                    equals("input_grad", "grad"),
+                    sends(gather_of_output, sum_of_gradient),
+                ),
                 "gather-kept": every(keeps_its_input, gives_output, equals("input_grad", "grad")),
             },
         ),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Judge, Property, every
+from labkit.checks.lesson_06.twice import steps_its_share
 from labkit.checks.lesson_06.unasked import infers_its_share
 from labkit.checks.shared.beside import STEPS, Call, stays_in_group
 from labkit.checks.shared.places import place_of
@@ -154,7 +155,7 @@ def own_share() -> Property:
         4,
         "A rank computes with its own block, never reads another's, and does a t-th of the products.",
         "the product was computed with the full weight, kept or gathered, and cut afterwards",
-        {"own-shard": own_block_decides, "values": every(does_its_share, infers_its_share)},
+        {"own-shard": own_block_decides, "values": every(does_its_share, infers_its_share, steps_its_share)},
         {"layout": does_its_share, "subgroup": does_its_share},
     )
 

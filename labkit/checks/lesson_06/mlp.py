@@ -23,9 +23,15 @@ from labkit.checks.lesson_06.layers import (
     sum_of_output,
 )
 from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways, same_when_frozen
-from labkit.checks.lesson_06.unasked import infers_by, leaves_x, use_unasked
+from labkit.checks.lesson_06.unasked import (
+    count_kept,
+    leaves_nothing,
+    leaves_x,
+    sends_however_used,
+    use_unasked,
+)
 from labkit.checks.shared.split import change_blocks, use_part, use_views
-from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends
+from labkit.checks.shared.split_judges import EVERYTHING, equals, gives_output, keeps_blocks, sends
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 
@@ -49,6 +55,7 @@ def _mlp_cases(seed: int) -> list[Case]:
         ),
         layer_case("groups of one", "values", 2, [3], (3, 4), seed, groups=[[0], [1]]),
         layer_case("beside an MLP of some ranks", "again", 4, [3], (3, 8), seed),
+        layer_case("after some calls", "kept", 2, [256], (256, 512), seed),
     ]
 
 
@@ -63,6 +70,7 @@ EXERCISE = Exercise(
         "own-parts": MLP.run(use_part),
         "layout": MLP.run(use_views),
         "subgroup": MLP.run(use_part),
+        "kept": MLP.run(count_kept),
     },
     _mlp_cases,
     (
@@ -73,7 +81,7 @@ EXERCISE = Exercise(
             THEIR_PART_OF["output"],
             "GeLU was applied to partial sums: split `up` by columns, so that each rank has whole"
             " pre-activations",
-            {"values": every(equals("output"), leaves_x), "again": gives_in_evaluation},
+            {"values": every(equals("output"), leaves_x), "again": gives_in_evaluation, "kept": gives_output},
         ),
         Property(
             "input-gradients",
@@ -84,6 +92,7 @@ EXERCISE = Exercise(
             {
                 "values": every(equals("input_grad"), adds_ways, same_when_frozen),
                 "again": equals("input_grad"),
+                "kept": equals("input_grad"),
             },
         ),
         Property(
@@ -92,7 +101,11 @@ EXERCISE = Exercise(
             2,
             THEIR_PART_OF["grad"],
             "a collective between the layers, or a gradient reduced once more",
-            {"values": every(equals("grad"), adds_to_gradients), "again": equals("grad")},
+            {
+                "values": every(equals("grad"), adds_to_gradients),
+                "again": equals("grad"),
+                "kept": equals("grad"),
+            },
         ),
         Property(
             "trained-weights",
@@ -108,8 +121,8 @@ EXERCISE = Exercise(
             3,
             "One all-reduce in forward, one in backward, and nothing between the two layers.",
             "the output of `up` was gathered, only to be cut again for `down`",
-            {"values": every(sends(sum_of_output, sum_of_gradient), infers_by(sum_of_output))},
-            dict.fromkeys(("layout", "subgroup"), sends(sum_of_output, sum_of_gradient)),
+            {"values": sends_however_used(sum_of_output, sum_of_gradient)},
+            dict.fromkeys(("layout", "subgroup", "again"), sends(sum_of_output, sum_of_gradient)),
         ),
         Property(
             "stored-shards",
@@ -117,7 +130,7 @@ EXERCISE = Exercise(
             2,
             "Each rank keeps 1/t of both weights; only the bias of `down` is whole.",
             "the unsharded MLP was kept as an attribute",
-            {"values": keeps_blocks, "again": leaves_the_whole},
+            {"values": keeps_blocks, "again": leaves_the_whole, "kept": leaves_nothing},
             dict.fromkeys(("layout", "subgroup"), keeps_blocks),
         ),
         own_share(),

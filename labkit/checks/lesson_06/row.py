@@ -25,9 +25,9 @@ from labkit.checks.lesson_06.layers import (
 from labkit.checks.lesson_06.twice import adds_to_gradients, adds_ways, same_when_frozen
 from labkit.checks.lesson_06.unasked import (
     count_kept,
-    infers_by,
     keeps_its_input,
     leaves_x,
+    sends_however_used,
     use_unasked,
 )
 from labkit.checks.shared.beside import is_refused
@@ -130,8 +130,8 @@ EXERCISE = Exercise(
             2,
             "Forward is one all-reduce of the output; nothing is sent in backward.",
             "x was gathered first, or the gradient was reduced as well",
-            dict.fromkeys(("values", "bias"), every(sends(sum_of_output, nothing), infers_by(sum_of_output))),
-            dict.fromkeys(("layout", "subgroup"), sends(sum_of_output, nothing)),
+            dict.fromkeys(("values", "bias"), sends_however_used(sum_of_output, nothing)),
+            dict.fromkeys(("layout", "subgroup", "again"), sends(sum_of_output, nothing)),
         ),
         Property(
             "stored-shards",
