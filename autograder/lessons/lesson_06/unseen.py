@@ -10,6 +10,7 @@ from labkit.checks.lesson_06.layers import layer_case
 from labkit.checks.lesson_06.operators import operator_case
 
 PAIR_AND_ONE = [[0, 2], [1]]
+NARROWER = ["float32", "bfloat16", "float16"]
 NEIGHBOURS = [[2, 3], [0, 1]]
 
 
@@ -26,6 +27,7 @@ def _operator_cases(seed: int) -> list[Case]:
         operator_case("unseen: neighbours", "subgroup", 4, [rows, columns], seed, groups=NEIGHBOURS),
         operator_case("unseen: alone", "values", 1, [rows, columns], seed),
         operator_case("unseen: zeros", "values", 3, [rows, columns], seed, zeros_on=0),
+        operator_case("unseen: kept", "kept", 2, [], seed, dtype=draw.choice(NARROWER)),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_07.attention import MODES_OF as ATTENTION_MODES
@@ -175,6 +176,7 @@ def _pair_cases(seed: int) -> list[Case]:
         pair_case("unseen: pairs", "subgroup", 4, seed, shape, groups=EVERY_OTHER),
         pair_case("unseen: neighbours", "subgroup", 4, seed, shape, groups=NEIGHBOURS),
         pair_case("unseen: alone", "values", 1, seed, shape),
+        pair_case("unseen: kept", "kept", 2, seed, [1], dtype=draw.choice(["float32", "bfloat16"])),
     ]
 
 
@@ -194,7 +196,14 @@ def _products_cases(seed: int) -> list[Case]:
         products_case("unseen: kept of a first layer", "kept", 2, seed, **LARGE, first_layer=True),
         products_case("unseen: neighbours", "subgroup", 4, seed, **shape, groups=NEIGHBOURS),
         products_case("unseen: alone", "values", 1, seed, **shape),
+        products_case("unseen: kept, in fewer bits", "kept", 2, seed, **_narrower(draw)),
     ]
+
+
+def _narrower(draw: Random) -> dict[str, Any]:
+    """As large as `LARGE` in bytes, in another dtype."""
+    dtype, times = draw.choice([("float32", 2), ("bfloat16", 4)])
+    return {**LARGE, "batch": times * LARGE["batch"], "dtype": dtype}
 
 
 def _block_cases(seed: int) -> list[Case]:

@@ -15,8 +15,9 @@ from labkit.checks.lesson_06.unasked import asks_nothing
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same
+from labkit.checks.shared.calls_inside import INSIDE, calls_if_recorded, no_more_calls
 from labkit.checks.shared.places import enter_group, place_of
-from labkit.checks.shared.split import drawn
+from labkit.checks.shared.split import drawn, dtype_of
 from labkit.checks.shared.surroundings import operator_keeps
 
 
@@ -90,12 +91,15 @@ def _use(rank: Rank, name: str) -> None:
 
 def _use_among_others(rank: Rank, apply: Callable[[Tensor], Tensor], x: Tensor, grad_output: Tensor) -> None:
     """A call as in a model: what gave it x has kept x for its backward, and what takes the output keeps that.
-    Answers: "x made", after all, and "gradient made".
+    Answers: "x made", after all, and "gradient made". Recordings: forward and backward, `INSIDE`.
     """
     made = x.detach().clone().requires_grad_().exp()
     made.retain_grad()
     weights = grad_output.detach().clone().requires_grad_()
-    (apply(made) * weights).sum().backward()
+    with rank.recording(f"forward, {INSIDE}"):
+        out = apply(made)
+    with rank.recording(f"backward, {INSIDE}"):
+        (out * weights).sum().backward()
     rank.answer("x made", made)
     rank.answer("gradient made", made.grad)
 
@@ -103,7 +107,7 @@ def _use_among_others(rank: Rank, apply: Callable[[Tensor], Tensor], x: Tensor, 
 def _count_kept(rank: Rank, name: str) -> None:
     """Fact: kept_bytes, what `operator_keeps` gives."""
     with rank.device:  # where what it makes is made
-        rank.fact("kept_bytes", operator_keeps(getattr(rank.student, name), rank.group))
+        rank.fact("kept_bytes", operator_keeps(getattr(rank.student, name), rank.group, dtype_of(rank.case)))
 
 
 # -- judges
@@ -150,7 +154,7 @@ TOLD = {
 
 def one_all_reduce(where: str) -> Judge:
     """One all-reduce in that phase, "forward" or "backward", and nothing in the other; a forward without
-    gradients sends what any does.
+    gradients sends what any does, and so does a call inside a model. Two calls send twice as much.
     """
 
     def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -160,6 +164,9 @@ def one_all_reduce(where: str) -> Judge:
                     sends = (phase == "backward") == (where == "backward")
                     calls = [("all_reduce", nbytes(evidence.inputs["x"][0]))] if sends else []
                     yield calls_are(phase, calls, answer)
+                    yield from calls_if_recorded(f"{phase}, {INSIDE}", calls, answer)
+                both = [("all_reduce", nbytes(evidence.inputs["x"][0]))] * 2
+                yield no_more_calls("later", both, answer)
 
     return judge
 

@@ -16,8 +16,9 @@ from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, group_alone, subg
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
 from labkit.checks.shared.beside import calls_are, is_refused, nbytes, same, stays_in_group
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
-from labkit.checks.shared.split import drawn
+from labkit.checks.shared.split import drawn, dtype_of
 from labkit.checks.shared.surroundings import keeps_nothing, operator_keeps
 
 PAIR_ID = "07.sequence-parallel-pair"
@@ -66,8 +67,8 @@ def _view(tensor: Tensor) -> Tensor:
 def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
     """Both operators, forward and backward, each rank with numbers of its own. Answers for each: "output
     alone", without gradients; output, input_grad, what was handed over afterwards, and "... later" of a call
-    that another one follows. Between forward and backward a group of this rank alone comes through, and
-    before them where groups are tried.
+    that another one follows; and those of `_use_inside`. Between forward and backward a group of this rank
+    alone comes through, and before them where groups are tried.
     """
     group, alone = enter_group(rank), group_alone(rank)
     gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
@@ -92,6 +93,22 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
             out, of_input = first_of_two(partial(_applied, operator, group), given, back)
             rank.answer(f"{name} output later", out)
             rank.answer(f"{name} input_grad later", of_input)
+        _use_inside(rank, name, partial(_applied, operator, group), given.detach(), back)
+
+
+def _use_inside(rank: Rank, name: str, apply: Callable[[Tensor], Tensor], x: Tensor, back: Tensor) -> None:
+    """The same of an x that another operation has made. Answers: output and input_grad, "... inside", and
+    what was handed over afterwards. Recordings: forward and backward.
+    """
+    leaf = x.clone().requires_grad_()
+    made = as_inside(leaf)
+    with rank.recording(f"{name} forward inside"):
+        out = apply(made)
+    rank.answer(f"{name} output inside", out)
+    with rank.attempt("input-gradients"), rank.recording(f"{name} backward inside"):
+        out.backward(back)
+    rank.answer(f"{name} input_grad inside", leaf.grad)
+    rank.answer(f"{name} made after", made)
 
 
 def _applied(operator: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
@@ -101,8 +118,13 @@ def _applied(operator: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
 def _count_kept(rank: Rank) -> None:
     """Facts: gather kept, scatter kept."""
     with rank.device:  # where what it makes is made
-        rank.fact("gather kept", operator_keeps(rank.student.GatherSequence, rank.group))
-        rank.fact("scatter kept", operator_keeps(rank.student.ReduceScatterSequence, rank.group))
+        gather, scatter, dtype = (
+            rank.student.GatherSequence,
+            rank.student.ReduceScatterSequence,
+            dtype_of(rank.case),
+        )
+        rank.fact("gather kept", operator_keeps(gather, rank.group, dtype))
+        rank.fact("scatter kept", operator_keeps(scatter, rank.group, dtype))
 
 
 def _use_views(rank: Rank) -> None:
@@ -155,6 +177,8 @@ def _tensors_kept(evidence: Evidence) -> Iterator[Finding]:
             for each in handed:
                 told, given = f"{name}: {each} as it was handed over", evidence.inputs[each][answer.rank]
                 yield same(told, given, answer, f"{name} {each} after")
+            told = f"{name}: {handed[0]} that is no leaf, as it was handed over"
+            yield same(told, evidence.inputs[handed[0]][answer.rank], answer, f"{name} made after")
 
 
 def _one_call_each_way(evidence: Evidence) -> Iterator[Finding]:
@@ -168,6 +192,10 @@ def _one_call_each_way(evidence: Evidence) -> Iterator[Finding]:
             yield calls_are("gather backward", scatter, answer)
             yield calls_are("scatter forward", scatter, answer)
             yield calls_are("scatter backward", gather, answer)
+            yield calls_are("gather forward inside", gather, answer)
+            yield calls_are("gather backward inside", scatter, answer)
+            yield calls_are("scatter forward inside", scatter, answer)
+            yield calls_are("scatter backward inside", gather, answer)
 
 
 def _refused_tokens(case: Case) -> tuple[int, int]:
@@ -211,7 +239,7 @@ EXERCISE = Exercise(
             3,
             "One joins all tokens in rank order; the other adds, and keeps this rank's tokens.",
             "tokens are dim 1; the first dimension is the batch",
-            {"values": every(_VALUES, _values(" alone"))},
+            {"values": every(_VALUES, _values(" alone"), _values(" inside"))},
         ),
         Property(
             "input-gradients",
@@ -219,7 +247,7 @@ EXERCISE = Exercise(
             3,
             "The backward of each is the forward of the other.",
             "behind the gather every rank uses all tokens, so their gradients must be added, not only cut",
-            {"values": _GRADIENTS},
+            {"values": every(_GRADIENTS, _gradients(" inside"))},
         ),
         Property(
             "communication",

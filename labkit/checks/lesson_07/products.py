@@ -23,8 +23,10 @@ from labkit.checks.lesson_07.modules import (
 from labkit.checks.lesson_07.pair import PAIR_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_are, nbytes, same, stays_in_group
+from labkit.checks.shared.calls_inside import INSIDE
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.holding import holding
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.proportion import in_proportion
@@ -103,18 +105,19 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 def _use_both(rank: Rank) -> None:
     """Forward and backward through both products; between them they are used once more, in a group of this
     rank alone. In a case "first-layer" x asks for no gradient. Then the same once more, with the same tensors
-    and gradients that add up, and a forward without gradients. Answers: output, grad.NAME; sum.NAME, after
-    both; evaluated. Fact: asks, which tensors ask for a gradient afterwards and did not before.
+    and gradients that add up, of an x that another operation has made, and a forward without gradients.
+    Answers: output, grad.NAME; sum.NAME, after both; evaluated. Fact: asks, which tensors ask for a gradient
+    afterwards and did not before. Recordings: of each.
     """
     group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
     state = _state(rank)
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
 
-    def forward() -> Tensor:
-        return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
+    def forward(x: Tensor) -> Tensor:
+        return _two_products(state | {"x": x}, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
 
     with rank.recording("forward"):
-        out = forward()
+        out = forward(state["x"])
     rank.answer("output", out)
     other = {name: 1 - tensor.detach() for name, tensor in state.items()}
     _two_products(other, lambda *a: column(*a, alone), lambda *a: row(*a, alone), bias)
@@ -123,11 +126,14 @@ def _use_both(rank: Rank) -> None:
     for name, tensor in state.items():
         rank.answer(f"grad.{name}", tensor.grad)
     with rank.attempt("parameter-gradients"):
-        (forward() * SECOND * rank.inputs["grad_output"]).sum().backward()
+        with rank.recording(f"forward, {INSIDE}"):
+            out = forward(as_inside(state["x"]))
+        with rank.recording(f"backward, {INSIDE}"):
+            (out * SECOND * rank.inputs["grad_output"]).sum().backward()
     for name, tensor in state.items():
         rank.answer(f"sum.{name}", tensor.grad)
     with torch.no_grad(), rank.recording("evaluation"):
-        rank.answer("evaluated", forward())
+        rank.answer("evaluated", forward(state["x"]))
     asked = _state(rank)
     rank.fact("asks", [name for name, t in state.items() if t.requires_grad != asked[name].requires_grad])
 
@@ -151,19 +157,22 @@ def _use_views(rank: Rank) -> None:
 
 
 def _keep_for_backward(rank: Rank) -> None:
-    """Fact: kept, the bytes that a forward leaves behind, beside its result; those too that stay for good,
-    such as a buffer for all calls. Answers: grad.NAME of what backward then makes of it.
+    """Fact: kept, the bytes that a forward leaves behind, beside its result, of an x that is a leaf or of one
+    that is none, whichever are more; those too that stay for good, such as a buffer for all calls. Answers:
+    grad.NAME of what backward then makes of it.
     """
     group, bias, state = enter_group(rank), rank.params.get("bias", True), _state(rank)
     column, row = rank.student.sequence_column_parallel, rank.student.sequence_row_parallel
 
-    def forward() -> Tensor:
-        return _two_products(state, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
+    def forward(x: Tensor) -> Tensor:
+        return _two_products(state | {"x": x}, lambda *a: column(*a, group), lambda *a: row(*a, group), bias)
 
     before = holding()
-    kept = bytes_kept(lambda: forward) + left_since(before)
-    out = forward()
-    rank.fact("kept", nbytes(state["x"]) + kept - nbytes(out))  # the caller has x anyway
+    of_leaf = nbytes(state["x"]) + bytes_kept(lambda: lambda: forward(state["x"]))  # the caller has x anyway
+    of_made = bytes_kept(lambda: lambda: forward(as_inside(state["x"])))
+    kept = max(of_leaf, of_made) + left_since(before)
+    out = forward(state["x"])
+    rank.fact("kept", kept - nbytes(out))
     (out * rank.inputs["grad_output"]).sum().backward()
     for name in WEIGHTS:
         rank.answer(f"grad.{name}", state[name].grad)
@@ -282,6 +291,8 @@ def _gathers_and_scatters(evidence: ProductsEvidence) -> Iterator[Finding]:
             yield calls_are("evaluation", forward, answer)
             backward = [("all_gather", out // size), ("all_gather", x // size), ("reduce_scatter", x)]
             yield calls_are("backward", backward, answer, ignore=bias)
+            yield calls_are(f"forward, {INSIDE}", forward, answer)
+            yield calls_are(f"backward, {INSIDE}", backward, answer, ignore=bias)
 
 
 _USED = Run(_use_both, _inputs, _hand, ProductsEvidence)

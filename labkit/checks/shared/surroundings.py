@@ -19,8 +19,8 @@ from labkit.checks.shared.split import Drawn, Split, SplitEvidence, dtype_of
 
 PAIRS = [0, 3], [1, 2]  # of four ranks: groups in which what is beside works
 SEEDS = 1, 2
-KEPT_SHAPE = 256, 256  # in float64: what is kept of it is far above what else may change in a process
-KEPT_BYTES = 8 * 256 * 256
+COLUMNS = 256
+KEPT_BYTES = 8 * COLUMNS**2  # of what is measured: far above what else may change in a process
 
 
 # -- on a rank
@@ -92,11 +92,11 @@ def _randoms_after(seed: int, build: Callable[[], object]) -> Tensor:
     return torch.rand(4)
 
 
-def operator_keeps(operator: Any, group: dist.ProcessGroup) -> int:
+def operator_keeps(operator: Any, group: dist.ProcessGroup, dtype: torch.dtype = torch.float64) -> int:
     """Bytes that are there between forward and backward of `operator.apply(x, group)`, beside the end of the
-    graph, where what went in and what came out have been let go.
+    graph, where what went in and what came out have been let go. x has `KEPT_BYTES` in any dtype.
     """
-    leaf = torch.ones(KEPT_SHAPE, dtype=torch.float64, requires_grad=True)
+    leaf = torch.ones(KEPT_BYTES // dtype.itemsize // COLUMNS, COLUMNS, dtype=dtype, requires_grad=True)
     return bytes_kept(lambda: lambda: operator.apply(leaf * 2.0, group).sum())
 
 
