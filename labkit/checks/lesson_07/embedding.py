@@ -37,6 +37,7 @@ from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, 
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
 EMBEDDING_ID = "07.vocab-parallel-embedding"
+UNTRAINED = "nothing trained"  # a call in training of a table that is frozen, as it is recorded and told
 WRONG_IDS = "too large", "negative", "too large in evaluation", "negative in evaluation"
 
 
@@ -90,7 +91,8 @@ def _look_up_wrong_ids(rank: Rank, split: Split) -> None:
 
 def _complete_otherwise(rank: Rank, split: Split) -> None:
     """Hand in a `leave` that triples, and keeps every second token, in training, and in evaluation without
-    gradients. Answers: others and evaluated; usual, the same of what the usual one gives.
+    gradients. Answers: others and evaluated; usual, the same of what the usual one gives. Recordings: of all
+    these, and of the usual one where nothing is trained.
     """
     from labkit.tensor_parallel import sum_over_ranks
 
@@ -101,10 +103,17 @@ def _complete_otherwise(rank: Rank, split: Split) -> None:
     )
     usual = part_of(full, rank.group)
     others = part_of(full, rank.group, lambda partial, group: 3 * sum_over_ranks(partial, group)[:, ::2])
-    rank.answer("others", others(ids.clone()))
-    with torch.no_grad():
+    with rank.recording("forward"):
+        out = others(ids.clone())
+    rank.answer("others", out)
+    with rank.attempt("forward-values"), rank.recording("backward"):
+        out.sum().backward()
+    with torch.no_grad(), rank.recording(INFERENCE):
         rank.answer("evaluated", others.eval()(ids.clone()))
     rank.answer("usual", 3 * usual(ids.clone())[:, ::2])
+    usual.requires_grad_(False)
+    with rank.recording(UNTRAINED):
+        usual(ids.clone())
 
 
 def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
@@ -114,6 +123,7 @@ def _uses_what_is_handed(evidence: SplitEvidence) -> Iterator[Finding]:
             yield same(told, answer.tensors["usual"], answer, asked)
 
 
+_USUAL = ("layout", "uneven", "round-trip", "subgroup", "again")  # cases beside "values"
 _USED = at_boundaries(EMBEDDING.run(use_part))
 EXERCISE = Exercise(
     EMBEDDING_ID,
@@ -163,7 +173,14 @@ EXERCISE = Exercise(
             "One all-reduce of b s h numbers in forward, nothing in backward.",
             "f in front, or the whole table gathered",
             {"values": every(sends(one_all_reduce, no_calls), sends_in(INFERENCE, one_all_reduce))},
-            dict.fromkeys(("layout", "uneven", "round-trip", "subgroup"), sends(one_all_reduce, no_calls)),
+            {
+                **dict.fromkeys(_USUAL, sends(one_all_reduce, no_calls)),
+                "leave": every(
+                    sends(one_all_reduce, no_calls),
+                    sends_in(INFERENCE, one_all_reduce),
+                    sends_in(UNTRAINED, one_all_reduce),
+                ),
+            },
         ),
         Property(
             "stored-shards",

@@ -23,6 +23,8 @@ from labkit.checks.shared.beside import (
     same,
     stays_in_group,
 )
+from labkit.checks.shared.calls_inside import INSIDE
+from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import Place, enter_group, groups_of, place_of
 from labkit.checks.shared.split import drawn, dtype_of, in_another_order
 
@@ -109,7 +111,7 @@ def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
     Answers: loss, grad; and without gradients: evaluated, and asked, whether the logits of that call ask for
     a gradient afterwards; as "... after", what was handed over, and data, the logits of that call.
     Recordings: forward, backward, `INFERENCE`; and plain, of a call without options and padding, where there
-    are some.
+    are some. And what `_ask_inside` answers.
     Where there is padding, another vocabulary in as many columns comes first. view: copies what is handed
     over, perhaps in another layout.
     """
@@ -126,9 +128,12 @@ def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
     if rank.case.kind in PADDED_OR_SMOOTHED:
         with rank.recording("plain"):
             ask(logits.detach().clone().requires_grad_(), targets, full, group)
+        with rank.recording(f"plain, {INSIDE}"):
+            ask(as_inside(logits.detach().clone().requires_grad_()), targets, full, group)
     with rank.attempt("gradients"), rank.recording("backward"):
         (loss * rank.params.get("times", 1.0)).backward()
     rank.answer("grad", logits.grad)
+    _ask_inside(rank, logits, lambda made: ask(made, targets, vocabulary, group, **_options(rank.case)))
     data = logits.detach().clone()
     with torch.no_grad(), rank.recording(INFERENCE):
         loss = ask(data, targets, vocabulary, group, **_options(rank.case))
@@ -136,6 +141,21 @@ def _ask(rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> None:
     rank.answer("asked", torch.tensor(data.requires_grad))
     for name, tensor in {"logits": logits, "data": data, "targets": targets}.items():
         rank.answer(f"{name} after", _finite(tensor))
+
+
+def _ask_inside(rank: Rank, logits: Tensor, ask: Callable[[Tensor], Tensor]) -> None:
+    """Asks for the loss and the gradient of logits that another operation has made. Answers: loss, grad and
+    logits after, of these. Recordings: forward and backward.
+    """
+    leaf = logits.detach().clone().requires_grad_()
+    made = as_inside(leaf)
+    with rank.recording(f"forward, {INSIDE}"):
+        loss = ask(made)
+    rank.answer(f"loss, {INSIDE}", loss)
+    with rank.attempt("gradients"), rank.recording(f"backward, {INSIDE}"):
+        (loss * rank.params.get("times", 1.0)).backward()
+    rank.answer(f"grad, {INSIDE}", leaf.grad)
+    rank.answer("made after", _finite(made))
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -181,13 +201,16 @@ def _right_loss(evidence: LossEvidence) -> Iterator[Finding]:
         loss, _ = evidence.references[place_of(evidence.case, answer.rank).index]
         yield same("F.cross_entropy of the whole logits", loss, answer, "loss")
         yield same("the same without gradients", loss, answer, "evaluated")
+        yield same("the same of logits that are no leaf", loss, answer, f"loss, {INSIDE}")
 
 
 def _right_gradients(evidence: LossEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         place = place_of(evidence.case, answer.rank)
         expected = _own_columns(evidence.case, evidence.references[place.index][1], place, 0.0)
-        yield same("this rank's columns of the gradient of the whole logits", expected, answer, "grad")
+        told = "this rank's columns of the gradient of the whole logits"
+        yield same(told, expected, answer, "grad")
+        yield same(f"{told}, which are no leaf", expected, answer, f"grad, {INSIDE}")
 
 
 def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
@@ -196,6 +219,7 @@ def _handed_over_kept(evidence: LossEvidence) -> Iterator[Finding]:
         logits, targets = _finite(given["logits"]), given["targets"]
         yield same("the logits as they were handed over", logits, answer, "logits after")
         yield same("the same of logits that need no gradient", logits, answer, "data after")
+        yield same("the same of logits that are no leaf", logits, answer, "made after")
         yield same("the targets as they were handed over", targets, answer, "targets after")
 
 
@@ -205,20 +229,19 @@ def _asks_nothing(evidence: LossEvidence) -> Iterator[Finding]:
 
 
 def _few_numbers(evidence: LossEvidence) -> Iterator[Finding]:
-    """Only all_reduces of a few numbers, in forward, and the same without gradients. A group of one may
-    communicate or not.
+    """Only all_reduces of a few numbers, in forward, also of logits that are no leaf, and the same without
+    gradients. A group of one may communicate or not.
     """
     for answer in evidence.answers:
         if place_of(evidence.case, answer.rank).size == 1:
             continue
-        for phase in ("forward", INFERENCE):
+        for phase in ("forward", f"forward, {INSIDE}", INFERENCE):
             calls = calls_of(answer, phase)
             told = f"{phase}: all_reduces of a few numbers a token, at most {_room(evidence):,} bytes"
             yield Finding(_are_few(evidence, calls), told, f"{phase}: {calls_text(calls)}", answer.rank)
         yield calls_are(INFERENCE, calls_of(answer, "forward"), answer)
-        later = calls_of(answer, "backward")
-        told, seen = "backward: no communication", f"backward: {calls_text(later)}"
-        yield Finding(not later, told, seen, answer.rank)
+        for phase in ("backward", f"backward, {INSIDE}"):
+            yield calls_are(phase, [], answer)
 
 
 def _room(evidence: LossEvidence) -> int:
@@ -234,12 +257,13 @@ def _are_few(evidence: LossEvidence, calls: Sequence[tuple[str, int]]) -> bool:
 def _few_here_too(evidence: LossEvidence) -> Iterator[Finding]:
     """Smoothing and padding are no reason to send logits. Who always sends them loses other points for it."""
     for answer in evidence.answers:
-        calls = calls_of(answer, "forward")
         alone = place_of(evidence.case, answer.rank).size == 1
-        always = not _are_few(evidence, calls_of(answer, "plain"))
-        told = f"forward: a few numbers a token, at most {_room(evidence):,} bytes, as without them"
-        few = alone or always or _are_few(evidence, calls)
-        yield Finding(few, told, f"forward: {calls_text(calls)}", answer.rank)
+        for phase, plain in {"forward": "plain", f"forward, {INSIDE}": f"plain, {INSIDE}"}.items():
+            always = not _are_few(evidence, calls_of(answer, plain))
+            calls = calls_of(answer, phase)
+            told = f"{phase}: a few numbers a token, at most {_room(evidence):,} bytes, as without them"
+            few = alone or always or _are_few(evidence, calls)
+            yield Finding(few, told, f"{phase}: {calls_text(calls)}", answer.rank)
 
 
 LOSS_AND_GRADIENTS: Judge = every(_right_loss, _right_gradients)
