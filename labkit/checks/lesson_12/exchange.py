@@ -119,7 +119,7 @@ def _tell(rank: Rank, group: Any) -> None:
 
 
 def _exchange(rank: Rank) -> None:
-    """Answers out, grad; recordings forward and backward; facts kept: bytes of tensors that are kept for
+    """Answers out, grad; recordings forward and backward, both times; facts kept: bytes of tensors kept for
     backward and larger than splits, be it by a view of nothing; beside: bytes of all else that is kept,
     beside what came.
     """
@@ -143,9 +143,12 @@ def _send(rank: Rank, group: Any) -> None:
     if "groups" in rank.params:  # between the two, a call of everybody, in another dtype
         nobody = [0] * rank.case.ranks
         rank.student.AllToAll.apply(leaf[:0].half(), nobody, nobody, rank.group)
-    with rank.attempt("gradients"), rank.recording("backward"):
-        (out * rank.inputs["grad"]).sum().backward()
-    rank.answer("grad", leaf.grad)
+    with rank.attempt("gradients"):
+        with rank.recording("backward"):
+            (out * rank.inputs["grad"]).sum().backward(retain_graph=True)
+        rank.answer("grad", leaf.grad)
+        with rank.recording("backward"):
+            torch.autograd.grad(out, leaf, 2.0 * rank.inputs["grad"])
 
 
 def _strided(rank: Rank) -> None:

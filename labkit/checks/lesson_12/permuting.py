@@ -97,6 +97,7 @@ def _cases(seed: int) -> list[Case]:
         permute_case("three hundred experts", "order", [40, 3, 300], 4, seed),
         permute_case("many numbers", "order", [64, 64, 4], 2, seed),
         permute_case("one token", "order", [1, 4, 5], 2, seed),
+        permute_case("one of five, bfloat16", "order", [12, 6, 5], 1, seed, dtype="bfloat16"),
         permute_case("three of six", "back", [8, 5, 6], 3, seed),
         permute_case("one, float32", "back", [9, 6, 4], 1, seed, dtype="float32"),
         permute_case("many numbers, back", "back", [64, 64, 4], 2, seed),
@@ -342,6 +343,8 @@ EXERCISE = Exercise(
             "Rows are moved, not multiplied.",
             "a product with a matrix of zeros and ones costs as much as an expert does",
             {"order": _nothing_multiplied, "back": _each_row_weighted_once},
+            {"idle": _nothing_multiplied}
+            | dict.fromkeys(("back-idle", "low", "wide"), _each_row_weighted_once),
         ),
         Property(
             "idle",

@@ -51,10 +51,10 @@ def tell_left_of_many(rank: Rank, group: Any, sent: list[int], received: list[in
     """Facts many: bytes of rows, so many times those that the splits ask for; "left of many": those that a
     call, and one without a graph, leave behind when what went in and what came out have been let go.
     """
-    width = rank.inputs["rows"].shape[1]
-    times = MANY // (8 * width) + 1
+    width, dtype = rank.inputs["rows"].shape[1], rank.inputs["rows"].dtype
+    times = MANY // (dtype.itemsize * width) + 1
     sent, received = ([times * rows for rows in splits] for splits in (sent, received))
-    leaf = torch.ones(sum(sent), width, dtype=torch.float64, device=rank.device, requires_grad=True)
+    leaf = torch.ones(sum(sent), width, dtype=dtype, device=rank.device, requires_grad=True)
     rank.fact("many", nbytes(leaf))
 
     def call() -> Tensor:

@@ -30,12 +30,14 @@ from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens
 from labkit.checks.lesson_12.routing import ROUTE_ID
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import SCALE, STEPS, descend, on_each, same, stays_in_group
+from labkit.checks.shared.beside import SCALE, STEPS, as_each_time, descend, on_each, same, stays_in_group
 from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.split import drawn, dtype_of
 
 SPREAD_ID = "12.expert-parallel"
+ROOM_IN_16_BITS = 0.1  # of the largest number
 
 
 def spread_case(
@@ -155,7 +157,8 @@ def _tokens(rank: Rank, step: int, inside: bool) -> Tensor:
 
 
 def _once(rank: Rank) -> None:
-    """Forward and backward, and between them a forward in evaluation, of kind "again" in training too.
+    """Forward and backward, and between them two forwards without a graph, in training mode and in
+    evaluation; of kind "again" one with a graph too.
     Answers output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward, evaluation and
     backward, and again; fact seen: the calls of experts in forward and backward; facts evaluated and again:
     those in these; fact changed: tokens that are no longer as they were.
@@ -169,6 +172,9 @@ def _once(rank: Rank) -> None:
         out = module(tokens)
     rank.answer("output", out)
     forward = watched.so_far()
+    with torch.no_grad(), rank.recording("evaluation"):
+        module(others)  # in training mode
+    watched.so_far()
     module.eval()
     with torch.no_grad(), rank.recording("evaluation"):
         evaluated_out = module(others)
@@ -252,6 +258,19 @@ def _is(*names: str) -> Judge:
     return judge
 
 
+def _roughly(*names: str) -> Judge:
+    """The same in 16 bits, where each rounding shows."""
+
+    def judge(evidence: Gathered) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for name, tensor in evidence.once[answer.rank].items():
+                if (name if name in TOLD else "experts") in names and tensor.any():
+                    told, seen = TOLD.get(name, name), answer.tensors.get(name)
+                    yield in_proportion(told, [tensor], [seen], answer.rank, ROOM_IN_16_BITS)
+
+    return judge
+
+
 def _frozen_stay(evidence: Gathered) -> Iterator[Finding]:
     for answer in evidence.answers:
         thawed = answer.facts["thawed"]
@@ -286,7 +305,7 @@ def _where_trained(judge: Judge) -> Judge:
     return find
 
 
-MESSAGES = every(has_few_messages, _where_trained(has_few_messages_in_steps))
+MESSAGES = every(has_few_messages, as_each_time("evaluation"), _where_trained(has_few_messages_in_steps))
 CALLS = every(calls_each_once, _where_trained(calls_each_once_in_steps))
 EVERYTHING = _is("output", "evaluated", "grad.tokens", "grad.router", "experts")
 ONCE = Run(_once, _inputs, _own, Gathered)
@@ -380,9 +399,16 @@ EXERCISE = Exercise(
             "low-precision",
             "robustness",
             1,
-            "Tokens and experts in bfloat16, the router in float32: the output is bfloat16.",
+            "Tokens and experts in bfloat16, the router in float32: the output is bfloat16, and gradients"
+            " reach all.",
             "rows in float32 do not fit experts in bfloat16, and are twice the bytes",
-            {"low": every(_is("output"), has_few_messages)},
+            {
+                "low": every(
+                    _is("output"),
+                    _roughly("evaluated", "grad.tokens", "grad.router", "experts"),
+                    has_few_messages,
+                )
+            },
         ),
         Property(
             "subgroup",
