@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,9 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.shared.proportion import in_proportion
+from labkit.checks.shared.twins import each_once
+from labkit.torch_private import dtype_bytes
 
 IGNORED = -100
 WEIGHT = 1.7  # of the loss in what is differentiated: a gradient must reach the logits through it
@@ -100,9 +103,9 @@ class WholeLoss(Evidence):
 
 
 def _lose(rank: Rank) -> None:
-    """Answers loss, evaluated, of the later targets and without a graph, and grad, of a second backward of
-    the same graph, and early, of the first; recordings forward, backward, of each, and `INFERENCE`. Fact
-    changed.
+    """Answers loss, and grad, of a second backward of the same graph, and early, of the first; evaluated, of
+    the later targets and without a graph; second and grad.second, of the later targets with one. Recordings
+    forward, backward, of each, and `INFERENCE`. Fact changed.
     """
     group = enter_group(rank)
     given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
@@ -110,15 +113,20 @@ def _lose(rank: Rank) -> None:
     if rank.case.kind != "subgroup":
         given["logits"] = as_inside(leaf)
     with recorded_throughout(rank):
-        _lose_twice(rank, group, given, leaf)
+        _lose_often(rank, group, given, leaf)
     tell_changed(rank, given | {"logits": given["logits"].detach()})
 
 
-def _lose_twice(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tensor) -> None:
-    logits, targets, ignore = given["logits"], given["targets"], rank.params["ignore"]
+def _lose_often(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tensor) -> None:
+    ignore = rank.params["ignore"]
     more = {} if ignore == IGNORED else {"ignore": ignore}
+
+    def lose(logits: Tensor, which: str) -> Tensor:
+        loss: Tensor = rank.student.sharded_loss(logits, given[which], group, **more)
+        return loss
+
     with rank.recording("forward"):
-        loss = rank.student.sharded_loss(logits, targets, group, **more)
+        loss = lose(given["logits"], "targets")
     rank.answer("loss", loss)
     with rank.attempt("gradient"):
         with rank.recording("backward"):
@@ -128,7 +136,14 @@ def _lose_twice(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tenso
             (WEIGHT * loss).backward()
     rank.answer("grad", leaf.grad)
     with torch.no_grad(), rank.recording(INFERENCE):
-        rank.answer("evaluated", rank.student.sharded_loss(logits.detach(), given["later"], group, **more))
+        rank.answer("evaluated", lose(given["logits"].detach(), "later"))
+    again = leaf.detach().clone().requires_grad_()
+    with rank.recording("forward"):
+        second = lose(as_inside(again), "later")
+    rank.answer("second", second)
+    with rank.attempt("gradient"), rank.recording("backward"):
+        (WEIGHT * second).backward()
+    rank.answer("grad.second", again.grad)
 
 
 def _copies(inputs: Inputs) -> Inputs:
@@ -145,6 +160,12 @@ def _mean_without_graph(evidence: WholeLoss, answer: RankAnswer) -> Finding:
     loss, _, count = evidence.later[place_of(evidence.case, answer.rank).index]
     told = f"in a later call without a graph, the mean over its {count} targets" if count else "0 without any"
     return same(told, loss, answer, "evaluated")
+
+
+def _mean_of_another_call(evidence: WholeLoss, answer: RankAnswer) -> Finding:
+    loss, _, count = evidence.later[place_of(evidence.case, answer.rank).index]
+    told = f"in a second call with a graph, the mean over its {count} targets" if count else "0 without any"
+    return same(told, loss, answer, "second")
 
 
 def _nothing_rounded(evidence: WholeLoss, answer: RankAnswer) -> Finding:
@@ -165,17 +186,38 @@ def _is_the_gradient(evidence: WholeLoss) -> Iterator[Finding]:
         told = "this rank's part of the whole loss's gradient"
         yield same(told, expected, answer, "grad")
         yield same(f"{told}, in the first of two backwards", expected, answer, "early")
+        later = evidence.later[place.index][1][place.position]
+        yield same(f"{told}, of a second call", later, answer, "grad.second")
+
+
+def _gradient_about(evidence: WholeLoss) -> Iterator[Finding]:
+    """Of 16 bits."""
+    for answer in evidence.answers:
+        place = place_of(evidence.case, answer.rank)
+        expected = evidence.references[place.index][1][place.position]
+        for name in ("grad", "early"):
+            seen = answer.tensors.get(name)
+            yield in_proportion("gradient of the logits", [expected], [seen], answer.rank)
 
 
 def _sends_two_numbers(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    for phase in ("forward", INFERENCE):
-        calls = calls_of(answer, phase)
+    for name in (*answer.earlier("forward"), "forward", INFERENCE):
+        calls = calls_of(answer, name)
         sent = sum(num_bytes for _, num_bytes in calls)
-        told = f"{phase}: at most {MOST_BYTES} bytes for a sum and a number of targets"
+        told = f"{name}: at most {MOST_BYTES} bytes for a sum and a number of targets"
         yield Finding(sent <= MOST_BYTES, told, calls_text(calls), answer.rank)
+        numbers = [_numbers_in(call) for call in each_once(answer.collectives[name])]
+        told = f"{name}: a sum and a number of targets, in one call or two"
+        seen = f"calls of {', '.join(map(str, numbers))} numbers"
+        yield Finding(max(numbers, default=0) <= 2, told, seen, answer.rank)
     for name in (*answer.earlier("backward"), "backward"):
         after = calls_of(answer, name)
         yield Finding(not after, "backward: no communication", calls_text(after), answer.rank)
+
+
+def _numbers_in(call: Mapping[str, Any]) -> int:
+    """Of one rank; a barrier has none."""
+    return int(call["num_bytes"]) // max(1, dtype_bytes(call["dtype"]))
 
 
 def _in_the_calls(evidence: Evidence) -> Iterator[Finding]:
@@ -186,7 +228,8 @@ _two_numbers = every(_in_the_calls, single_numbers_between(0))
 
 
 LOST = Run(_lose, _inputs, own_entry, WholeLoss)
-BOTH = every(on_each(_is_the_mean), on_each(_mean_without_graph), _is_the_gradient)
+MEANS = every(*map(on_each, (_is_the_mean, _mean_without_graph, _mean_of_another_call)))
+BOTH = every(MEANS, _is_the_gradient)
 EXERCISE = Exercise(
     "11.sharded-loss",
     "One loss over a divided sequence",
@@ -200,7 +243,8 @@ EXERCISE = Exercise(
             2,
             "Every rank has the mean over all targets of the group; what was given is as it was.",
             "a mean of the ranks' means, or a division by tokens that have no target",
-            {"values": every(on_each(_is_the_mean), on_each(_mean_without_graph), on_each(unchanged))},
+            {"values": every(MEANS, on_each(unchanged))},
+            {"bfloat16": MEANS},
         ),
         Property(
             "gradient",
@@ -209,6 +253,7 @@ EXERCISE = Exercise(
             "A rank's gradient is its part of the whole's: the parts of all ranks add up.",
             "divided by the rank's own targets, or n times too large",
             {"values": _is_the_gradient},
+            {"bfloat16": _gradient_about},
         ),
         Property(
             "two-numbers",
