@@ -109,34 +109,43 @@ class WholeSequences(Evidence):
 
 
 def _attend(rank: Rank) -> None:
-    """Answers out and grad.q, .k, .v; recordings forward, of each, and backward. Facts: changed; attended:
-    the shapes of queries and keys of each time that attention was asked for in the forward that is answered.
-    Before it, and between it and backward, there is another forward, as there is in a model of more layers.
+    """Answers out and grad.q, .k, .v; evaluated, of `others` without a graph, and partly, of the same inputs
+    as out, of which only one needs a gradient; recordings forward, of each, and backward. Facts: changed;
+    attended: of each call the shapes of queries and keys of each time that attention was asked for. Between
+    forward and backward there are other forwards, as there are in a model of more layers.
     """
     group = enter_group(rank)
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
     with recorded_throughout(rank):
         given = leaves if rank.case.kind == "values" else [as_inside(leaf) for leaf in leaves]
-        _attend_three_times(rank, group, given)
+        _attend_often(rank, group, given)
     tell_changed(rank, {name: tensor.detach() for name, tensor in zip(PARTS, given, strict=True)})
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
 
 
-def _attend_three_times(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor]) -> None:
-    attended = list[JSON]()
+def _attend_often(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor]) -> None:
+    attended = list[list[JSON]]()
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attended.append([list(q.shape), list(k.shape)])
+        attended[-1].append([list(q.shape), list(k.shape)])
         return as_kernels_give(rank.case, attend_whole(q, k, v))
 
-    with rank.recording("forward"):
-        rank.student.ulysses_attention(*others(*leaves), group, attend_whole)
-    with rank.recording("forward"):
-        out = rank.student.ulysses_attention(*leaves, group, attend)
-    rank.fact("attended", list(attended))
-    with rank.recording("forward"):
-        rank.student.ulysses_attention(*(1.0 - leaf for leaf in leaves), group, attend_whole)
+    def go(*given: Tensor) -> Tensor:
+        attended.append([])
+        with rank.recording("forward"):
+            out: Tensor = rank.student.ulysses_attention(*given, group, attend)
+        return out
+
+    with torch.no_grad():
+        rank.answer("evaluated", go(*others(*leaves)))
+    go(*others(*leaves))
+    out = go(*leaves)
+    go(*(1.0 - leaf for leaf in leaves))
+    needs = PARTS[rank.case.seed % len(PARTS)]
+    given = [leaf if name == needs else leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)]
+    rank.answer("partly", go(*given))
+    rank.fact("attended", [list(one) for one in attended])
     rank.answer("out", out)
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * as_handed(rank, "grad")).sum().backward()
@@ -151,9 +160,23 @@ def _refuse(rank: Rank) -> None:
 # -- judges
 
 
-def _is_output(evidence: WholeSequences, answer: RankAnswer) -> Finding:
-    told = "output of this rank's queries over the whole sequence"
-    return same(told, evidence.own(answer.rank, "out"), answer, "out")
+def _expected_outputs(evidence: WholeSequences, rank: int) -> dict[str, tuple[str, Tensor]]:
+    """Of each answer: what it is, in words, and what it must be."""
+    halves = dict(zip(PARTS, others(*(evidence.inputs[name] for name in PARTS)), strict=True))
+    whole = WholeSequences(evidence.case, evidence.inputs | halves, evidence.answers)
+    out = evidence.own(rank, "out")
+    return {
+        "out": ("", out),
+        "evaluated": (" in a call of other numbers, without a graph", whole.own(rank, "out")),
+        "partly": (" where only one of q, k and v needs a gradient", out),
+    }
+
+
+def _is_output(evidence: WholeSequences) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name, (more, out) in _expected_outputs(evidence, answer.rank).items():
+            told = f"output of this rank's queries over the whole sequence{more}"
+            yield same(told, out, answer, name)
 
 
 def _are_gradients(evidence: WholeSequences) -> Iterator[Finding]:
@@ -164,9 +187,10 @@ def _are_gradients(evidence: WholeSequences) -> Iterator[Finding]:
         yield unchanged(evidence, answer)
 
 
-def _output_about(evidence: WholeSequences, answer: RankAnswer) -> Finding:
-    out = evidence.own(answer.rank, "out")
-    return in_proportion("output", [out], [answer.tensors.get("out")], answer.rank)
+def _output_about(evidence: WholeSequences) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name, (more, out) in _expected_outputs(evidence, answer.rank).items():
+            yield in_proportion(f"output{more}", [out], [answer.tensors.get(name)], answer.rank)
 
 
 def _gradients_about(evidence: WholeSequences) -> Iterator[Finding]:
@@ -217,17 +241,20 @@ def _leave(evidence: Evidence, answer: RankAnswer, name: str) -> Iterator[Findin
     yield Finding(not other, f"{name}: no other communication", ", ".join(other), answer.rank)
 
 
-def _own_heads(evidence: Evidence, answer: RankAnswer) -> Finding:
-    """However often attention is asked for: every time over all tokens, in all for an n-th of the heads, and
-    with no more key-value heads than these heads of queries share.
+def _own_heads(evidence: Evidence) -> Iterator[Finding]:
+    """However often attention is asked for in a call: every time over all tokens, in all for an n-th of the
+    heads, and with no more key-value heads than these heads of queries share.
     """
     b, a, s, d = evidence.case.params["shape"]
-    kv_heads, size = evidence.case.params["kv_heads"], place_of(evidence.case, answer.rank).size
-    shapes = answer.facts["attended"]
-    whole = all(q[2:] == [s, d] and k[2] == s and k[1] <= -(-q[1] * kv_heads // a) for q, k in shapes)
-    right = whole and sum(q[0] * q[1] for q, _ in shapes) == b * a // size
-    told = f"attention over {s} tokens for {a // size} of {a} heads, {kv_heads // size} of {kv_heads} of keys"
-    return Finding(right, told, f"queries and keys of {shapes}", answer.rank)
+    kv_heads = evidence.case.params["kv_heads"]
+    for answer in evidence.answers:
+        size = place_of(evidence.case, answer.rank).size
+        own, own_kv = a // size, kv_heads // size
+        told = f"attention over {s} tokens for {own} of {a} heads, {own_kv} of {kv_heads} of keys"
+        for shapes in answer.facts["attended"]:
+            whole = all(q[2:] == [s, d] and k[2] == s and k[1] <= -(-q[1] * kv_heads // a) for q, k in shapes)
+            right = whole and sum(q[0] * q[1] for q, _ in shapes) == b * a // size
+            yield Finding(right, told, f"queries and keys of {shapes}", answer.rank)
 
 
 def _silent(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -241,7 +268,7 @@ def _what_does_not_divide(case: Case) -> tuple[int, int]:
 
 
 ATTENDED = Run(_attend, _inputs, _own, WholeSequences)
-EVERYTHING = every(on_each(_is_output), _are_gradients)
+EVERYTHING = every(_is_output, _are_gradients)
 MESSAGES = every(_sends("forward"), _sends("backward"), single_numbers_between(0))
 EXERCISE = Exercise(
     "11.ulysses",
@@ -259,8 +286,8 @@ EXERCISE = Exercise(
             2,
             "The output is that of the whole sequence, for this rank's tokens and all heads.",
             "what came must be joined in the order of ranks: tokens on the way there, heads on the way back",
-            {"values": on_each(_is_output)},
-            {"low": on_each(_output_about)},
+            {"values": _is_output},
+            {"low": _output_about},
         ),
         Property(
             "gradients",
@@ -286,8 +313,8 @@ EXERCISE = Exercise(
             1,
             "Each rank attends over all tokens, for its own n-th of both kinds of heads alone.",
             "every rank computes all heads, or keys are repeated for the heads that share them",
-            dict.fromkeys(("values", "alone"), on_each(_own_heads)),
-            dict.fromkeys(("low", "subgroup"), on_each(_own_heads)),
+            dict.fromkeys(("values", "alone"), _own_heads),
+            dict.fromkeys(("low", "subgroup"), _own_heads),
         ),
         Property(
             "refused",
