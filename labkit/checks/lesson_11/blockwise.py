@@ -47,10 +47,12 @@ def _cases(seed: int) -> list[Case]:
         block_case("four blocks", "values", [2, 2, 32, 4], 8, seed),
         block_case("float32", "values", [3, 24, 6], 4, seed, dtype="float32"),
         block_case("thirty-two blocks", "values", [1, 1, 1024, 2], 32, seed),
+        block_case("float32 in blocks of thirty-two", "values", [1, 2, 768, 2], 32, seed, dtype="float32"),
         block_case("one block", "values", [1, 2, 8, 4], 8, seed),
         block_case("scores of hundreds", "values", [2, 6, 24, 4], 8, seed, scale=600.0),
         block_case("a last block of three", "ragged", [1, 2, 19, 4], 8, seed),
         block_case("a block longer than the sequence", "ragged", [1, 1, 5, 4], 8, seed),
+        block_case("many blocks and one token", "ragged", [1, 2, 769, 2], 32, seed),
         block_case("all that the process holds", "process", [1, 1, 1152, 2], 72, seed),
     ]
 
@@ -68,12 +70,14 @@ def _inputs_of_calls(case: Case, generator: torch.Generator) -> Inputs:
 
 
 def _attend(rank: Rank) -> None:
-    """Answers attended.out, .lse, .empty; facts changed, products, largest, made, and held,
-    bytes of tensors at most.
+    """Answers attended.out, .lse, .empty; facts changed, products, largest, made, and held, bytes of tensors
+    at most, in this call and one before it.
     """
     given = {name: rank.inputs[name].clone() for name in ("q", "k", "v")}
     q, k, v = given.values()
-    rank.student.blockwise_attention(*others(q, k, v), rank.params["block"])
+    earlier = others(q, k, v)
+    with LiveBytes(earlier) as before:
+        rank.student.blockwise_attention(*earlier, rank.params["block"])
     with LiveBytes([q, k, v]) as live, Worked() as worked:
         partial = rank.student.blockwise_attention(q, k, v, rank.params["block"])
     answer_partial(rank, "attended", partial)
@@ -81,7 +85,7 @@ def _attend(rank: Rank) -> None:
     rank.fact("products", worked.products)
     rank.fact("largest", worked.largest)
     rank.fact("made", worked.made)
-    rank.fact("held", live.peak)
+    rank.fact("held", max(before.peak, live.peak))
 
 
 class _AtProducts(Worked):
@@ -101,25 +105,38 @@ class _AtProducts(Worked):
         return out
 
 
+class _Peak(LiveBytes):
+    """Knows the most alone: a history would count where Python's objects do."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.history.clear()
+        return out
+
+
 def _hold(rank: Rank) -> None:
     """Fact held: bytes of the process at most, beyond what it has before: of all that it holds, seen where
-    matrix products are made, or of Python's objects and NumPy's arrays, which are seen at any time. A call
-    goes before those that are measured: what runs for the first time imports and caches. Each gets numbers of
-    its own, so that none is known from the last. Answers out.CALL and lse.CALL of those, and the fact
-    products, of the one in which they are looked at.
+    matrix products are made, or of Python's objects and NumPy's arrays, which are seen at any time, or of
+    tensors, in the calls where there is no more to see of them. A call goes before those that are measured
+    so: what runs for the first time imports and caches. Each gets numbers of its own, so that none is known
+    from the last. Answers out.CALL and lse.CALL of those, and the fact products, of the one in which they are
+    looked at.
     """
     first, *measured = (_handed(rank, more) for more in ("", *(f".{call}" for call in MEASURED)))
     attend, block = rank.student.blockwise_attention, rank.params["block"]
-    attend(*first, block)
+    with _Peak(first) as before_them:
+        attend(*first, block)
     gc.freeze()  # so that looking for rubbish at every product takes no time
     before = weighed()
     with _AtProducts() as at_products:
         partials = [attend(*measured[0], block)]
     tracemalloc.start()
-    partials.append(attend(*measured[1], block))
+    with _Peak(measured[1]) as among_them:
+        partials.append(attend(*measured[1], block))
     in_python = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    rank.fact("held", max(at_products.peak - before, in_python))
+    in_tensors = max(before_them.peak, among_them.peak)
+    rank.fact("held", max(at_products.peak - before, in_python, in_tensors))
     rank.fact("products", at_products.products)
     gc.unfreeze()
     for call, (out, lse) in zip(MEASURED, partials, strict=True):
@@ -244,6 +261,7 @@ EXERCISE = Exercise(
                 "values": every(on_each(_never_larger), on_each(_pair_by_pair)),
                 "process": every(on_each(_pair_by_pair), _computed_where_measured),
             },
+            {"ragged": on_each(_pair_by_pair)},
         ),
         Property(
             "work",
@@ -252,6 +270,7 @@ EXERCISE = Exercise(
             "Pairs of blocks in which every key is in the future are not computed.",
             "they are computed and masked: twice the work",
             {"values": every(on_each(_only_the_past), _past_element_by_element)},
+            {"ragged": _past_element_by_element},
         ),
         Property(
             "ragged",
