@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.checks.case import Case, RankAnswer
+from labkit.checks.case import JSON, Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_11.between import BETWEEN, recorded_throughout, single_numbers_between
 from labkit.checks.lesson_11.partial import OBJECT_BYTES, as_handed, tell_changed, unchanged
@@ -28,12 +28,13 @@ from labkit.checks.lesson_11.ring import (
     sends,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import all_awaited, on_each, same, stays_in_group
+from labkit.checks.shared.again import others
+from labkit.checks.shared.beside import all_awaited, calls_of, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.leaving import numbers_given
-from labkit.checks.shared.places import enter_group
+from labkit.checks.shared.places import enter_group, place_of
 
 
 def _cases_with_backward(seed: int) -> list[Case]:
@@ -48,9 +49,10 @@ def _trained(case: Case) -> list[str]:
 
 def _differentiate(rank: Rank) -> None:
     """Answers out, out.later, when backward is over, grad.q, .k, .v, of a second backward of the same graph,
-    and early.q, .k, .v: what half the first one's, of twice the gradient, are by then; recordings forward and
-    backward, both times; facts kept_bytes, from the input's, and changed. Between forward and backward there
-    is another forward, as there is in a model of two layers.
+    and early.q, .k, .v: what half the first one's, of twice the gradient, are by then; evaluated, of
+    `others`, without a graph; recordings forward and backward, all times; facts kept_bytes, from the input's,
+    of a forward of leaves and one of what is no leaf, circle, as `_stays` has it, and changed. Between
+    forward and backward there are other forwards, as there are in a model of more layers.
     """
     group, trained = enter_group(rank), _trained(rank.case)
     leaves = [as_handed(rank, name).requires_grad_(name in trained) for name in PARTS]
@@ -64,17 +66,28 @@ def _differentiate(rank: Rank) -> None:
 
 
 def _there_and_back(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor], grad: Tensor) -> None:
-    before = holding()
-    with rank.recording("forward"), numbers_given() as read:
-        out = rank.student.RingAttention.apply(*leaves, group)
-    rank.fact("kept_bytes", held_since(before) + read.kept_bytes)
+    kept, inside = list[JSON](), [1.0 - leaf for leaf in leaves]
+
+    def forward(given: Sequence[Tensor]) -> Tensor:
+        before = holding()
+        with rank.recording("forward"), numbers_given() as read:
+            out: Tensor = rank.student.RingAttention.apply(*given, group)
+        kept.append(held_since(before) + read.kept_bytes)
+        return out
+
+    out, later = forward(leaves), forward(inside)
+    rank.fact("kept_bytes", list(kept))
+    with torch.no_grad(), rank.recording("forward"):
+        rank.answer("evaluated", rank.student.RingAttention.apply(*others(*leaves), group))
     with rank.recording("forward"):
-        rank.student.RingAttention.apply(*(1.0 - leaf for leaf in leaves), group)
+        rank.fact("circle", _stays(lambda: rank.student.RingAttention.apply(*leaves, group)))
     rank.answer("out", out)
     with rank.attempt("gradients"):
         needed = [leaf for leaf in leaves if leaf.requires_grad]
         with rank.recording("backward"):
             early = torch.autograd.grad(out, needed, 2.0 * grad, retain_graph=True, allow_unused=True)
+        with rank.recording("backward"):
+            torch.autograd.grad(later, needed, grad, allow_unused=True)
         with rank.recording("backward"):
             out.backward(grad)
         for name, gradient in zip(_trained(rank.case), early, strict=True):
@@ -82,9 +95,18 @@ def _there_and_back(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tenso
     rank.answer("out.later", out)
 
 
+def _stays(forward: Callable[[], Tensor]) -> bool:
+    """Whether an output that nobody has any more is still there."""
+    gc.disable()  # Python's search for circles would find it some time
+    dropped = weakref.ref(forward())
+    stays = dropped() is not None
+    gc.enable()
+    return stays
+
+
 def _keep(rank: Rank) -> None:
     """Facts kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too;
-    circle: whether an output that nobody has any more is still there; forwards: how many there were.
+    circle, as `_stays` has it; forwards: how many there were.
     Recording: all that is sent, in these and one backward. Answers out and grad.q, .k, .v.
     """
     leaves, forwards = [as_handed(rank, name).requires_grad_() for name in PARTS], count()
@@ -96,11 +118,8 @@ def _keep(rank: Rank) -> None:
         return out
 
     with recorded_throughout(rank):
-        rank.fact("kept_bytes", bytes_kept(lambda: forward))
-        gc.disable()  # Python's search for circles would find it some time
-        dropped = weakref.ref(forward())
-        rank.fact("circle", dropped() is not None)
-        gc.enable()
+        rank.fact("kept_bytes", [bytes_kept(lambda: forward)])
+        rank.fact("circle", _stays(forward))
         out = forward()
         rank.answer("out", out)
         with rank.attempt("gradients"):
@@ -113,6 +132,13 @@ def _keep(rank: Rank) -> None:
 def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
     out = evidence.own(answer.rank, [out for out, _ in evidence.partials])
     return same("output of this rank's queries over the whole sequence", out, answer, "out")
+
+
+def _is_output_without_graph(evidence: Whole, answer: RankAnswer) -> Finding:
+    halves = dict(zip(PARTS, others(*(evidence.inputs[name] for name in PARTS)), strict=True))
+    whole = Whole(evidence.case, evidence.inputs | halves, evidence.answers)
+    out = whole.own(answer.rank, [out for out, _ in whole.partials])
+    return same("output of a call of other numbers, without a graph", out, answer, "evaluated")
 
 
 def _are_gradients(evidence: Whole) -> Iterator[Finding]:
@@ -138,6 +164,19 @@ def _are_gradients_of_many(evidence: Whole) -> Iterator[Finding]:
             yield same(_gradient_of(name), expected, answer, f"grad.{name}")
 
 
+def _sends_at_most(evidence: Whole) -> Iterator[Finding]:
+    """In each backward, where gradients that nobody needs may stay at home."""
+    for answer in evidence.answers:
+        messages = 4 * place_of(evidence.case, answer.rank).size - 2
+        most = messages * message_bytes(evidence, answer.rank)
+        for name in (*answer.earlier("backward"), "backward"):
+            calls = calls_of(answer, name)
+            sent = sum(num_bytes for op, num_bytes in calls if op == "send")
+            right = sent <= most and {op for op, _ in calls} <= {"send", "recv"}
+            told = f"backward: at most {most:,} bytes sent, to a neighbour"
+            yield Finding(right, told, calls_text(calls), answer.rank)
+
+
 def _sends_no_more_meanwhile(evidence: Whole) -> Iterator[Finding]:
     """Where it is counted what is kept: all forwards and the backward together."""
     for answer in evidence.answers:
@@ -154,7 +193,7 @@ def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
     own = message_bytes(evidence, answer.rank)
     lse = own // evidence.case.params["shape"][-1]
     objects = OBJECT_BYTES if evidence.case.kind == "kept" else 256
-    most, kept = own + lse + objects, answer.facts["kept_bytes"]
+    most, kept = own + lse + objects, max(answer.facts["kept_bytes"])
     told = f"at most {most:,} bytes kept: the output and its lse"
     return Finding(kept <= most, told, f"{kept:,} bytes", answer.rank)
 
@@ -164,6 +203,7 @@ def _goes_with_its_output(evidence: Evidence, answer: RankAnswer) -> Finding:
     return Finding(not answer.facts["circle"], told, "its own graph holds it", answer.rank)
 
 
+KEPT = every(on_each(_keeps_its_own), on_each(_goes_with_its_output))
 ATTENTION = Run(_differentiate, ring_inputs, own_tokens_of, Whole)
 EXERCISE = Exercise(
     "11.ring-attention",
@@ -181,7 +221,11 @@ EXERCISE = Exercise(
             1,
             "The output is that of the whole sequence.",
             "blocks merged without their lse, or a mask made with this rank's positions for another's keys",
-            dict.fromkeys(("values", "kept"), on_each(_is_output)),
+            {
+                "values": every(on_each(_is_output), on_each(_is_output_without_graph)),
+                "kept": on_each(_is_output),
+            },
+            dict.fromkeys(("subgroup", "alone"), on_each(_is_output_without_graph)),
         ),
         Property(
             "gradients",
@@ -205,7 +249,12 @@ EXERCISE = Exercise(
                     single_numbers_between(0),
                 )
             },
-            {"subgroup": sends("forward", lambda n: 2 * (n - 1)), "kept": _sends_no_more_meanwhile},
+            {
+                "subgroup": every(
+                    sends("forward", lambda n: 2 * (n - 1)), _sends_at_most, single_numbers_between(0)
+                ),
+                "kept": _sends_no_more_meanwhile,
+            },
         ),
         Property(
             "kept",
@@ -214,10 +263,8 @@ EXERCISE = Exercise(
             "Beside q, k and v the output and its lse are kept for backward, nothing else in any form, and no"
             " longer than the output is there.",
             "autograd keeps what every block was made from: write the backward yourself",
-            {
-                "values": on_each(_keeps_its_own),
-                "kept": every(on_each(_keeps_its_own), on_each(_goes_with_its_output)),
-            },
+            dict.fromkeys(("values", "kept"), KEPT),
+            {"subgroup": KEPT},
         ),
         Property(
             "subgroup",
