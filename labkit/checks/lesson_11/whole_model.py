@@ -78,7 +78,7 @@ def _train(rank: Rank) -> None:
 
 
 def _steps(rank: Rank, model: Any) -> None:
-    _evaluate(rank, model, max(SHORTEST, rank.inputs["ids"].shape[-1] - 2))
+    _evaluate(rank, model, _evaluated_tokens(rank.inputs["ids"].shape[-1])[0])
     for step in range(STEPS):
         model.zero_grad(set_to_none=not rank.params["zeroed"])
         with rank.recording("forward"):
@@ -95,6 +95,11 @@ def _steps(rank: Rank, model: Any) -> None:
         rank.answer(f"trained.{name}", parameter)
     with rank.attempt("losses"):
         rank.answer("shortest", _evaluate(rank, model, SHORTEST))
+
+
+def _evaluated_tokens(own: int) -> tuple[int, int]:
+    """How many of a rank's `own` tokens are evaluated before training, and after it."""
+    return max(SHORTEST, own - 2), SHORTEST
 
 
 def _evaluate(rank: Rank, model: Any, tokens: int) -> Tensor:
@@ -210,17 +215,22 @@ def _holds_its_part(evidence: OneProcess, answer: RankAnswer) -> Finding:
     return holds_only(share, whole, answer)
 
 
-def _message_bytes(evidence: OneProcess, spot: Spot) -> int:
-    """Bytes of keys, or of values, of a rank's tokens and heads."""
+def _tokens(evidence: OneProcess, spot: Spot) -> int:
+    """Tokens of a rank in a step of training."""
     p = evidence.case.params
-    numbers = p["rows"] * p["sequence"] // len(spot.context) * p["hidden"] // len(spot.tensor)
+    return int(p["rows"] * p["sequence"] // len(spot.context))
+
+
+def _message_bytes(evidence: OneProcess, spot: Spot, tokens: int) -> int:
+    """Bytes of keys, or of values, of a rank's heads."""
+    numbers = tokens * evidence.case.params["hidden"] // len(spot.tensor)
     return int(numbers * dtype_of(evidence.case).itemsize)
 
 
-def _forward_bytes(evidence: OneProcess, spot: Spot) -> int:
+def _forward_bytes(evidence: OneProcess, spot: Spot, tokens: int) -> int:
     """Bytes that a forward sends round the ring."""
     messages: int = evidence.case.params["layers"] * 2 * (len(spot.context) - 1)
-    return messages * _message_bytes(evidence, spot)
+    return messages * _message_bytes(evidence, spot, tokens)
 
 
 def _keys_alone(phase: str, *more: str) -> Judge:
@@ -237,7 +247,9 @@ def _keys_alone(phase: str, *more: str) -> Judge:
         spot = spot_of(evidence.case, answer.rank)
         size, backward = len(spot.context), phase == "backward"
         messages = evidence.case.params["layers"] * (4 * size - 2) * (size > 1)
-        due = messages * _message_bytes(evidence, spot) if backward else _forward_bytes(evidence, spot)
+        tokens = _tokens(evidence, spot)
+        sent_back = messages * _message_bytes(evidence, spot, tokens)
+        due = sent_back if backward else _forward_bytes(evidence, spot, tokens)
         found = [c for name in names for c in each_once(answer.collectives[name])]
         calls = [c for c in found if not _within(c, spot.tensor)]
         sent = sum(c["num_bytes"] for c in calls if c["op"] == "send" and _within(c, spot.context))
@@ -259,15 +271,16 @@ def _keys_alone(phase: str, *more: str) -> Judge:
 
 
 def _no_more_in_evaluation(evidence: OneProcess) -> Iterator[Finding]:
-    """Of fewer tokens, no more than the messages of a forward, and a loss's two numbers."""
+    """Of one row of fewer tokens, the messages of a forward, and a loss's two numbers."""
     for answer in evidence.answers:
         spot = spot_of(evidence.case, answer.rank)
-        most = _forward_bytes(evidence, spot)
-        for name in (*answer.earlier(EVALUATION), EVALUATION):
+        tokens = _evaluated_tokens(evidence.case.params["sequence"] // len(spot.context))
+        for name, own in zip((*answer.earlier(EVALUATION), EVALUATION), tokens, strict=True):
+            due = _forward_bytes(evidence, spot, own)
             calls = [c for c in each_once(answer.collectives[name]) if not _within(c, spot.tensor)]
             sent = sum(c["num_bytes"] for c in calls if c["op"] == "send")
-            told = f"{EVALUATION}: at most {most:,} bytes sent to the next piece of the sequence"
-            yield Finding(sent <= most, told, f"{sent:,} bytes", answer.rank)
+            told = f"{EVALUATION}: {due:,} bytes sent to the next piece of the sequence"
+            yield Finding(sent == due, told, f"{sent:,} bytes", answer.rank)
             rest = [(c["op"], c["num_bytes"]) for c in calls if c["op"] not in ("send", "recv")]
             told = f"{EVALUATION}: beside that, at most {MOST_BYTES} bytes for a sum and a number of targets"
             yield Finding(sum(n for _, n in rest) <= MOST_BYTES, told, calls_text(rest), answer.rank)
