@@ -151,7 +151,8 @@ prediction("activations of one layer, in inputs", your_inputs_worth, round(layer
 #
 # * dropout must draw the same mask, so the generator's state of the first run has to be restored, and
 #   afterwards the generator must go on as if there had been no second run;
-# * if forward ran under `torch.autocast`, backward usually does not: the second run has to enter it again;
+# * if forward ran under `torch.autocast`, backward usually does not: the second run has to enter it again,
+#   and to leave it where only backward stands inside one;
 # * batch normalisation would update its running averages twice.
 #
 # And autograd has habits of its own. Look at one of them before you start.
@@ -201,7 +202,8 @@ for asks in (True, False):
 #
 # Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
 # results, 16 KiB are free for states and the like, and as much when backward is over and the gradients are
-# gone. Numbers are compared with those of plain autograd in float64, under autocast in float32. Start with
+# gone. That holds for functions and arguments of every kind: a module or not, a leaf or what another layer
+# gave, of any dtype. Numbers are compared with those of plain autograd, most of them in float64. Start with
 # the plain case, run the check, and let its rows lead you through the rest.
 #
 # <details><summary>Hint 1: the skeleton</summary>
@@ -341,6 +343,8 @@ labkit.check("05.checkpoint", checkpoint)
 # impossible number of segments is a `ValueError` that names it and the number of layers. What you are
 # handed stays as it is, and so does the layers' mode; their buffers change once, as without checkpoints.
 # Layers may be modules of any kind, `nn.Sequential` too; one that stands in `layers` twice runs twice.
+# Memory is counted between forward and backward, where a segment's input is kept, and while backward runs,
+# which builds up one segment at a time and lets it go (two at once are let pass).
 #
 # <details><summary>Hint</summary><code>divmod(7, 3)</code> is <code>(2, 1)</code>: every segment has 2
 # layers, and 1 of them has one more.</details>

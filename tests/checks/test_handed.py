@@ -12,7 +12,7 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.judge import draw_inputs
 from labkit.checks.lesson_04.model import build_stages
 from labkit.checks.lesson_04.runs import Watch, watched
-from labkit.checks.lesson_05 import chain, recomputing
+from labkit.checks.lesson_05 import layers, recomputing
 from labkit.checks.lesson_08.net import stack
 from labkit.checks.lesson_10 import fast
 from labkit.checks.shared.beside import refused
@@ -105,7 +105,7 @@ def test_what_counts_is_out_of_reach_of_who_is_handed_what_is_counted() -> None:
     stage = watched(build_stages(*first_case("04.run-schedule"), [0])[0], 0, watch)
     function, types = recomputing._counted(torch.tanh)
     batches = fast._Batches([torch.ones(1)], lambda number: of_steps.look(number))
-    chained = chain._layers(*first_case("05.checkpoint-sequential"), notes)
+    chained = layers.layers_of(*first_case("05.checkpoint-sequential"), notes)
     for handed_out, counts in (
         (stacked, log),
         (stage, watch),

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_05 import best_row, chain_case, checkpoint_case, memory_row
+from labkit.checks.lesson_05 import DEEP_CHAIN, best_row, chain_case, checkpoint_case, memory_row
 from labkit.checks.lesson_05.subjects import BOTH, CALLED
 from labkit.checks.shared.formula import values_case
 
@@ -96,6 +96,7 @@ def _chain_cases(seed: int) -> list[Case]:
         chain_case("unseen: many rows", "values", 5, 3, seed, **WIDE),
         chain_case("unseen: refused", "refused", 6, 0, seed),
         chain_case("unseen: own", "own-parts", 5, 2, seed),
+        *_deep_chains(draw, seed),
     ]
 
 
@@ -107,6 +108,26 @@ def _measured_chains(seed: int, rows: int) -> list[Case]:
         chain_case("unseen: few rows, measured", "bytes", 12, 3, seed, **few),
         chain_case("unseen: 5 mixed, measured", "bytes", 5, 2, seed, **mixed, pairs=[3]),
         chain_case("unseen: frozen, measured", "bytes", 7, 3, seed, **mixed, frozen=[2]),
+    ]
+
+
+def _deep_chains(draw: Random, seed: int) -> list[Case]:
+    """Enough segments for what backward holds to be seen; x is a leaf in one of them."""
+    dtypes, made = ["float32", "float64"], [True, False]
+    draw.shuffle(dtypes)
+    draw.shuffle(made)
+    return [
+        chain_case(
+            f"unseen: deep, measured, drawn {number}",
+            "bytes",
+            draw.randint(15, 18),
+            draw.randint(4, 5),
+            seed,
+            **DEEP_CHAIN,
+            dtype=dtype,
+            made=is_made,
+        )
+        for number, (dtype, is_made) in enumerate(zip(dtypes, made, strict=True), 1)
     ]
 
 

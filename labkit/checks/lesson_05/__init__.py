@@ -9,13 +9,13 @@ from labkit.checks.exercise import Exercise, Property, every
 from labkit.checks.lesson_05 import chain, recomputing
 from labkit.checks.lesson_05.chain import (
     chain_gives,
-    keeps_boundaries,
     leaves_the_list,
     refuses_wrong_segments,
     runs_each_layer_twice,
     runs_first_as_others,
     segments_are_even,
 )
+from labkit.checks.lesson_05.chain_bytes import builds_one_at_a_time, keeps_boundaries
 from labkit.checks.lesson_05.judges import (
     as_plain,
     called_as_it_is,
@@ -40,6 +40,7 @@ TORCHS_OWN = (
 )
 CHECKPOINT_ID = "05.checkpoint"
 MEASURED: dict[str, Any] = {"rows": 96, "width": 48, "inner": 160}
+DEEP_CHAIN = {"rows": 64, "width": 24, "inner": 256}  # what a layer keeps is ten times what it is given
 LARGE_CHAIN = {"rows": 48, "width": 32, "inner": 96}
 MEASUREMENTS = ("measured", "measured-data", "measured-buffer")
 OTHER_MEASUREMENTS = (
@@ -108,7 +109,8 @@ def chain_case(name: str, kind: str, layers: int, segments: int, seed: int, **pa
     """A chain of layers in so many segments. frozen: the numbers of layers whose parameters are. bare: those
     of layers that have none. again_at_the_end: those of layers that stand in it twice. pairs: those of
     layers that are an nn.Sequential of two. mixed: whether layers have hooks and are in evaluation mode where
-    bytes are measured. handed: the sequence that holds them, one of `chain.SEQUENCES`.
+    bytes are measured. made and dtype: as of `checkpoint_case`. handed: the sequence that holds them, one of
+    `chain.SEQUENCES`.
     """
     sizes = {"layers": layers, "segments": segments, "rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
@@ -132,6 +134,7 @@ def _chain_cases(seed: int) -> list[Case]:
         ),
         chain_case("9 layers in 3, measured", "bytes", 9, 3, seed, **LARGE_CHAIN),
         chain_case("4 mixed layers in 1, measured", "bytes", 4, 1, seed, **LARGE_CHAIN, mixed=True),
+        chain_case("16 layers in 4, measured", "bytes", 16, 4, seed, **DEEP_CHAIN, made=True),
         chain_case("segments that cannot be", "refused", 4, 0, seed),
         chain_case("with your own checkpoint", "own-parts", 7, 3, seed),
     ]
@@ -384,9 +387,14 @@ EXERCISES = [
                 "saved-bytes",
                 "mechanism",
                 2,
-                "Between forward and backward one input a segment is alive",
+                "Between forward and backward one input a segment is alive; backward builds one segment at a"
+                " time",
                 "results of single layers are kept, in a list perhaps",
-                {"bytes": every(keeps_boundaries, chain_gives("output", "input_grad", "grad"))},
+                {
+                    "bytes": every(
+                        keeps_boundaries, builds_one_at_a_time, chain_gives("output", "input_grad", "grad")
+                    )
+                },
             ),
             Property(
                 "wrong-segments",
