@@ -49,56 +49,76 @@ def measured(rank: Rank, recipe: Recipe, changed: Change = as_it_is) -> None:
 
     changed: makes the subject that is measured of the recipe's.
     """
+    measurements = _Measurements(rank, recipe, changed)
+    measurements.kept()
+    measurements.left()
+    measurements.counted()
 
-    def new() -> Subject:
-        return changed(rank, recipe.subject(rank.case, rank.inputs))
 
-    subject = new()
-    at_hand = _room_for_gradients(subject)
+class _Measurements:
+    """Each of a fresh subject that `recipe` makes and `changed` changes, with the same numbers in it."""
 
-    def call(subject: Subject) -> Any:
-        seed_generators(rank.case.seed)
+    def __init__(self, rank: Rank, recipe: Recipe, changed: Change):
+        self.rank, self.recipe, self.changed = rank, recipe, changed
+        self.subject = self._new()
+        self.at_hand = _room_for_gradients(self.subject)
+
+    def _new(self) -> Subject:
+        """A fresh one."""
+        return self.changed(self.rank, self.recipe.subject(self.rank.case, self.rank.inputs))
+
+    def kept(self) -> None:
+        """Bytes between forward and backward."""
+
+        def forward() -> Callable[[], tuple[Any, Subject]]:
+            fresh = self._prepared()
+            return lambda: (self._call(fresh), fresh)
+
+        def go_back(kept: tuple[Any, Subject]) -> None:
+            results, fresh = kept
+            output = _backward(fresh, results)
+            _tell(self.rank, "kept", output, gradients_of(fresh))
+
+        self.rank.fact("kept_bytes", bytes_kept(forward, go_back))
+
+    def left(self) -> None:
+        """Bytes when backward is over."""
+        self.rank.fact(
+            "left_bytes",
+            bytes_kept(
+                lambda: partial(self._back_and_forth, self._prepared()),
+                lambda results: _tell(self.rank, "left", used_of(results, self.subject.result), self.at_hand),
+            ),
+        )
+
+    def counted(self) -> None:
+        """Runs of the function, in forward and in all."""
+        calls = _count_runs(self.subject)
+        results = self._call(self.subject)
+        after_forward = len(calls)
+        output = _backward(self.subject, results)
+        self.rank.fact("calls", [after_forward, len(calls)])
+        _tell(self.rank, "counted", output, gradients_of(self.subject))
+
+    def _call(self, subject: Subject) -> Any:
+        seed_generators(self.rank.case.seed)
         with autocast_of(subject):
-            return rank.student.checkpoint(subject.function, *subject.args)
+            return self.rank.student.checkpoint(subject.function, *subject.args)
 
-    def back_and_forth(subject: Subject) -> Any:
-        results = call(subject)
+    def _back_and_forth(self, subject: Subject) -> Any:
+        results = self._call(subject)
         _backward(subject, results)
         for name, gradient in gradients_of(subject).items():
-            at_hand[name][: len(gradient)].copy_(gradient)
+            self.at_hand[name][: len(gradient)].copy_(gradient)
         _forget_gradients(subject)
         return results
 
-    def prepare() -> Subject:
-        fresh = new()
-        back_and_forth(_first_rows(fresh))
-        for gradient in at_hand.values():
+    def _prepared(self) -> Subject:
+        fresh = self._new()
+        self._back_and_forth(_first_rows(fresh))
+        for gradient in self.at_hand.values():
             gradient.zero_()
         return fresh
-
-    def forward() -> Callable[[], tuple[Any, Subject]]:
-        fresh = prepare()
-        return lambda: (call(fresh), fresh)
-
-    def go_back(kept: tuple[Any, Subject]) -> None:
-        results, fresh = kept
-        output = _backward(fresh, results)
-        _tell(rank, "kept", output, gradients_of(fresh))
-
-    rank.fact("kept_bytes", bytes_kept(forward, go_back))
-    rank.fact(
-        "left_bytes",
-        bytes_kept(
-            lambda: partial(back_and_forth, prepare()),
-            lambda results: _tell(rank, "left", used_of(results, subject.result), at_hand),
-        ),
-    )
-    calls = _count_runs(subject)
-    results = call(subject)
-    after_forward = len(calls)
-    output = _backward(subject, results)
-    rank.fact("calls", [after_forward, len(calls)])
-    _tell(rank, "counted", output, gradients_of(subject))
 
 
 def _backward(subject: Subject, results: Any) -> Tensor:
