@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -34,6 +35,28 @@ def _ring_cases(seed: int) -> list[Case]:
         case(2, [draw.randint(150_000, 300_000), 2], "large-tensors"),
         case(2, [40], "any-dtype", dtype="int32", after="float32"),
         case(1, [2, draw.randint(1, 9)], "any-world-size"),
+        *(case(*drawn, "counted", **params) for drawn, params in _drawn_rings(draw)),
+    ]
+
+
+WIDE, NARROW = ("float64", "float32", "int64", "int32", "int16"), ("float16", "bfloat16", "int8", "uint8")
+
+
+def _drawn_rings(draw: Random) -> list[tuple[tuple[int, list[int]], dict[str, Any]]]:
+    """Ranks, a shape of one to three dimensions and the rest of a case: messages are looked at for any of
+    them. Narrow types are summed over two ranks, where their rounding does not depend on the order.
+    """
+
+    def shape(dims: int) -> list[int]:
+        rest = [draw.randint(2, 6) for _ in range(dims - 1)]
+        return [int(10 ** draw.uniform(1.5, 4.5)) // math.prod(rest) + 1, *rest]
+
+    dims, narrow = draw.sample((1, 2, 3), 3), draw.sample(NARROW, len(NARROW))
+    return [
+        ((draw.choice((3, 4, 6)), shape(dims[0])), {"calls": draw.randint(1, 4)}),
+        ((draw.choice((3, 4)), shape(dims[1])), {"dtype": draw.choice(WIDE), "calls": draw.randint(0, 2)}),
+        ((2, shape(dims[2])), {"dtype": narrow[0], "calls": draw.randint(0, 4)}),
+        *(((2, shape(draw.randint(1, 3))), {"dtype": dtype}) for dtype in narrow[1:]),
     ]
 
 
@@ -127,8 +150,26 @@ def _deadlock_cases(seed: int) -> list[Case]:
         loss_case([draw.randint(1, 3), 1], "loss", seed, first="inf"),
         loss_case([draw.randint(2, 3), 1], "loss-none", seed, first="3e38", dtype="float32"),
         grid_case(3, 2, "grid-shapes", seed),
+        *_drawn_programs(draw, seed),
     ]
     return [replace(case, name=f"unseen: {case.name}") for case in cases]
+
+
+def _drawn_programs(draw: Random, seed: int) -> list[Case]:
+    """Calls are looked at for any dtype, shape and number of calls before."""
+    floats, some = ("float16", "bfloat16", "float32"), [draw.randint(1, 30), *([3] * draw.randint(0, 2))]
+
+    def often() -> dict[str, int]:
+        return {"calls": draw.randint(1, 4)}
+
+    return [
+        pass_case(4, some, "pass", seed, dtype=draw.choice((*floats, "int32", "uint8")), **often()),
+        pass_case(3, [draw.randint(100, 9000)], "pass-any-group", seed, dtype=draw.choice(floats), **often()),
+        loss_case([draw.randint(1, 400), draw.randint(1, 9), 0, 3], "loss", seed, **often()),
+        loss_case([draw.randint(1, 9), 4], "loss", seed, dtype=draw.choice(floats), **often()),
+        grid_case(2, 2, "grid", seed, dtype=draw.choice(("float32", "int32")), **often()),
+        grid_case(*draw.choice(((2, 3), (3, 2))), "grid-shapes", seed, dtype="float32", **often()),
+    ]
 
 
 CASES: dict[str, Callable[[int], list[Case]]] = {

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from labkit.checks.case import JSON, RankAnswer
-from labkit.checks.exercise import Finding
+from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.shared.places import Place
 
 Call = dict[str, JSON]
+
+
+def each_call(name: str, judge: Judge) -> Judge:
+    """That judge of each recording of a name by itself: what a call sends, it sends every time."""
+
+    def of_each(evidence: Evidence) -> Iterator[Finding]:
+        times = max((len(answer.earlier(name)) for answer in evidence.answers), default=0) + 1
+        for time in range(1, times + 1):
+            found = name if time == times else f"{name} (time {time})"
+            answers = [_alone(answer, found) for answer in evidence.answers]
+            yield from judge(replace(evidence, answers=answers))
+
+    return of_each
+
+
+def _alone(answer: RankAnswer, recording: str) -> RankAnswer:
+    return replace(answer, collectives={recording: answer.collectives.get(recording, [])})
 
 
 def messages(answer: RankAnswer, op: str) -> list[Call]:

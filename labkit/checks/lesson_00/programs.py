@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every, own_entry
-from labkit.checks.lesson_00.messages import collectives, exactly
+from labkit.checks.lesson_00.messages import collectives, each_call, exactly
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import called_before
 from labkit.checks.shared.beside import all_awaited, on_each, same
@@ -22,7 +22,7 @@ MOST_LOSS_BYTES = 64  # of all the all-reduces of mean_loss: a sum and a count n
 
 
 def pass_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any) -> Case:
-    """A case for pass_right. params: groups, dtype ("float64"), again (`called_before`)."""
+    """A case for pass_right. params: groups, dtype ("float64"), again and calls (`_called`)."""
     size = "x".join(map(str, shape)) or "one number"
     name = f"pass_right of {size}{_in_dtype(params)}" + (" in groups" if "groups" in params else "")
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind)
@@ -30,7 +30,7 @@ def pass_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
 
 def loss_case(samples: list[int], kind: str, seed: int, **params: Any) -> Case:
     """A case for mean_loss: how many samples each rank has. params: groups, dtype ("float64"), first (what
-    all losses of rank 0 are, as a text), again (`called_before`).
+    all losses of rank 0 are, as a text), again and calls (`_called`).
     """
     name = f"mean_loss of {', '.join(map(str, samples))} samples{_in_dtype(params)}"
     name += " in groups" if "groups" in params else ""
@@ -40,7 +40,7 @@ def loss_case(samples: list[int], kind: str, seed: int, **params: Any) -> Case:
 
 def grid_case(rows: int, columns: int, kind: str, seed: int, **params: Any) -> Case:
     """A case for row_and_column_sums: the grid of ranks. params: dtype ("float64"), again
-    (`called_before`).
+    and calls (`_called`).
     """
     name = f"row_and_column_sums, {rows} x {columns} grid{_in_dtype(params)}"
     return Case(name, rows * columns, {"rows": rows, "columns": columns, **params}, seed, kind=kind)
@@ -109,11 +109,24 @@ def _keeping_x(program: Callable[[Rank, Tensor], None]) -> Callable[[Rank], None
     return on_rank
 
 
+def _called(rank: Rank, tensors: list[Tensor], call: Callable[[], Any]) -> tuple[Any, Any]:
+    """What an earlier call gave (see `called_before`), and what the last one does. Recordings: calls, of
+    each, and of so many between them as the case says.
+    """
+
+    def recorded() -> Any:
+        with rank.recording("calls"):
+            return call()
+
+    earlier = called_before(rank, tensors, recorded)
+    for _ in range(rank.params.get("calls", 0)):
+        recorded()
+    return earlier, recorded()
+
+
 def _pass_right(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
-    earlier = called_before(rank, [x], lambda: rank.student.pass_right(x, group))
-    with rank.recording("calls"):
-        received = rank.student.pass_right(x, group)
+    earlier, received = _called(rank, [x], lambda: rank.student.pass_right(x, group))
     rank.answer("received", received)
     rank.answer("earlier", earlier)
     received.zero_()  # the caller's now: x must not share its memory
@@ -122,9 +135,7 @@ def _pass_right(rank: Rank, x: Tensor) -> None:
 def _mean_loss(rank: Rank, x: Tensor) -> None:
     group = enter_group(rank)
     losses = _losses(rank.case, x, rank.rank)
-    earlier = called_before(rank, [losses], lambda: rank.student.mean_loss(losses, group))
-    with rank.recording("calls"):
-        mean = rank.student.mean_loss(losses, group)
+    earlier, mean = _called(rank, [losses], lambda: rank.student.mean_loss(losses, group))
     rank.answer("mean", _told(rank.case, mean))
     mean.fill_(1.0)  # the caller's now: an earlier mean must not share its memory
     rank.answer("earlier", earlier)
@@ -142,9 +153,7 @@ def _grid_sums(rank: Rank, x: Tensor) -> None:
     column_groups = [dist.new_group(members) for members in columns]
     row, column = divmod(rank.rank, rank.params["columns"])
     groups = row_groups[row], column_groups[column]
-    earlier = called_before(rank, [x], lambda: rank.student.row_and_column_sums(x, *groups))
-    with rank.recording("calls"):
-        sums = rank.student.row_and_column_sums(x, *groups)
+    earlier, sums = _called(rank, [x], lambda: rank.student.row_and_column_sums(x, *groups))
     rank.answer("earlier", torch.stack(earlier) if earlier else None)
     for name, total in zip(("row", "column"), sums, strict=True):
         rank.answer(name, total)
@@ -244,16 +253,16 @@ def _sums(evidence: Evidence) -> Iterator[Finding]:
             ("row", _rows(evidence.case)[row]),
             ("column", _columns(evidence.case)[column]),
         ):
-            total = evidence.inputs["x"][members].sum(0)
+            drawn = evidence.inputs["x"][members]
+            total = drawn.sum(0, dtype=drawn.dtype)
             yield same(f"the sum over the {name}, ranks {members}", total, answer, name)
 
 
 def _one_call_each(evidence: Evidence) -> Iterator[Finding]:
-    """One all-reduce of x's bytes in each group, rows first everywhere or columns first everywhere."""
-    num_bytes, orders = evidence.inputs["x"][0].nbytes, set()
+    """One all-reduce of x's bytes in each group, in the same order everywhere."""
+    num_bytes = evidence.inputs["x"][0].nbytes
     for answer in evidence.answers:
         order, calls = _order(evidence.case, answer), collectives(answer)
-        orders.add(tuple(order))
         whole = all(c["op"] == "all_reduce" and c["num_bytes"] == num_bytes for c in calls)
         seen = ", ".join(
             f"{c['op']} of {c['num_bytes']:,} bytes in {kind}" for c, kind in zip(calls, order, strict=True)
@@ -261,8 +270,14 @@ def _one_call_each(evidence: Evidence) -> Iterator[Finding]:
         right = whole and sorted(order) == ["column", "row"]
         wanted = f"one all_reduce of {num_bytes:,} bytes in the row and one in the column"
         yield Finding(right, wanted, seen or "no communication", answer.rank)
+    yield _same_order(evidence)
+
+
+def _same_order(evidence: Evidence) -> Finding:
+    """Rows first everywhere or columns first everywhere."""
+    orders = {tuple(_order(evidence.case, answer)) for answer in evidence.answers}
     seen = " but ".join(f"{' then '.join(order)} on some" for order in sorted(orders))
-    yield Finding(len(orders) == 1, "the same order on every rank", seen)
+    return Finding(len(orders) == 1, "the same order on every rank", seen)
 
 
 def _one_call_where_others_are(evidence: Evidence) -> Iterator[Finding]:
@@ -277,6 +292,8 @@ def _one_call_where_others_are(evidence: Evidence) -> Iterator[Finding]:
         told = f"one all_reduce of {num_bytes:,} bytes in each of the groups {[list(g) for *_, g in wanted]}"
         found = ", ".join(f"{op} of {size:,} bytes in {list(group)}" for op, size, group in seen)
         yield Finding(seen == wanted, told, found or "no communication", answer.rank)
+    if min(case.params["rows"], case.params["columns"]) > 1:
+        yield _same_order(evidence)
 
 
 def _order(case: Case, answer: RankAnswer) -> list[str]:
@@ -318,7 +335,7 @@ EXERCISE = Exercise(
             "pass_right sends one message to the right and receives one from the left, and waits for both",
             "a collective moves everyone's tensor to everyone, the message makes a detour, or nobody"
             " waits for the send",
-            {"pass": _one_message},
+            {"pass": each_call("calls", _one_message)},
         ),
         Property(
             "pass-right-any-group",
@@ -328,7 +345,7 @@ EXERCISE = Exercise(
             " and alone",
             "the repair relies on a rank's number (odd ones receive first) where the numbers do not"
             " alternate, or a lone rank sends to itself",
-            {"pass-any-group": every(FROM_THE_LEFT, _one_message)},
+            {"pass-any-group": every(FROM_THE_LEFT, each_call("calls", _one_message))},
         ),
         Property(
             "mean-loss-values",
@@ -344,8 +361,8 @@ EXERCISE = Exercise(
             1,
             "In mean_loss every rank makes the same all-reduces, of a few bytes",
             "a call stands in a branch that not all ranks take, or all losses are gathered to be averaged",
-            {"loss": _same_small_calls},
-            {"loss-none": _small_calls},
+            {"loss": each_call("calls", _same_small_calls)},
+            {"loss-none": each_call("calls", _small_calls)},
         ),
         Property(
             "mean-loss-no-samples",
@@ -371,8 +388,8 @@ EXERCISE = Exercise(
             1,
             "Each rank makes one all-reduce in each of its two groups, in the same order on every rank",
             "the order still depends on the rank",
-            {"grid": _one_call_each},
-            {"grid-shapes": _one_call_where_others_are},
+            {"grid": each_call("calls", _one_call_each)},
+            {"grid-shapes": each_call("calls", _one_call_where_others_are)},
         ),
         Property(
             "grid-sums-any-shape",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
@@ -15,6 +16,7 @@ from labkit.checks.lesson_00.messages import (
     arrived,
     at_most,
     counted,
+    each_call,
     in_own_dtype,
     one_neighbour,
     only_messages,
@@ -53,7 +55,7 @@ def ring_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
     params: dtype ("float64"), layout ("rows", every other one, or "transposed": x is that view of a tensor of
     `shape`; "mixed": transposed on odd ranks, and contiguous on the others), groups, late (ranks that come
     later), after (the dtype of a tensor of as many elements that was summed up before), again (x itself was,
-    with other numbers in it).
+    with other numbers in it), calls (how many came before, of the same numbers).
     """
     size = "x".join(map(str, shape)) or "one number"
     named = [str(params[key]) for key in ("dtype", "layout") if key in params]
@@ -75,7 +77,7 @@ def _cases(seed: int) -> list[Case]:
         case(3, [0], "uneven-sizes"),
         case(3, [6, 2], "any-world-size"),
         case(3, [900_000], "large-tensors", dtype="float32"),
-        case(2, [10], "counted"),
+        case(2, [10], "counted", calls=3),
         case(2, [6], "any-dtype", dtype="int64", after="float32"),
         case(2, [6], "any-dtype", dtype="uint8"),
         case(2, [6], "any-dtype", dtype="bfloat16"),
@@ -108,18 +110,26 @@ def _handed(case: Case, drawn: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _add_up(rank: Rank) -> None:
-    """Answers: x; home, where x is a view of it. Fact: returned a tensor. Recording: all-reduce."""
+    """Answers: x; home, where x is a view of it. Fact: returned a tensor. Recordings: all-reduce, of each
+    call.
+    """
     group = enter_group(rank)
     x, home = _handed(rank.case, rank.inputs["x"], rank.rank)
     if "after" in rank.params:
         rank.student.ring_all_reduce(torch.zeros_like(x, dtype=getattr(torch, rank.params["after"])), group)
-    called_before(rank, [x], lambda: rank.student.ring_all_reduce(x, group))
-    with rank.recording("all-reduce"):
-        returned = rank.student.ring_all_reduce(x, group)
+    called_before(rank, [x], lambda: _recorded(rank, x, group))
+    for _ in range(rank.params.get("calls", 0)):
+        _recorded(rank, _handed(rank.case, rank.inputs["x"], rank.rank)[0], group)
+    returned = _recorded(rank, x, group)
     rank.answer("x", x)
     if home is not x:
         rank.answer("home", home)
     rank.fact("returned a tensor", isinstance(returned, Tensor) and returned is not x)
+
+
+def _recorded(rank: Rank, x: Tensor, group: dist.ProcessGroup) -> Any:
+    with rank.recording("all-reduce"):
+        return rank.student.ring_all_reduce(x, group)
 
 
 # -- judges
@@ -142,7 +152,7 @@ def _sum_in_place(evidence: Evidence, answer: RankAnswer) -> Finding:
     return finding
 
 
-def _messages_only(evidence: Evidence) -> Iterator[Finding]:
+def _only_messages(evidence: Evidence) -> Iterator[Finding]:
     """The sum can only be made of messages, and of as many bytes as it takes."""
     for answer in evidence.answers:
         yield only_messages(answer)
@@ -152,7 +162,7 @@ def _messages_only(evidence: Evidence) -> Iterator[Finding]:
             yield arrived(answer, x.nbytes)
 
 
-def _parts_of_x(evidence: Evidence) -> Iterator[Finding]:
+def _of_a_part(evidence: Evidence) -> Iterator[Finding]:
     """2(n-1) messages each way, each of a part of x, in its dtype."""
     for answer in evidence.answers:
         x, _ = _handed(evidence.case, evidence.inputs["x"][answer.rank], answer.rank)
@@ -171,9 +181,15 @@ def _in_parts(evidence: Evidence, answer: RankAnswer) -> Finding:
     return at_most(answer, largest * x.element_size())
 
 
+_messages_only = each_call("all-reduce", _only_messages)
+_parts_of_x = each_call("all-reduce", _of_a_part)
 _RIGHT_SUM = every(on_each(_sum_in_place), _messages_only, stays_in_group)
-_NEIGHBOURS = on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank)))
-_NEIGHBOURS_IF_ANY = on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank), True))
+_NEIGHBOURS = each_call(
+    "all-reduce", on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank)))
+)
+_NEIGHBOURS_IF_ANY = each_call(
+    "all-reduce", on_each(lambda e, answer: one_neighbour(answer, place_of(e.case, answer.rank), True))
+)
 _IN_A_RING = every(_RIGHT_SUM, _NEIGHBOURS, _parts_of_x)
 _RUN = Run(_add_up, _inputs, own_entry)
 _KINDS = (
@@ -209,7 +225,11 @@ EXERCISE = Exercise(
             "Each rank sends to one neighbour only and receives from the other",
             "parts are sent to whoever needs them, or to rank 0, instead of once around the ring",
             {"sum-values": _NEIGHBOURS, "counted": _NEIGHBOURS},
-            {"uneven-sizes": _NEIGHBOURS_IF_ANY, "any-dtype": _NEIGHBOURS},
+            {
+                "uneven-sizes": _NEIGHBOURS_IF_ANY,
+                "any-dtype": _NEIGHBOURS,
+                "any-world-size": _NEIGHBOURS_IF_ANY,
+            },
         ),
         Property(
             "messages",
@@ -219,6 +239,7 @@ EXERCISE = Exercise(
             "the whole tensor is sent at every step instead of one of its n parts, or there are n steps a"
             " half instead of n-1",
             {"sum-values": _parts_of_x, "counted": _parts_of_x},
+            {"any-world-size": _parts_of_x},
         ),
         Property(
             "any-world-size",
@@ -236,7 +257,7 @@ EXERCISE = Exercise(
             "It works when n does not divide the size: smaller than n, one number, and none at all",
             "the remainder of S/n is left out, the parts' sizes differ between ranks, or small tensors go"
             " whole",
-            {"uneven-sizes": every(_RIGHT_SUM, on_each(_in_parts))},
+            {"uneven-sizes": every(_RIGHT_SUM, each_call("all-reduce", on_each(_in_parts)))},
         ),
         Property(
             "any-dtype",
