@@ -45,6 +45,7 @@ from autograder.grade.watched_names import (
     UNCOUNTED,
     USUAL,
 )
+from autograder.grade.who_calls import asks_who_calls
 from labkit.checks.source.syntax import parse
 
 
@@ -159,6 +160,7 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
     yield from (Clue(line, why) for line, why in dict.fromkeys(detours(statement)))
     yield from (Clue(line, chain=name, use="handed") for name, line in handed_on(statement).items())
     nodes = [*ast.walk(statement)]
+    yield from (Clue(line, why) for line, why in dict.fromkeys(asks_who_calls(nodes)))
     asked = {each for node in nodes for each in _only_asked(node)}
     nodes = [node for node in nodes if node not in asked]
     yield from (Clue(node.lineno, chain=chain_of(node), use="handed") for node in _handed_chains(nodes))
