@@ -8,7 +8,7 @@ from random import Random
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Exercise, Judge, Property, every
 from labkit.checks.lesson_10.asked import Row, asks, changes_nothing, gives, refuses, rows_case
-from labkit.checks.lesson_10.exposed import GIVEN, HIDES, LATE, TICK
+from labkit.checks.lesson_10.exposed import GIVEN, HIDES, LATE, MANY, TICK
 from labkit.checks.shared.beside import is_refused
 from labkit.theory import breakdown  # as in `exposed`
 
@@ -78,6 +78,7 @@ EXERCISE = Exercise(
             " The lists are as they were: the next step needs them.",
             "stretches were left out or taken whole by their beginning, or cut in the list handed over",
             {"outside": every(WHOLE, changes_nothing)},
+            dict.fromkeys(("one-call", "behind", "several", "empty"), changes_nothing),
         ),
         Property(
             "refused",
@@ -117,6 +118,7 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         _row(0, 50, [[0, 10]], [[10, 40, 15], [10, 40, 35]]),
     ]
     several = [_drawn(draw, 0, 300) for _ in range(5)]
+    several.append(_drawn(draw, 0, 300, draw.randint(*MANY)))
     outside = [
         _row(5, 5, [[0, 9]], [[1, 8, 4]]),
         _row(50, 60, [[0, 52]], [[40, 58, 55], [59, 90, 70]]),
@@ -144,13 +146,13 @@ def _row(begin: float, end: float, compute: Rows, calls: Rows) -> Row:
     return {"begin": begin, "end": end, "compute": compute, "calls": calls}
 
 
-def _drawn(draw: Random, begin: int, end: int) -> Row:
+def _drawn(draw: Random, begin: int, end: int, stretches: int = 6) -> Row:
     """Overlapping computation and calls; some calls for which somebody came only after they had ended,
     or all before they began.
     """
-    compute = [[b, b + draw.randint(1, 40)] for b in draw.choices(range(220), k=6)]
+    compute = [[b, b + draw.randint(1, 40)] for b in draw.choices(range(220), k=stretches)]
     calls = []
-    for b in draw.choices(range(220), k=6):
+    for b in draw.choices(range(220), k=stretches):
         length = draw.randint(1, 50)
         calls.append([b, b + length, b + draw.choice([-9, 0, length // 2, length, length + 7])])
     return _row(begin, end, compute, calls)

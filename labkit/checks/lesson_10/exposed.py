@@ -25,6 +25,7 @@ def _expected(compute: Stretches, communication: Stretches) -> float:
 RIGHT = gives(_expected)
 TICK = 2.0**-20  # of a second: about a microsecond, and exact in sums
 LATE = 3_600_000_001  # microseconds, an hour into a trace; float32 has no such number
+MANY = 30, 150  # stretches, as a step has
 LONG = 1100  # stretches: no Python goes as deep by recursion, and a trace has more
 KINDS = ("plain", "covered", "overlapping", "touching", "unsorted", "empty")
 
@@ -66,6 +67,7 @@ EXERCISE = Exercise(
             "Stretches may come in any order, and the lists are not changed.",
             "only neighbours in the list were compared, or list.sort was called on an argument",
             {"unsorted": every(RIGHT, changes_nothing)},
+            dict.fromkeys(("plain", "covered", "overlapping", "empty"), changes_nothing),
         ),
         Property(
             "nothing",
@@ -106,6 +108,8 @@ def exposed_cases(seed: int, prefix: str) -> list[Case]:
         _row([[20, 30], [0, 5]], [[25, 40], [3, 9], [0, 1]]),
         *(_dense(draw, False) for _ in range(4)),
     ]
+    overlapping.append(_dense(draw, True, draw.randint(*MANY)))
+    unsorted.append(_dense(draw, False, draw.randint(*MANY)))
     empty = [_row([], [[1, 4], [3, 6]]), _row([[1, 4]], []), _row([], [])]
     told = {
         "plain": ("calls that do not overlap", plain),
@@ -137,10 +141,11 @@ def _pairs(moments: list[int]) -> list[tuple[int, int]]:
     return list(zip(moments[::2], moments[1::2], strict=True))
 
 
-def _dense(draw: Random, in_order: bool) -> Row:
+def _dense(draw: Random, in_order: bool, stretches: int = 9) -> Row:
     """Stretches that overlap, touch and lie in each other."""
+    begins = range(200 * stretches // 9)
     lists = [
-        [[begin, begin + draw.choice([1, 5, 20, 60])] for begin in draw.choices(range(200), k=9)]
+        [[begin, begin + draw.choice([1, 5, 20, 60])] for begin in draw.choices(begins, k=stretches)]
         for _ in range(2)
     ]
     return _row(*(sorted(one) if in_order else one for one in lists))

@@ -13,6 +13,7 @@ from labkit.checks.lesson_10.exposed import GIVEN, HIDES, TICK
 from labkit.theory import breakdown  # as in `exposed`
 
 SHORT_TICK = TICK / 2**12  # a rank that is late by a thousand comes within a microsecond
+MANY = 40, 120  # collectives, as a run has
 TWO_DAYS = 172_800_000_000.0  # in microseconds
 Times = list[list[float]]
 
@@ -92,6 +93,9 @@ EXERCISE = Exercise(
             "The same where each rank has a clock of its own.",
             "starts compared before the clocks were put right",
             {"clocks-off": every(WHO, COST, changes_nothing)},
+            dict.fromkeys(
+                ("clocks", "noisy-clocks", "one-late", "swapping", "small", "no-ends"), changes_nothing
+            ),
         ),
         Property(
             "small",
@@ -122,6 +126,8 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
     noisy = [{"ends": _run(draw, 4, 9, apart=far, woken=3)["ends"]} for _ in range(2)]
     noisy += [{"ends": _leaving_apart(draw, _run(draw, 4, 8, apart=far, woken=1)["ends"])}]
     noisy += [{"ends": _woken_at_first(draw, _run(draw, 3, 25, apart=apart)["ends"], 12)}]
+    calls = draw.randint(*MANY)
+    noisy += [{"ends": _woken_at_first(draw, _run(draw, 3, calls, apart=apart)["ends"], calls // 2 - 2)}]
     one_late = [_run(draw, 4, 6, late=lambda k: 2), _run(draw, 3, 5, late=lambda k: 0)]
     one_late += [_in_seconds(_run(draw, 3, 4, late=lambda k: 1))]
     swapping = [_run(draw, 4, 8, late=lambda k: k % 4), _run(draw, 3, 9)]
@@ -129,6 +135,8 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
         _run(draw, 4, 7, apart=[0, 10**9 + 7, -(10**6), 777]),
         _two_days_on(_run(draw, 3, 9, apart=[0, 50, -50], woken=2)),
     ]
+    calls = draw.randint(*MANY)
+    off += [_run(draw, 2, calls, apart=[0, 5000], woken=calls // 3)]
     swapping += [_in_seconds(_run(draw, 3, 6, late=lambda k: k % 3), SHORT_TICK)]
     small: list[Row] = [
         {"starts": [[0, 10]], "ends": [[5, 20]]},
