@@ -79,7 +79,7 @@ def _seconds_cases(seed: int) -> list[Case]:
     def row(alpha: bool = True, beta: bool = True) -> Row:
         return _seconds_row(
             draw.randint(10**3, 10**10),
-            draw.choice((2, 3, 5, 6, 7, 12, 16, 100, 1024)),
+            draw.choice((2, 3, draw.randint(4, 40), draw.randint(41, 2000))),
             _power(draw, -7, -3) if alpha else 0.0,
             _power(draw, -12, -8) if beta else 0.0,
         )

@@ -182,6 +182,11 @@ def _inference_calls(random: Random) -> Iterable[Call]:
     yield Call(
         "kv-cache", "kv_cache_bytes", {"config": _llama(random), "sequence": random.randint(100, 10**6)}
     )
+    sizes = {"sequence": random.randint(1, 99), "batch": random.randint(10, 500)}
+    for bits in random.sample((2, 3, 5, 6, 12, 32, 64), 2):
+        yield Call("kv-cache", "kv_cache_bytes", {"config": _gpt(random), **sizes, "bits": bits})
+        params = random.randrange(10**4, 10**13)
+        yield Call("weights", "inference_bytes", {"num_params": params, "bits": bits, "overhead": 1.1})
 
 
 def _state_calls(random: Random) -> Iterable[Call]:
@@ -223,6 +228,9 @@ def _zero_calls(random: Random) -> Iterable[Call]:
         layer = random.randrange(10**8, 10**9)  # larger than a rank's share of all of them
         for stage in (2, 3):
             yield call("working-set", stage, 512, layer, recipe, 10 * layer)
+    for stage in (1, 2, 3):
+        yield call("stages", stage, random.randint(3, 5000), 0)
+        yield call("working-set", stage, random.randint(3, 5000), random.randrange(10**4, 10**8))
 
 
 def _activation_calls(random: Random) -> Iterable[Call]:
@@ -230,13 +238,19 @@ def _activation_calls(random: Random) -> Iterable[Call]:
         config = _gpt(random).but(vocabulary=51_200)
         ranks = options.pop("tensor_parallel", 1)
         if ranks > 1:
+            times = 16 if 16 % ranks == 0 else ranks  # heads that the ranks divide
             config = config.but(
-                hidden=config.hidden * 16, num_heads=config.num_heads * 16, ffn=0, num_kv_heads=0
+                hidden=config.hidden * times, num_heads=config.num_heads * times, ffn=0, num_kv_heads=0
             )
             config = config.but(head_size=config.hidden // config.num_heads, ffn=4 * config.hidden)
             options = {"tensor_parallel": ranks, **options}
         sizes = {"sequence": random.randint(300, 4000), "micro_batch": random.randint(1, 6)}
         return Call(name, "activation_bytes", {"config": config, **sizes, **options})
+
+    def of_any_size(name: str, **options: Any) -> Call:
+        drawn = call(name, **options)
+        sizes = {"sequence": random.randint(8, 200_000), "micro_batch": random.randint(7, 300)}
+        return Call(name, drawn.function, {**drawn.arguments, **sizes})
 
     yield call("kept")
     yield call("kept", recompute="none")
@@ -259,6 +273,13 @@ def _activation_calls(random: Random) -> Iterable[Call]:
     for options in ({"fused_attention": True}, {"tensor_parallel": 4, "sequence_parallel": True}):
         wrong = call("wrong-argument", recompute="half", **options)
         yield Call("wrong-argument", wrong.function, wrong.arguments, may_raise=True)
+    some = random.sample((3, 5, 6, 7, 12, 24, 32), 3)
+    yield of_any_size("kept")
+    yield of_any_size("tensor-parallel", tensor_parallel=some[0])
+    yield of_any_size("sequence-parallel", tensor_parallel=some[1], sequence_parallel=True)
+    yield of_any_size("recompute", recompute="selective", tensor_parallel=some[2])
+    yield of_any_size("recompute", recompute="full")
+    yield of_any_size("fused-attention", fused_attention=True, tensor_parallel=some[2])
 
 
 def _flops_calls(random: Random) -> Iterable[Call]:
