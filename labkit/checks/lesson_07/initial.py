@@ -286,6 +286,7 @@ EXERCISE = Exercise(
             " time.",
             "the block was drawn from shared(), so that all ranks have the same features",
             {"values": every(_parts(DRAWN), _BLOCKS, _never_whole)},
+            {"subgroup": _never_whole},
         ),
         Property(
             "whole-alike",
@@ -294,6 +295,7 @@ EXERCISE = Exercise(
             "A whole weight is the same on every rank, and nothing is sent for it.",
             "it was drawn from own(): the copies differ from the first step on",
             {"values": every(_of_right_shape(_as_other_ranks), _others_next_time(WHOLE), _sends_nothing)},
+            {"subgroup": _sends_nothing},
         ),
         Property(
             "spread",

@@ -287,6 +287,7 @@ EXERCISE = Exercise(
             "Inside shared() all ranks draw the same; nothing is sent for it.",
             "its seed depends on the rank",
             {"values": every(_shared_alike, _sends_nothing)},
+            {"subgroup": _sends_nothing},
         ),
         Property(
             "own-streams",
@@ -303,6 +304,7 @@ EXERCISE = Exercise(
             "Each stream goes on where it stopped, and is set by the seed alone.",
             "the state was not kept on leaving, so that every layer would drop the same places",
             {"values": _go_on},
+            {"subgroup": _go_on},
         ),
         Property(
             "others-unmoved",

@@ -382,7 +382,7 @@ EXERCISE = Exercise(
             " once.",
             "hidden states or ids were gathered, or gradients summed over two groups one after the other",
             {"values": TRAFFIC, "tensor": TRAFFIC},
-            {"without": TRAFFIC},
+            {"without": TRAFFIC, "own-parts": TRAFFIC},
         ),
         Property(
             "without",
