@@ -221,8 +221,8 @@ def _checkpoint(seed: int) -> list[Case]:
         "c": [draw.randint(1, 3), "bfloat16"],
         "d": [draw.randint(4, 20), "float64"],
     }
-    others = {"e": [17, "float16"], "f": [8, "int32"], "g": [19, "bool"]}
-    others |= {"j": [7, "uint16"], "k": [11, "complex64"]}
+    others = {"e": [17, "float16"], "f": [8, "int32"], "g": [30_019, "bool"]}
+    others |= {"j": [30_007, "uint16"], "k": [11, "complex64"]}
     ones = {"h": [1, "float32"], "i": [1, "float32"]}  # padding only on most ranks
     large = {"a": [30_001, "float64"], "b": [9_002, "bfloat16"]}
     by_two = {"saved_by": [[1, 2]]}
@@ -233,8 +233,10 @@ def _checkpoint(seed: int) -> list[Case]:
         checkpoint_case(
             "unseen: large, 2 to 4", "other-ranks", 4, seed, tensors=large, **by_two, load_on=[4]
         ),
-        checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large),
-        checkpoint_case("unseen: many steps", "several", 2, seed, steps=[10**6, 2, 999_999, 10]),
+        checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large, steps=[draw.randint(0, 9), 40]),
+        checkpoint_case(
+            "unseen: many steps", "several", 2, seed, tensors=large, steps=[10**6, 2, 999_999, 10]
+        ),
         checkpoint_case("unseen: again and again", "several", 2, seed, steps=[5] * 12),
         checkpoint_case(
             "unseen: again on fewer",
@@ -247,6 +249,13 @@ def _checkpoint(seed: int) -> list[Case]:
         ),
         full_disk_case("unseen: a full disk", 3, 1, seed),
         killed_case("unseen: killed", 3, draw.randrange(3), seed, tensors=tensors),
+        killed_case("unseen: large, killed", 4, draw.randrange(4), seed, tensors=large),
+        killed_case("unseen: killed alone", 1, 0, seed, tensors=tensors),
+        checkpoint_case("unseen: power, again", "power", 2, seed, tensors=large, steps=[5, 8, 8]),
+        checkpoint_case(
+            "unseen: power, little", "power", 4, seed, tensors=tensors, steps=[draw.randint(1, 9)]
+        ),
+        checkpoint_case("unseen: power, alone", "power", 1, seed, tensors=large, steps=[2, 11]),
         own_parts_case("unseen: saved on 4, resumed on 2", 4, 2, seed),
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -14,9 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from labkit.checks.case import JSON, Case
+from labkit.checks.case import Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_08.disk import exchange_files, files_of_all, header_of_safetensors, own_disk
+from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk
 from labkit.checks.lesson_08.formulas import HIDES
 from labkit.checks.lesson_08.killed import count_growths, stop_while_writing
 from labkit.checks.lesson_08.net import FORBIDDEN
@@ -26,20 +25,18 @@ from labkit.checks.lesson_08.saved import (
     Save,
     hand_shards,
     overlaps,
-    owned_by,
     part_of,
     saved_inputs,
     saves,
     totals_of,
 )
 from labkit.checks.lesson_08.tried_saves import checkpoint_cases
+from labkit.checks.lesson_08.written import no_more_than_parts, parts_only, tell_files, tells_little
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_of, calls_text, is_refused, nbytes, same
+from labkit.checks.shared.beside import is_refused, nbytes, same
 
 EMPTY = "nothing-saved"  # a folder
 FULL_DISK = 2**20  # bytes; a part is larger
-SMALL = 4096  # bytes of a file that are looked at
-AGREEMENTS = 2**15  # bytes, for names, counts and tries; a rank's share of what is saved is far more
 PATIENCE = 1.5  # seconds a rank waits for one that could not write
 
 
@@ -57,8 +54,7 @@ def _save_and_load(rank: Rank) -> None:
                 with rank.recording(f"save {save.turn}"):
                     _save(rank, folder, save, group)
         dist.barrier(rank.group)
-        disk = folder.parent  # what was put beside the folder counts as well
-        rank.fact("files", [_described(p, disk) for p in sorted(disk.rglob("*")) if p.is_file()])
+        tell_files(rank, folder.parent)  # what was put beside the folder counts as well
         exchange_files(folder, rank.group)
         for size in rank.params["load_on"]:
             members = _loaders(rank.case, size)
@@ -82,20 +78,6 @@ def _save(rank: Rank, folder: Path, save: Save, group: dist.ProcessGroup) -> Non
     rank.student.save_shards(folder, save.step, shards, totals_of(rank.case), save.extra, group)
 
 
-def _described(path: Path, folder: Path) -> JSON:
-    """Where below `folder`, bytes, kind, and bytes without the header of safetensors."""
-    with path.open("rb") as file:
-        head = file.read(SMALL)
-    header, size = header_of_safetensors(path), path.stat().st_size
-    kind = "safetensors" if header is not None else "text" if _is_text(head) else "other"
-    return [str(path.relative_to(folder)), size, kind, size - (header or 0)]
-
-
-def _is_text(head: bytes) -> bool:
-    """JSON or a word or two; pickles and numbers have bytes below 32."""
-    return all(byte >= 32 or byte in b"\t\r\n" for byte in head)
-
-
 def _load(rank: Rank, folder: Path, group: dist.ProcessGroup, name: str) -> None:
     step, shards, extra = rank.student.load_shards(folder, group)
     rank.fact(name, {"step": step, "names": sorted(shards), "extra": extra})
@@ -107,7 +89,7 @@ def _load(rank: Rank, folder: Path, group: dist.ProcessGroup, name: str) -> None
 def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], None]) -> None:
     """Save; save a step that one rank does not get through, and load; save it once more, as a job does that
     goes on from there, and load. Facts: growths, saving, loaded.SIZE, resumed.SIZE. Answers:
-    loaded.SIZE.NAME, resumed.SIZE.NAME.
+    loaded.SIZE.NAME, resumed.SIZE.NAME. Recordings: "save TURN", but of the last save but one.
 
     second: the last save but one, in a group whose ranks soon lose patience.
     """
@@ -124,18 +106,25 @@ def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], No
         time.sleep(max(0.0, over - time.monotonic()))  # whoever waits for the others has given up by then
         with files_of_all(folder, rank.group):
             _load(rank, folder, rank.group, f"loaded.{size}")
-        _save(rank, folder, saves(rank.case)[-1], rank.group)
+        newest = saves(rank.case)[-1]
+        with rank.recording(f"save {newest.turn}"):
+            _save(rank, folder, newest, rank.group)
         exchange_files(folder, rank.group)
         _load(rank, folder, rank.group, f"resumed.{size}")
 
 
 def _lose_power(rank: Rank) -> None:
-    """Save, lose what the disk was not told to keep, and load. Fact: loaded.SIZE. Answers:
-    loaded.SIZE.NAME.
+    """Save, lose what the disk was not told to keep of the last save, and load. Facts: files, loaded.SIZE.
+    Answers: loaded.SIZE.NAME. Recordings: "save TURN".
     """
-    (save,) = saves(rank.case)
+    *before, newest = saves(rank.case)
     with own_disk() as folder:
-        lose_power_in(folder, partial(_save, rank, folder, save, rank.group))
+        for save in before:
+            with rank.recording(f"save {save.turn}"):
+                _save(rank, folder, save, rank.group)
+        with rank.recording(f"save {newest.turn}"):
+            lose_power_in(folder, partial(_save, rank, folder, newest, rank.group))
+        tell_files(rank, folder.parent)
         exchange_files(folder, rank.group)
         _load(rank, folder, rank.group, f"loaded.{rank.world_size}")
 
@@ -214,10 +203,9 @@ def _is_back(evidence: Evidence, save: Save, told_as: str = "loaded") -> Iterato
 
 def own_memory(evidence: Evidence) -> Iterator[Finding]:
     """Who changes a shard that was loaded changes no other."""
-    for size in evidence.case.params["load_on"]:
-        for rank in _loaders(evidence.case, size):
-            shared = evidence.answers[rank].facts[f"loaded.{size} overlaps"]
-            yield Finding(not shared, "shards of which no two share memory", ", ".join(shared), rank)
+    for answer in evidence.answers:
+        for shared in (found for name, found in answer.facts.items() if name.endswith(" overlaps")):
+            yield Finding(not shared, "shards of which no two share memory", ", ".join(shared), answer.rank)
 
 
 def last(case: Case) -> Save:
@@ -269,58 +257,6 @@ def made(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(extra == {}, "the extra of that save: {}", str(extra), answer.rank)
 
 
-def parts_only(evidence: Evidence) -> Iterator[Finding]:
-    """Each rank has written its own part; the files together hold the tensors and nothing more, none is
-    larger than a rank's share, and none is written by two ranks.
-    """
-    case = evidence.case
-    whole = sum(flat.numel() * flat.element_size() for flat in evidence.inputs.values())
-    share = whole / case.ranks
-    files = {tuple(f) for answer in evidence.answers for f in answer.facts["files"]}
-    tensors = [f for f in files if f[2] == "safetensors"]
-    times = Counter(f[0] for answer in evidence.answers for f in answer.facts["files"])
-    twice = sorted(name for name, count in times.items() if count > 1)
-    yield Finding(not twice, "no file that two ranks write", ", ".join(twice))
-    odd = sorted(f[0] for f in files if f[2] == "other")
-    yield Finding(not odd, "safetensors and text files only", f"also {', '.join(odd)}")
-    for answer in evidence.answers:
-        own = sum(nbytes(owned_by(flat, answer.rank, case.ranks)) for flat in evidence.inputs.values())
-        written = sum(content for _, _, kind, content in answer.facts["files"] if kind == "safetensors")
-        told = f"{own:,} bytes of tensors, its own part"
-        yield Finding(written == own, told, f"{written:,} written by this rank", answer.rank)
-    total = sum(content for *_, content in tensors)
-    told = f"{whole:,} bytes of tensors on disk, no padding"
-    yield Finding(total == whole, told, f"{total:,} in {len(tensors)} files")
-    largest = max((size for _, size, *_ in tensors), default=0)
-    told = f"no file above a rank's share, {share:,.0f} bytes and a header"
-    yield Finding(largest <= share + 2048, told, f"{largest:,}")
-
-
-def no_more_than_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Also of little, and where fewer ranks save: none writes more than its own parts of all saves."""
-    for answer in evidence.answers:
-        own = sum(
-            nbytes(owned_by(flat, answer.rank - save.first, save.ranks))
-            for save in saves(evidence.case)
-            for flat in save.tensors(evidence.inputs).values()
-            if answer.rank in save.members
-        )
-        written = sum(content for _, _, kind, content in answer.facts["files"] if kind == "safetensors")
-        told = f"at most {own:,} bytes of tensors, its own part of all saves"
-        yield Finding(written <= own, told, f"{written:,} written by this rank", answer.rank)
-
-
-def tells_little(evidence: Evidence) -> Iterator[Finding]:
-    """What ranks tell each other while they save is names and counts, not the tensors."""
-    for answer in evidence.answers:
-        for save in saves(evidence.case):
-            phase = f"save {save.turn}"
-            calls = calls_of(answer, phase)
-            told = f"{phase}: at most {AGREEMENTS:,} bytes sent, as ranks agree on something"
-            sent = sum(num_bytes for _, num_bytes in calls)
-            yield Finding(sent <= AGREEMENTS, told, calls_text(calls), answer.rank)
-
-
 _SAVED = Run(_save_and_load, saved_inputs, hand_shards)
 
 SHARDED_CHECKPOINT = Exercise(
@@ -344,6 +280,7 @@ SHARDED_CHECKPOINT = Exercise(
             "What was saved comes back on as many ranks: every shard, its dtype, the step and `extra`.",
             "only rank 0's shard was written, or a dtype was changed on the way",
             {"same-ranks": every(comes_back(last), own_memory)},
+            dict.fromkeys(("other-ranks", "on-disk", "several", "full-disk", "killed", "power"), own_memory),
         ),
         Property(
             "other-ranks",
@@ -361,7 +298,10 @@ SHARDED_CHECKPOINT = Exercise(
             "Each rank writes its own part, without padding, as safetensors.",
             "the whole tensor was gathered and written, or the padding too, or torch.save was used",
             {"on-disk": every(parts_only, tells_little)},
-            dict.fromkeys(("same-ranks", "other-ranks", "several"), every(no_more_than_parts, tells_little)),
+            dict.fromkeys(
+                ("same-ranks", "other-ranks", "several", "power"), every(no_more_than_parts, tells_little)
+            )
+            | dict.fromkeys(("full-disk", "killed"), tells_little),
         ),
         Property(
             "newest",

@@ -46,7 +46,7 @@ def checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case(
             "forty thousand numbers, on other ranks", "other-ranks", 3, seed, tensors=large, load_on=[2, 1]
         ),
-        checkpoint_case("forty thousand numbers", "on-disk", 4, seed, tensors=large),
+        checkpoint_case("forty thousand numbers, twice", "on-disk", 4, seed, tensors=large, steps=[4, 13]),
         checkpoint_case(
             "three steps, one of them twice", "several", 2, seed, steps=[9, 10**6, 10**6 - 1, 10**6]
         ),
@@ -54,11 +54,12 @@ def checkpoint_cases(seed: int) -> list[Case]:
             "again on fewer ranks", "several", 3, seed, steps=[7, 7], saved_by=[[0, 3], [0, 2]], load_on=[2]
         ),
         full_disk_case("a full disk on the last rank", 2, 1, seed),
-        full_disk_case("a full disk on the first rank", 2, 0, seed),
+        full_disk_case("a full disk on the first of 4 ranks", 4, 0, seed),
         killed_case("the first rank is killed while it saves a step again", 2, 0, seed, steps=[3, 9, 9, 9]),
-        killed_case("a rank is killed while it saves a step again", 2, 1, seed, steps=[3, 9, 9, 9]),
-        checkpoint_case("a rank is killed before", "killed", 2, seed, steps=[3, 9, 9, 9], never_comes=0),
+        killed_case("one of 4 ranks is killed while it saves a step again", 4, 1, seed, steps=[3, 9, 9, 9]),
+        checkpoint_case("a rank is killed before", "killed", 3, seed, steps=[3, 9, 9, 9], never_comes=0),
         checkpoint_case("a power failure when a name says whole", "power", 2, seed, tensors=large),
+        checkpoint_case("a power failure in a second save of little", "power", 3, seed, steps=[4, 13]),
         checkpoint_case("an empty folder", "nothing", 2, seed, steps=[], tensors={}),
         own_parts_case("stage 3, saved on 4 ranks, resumed on 3", 4, 3, seed),
         checkpoint_case("one rank", "same-ranks", 1, seed),
