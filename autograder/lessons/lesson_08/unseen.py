@@ -193,7 +193,9 @@ def _norm(seed: int) -> list[Case]:
     draw = Random(f"08/norm/{seed}")
     totals = [draw.randint(3, 40) for _ in range(3)]
     return [
-        norm_case("unseen: three ranks", "values", 3, seed, totals=[3 * t for t in totals]),
+        norm_case(
+            "unseen: three ranks", "values", 3, seed, totals=[3 * t for t in totals], calls=draw.randint(4, 9)
+        ),
         norm_case(
             "unseen: float32, which cannot hold their squares",
             "values",
@@ -204,7 +206,9 @@ def _norm(seed: int) -> list[Case]:
             scale=1e20,
             max_norm=1e19,
         ),
-        norm_case("unseen: small norm", "values", 3, seed, totals=[3, 6], max_norm=50.0),
+        norm_case(
+            "unseen: small norm", "values", 3, seed, totals=[3, 6], max_norm=50.0, calls=draw.randint(1, 4)
+        ),
         norm_case("unseen: padded", "padded", 4, seed, totals=[4 * t + 1 for t in totals]),
         norm_case("unseen: whole ones", "replicated", 4, seed, replicated=totals, max_norm=1.5),
         norm_case("unseen: no shards", "empty", 3, seed, totals=[], replicated=[2, 3], unused=[1]),

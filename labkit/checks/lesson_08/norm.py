@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
@@ -72,11 +73,18 @@ def _is_used(case: Case, index: int) -> bool:
 
 
 def _clip(rank: Rank) -> None:
-    """Answers: norm (in float32 where it is told so), shard.N, whole.N (gradients afterwards). Facts: shape,
-    of the norm; made, how many parameters that had no gradient have one now; elsewhere, the names of those
-    whose gradient is not what the tensor holds that it was a view of. Recording: clip.
+    """Calls in a row, of new gradients with the same numbers. What is answered is of the last: norm (in
+    float32 where it is told so), shard.N, whole.N (gradients afterwards). Facts: shape, of the norm; made,
+    how many parameters that had no gradient have one now; elsewhere, the names of those whose gradient is not
+    what the tensor holds that it was a view of. Recording, of each call: clip.
     """
-    group, place = enter_group(rank), place_of(rank.case, rank.rank)
+    group = enter_group(rank)
+    for _ in range(rank.params["calls"]):
+        _clip_once(rank, group)
+
+
+def _clip_once(rank: Rank, group: dist.ProcessGroup) -> None:
+    place = place_of(rank.case, rank.rank)
     shards, owned, replicated = [], [], []
     bases: list[Tensor] = []
     for index, total in enumerate(rank.params["totals"]):
@@ -204,19 +212,19 @@ def _scaled(evidence: Evidence, answer: RankAnswer, factor: float) -> Iterator[F
 
 
 def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
-    """One all-reduce of one number."""
+    """One all-reduce of one number, in each call."""
     for answer in in_company(evidence):
-        calls = calls_of(answer, "clip")
-        right = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
-        yield Finding(right, "one all_reduce of one number", calls_text(calls), answer.rank)
+        for calls in (calls_of(answer, each) for each in (*answer.earlier("clip"), "clip")):
+            right = len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] <= 8
+            yield Finding(right, "one all_reduce of one number", calls_text(calls), answer.rank)
 
 
 def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
     """totals: elements of each flat tensor; replicated: of each whole parameter; max_norm; scale: of the
     gradients; no_number: how many at the start of each flat tensor are nan; transposed: which of the whole
-    parameters have gradients of two rows whose columns lie end to end.
+    parameters have gradients of two rows whose columns lie end to end; calls: how often one clips.
     """
-    sizes = {"totals": [12, 24], "replicated": [], "max_norm": 0.5, "scale": 1.0, **params}
+    sizes = {"totals": [12, 24], "replicated": [], "max_norm": 0.5, "scale": 1.0, "calls": 3, **params}
     return Case(name, ranks, sizes, seed, kind=kind)
 
 
