@@ -9,7 +9,7 @@ from torch import Tensor
 
 from labkit.devices.ledger import Ledger
 from labkit.devices.placement import HOST, Home, Placement
-from labkit.devices.queues import LateCopy, Queue, Queues
+from labkit.devices.queues import LateCopy, Queue, Queues, Timeline
 from labkit.devices.watched import Transfer
 from labkit.devices.watcher import Watcher
 from labkit.torch_private import storage_key
@@ -21,7 +21,8 @@ class Machine:
     """Stand-in devices, each with `bytes_each` bytes; what of torch is replaced asks and tells it.
 
     late_copies: whether copies that nobody waited for hold NaN.  host_link: bytes a second between the host
-    and a device; None: copies take no time.  transfers: where each copy is written down.
+    and a device; None: copies take no time.  transfers: where each copy is written down.  timeline: where
+    work and waits are written down, a new one by default.
     """
 
     def __init__(
@@ -31,12 +32,13 @@ class Machine:
         late_copies: bool,
         host_link: float | None,
         transfers: list[Transfer],
+        timeline: Timeline | None = None,
     ) -> None:
         self.devices, self.transfers = devices, transfers
         self.late_copies, self.host_link = late_copies, host_link
         self.ledgers = [Ledger(index, bytes_each) for index in range(len(devices))]
         self.placement = Placement(self.ledgers)
-        self.queues = Queues(devices)
+        self.queues = Queues(devices, timeline)
         self.watcher = Watcher(self.placement, self.queues, self.copy_into, self.read)
         self._alone = 0
 

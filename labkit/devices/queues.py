@@ -162,9 +162,9 @@ def _under_way(*copies: Iterable[LateCopy]) -> list[LateCopy]:
 class Queues:
     """The queues of some devices, which of them are current, and which device is."""
 
-    def __init__(self, devices: list[torch.device]) -> None:
+    def __init__(self, devices: list[torch.device], timeline: Timeline | None = None) -> None:
         self.devices = devices
-        self.timeline = Timeline()
+        self.timeline = timeline or Timeline()
         self.current_device = 0
         self._all = [Queue(self.timeline, index, 0) for index in range(len(devices))]
         self._current = list(self._all)

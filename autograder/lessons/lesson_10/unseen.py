@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_10.breaking_down import breakdown_cases
 from labkit.checks.lesson_10.even_work import documents_case, drawn_lengths
 from labkit.checks.lesson_10.exposed import exposed_cases
 from labkit.checks.lesson_10.fast import fast_case
-from labkit.checks.lesson_10.host_waits import SMALL, waits_case
+from labkit.checks.lesson_10.host_waits import SMALL, drawn_calls, waits_case
 from labkit.checks.lesson_10.lateness import straggler_cases
 from labkit.checks.lesson_10.overlapping import overlap_case
 from labkit.checks.lesson_10.utilisation import mfu_cases
@@ -34,14 +35,16 @@ def _overlap(seed: int) -> list[Case]:
 
 def _waits(seed: int) -> list[Case]:
     draw = Random(f"10/waits/{seed}")
+    sizes: dict[str, Any] = {"rows": draw.randint(3, 9), "width": 5, "slow": draw.random() < 0.5}
+    given: dict[str, Any] = {"device": 1, "last_rows": draw.randint(2, 5), "slow": True}
     return [
-        waits_case(f"{PREFIX}steps", "steps", seed, draw.randint(5, 12), draw.randint(3, 9), 5),
-        waits_case(f"{PREFIX}steps in float32", "steps", seed, draw.randint(3, 6), dtype="float32"),
-        waits_case(f"{PREFIX}two steps", "few", seed, 2),
+        waits_case(f"{PREFIX}steps", "steps", seed, drawn_calls(draw, draw.randint(5, 12)), **sizes),
         waits_case(
-            f"{PREFIX}on cuda:1", "given", seed, draw.randint(2, 4), device=1, last_rows=draw.randint(2, 5)
+            f"{PREFIX}steps in float32", "steps", seed, [draw.randint(3, 6), 3], dtype="float32", slow=True
         ),
-        waits_case(f"{PREFIX}many steps, a slow link", "under-way", seed, 104, **SMALL),
+        waits_case(f"{PREFIX}two steps", "few", seed, [2, draw.randint(1, 2)], slow=True),
+        waits_case(f"{PREFIX}on cuda:1", "given", seed, drawn_calls(draw, draw.randint(2, 4)), **given),
+        waits_case(f"{PREFIX}many steps, a slow link", "under-way", seed, [104, draw.randint(2, 4)], **SMALL),
     ]
 
 

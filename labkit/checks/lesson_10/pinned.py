@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit import devices
+from labkit.checks.lesson_10.polled import PatientTimeline
 from labkit.devices.machine import Machine
 from labkit.devices.placement import HOST
 
@@ -35,7 +36,7 @@ class WatchfulMachine(Machine):
     """
 
     def __init__(self, gpus: devices.StandIns, bytes_each: int, host_link: float) -> None:
-        super().__init__(gpus.devices, bytes_each, True, host_link, gpus.transfers)
+        super().__init__(gpus.devices, bytes_each, True, host_link, gpus.transfers, PatientTimeline())
         self.written_over = 0
         self._under_way: list[Leaving] = []
 
