@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.asked import plain
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import wrong_number
@@ -17,6 +17,7 @@ from labkit.theory.models import ModelConfig
 
 HOST_SECONDS = 0.001  # in which the host queues a step
 CLOCK_BEGINS = 5000.0
+MOST_WAITS = 5  # two at each end of the steps that count, and one before the warm-up
 GPT: Mapping[str, Any] = {}
 LLAMA: Mapping[str, Any] = {  # fewer key-value heads, and three products in an MLP
     **{"num_kv_heads": 2, "ffn": 1408, "gated_mlp": True, "biases": "none"},
@@ -29,6 +30,7 @@ class PretendedDevice:
 
     def __init__(self, seconds: list[float]) -> None:
         self.seconds, self.steps, self.now, self.free_at = seconds, 0, CLOCK_BEGINS, CLOCK_BEGINS
+        self.waits: list[int] = []  # the steps queued by then, of each time that the host waited
 
     def step(self) -> None:
         """Queue the next step; it takes the next of `seconds`, and the last of them from then on."""
@@ -39,6 +41,7 @@ class PretendedDevice:
 
     def synchronize(self) -> None:
         """The host waits for the device."""
+        self.waits.append(self.steps)
         self.now = max(self.now, self.free_at)
 
     def clock(self) -> float:
@@ -47,7 +50,7 @@ class PretendedDevice:
 
 
 def _time(rank: Rank) -> None:
-    """Facts: seconds; steps, how many were run."""
+    """Facts: seconds; steps, how many were run; waits, after how many of them the host waited."""
     params = rank.params
     device = PretendedDevice(params["seconds"])
     for _ in range(params.get("queued_before", 0)):
@@ -58,6 +61,7 @@ def _time(rank: Rank) -> None:
     )
     rank.fact("seconds", plain(found))
     rank.fact("steps", device.steps)
+    rank.fact("waits", device.waits)
 
 
 def _true_seconds(evidence: Evidence) -> Iterator[Finding]:
@@ -71,6 +75,16 @@ def _true_seconds(evidence: Evidence) -> Iterator[Finding]:
     seen = facts["seconds"]
     right = isinstance(seen, int | float) and true * 0.999999 <= seen <= most * 1.000001
     yield Finding(right, told, f"{seen}")
+
+
+def _waits_at_the_ends(evidence: Evidence) -> Iterator[Finding]:
+    """No wait between steps that count, and none again and again elsewhere."""
+    waits, steps = evidence.answers[0].facts["waits"], evidence.answers[0].facts["steps"]
+    first = steps - evidence.case.params["steps"]
+    between = sum(first < queued < steps for queued in waits)
+    yield Finding(between == 0, "no synchronize between the steps that count", f"{between}")
+    told = f"a synchronize before the steps that count and one after them, at most {MOST_WAITS} in all"
+    yield Finding(len(waits) <= MOST_WAITS, told, f"{len(waits)}")
 
 
 def _runs_as_many(evidence: Evidence) -> Iterator[Finding]:
@@ -117,7 +131,8 @@ EXERCISE = Exercise(
             2,
             "The clock is read when the device has done what the host queued.",
             "no synchronize before the last look at the clock, or others between the steps",
-            {"device": _true_seconds},
+            {"device": every(_true_seconds, _waits_at_the_ends)},
+            also={"warm-up": _waits_at_the_ends, "queued": _waits_at_the_ends},
         ),
         Property(
             "warm-up",
@@ -166,6 +181,7 @@ def mfu_cases(seed: int, prefix: str) -> list[Case]:
         _timing(f"{prefix}many steps", "device", seed, takes, 2, 104),
         _timing(f"{prefix}two slow steps first", "warm-up", seed, [*slow, *takes], 2, 4),
         _timing(f"{prefix}one step only", "warm-up", seed, [*slow, *takes], 3, 1),
+        _timing(f"{prefix}a long warm-up", "warm-up", seed, [*slow, *takes], draw.randint(9, 14), 3),
         _timing(f"{prefix}work queued before", "queued", seed, takes, 0, 3, queued_before=4),
         _rating(
             f"{prefix}nothing recomputed", "plain-mfu", seed, _rows(draw, ("none", "none"), (GPT, LLAMA))
