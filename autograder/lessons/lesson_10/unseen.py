@@ -59,14 +59,23 @@ def _long_ones_at_the_end(draw: Random, long: int = 80) -> list[int]:
 def _documents(seed: int) -> list[Case]:
     draw = Random(f"10/unseen-documents/{seed}")
     return [
-        documents_case(f"{PREFIX}three ranks", "balanced", 3, seed, drawn_lengths(draw, 3, 26)),
-        documents_case(f"{PREFIX}four ranks", "balanced", 4, seed, drawn_lengths(draw, 2, 41, False)),
+        documents_case(
+            f"{PREFIX}three ranks", "balanced", 3, seed, drawn_lengths(draw, 3, 26, 3), gradients=True
+        ),
+        documents_case(f"{PREFIX}five ranks", "balanced", 5, seed, drawn_lengths(draw, 2, 41, 5, False)),
         documents_case(f"{PREFIX}some come twice", "balanced", 2, seed, [[17, 6, 25, 17, 11, 6]], twice=True),
         documents_case(f"{PREFIX}seven alike", "balanced", 4, seed, [[20] * 7]),
-        documents_case(f"{PREFIX}many documents", "balanced", 4, seed, [_long_ones_at_the_end(draw)]),
+        documents_case(
+            f"{PREFIX}many documents", "balanced", 4, seed, [_long_ones_at_the_end(draw)], gradients=False
+        ),
         documents_case(f"{PREFIX}two documents", "few", 3, seed, [[12, 3], [5, 5]]),
         documents_case(
-            f"{PREFIX}a pair and one", "subgroup", 3, seed, drawn_lengths(draw, 2, 9), groups=[[0, 2], [1]]
+            f"{PREFIX}a pair and one",
+            "subgroup",
+            3,
+            seed,
+            drawn_lengths(draw, 2, 12, 2),
+            groups=[[0, 2], [1]],
         ),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -16,38 +16,36 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_10.again import leave_gradients
+from labkit.checks.lesson_10.lookups import LookedUp
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
+from labkit.checks.lesson_10.talking import sends_gradients, shares_from_nobody, without_talking
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import Call, calls_of, calls_text, on_each, same, stays_in_group
+from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, groups_of
-from labkit.checks.shared.twins import each_once
-from labkit.checks.shared.worked import Worked
 
 VOCABULARY, WIDTH = 11, 5
 TOKEN_PRODUCTS = 6 * VOCABULARY * WIDTH  # of the head: forward, and backward to its weight and to its input
 MOST_AGAIN = 1.5  # times what the documents ask for: somebody may count something with the model beforehand
+MADE = (100, 300, 600)  # elements of tensors that are made for a token, for a document, and for a step
+MOST_MADE = 4.0  # times that: losses and gradients can be had in many ways
 MOST_OVER_MEAN = 1.15
-TELLING = {"broadcast", "scatter", "send", "recv"}  # calls that bring what one rank has to others
-FEW_BYTES = 16  # a number or two, of which no shares can be read
+DIVIDES = 1.06  # the longest first, each to who has least, is that far from even at most
 
 
 class TinyModel(nn.Module):
     """Token ids [s] -> logits [s, V], which depend on all tokens so far: a part of a document, or several in
     a row, are not what they are one by one.
-
-    note: called with all that the model, or a copy of it, is given.
     """
 
-    def __init__(self, seed: int, note: Callable[[Tensor], None] = lambda ids: None) -> None:
+    def __init__(self, case: Case) -> None:
         super().__init__()
-        torch.manual_seed(seed + 5)
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH, dtype=torch.float64)
-        self.head = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
-        self.note = note
+        dtype = {"float64": torch.float64, "float32": torch.float32}[case.params["dtype"]]
+        torch.manual_seed(case.seed + 5)
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH, dtype=dtype)
+        self.head = nn.Linear(WIDTH, VOCABULARY, dtype=dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[..., s] -> [..., s, V]."""
-        self.note(ids)
         number = torch.ones_like(ids).cumsum(-1).unsqueeze(-1)
         return self.head(torch.tanh(self.tokens(ids).cumsum(-2) / number))
 
@@ -56,32 +54,52 @@ def documents_case(
     name: str, kind: str, ranks: int, seed: int, lengths: list[list[int]], **more: object
 ) -> Case:
     """lengths[step]: tokens of each document of a step, not counting the one that is only predicted. more,
-    twice=True: documents of one length are the same in a step.
+    twice=True: documents of one length are the same in a step; gradients: whether the model comes with some,
+    drawn where balance is what the case is about. The dtype is drawn too.
     """
-    return Case(name, ranks, {"lengths": lengths, "learning_rate": USUAL_RATE, **more}, seed, kind=kind)
+    draw = Random(f"10/documents/{name}/{seed}")
+    drawn = {
+        "dtype": draw.choice(["float64", "float32"]),
+        "gradients": kind == "balanced" and draw.random() < 0.5,
+    }
+    about = {"lengths": lengths, "learning_rate": USUAL_RATE, **drawn, **more}
+    return Case(name, ranks, about, seed, kind=kind)
 
 
-def drawn_lengths(draw: Random, steps: int, documents: int, in_order: bool = True) -> list[list[int]]:
-    """Most documents are short and some are long, as they are."""
-    found = [[int(draw.lognormvariate(3.0, 0.8)) + 2 for _ in range(documents)] for _ in range(steps)]
+def drawn_lengths(
+    draw: Random, steps: int, documents: int, ranks: int, in_order: bool = True
+) -> list[list[int]]:
+    """Most documents are short and some are long, as they are; so many ranks can divide them about evenly."""
+    found = [_that_divide(draw, documents, ranks) for _ in range(steps)]
     return [sorted(step) for step in found] if in_order else found
+
+
+def _that_divide(draw: Random, documents: int, ranks: int) -> list[int]:
+    while True:
+        lengths = [int(draw.lognormvariate(3.0, 0.8)) + 2 for _ in range(documents)]
+        loads = [0] * ranks
+        for length in sorted(lengths, reverse=True):
+            loads[loads.index(min(loads))] += length
+        if max(loads) <= DIVIDES * max(sum(lengths) / ranks, *lengths):
+            return lengths
 
 
 def _cases(seed: int) -> list[Case]:
     draw = Random(f"10/documents/{seed}")
     return [
-        documents_case("four ranks", "balanced", 4, seed, drawn_lengths(draw, 3, 32)),
+        documents_case("four ranks", "balanced", 4, seed, drawn_lengths(draw, 3, 32, 4), gradients=True),
         documents_case(
             "two ranks, any order",
             "balanced",
             2,
             seed,
-            drawn_lengths(draw, 2, 15, False),
+            drawn_lengths(draw, 2, 15, 2, False),
             learning_rate=OTHER_RATE,
+            gradients=False,
         ),
         documents_case("fewer documents than ranks", "few", 4, seed, [[9, 4, 7], [3]]),
         documents_case(
-            "two groups of two", "subgroup", 4, seed, drawn_lengths(draw, 2, 9), groups=[[1, 2], [0, 3]]
+            "two groups of two", "subgroup", 4, seed, drawn_lengths(draw, 2, 12, 2), groups=[[1, 2], [0, 3]]
         ),
     ]
 
@@ -105,46 +123,32 @@ def _documents(case: Case, inputs: Inputs) -> list[list[Tensor]]:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: trained.NAME. Facts: given, for each step what this rank's model was given, row by row;
-    unchanged, whether the lists of documents are what they were; until_given, for each step the second in
-    which it begins and that in which the model is first given something, if it is; products, operations of
-    matrix products in each step. Recording: training.
+    """Answers: trained.NAME. Facts: unchanged, whether the lists of documents are what they were; for each
+    step given, what this rank's model was given, row by row; moments, the seconds in which it begins and in
+    which the model is first and last given something, if it is; products, operations of matrix products;
+    made, elements of all tensors that were made. Recording: training.
     """
-    group, given = enter_group(rank), list[list[list[int]]]()
-    until_given: list[list[float]] = []
-    products: list[int] = []
-
-    def note(ids: Tensor) -> None:
-        if len(until_given[-1]) == 1:
-            until_given[-1].append(monotonic() - begin)
-        given[-1].extend(_rows(ids))
-
-    model = TinyModel(rank.case.seed, note)
-    if rank.case.kind == "balanced":
+    group, model = enter_group(rank), TinyModel(rank.case)
+    if rank.params["gradients"]:
         leave_gradients(model)
     steps, before = (_documents(rank.case, rank.inputs) for _ in range(2))
+    seen: list[tuple[float, LookedUp]] = []
     with rank.recording("training") as begin:
         for documents in steps:
-            given.append([])
-            until_given.append([monotonic() - begin])
-            with Worked() as worked:
+            seen.append((monotonic(), LookedUp((VOCABULARY, WIDTH))))
+            with seen[-1][1]:
                 rank.student.program_3(model, documents, group, rank.params["learning_rate"])
-            products.append(worked.products)
-    rank.fact("products", products)
     rank.fact("unchanged", list(map(_ids, steps)) == list(map(_ids, before)))
-    rank.fact("given", given)
-    rank.fact("until_given", until_given)
+    rank.fact("given", [looked_up.rows for _, looked_up in seen])
+    rank.fact("moments", [[at - begin for at in (start, *one.moments)] for start, one in seen])
+    rank.fact("products", [looked_up.products for _, looked_up in seen])
+    rank.fact("made", [looked_up.made for _, looked_up in seen])
     for name, parameter in model.named_parameters():
         rank.answer(f"trained.{name}", parameter)
 
 
 def _ids(documents: list[Tensor]) -> list[list[int]]:
     return [ids.tolist() for ids in documents]
-
-
-def _rows(ids: Tensor) -> list[list[int]]:
-    """Those that are not empty."""
-    return [row for row in ids.unsqueeze(0).flatten(0, -2).tolist() if row]
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class OneProcess(Evidence):
     @cached_property
     def trained(self) -> dict[str, Tensor]:
         """Weights by name."""
-        model = TinyModel(self.case.seed)
+        model = TinyModel(self.case)
         for documents in _documents(self.case, self.inputs):
             total = sum(len(ids) - 1 for ids in documents)
             losses = [F.cross_entropy(model(ids[:-1]), ids[1:], reduction="sum") for ids in documents]
@@ -201,14 +205,19 @@ def _each_once(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _no_others_work(evidence: Evidence) -> Iterator[Finding]:
-    """Whatever is called to do it: a rank's products are those of what its model was given."""
+    """Whatever is called to do it: a rank's products, and its tensors, are those of what its model was
+    given.
+    """
     for answer in evidence.answers:
-        for step, (rows, done) in enumerate(
-            zip(answer.facts["given"], answer.facts["products"], strict=True)
-        ):
+        facts = (answer.facts[name] for name in ("given", "products", "made"))
+        for step, (rows, done, made) in enumerate(zip(*facts, strict=True)):
             most = int(MOST_AGAIN * TOKEN_PRODUCTS * _tokens(rows))
             told = f"products of at most {most:,} operations in step {step}, for the rank's own documents"
             yield Finding(done <= most, told, f"{done:,}", answer.rank)
+            work = (_tokens(rows), len(rows), 1)
+            most = int(MOST_MADE * sum(n * each for n, each in zip(work, MADE, strict=True)))
+            told = f"tensors of at most {most:,} elements made in step {step}, for the rank's own documents"
+            yield Finding(made <= most, told, f"{made:,}", answer.rank)
 
 
 def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
@@ -216,28 +225,18 @@ def _left_alone(evidence: Evidence, answer: RankAnswer) -> Finding:
     return Finding(unchanged is True, "the documents as they were, in their order", "changed", answer.rank)
 
 
-def _without_talking(evidence: Evidence, answer: RankAnswer) -> Finding:
-    """What adds up gradients comes from all; what one rank tells others is who works on what."""
-    told = sorted({op for op, _ in calls_of(answer, "training")} & TELLING)
-    seen = f"also {' and '.join(told)}"
-    return Finding(not told, "gradients added up, and shares that nobody has to be told", seen, answer.rank)
+def _gradient_bytes(evidence: Evidence) -> list[int]:
+    return [nbytes(parameter) for parameter in TinyModel(evidence.case).parameters()]
 
 
-def _shares_from_nobody(evidence: Evidence) -> Iterator[Finding]:
-    """What goes from rank to rank before a step's work begins is who works on what, by whatever call."""
-    for answer in evidence.answers:
-        for step, moments in enumerate(answer.facts["until_given"]):
-            before = _calls_between(answer, *moments) if len(moments) == 2 else []
-            right = sum(num_bytes for _, num_bytes in before) <= FEW_BYTES
-            wanted = f"at most {FEW_BYTES} bytes sent before the first document of step {step}"
-            yield Finding(right, wanted, calls_text(before), answer.rank)
-
-
-def _calls_between(answer: RankAnswer, begin: float, end: float) -> list[Call]:
-    """The calls made from one second to another."""
-    calls = each_once(answer.collectives["training"])
-    return [(call["op"], call["num_bytes"]) for call in calls if begin <= call["start"] < end]
-
+OWN_WORK = every(
+    _each_once,
+    _no_others_work,
+    on_each(_left_alone),
+    on_each(without_talking),
+    shares_from_nobody(_gradient_bytes),
+)
+SHARED_WORK = every(OWN_WORK, sends_gradients(_gradient_bytes))
 
 TRAIN = Run(_train, _inputs, evidence=OneProcess)
 
@@ -263,6 +262,7 @@ EXERCISE = Exercise(
             "No rank has more than 15% more tokens than the mean, in any step.",
             "documents were counted, not their tokens",
             {"balanced": _balanced},
+            also={"few": _balanced, "subgroup": _balanced},
         ),
         Property(
             "each-once",
@@ -272,16 +272,8 @@ EXERCISE = Exercise(
             " was.",
             "every rank works on everything, which is balanced too; list.sort was called on the argument; or"
             " one rank tells the others their shares",
-            {
-                "balanced": every(
-                    _each_once,
-                    _no_others_work,
-                    on_each(_left_alone),
-                    on_each(_without_talking),
-                    _shares_from_nobody,
-                ),
-                "few": _each_once,
-            },
+            {"balanced": SHARED_WORK, "few": OWN_WORK},
+            also={"subgroup": SHARED_WORK},
         ),
         Property(
             "few-documents",
