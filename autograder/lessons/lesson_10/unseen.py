@@ -44,7 +44,9 @@ def _waits(seed: int) -> list[Case]:
         ),
         waits_case(f"{PREFIX}two steps", "few", seed, [2, draw.randint(1, 2)], slow=True),
         waits_case(f"{PREFIX}on cuda:1", "given", seed, drawn_calls(draw, draw.randint(2, 4)), **given),
-        waits_case(f"{PREFIX}many steps, a slow link", "under-way", seed, [104, draw.randint(2, 4)], **SMALL),
+        waits_case(
+            f"{PREFIX}many steps, a slow link", "under-way", seed, [draw.randint(30, 40), 104], **SMALL
+        ),
     ]
 
 
