@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -13,23 +14,36 @@ from labkit.checks.lesson_10.exposed import exposed_cases
 from labkit.checks.lesson_10.fast import fast_case
 from labkit.checks.lesson_10.host_waits import SMALL, drawn_calls, waits_case
 from labkit.checks.lesson_10.lateness import straggler_cases
-from labkit.checks.lesson_10.overlapping import overlap_case
+from labkit.checks.lesson_10.overlapping import MANY_STEPS, overlap_case
 from labkit.checks.lesson_10.utilisation import mfu_cases
 
 PREFIX = "unseen: "
+DTYPES = ("float32", "float64")
+
+
+def _widths(draw: Random) -> list[int]:
+    """Of layers of which the first two have far less than half of the bytes, and none has many: buckets of
+    about equal bytes can be on their way while backward computes.
+    """
+    while True:
+        widths = [draw.randint(8, 30) for _ in range(draw.randint(8, 10))]
+        sizes = [(inner + 1) * outer for inner, outer in pairwise(widths)]
+        if max(sizes) < sum(sizes) / 4 and sum(sizes[:2]) < 0.35 * sum(sizes):
+            return widths
 
 
 def _overlap(seed: int) -> list[Case]:
     draw = Random(f"10/overlap/{seed}")
-    widths = [draw.randint(8, 30) for _ in range(draw.randint(8, 10))]
+    widths = _widths(draw)
+    about = {"steps": draw.randint(*MANY_STEPS), "dtype": draw.choice(DTYPES)}
     return [
-        overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths),
+        overlap_case(f"{PREFIX}three ranks", "values", 3, seed, widths, dtype=draw.choice(DTYPES)),
         overlap_case(f"{PREFIX}a pair and one", "subgroup", 3, seed, widths, groups=[[2, 0], [1]], steps=3),
         overlap_case(f"{PREFIX}one rank", "alone", 1, seed, widths, steps=3),
         overlap_case(
             f"{PREFIX}biases as large as weights", "watched", 2, seed, [1, draw.randint(20, 28)] * 4 + [1]
         ),
-        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [draw.randint(16, 24)] * 6, steps=8),
+        overlap_case(f"{PREFIX}watched", "watched", 3, seed, [draw.randint(16, 24)] * 6, **about),
     ]
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.lesson_10.each_call import written_down
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of
 
@@ -25,12 +26,12 @@ def leave_gradients(module: nn.Module) -> None:
 
 def train_again(rank: Rank, own: dist.ProcessGroup, step: Callable[[int, dist.ProcessGroup], None]) -> None:
     """Calls `step(number, group)`: first in the whole job, which nobody records, then for each of `CALLS` in
-    the rank's own group.
+    the rank's own group. Recordings, and acts, of `CALLS`.
     """
     for number in range(WHOLE_JOB_STEPS):
         step(number, rank.group)
     for number, recording in enumerate(CALLS, start=WHOLE_JOB_STEPS):
-        with rank.recording(recording):
+        with written_down(rank, recording):
             step(number, own)
 
 

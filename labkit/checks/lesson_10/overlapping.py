@@ -6,15 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from random import Random
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_from_python, all_waited_for
 from labkit.checks.lesson_10.again import (
+    CALLS,
     WHOLE_JOB_STEPS,
     hooks_on,
     leave_gradients,
@@ -22,6 +24,7 @@ from labkit.checks.lesson_10.again import (
     no_hook_is_left,
     train_again,
 )
+from labkit.checks.lesson_10.each_call import ACTS, TRAINING, of_each_call, written_down
 from labkit.checks.lesson_10.going_on import goes_on, taking_turns
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
@@ -32,35 +35,43 @@ from labkit.record.replay import Act
 
 SEVERAL = 3  # buckets at least, where the model has as many layers
 ASIDE = 0.2  # of the largest change of a weight
+MANY_STEPS = (9, 12)  # from and to
 HIDDEN_SHARE = 0.5  # of the bytes of each step that must have computation behind them
 
 
 def overlap_case(name: str, kind: str, ranks: int, seed: int, widths: Sequence[int], **more: object) -> Case:
     """Layers of these widths; `steps` steps of `rows` rows a rank."""
-    params = {"widths": list(widths), "rows": 6, "steps": 2, "learning_rate": USUAL_RATE, **more}
+    usual = {"rows": 6, "steps": 2, "learning_rate": USUAL_RATE, "dtype": "float64"}
+    params = {"widths": list(widths), **usual, **more}
     return Case(name, ranks, params, seed, kind=kind, timeout=40.0)
 
 
 def _cases(seed: int) -> list[Case]:
     even, uneven = [24] * 9, [8, 30, 30, 5, 40, 40, 12, 12, 4]
     first_three = [30, 30, 30, 30, 5, 20, 20, 12, 12, 12, 9, 9, 4]  # have more than half of the bytes
+    many = Random(f"10/overlap/steps/{seed}").randint(*MANY_STEPS)
     return [
         overlap_case("two ranks", "values", 2, seed, uneven),
         overlap_case("four ranks", "values", 4, seed, even, steps=3, rows=2, learning_rate=OTHER_RATE),
         overlap_case("two groups of two", "subgroup", 4, seed, uneven, groups=[[0, 2], [1, 3]], steps=3),
         overlap_case("one rank", "alone", 1, seed, uneven),
-        overlap_case("two ranks, watched", "watched", 2, seed, even, steps=5),
-        overlap_case("uneven layers, watched", "watched", 2, seed, first_three),
+        overlap_case("two ranks, watched", "watched", 2, seed, even, steps=many),
+        overlap_case("uneven layers, watched", "watched", 2, seed, first_three, dtype="float32"),
     ]
 
 
+def dtype_of(case: Case) -> torch.dtype:
+    """Of weights and batches."""
+    return {"float64": torch.float64, "float32": torch.float32}[case.params["dtype"]]
+
+
 def net_of(case: Case) -> nn.Sequential:
-    """Linear layers with tanh between them, float64, the same weights everywhere."""
+    """Linear layers with tanh between them, the same weights everywhere."""
     torch.manual_seed(case.seed + 7)
     widths = case.params["widths"]
     layers: list[nn.Module] = []
     for inner, outer in pairwise(widths):
-        layers += [nn.Linear(inner, outer, dtype=torch.float64), nn.Tanh()]
+        layers += [nn.Linear(inner, outer, dtype=dtype_of(case)), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -69,7 +80,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     shape = (case.ranks, case.params["steps"], case.params["rows"])
     ends = {"x": case.params["widths"][0], "y": case.params["widths"][-1]}
     return {
-        name: torch.randn(*shape, width, generator=generator, dtype=torch.float64)
+        name: torch.randn(*shape, width, generator=generator, dtype=dtype_of(case))
         for name, width in ends.items()
     }
 
@@ -79,9 +90,9 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: trained.NAME. Recording: training."""
+    """Answers: trained.NAME. Recording, and acts: training."""
     group, net = enter_group(rank), net_of(rank.case)
-    with rank.recording("training"):
+    with written_down(rank, TRAINING):
         rank.student.program_1(net, _batches(rank), group, rank.params["learning_rate"])
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
@@ -111,7 +122,8 @@ def _watch(rank: Rank) -> None:
     of `taking_turns`. Answers: trained.NAME.
     """
     group, net = enter_group(rank), net_of(rank.case)
-    with rank.recording("training"), rank.journal("acts") as acts, taking_turns(rank, net, acts):
+    steps = rank.params["steps"]
+    with rank.recording(TRAINING), rank.journal(ACTS) as acts, taking_turns(rank, net, acts, steps):
         rank.student.program_1(net, _batches(rank), group, rank.params["learning_rate"])
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
@@ -179,9 +191,10 @@ def _whole_gradients(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 def _not_one_a_parameter(evidence: Evidence, answer: RankAnswer) -> Finding:
     parameters = len(list(net_of(evidence.case).parameters()))
-    each = len(_starts(answer)) / evidence.case.params["steps"]
-    told = f"from {SEVERAL} to {parameters // 2} all_reduces a step for {parameters} parameters"
-    return Finding(SEVERAL <= each <= parameters // 2, told, f"{each:g}", answer.rank)
+    counts = [len(step) for step in _calls_of_steps(acts_of(answer), evidence.case.params["steps"])]
+    told = f"from {SEVERAL} to {parameters // 2} all_reduces in each step for {parameters} parameters"
+    right = all(SEVERAL <= count <= parameters // 2 for count in counts)
+    return Finding(right, told, f"{', '.join(map(str, counts))} in one step after another", answer.rank)
 
 
 def hidden_bytes(acts: Sequence[Act]) -> int:
@@ -190,27 +203,32 @@ def hidden_bytes(acts: Sequence[Act]) -> int:
 
 
 def _bytes_of_calls(acts: Sequence[Act]) -> Iterator[tuple[int, int]]:
-    """Of each call its bytes, and them again if something was multiplied between its start and its wait."""
+    """Of each call but barriers its bytes, and them again if something was multiplied between its start and
+    its wait. Who waits at a barrier stands still for every call before it.
+    """
+    barriers = {act.number for act in acts if act.op == "barrier"}
     for position, act in enumerate(acts):
-        if act.kind == "start":
-            until = next((i for i, a in enumerate(acts) if a.kind == "wait" and a.number == act.number), None)
+        if act.kind == "start" and act.number not in barriers:
+            ends = {act.number, *barriers}
+            rest = range(position, len(acts))
+            until = next((i for i in rest if acts[i].kind == "wait" and acts[i].number in ends), None)
             yield act.num_bytes, act.num_bytes * any(a.flops for a in acts[position:until])
 
 
-def _bytes_of_steps(acts: Sequence[Act], steps: int) -> list[tuple[int, int]]:
-    """Of each step the bytes of its calls, and those that were hidden; all steps send the same."""
+def _calls_of_steps(acts: Sequence[Act], steps: int) -> list[list[tuple[int, int]]]:
+    """Of each step its calls, as `_bytes_of_calls` has them; all steps send the same."""
     calls = list(_bytes_of_calls(acts))
     whole, sent = sum(num_bytes for num_bytes, _ in calls), 0
-    found = [(0, 0)] * steps
+    found: list[list[tuple[int, int]]] = [[] for _ in range(steps)]
     for num_bytes, hidden in calls:
-        step = min(sent * steps // max(whole, 1), steps - 1)
-        found[step] = found[step][0] + num_bytes, found[step][1] + hidden
+        found[min(sent * steps // max(whole, 1), steps - 1)].append((num_bytes, hidden))
         sent += num_bytes
     return found
 
 
 def _behind_backward(evidence: Evidence, answer: RankAnswer) -> Finding:
-    of_steps = _bytes_of_steps(acts_of(answer), evidence.case.params["steps"])
+    calls = _calls_of_steps(acts_of(answer), evidence.case.params["steps"])
+    of_steps = [(sum(whole for whole, _ in step), sum(hidden for _, hidden in step)) for step in calls]
     exposed = [
         step for step, (whole, hidden) in enumerate(of_steps) if not hidden >= HIDDEN_SHARE * whole > 0
     ]
@@ -233,6 +251,15 @@ def _nothing_besides(evidence: Evidence, answer: RankAnswer) -> Finding:
     done = sum(act.flops for act in acts_of(answer))
     told = f"products of {whole:,} operations: those of forward and backward"
     return Finding(done <= whole, told, f"{done:,}", answer.rank)
+
+
+COUNTED = every(on_each(all_from_python), on_each(_not_one_a_parameter), on_each(_whole_gradients))
+HIDDEN = every(on_each(_behind_backward), on_each(_nothing_besides), on_each(all_waited_for))
+
+
+def _also(judge: Judge) -> dict[str, Judge]:
+    """The same of each call in cases that are about the numbers, or another group."""
+    return {"values": of_each_call(judge, [TRAINING]), "subgroup": of_each_call(judge, CALLS, steps=1)}
 
 
 TRAIN = Run(_train, _inputs, _hand, OneProcess)
@@ -263,14 +290,8 @@ EXERCISE = Exercise(
             2,
             "Several buckets, and not one a parameter; the gradients' bytes once.",
             "one bucket for all cannot start before backward is over; one a parameter pays a latency each",
-            {
-                "watched": every(
-                    on_each(all_from_python),
-                    on_each(_not_one_a_parameter),
-                    on_each(_whole_gradients),
-                    on_each(_trained_alike),
-                )
-            },
+            {"watched": every(COUNTED, on_each(_trained_alike))},
+            also=_also(COUNTED),
         ),
         Property(
             "overlap",
@@ -279,15 +300,8 @@ EXERCISE = Exercise(
             "In each step half of the bytes are under way while backward computes, and all are waited for.",
             "a bucket with parameters of the last and of the first layer is complete at the end of backward,"
             " and so is one of the first few layers, where most of the bytes are theirs",
-            {
-                "watched": every(
-                    on_each(_behind_backward),
-                    goes_on,
-                    on_each(_nothing_besides),
-                    on_each(all_waited_for),
-                    on_each(_trained_alike),
-                )
-            },
+            {"watched": every(HIDDEN, goes_on, on_each(_trained_alike))},
+            also=_also(HIDDEN),
         ),
         Property(
             "subgroup",
