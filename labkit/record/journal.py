@@ -13,6 +13,7 @@ from torch import Tensor
 
 from labkit.record.exchange import leaving_bytes
 from labkit.record.live import has_bytes
+from labkit.record.names import named_as
 from labkit.record.recorder import Recorder
 from labkit.record.replay import Act
 from labkit.torch_private import CALLS, COLLECTS, FUTURE, WatchingMode, dense_parts, tree_iter
@@ -40,23 +41,15 @@ _OF_ONE_MATRIX = ("linalg_inv_ex", "linalg_matrix_exp", "cholesky_inverse")
 _FUSED = ("_trilinear", "mkldnn_rnn_layer", "_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
-class Journal(WatchingMode):
-    """Keeps a rank's acts inside `with Journal(recorder) as journal:`; read `journal.acts` afterwards.
+class Arithmetic(WatchingMode):
+    """Keeps what is computed inside `with Arithmetic() as arithmetic:`; read `arithmetic.acts` afterwards.
 
-    Operations are those that torch dispatches, forward and backward alike, but for views. Calls are those
-    that Python makes through torch.distributed, and each is waited for once: by the first that waits for its
-    handle, or is told by it that it is over. DistributedDataParallel waits in C++, where none is seen.
+    Operations are those that torch dispatches, forward and backward alike, but for views.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.acts: list[Act] = []
-        self._recorder = recorder
-        self._numbers: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
-        self._calls = 0
-        self._waited: set[int] = set()
-        self._over = threading.local()  # `numbers`: of the calls of whose end this thread is telling
-        self._stack = contextlib.ExitStack()
 
     def computed(self, func: Any, inputs: Any, out: Any) -> None:
         """Add it to what was computed before, if it is no call and no view."""
@@ -69,6 +62,24 @@ class Journal(WatchingMode):
             last = self.acts.pop()
             flops, num_bytes, ops = flops + last.flops, num_bytes + last.num_bytes, 1 + last.ops
         self.acts.append(Act("compute", flops, num_bytes, ops))
+
+
+class Journal(Arithmetic):
+    """Keeps a rank's acts inside `with Journal(recorder) as journal:`; read `journal.acts` afterwards.
+
+    Beside its arithmetic these are calls that Python makes through torch.distributed, and each is waited for
+    once: by the first that waits for its handle, or is told by it that it is over. DistributedDataParallel
+    waits in C++, where none is seen.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._numbers: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
+        self._calls = 0
+        self._waited: set[int] = set()
+        self._over = threading.local()  # `numbers`: of the calls of whose end this thread is telling
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Journal:
         for name, call in CALLS.items():
@@ -193,8 +204,9 @@ class Journal(WatchingMode):
 
 
 def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
+    original = getattr(owner, name)
+    stack.callback(setattr, owner, name, original)
+    setattr(owner, name, named_as(original, value))
 
 
 def operands_of(inputs: Any) -> list[Tensor]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
-from labkit.checks.case import Case, RankAnswer
+from labkit.checks.case import JSON, Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge
 from labkit.checks.rank import Rank
 from labkit.checks.shared.places import place_of
 
+Params = Mapping[str, JSON]
 ACTS, TRAINING = "acts", "training"  # a journal, and a recording, as judges of one call look for them
 
 
@@ -27,24 +27,21 @@ def written_down(rank: Rank, recording: str) -> Iterator[None]:
         yield
 
 
-def of_each_call(judge: Judge, calls: Sequence[str], **params: object) -> Judge:
-    """The same judge of each of the calls with these recordings, by ranks that have others in their group:
-    one that is alone need not communicate.
+def of_each_call(judge: Judge, calls: Callable[[Case], Mapping[str, Params]]) -> Judge:
+    """The same judge of each call, by ranks that have others in their group: one that is alone need not
+    communicate.
 
-    params: of the case, as they are for one call.
+    calls: (case) -> by the recordings of the calls, what of the case's params is another for each.
     """
 
     def find(evidence: Evidence) -> Iterator[Finding]:
         together = [answer for answer in evidence.answers if place_of(evidence.case, answer.rank).size > 1]
-        for recording in calls:
+        for recording, params in calls(evidence.case).items():
+            case = replace(evidence.case, params={**evidence.case.params, **params})
             answers = [_of_call(answer, recording) for answer in together]
-            yield from judge(replace(evidence, case=_of_one_call(evidence.case, params), answers=answers))
+            yield from judge(replace(evidence, case=case, answers=answers))
 
     return find
-
-
-def _of_one_call(case: Case, params: dict[str, Any]) -> Case:
-    return replace(case, params={**case.params, **params})
 
 
 def _of_call(answer: RankAnswer, recording: str) -> RankAnswer:

@@ -13,6 +13,7 @@ from torch import Tensor
 from labkit.checks.shared.beside import nbytes
 from labkit.checks.shared.leaving import METHODS
 from labkit.record.journal import flops_of, operands_of
+from labkit.record.names import named_as
 from labkit.record.threads import InAllThreads, is_followed
 from labkit.torch_private import WatchingMode, tree_iter
 
@@ -107,4 +108,4 @@ def _watched(run: Callable[[threading.Thread], None], elsewhere: Elsewhere) -> C
 def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     own = vars(owner)
     stack.callback(setattr, owner, name, own[name]) if name in own else stack.callback(delattr, owner, name)
-    setattr(owner, name, value)
+    setattr(owner, name, named_as(getattr(owner, name), value))

@@ -26,6 +26,7 @@ from labkit.checks.lesson_10.again import (
 )
 from labkit.checks.lesson_10.each_call import ACTS, TRAINING, of_each_call, written_down
 from labkit.checks.lesson_10.going_on import goes_on, taking_turns
+from labkit.checks.lesson_10.left_hooks import run_by_backward
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same, stays_in_group
@@ -112,9 +113,12 @@ def _train_twice(rank: Rank) -> None:
 
     train_again(rank, own, step)
     rank.student.program_1(net, iter([]), own, rate)
-    rank.fact("hooks", hooks_on(net))
     for name, parameter in net.named_parameters():
         rank.answer(f"trained.{name}", parameter)
+    x, y = batches[0]
+    fresh = net_of(rank.case)
+    run = run_by_backward(lambda: (net(x) - y).sum(), lambda: (fresh(x) - y).sum())
+    rank.fact("hooks", hooks_on(net) + run)
 
 
 def _watch(rank: Rank) -> None:
@@ -259,7 +263,10 @@ HIDDEN = every(on_each(_behind_backward), on_each(_nothing_besides), on_each(all
 
 def _also(judge: Judge) -> dict[str, Judge]:
     """The same of each call in cases that are about the numbers, or another group."""
-    return {"values": of_each_call(judge, [TRAINING]), "subgroup": of_each_call(judge, CALLS, steps=1)}
+    return {
+        "values": of_each_call(judge, lambda case: {TRAINING: {}}),
+        "subgroup": of_each_call(judge, lambda case: {recording: {"steps": 1} for recording in CALLS}),
+    }
 
 
 TRAIN = Run(_train, _inputs, _hand, OneProcess)
