@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,39 +15,46 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_from_python, all_waited_for
 from labkit.checks.lesson_10.again import (
+    CALLS,
     hooks_on,
     leave_gradients,
     leaves_no_hook,
     no_hook_is_left,
     train_again,
 )
+from labkit.checks.lesson_10.between_steps import SEEN, BetweenSteps, LoadedBatches
+from labkit.checks.lesson_10.each_call import ACTS, TRAINING, of_each_call, written_down
 from labkit.checks.lesson_10.elsewhere import watched_elsewhere
 from labkit.checks.lesson_10.exposed import HIDES
+from labkit.checks.lesson_10.left_hooks import run_by_backward
 from labkit.checks.lesson_10.losses import are_floats, send_losses
+from labkit.checks.lesson_10.plain_program import plain_seconds
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
+from labkit.checks.lesson_10.small_gpt import SHAPE, dtype_of, model_of
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes, on_each, same
-from labkit.checks.shared.places import enter_group
+from labkit.checks.shared.held import allocated_now
+from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.worked import Worked
-from labkit.model import Transformer, explicit_attention
-from labkit.record.live import bytes_of_process, settled_bytes_of_process
+from labkit.model import Transformer
+from labkit.record.live import bytes_of_process
 from labkit.record.matching import everybody_came
 from labkit.record.replay import replay
 from labkit.theory import breakdown  # as in `exposed`
-from labkit.theory.models import ModelConfig, gpt
 
-SEEN = 0.9  # of the products of a plain step
+OTHER = "another model"  # a recording
 MOST_ELSEWHERE = 0.1  # of the weights' bytes, through NumPy, lists or other threads: losses are far less
-SHAPE = {"layers": 4, "hidden": 48, "heads": 4, "vocabulary": 64, "sequence": 24}
 ODD_SHAPE = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5}
 ODD = {**ODD_SHAPE, "learning_rate": OTHER_RATE, "tied": False}
 IN_FP32 = {"layers": 1, "batches": [[2, 6], [2, 2], [2, 2]], "dtype": "float32"}  # the first for all ranks
 PLAIN_SECONDS = 0.0167030296  # of a step of the plain program on the fixed machine; a test replays it
 FASTER, MUCH_FASTER = 0.6, 0.4  # of that
+LESS = 0.75  # of what the plain program takes in a case of other sizes
 MOST_EXPOSED = 0.12  # of a step
+MORE_EXPOSED = 0.35  # of a step of a case of other sizes
 MOST_IDLE = 0.05  # waiting and idle, of a step
 MOST_COPIES = 4  # of the weights, held by a rank between two steps
-SETTLING = 0.2  # seconds in which a backend lets go of what it held
+ALLOCATED = 5  # times the weights, with half of that for what a check, a backend and the allocator need
 
 
 def fast_case(name: str, kind: str, ranks: int, seed: int, **more: object) -> Case:
@@ -66,23 +72,6 @@ def _cases(seed: int) -> list[Case]:
     ]
 
 
-def config_of(case: Case) -> ModelConfig:
-    """Without dropout, so that every plan computes the same."""
-    layers, hidden, heads, vocabulary, sequence = (case.params[name] for name in SHAPE)
-    return gpt(layers, hidden, heads, vocabulary, sequence, dropout=0.0, tied_embeddings=case.params["tied"])
-
-
-def dtype_of(case: Case) -> torch.dtype:
-    """Of the weights."""
-    return {"float64": torch.float64, "float32": torch.float32}[case.params["dtype"]]
-
-
-def model_of(case: Case, number: int = 0) -> Transformer:
-    """The same weights everywhere; another number's are others."""
-    torch.manual_seed(case.seed + 11 + number)
-    return Transformer(config_of(case), attend=explicit_attention).to(dtype_of(case))
-
-
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """'STEP': ids [micro_batches, rows, sequence + 1]."""
     vocabulary, sequence = (case.params[name] for name in ("vocabulary", "sequence"))
@@ -97,9 +86,9 @@ def _batches(case: Case, inputs: Inputs) -> list[Tensor]:
 
 
 def _train(rank: Rank) -> None:
-    """Answers: trained.NAME, losses. Recording: training, as any plan may send what it likes."""
+    """Answers: trained.NAME, losses. Recording, and acts: training, as any plan may send what it likes."""
     model, group = model_of(rank.case), enter_group(rank)
-    with rank.recording("training"):
+    with written_down(rank, TRAINING), watched_elsewhere():
         losses = rank.student.train(
             model, _batches(rank.case, rank.inputs), group, rank.params["learning_rate"]
         )
@@ -109,8 +98,8 @@ def _train(rank: Rank) -> None:
 def _train_one_by_one(rank: Rank) -> None:
     """The same in a call for each of the batches, which comes from an iterator, of a model that comes with
     gradients, the first in the whole job; then another model, from an iterator of one batch and one of none.
-    Recordings: training, again. Answers: other.NAME. Facts: of_none, whether no batch gave an empty list;
-    hooks, left on either of them.
+    Recordings, and acts: training, again, another model. Answers: other.NAME. Facts: of_none, whether no
+    batch gave an empty list; hooks, left on either of them.
     """
     model, own, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
     leave_gradients(model)
@@ -120,15 +109,24 @@ def _train_one_by_one(rank: Rank) -> None:
     def step(number: int, group: dist.ProcessGroup) -> None:
         losses.extend(rank.student.train(model, iter([batches[number]]), group, rate))
 
-    train_again(rank, own, step)
-    _send(rank, model, losses)
     other = model_of(rank.case, 1)
-    with rank.recording("another model"):
-        rank.student.train(other, iter(batches[:1]), own, rate)
-        of_none = rank.student.train(other, iter(()), own, rate)
+    with watched_elsewhere():
+        train_again(rank, own, step)
+        with written_down(rank, OTHER):
+            rank.student.train(other, iter(batches[:1]), own, rate)
+            of_none = rank.student.train(other, iter(()), own, rate)
+    _send(rank, model, losses)
     _send_weights(rank, "other", other)
     rank.fact("of_none", isinstance(of_none, list) and not of_none)
-    rank.fact("hooks", hooks_on(model, other))
+    fresh, rows = model_of(rank.case), batches[0][0]
+    run = [
+        run_by_backward(*(partial(_loss, m, rows) for m in (trained, fresh))) for trained in (model, other)
+    ]
+    rank.fact("hooks", hooks_on(model, other) + sum(run))
+
+
+def _loss(model: Transformer, ids: Tensor) -> Tensor:
+    return model.loss(ids[:, :-1], ids[:, 1:])
 
 
 def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
@@ -141,64 +139,24 @@ def _send_weights(rank: Rank, name: str, model: nn.Module) -> None:
         rank.answer(f"{name}.{parameter_name}", parameter)
 
 
-class _Batches:
-    """One batch a step, as a notebook's loader has them.
-
-    asked: called before each with its number; what it knows is out of the student's reach.
-    """
-
-    def __init__(self, batches: Sequence[Tensor], asked: Callable[[int], None]) -> None:
-        self._batches, self._asked = batches, asked
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for number, batch in enumerate(self._batches):
-            self._asked(number)
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-
-class _Watch:
-    """Looks what this process holds, and has done, when a batch is asked for.
-
-    most: bytes of all tensors then, at most, but for the first batch. steps: how many batches there are.
-    done: operations of products so far.
-    """
-
-    def __init__(self, steps: int, done: Callable[[], int]) -> None:
-        self.most = 0
-        self._steps, self._done = steps, done
-        self._at_batches: list[int] = []
-
-    def look(self, number: int) -> None:
-        """Before the batch of this number."""
-        if number:
-            self.most = max(self.most, settled_bytes_of_process(SETTLING))
-        self._at_batches.append(self._done())
-
-    @property
-    def early(self) -> bool:
-        """Whether one was asked for before the one before it was worked on, or most of that: the batches are
-        of one size. To be asked when all is trained.
-        """
-        whole = self._done()
-        of_steps = [after - before for before, after in pairwise([*self._at_batches, whole])]
-        return any(done * self._steps <= SEEN * whole for done in of_steps)
-
-
 def _measure(rank: Rank) -> None:
-    """The same, written down. Facts: acts; held_bytes, weights and all, between two steps; early;
+    """The same, written down. Facts: acts; held_bytes, weights and all, between two
+    steps; allocated_bytes, the same of memory; early;
     elsewhere_bytes, which no journal sees.
     """
+    given = _batches(rank.case, rank.inputs)
+    _loss(model_of(rank.case), given[0][0]).backward()  # a library keeps what it works in the first time
     model = model_of(rank.case)
     others = bytes_of_process() - weight_bytes(model)
-    with rank.recording("training"), rank.journal("acts") as acts, watched_elsewhere() as elsewhere:
-        given = _batches(rank.case, rank.inputs)
-        watch = _Watch(len(given), lambda: sum(act.flops for act in acts))
-        batches = _Batches(given, lambda number: watch.look(number))  # a bound method would lead to the watch
+    allocated = allocated_now() - weight_bytes(model)
+    with rank.recording(TRAINING), rank.journal(ACTS) as acts, watched_elsewhere() as elsewhere:
+        watch = BetweenSteps(len(given), lambda: sum(act.flops for act in acts))
+        batches = LoadedBatches(
+            given, lambda number: watch.look(number)
+        )  # a bound method would lead to the watch
         losses = rank.student.train(model, batches, rank.group, rank.params["learning_rate"])
     rank.fact("held_bytes", watch.most - others)
+    rank.fact("allocated_bytes", watch.most_allocated - allocated)
     rank.fact("early", watch.early)
     rank.fact("elsewhere_bytes", elsewhere.num_bytes)
     _send(rank, model, losses)
@@ -228,12 +186,13 @@ class FastEvidence(Evidence):
     @cached_property
     def shares(self) -> list[Any]:
         """Each rank's seconds of a step, in four parts (`labkit.theory.breakdown.StepShare`)."""
-        record = replay([acts_of(answer) for answer in self.answers])
+        acts = {answer.rank: acts_of(answer) for answer in self.answers}
+        record = replay([acts.get(rank, []) for rank in range(self.case.ranks)])
         came = everybody_came(record.collectives)
         end = max(event.end or 0.0 for event in record.timeline)
         steps = len(self.case.params["batches"])
         shares = []
-        for rank in range(record.ranks):
+        for rank in acts:
             compute = [(s.start, s.end) for s in record.spans if s.rank == rank]
             mine = [c for c in record.collectives if c.rank == rank]
             calls = [(c.start, end if c.end is None else c.end, came[c]) for c in mine]
@@ -295,6 +254,31 @@ def _takes_at_most(share: float) -> Judge:
     return judge
 
 
+def _takes_less_than_plain(evidence: FastEvidence) -> Iterator[Finding]:
+    """In cases of other sizes, where less can be won."""
+    if evidence.answers:
+        answer = evidence.answers[0]
+        plain = plain_seconds(evidence.case, place_of(evidence.case, answer.rank).size)
+        told = f"at most {LESS:.0%} of the plain program's {plain * 1e3:.2f} ms a step"
+        seen = f"{evidence.seconds * 1e3:.2f} ms, {evidence.seconds / plain:.0%}"
+        yield Finding(evidence.seconds <= LESS * plain, told, seen)
+
+
+def _also(judge: Judge) -> dict[str, Judge]:
+    """The same of each call in cases that are about the numbers, or another group."""
+    return {
+        "values": of_each_call(judge, lambda case: {TRAINING: {}}),
+        "subgroup": of_each_call(judge, _one_by_one),
+    }
+
+
+def _one_by_one(case: Case) -> dict[str, dict[str, Any]]:
+    """The calls of `_train_one_by_one`, each with its batch."""
+    first, *others = case.params["batches"]
+    batches = {**dict(zip(CALLS, others, strict=True)), OTHER: first}
+    return {recording: {"batches": [batch]} for recording, batch in batches.items()}
+
+
 def _all_in_sight(evidence: FastEvidence) -> Iterator[Finding]:
     """What a journal does not see takes no time on the fixed machine: another thread's work, or NumPy's. A
     plan may save a product or two that autograd does.
@@ -313,6 +297,8 @@ def _all_in_sight(evidence: FastEvidence) -> Iterator[Finding]:
 
 def _part_is_small(most: float, told: str, *parts: str) -> Judge:
     def judge(evidence: FastEvidence) -> Iterator[Finding]:
+        if not evidence.answers:
+            return
         share = evidence.part(*parts)
         yield Finding(share <= most, f"at most {most:.0%} of a step: {told}", f"{share:.1%}")
 
@@ -327,6 +313,11 @@ def _holds_little(evidence: FastEvidence) -> Iterator[Finding]:
         held = answer.facts["held_bytes"]
         told = f"at most {MOST_COPIES} times the weights' {weights:,} bytes held between two steps"
         yield Finding(held <= MOST_COPIES * weights, told, f"{held:,} bytes", answer.rank)
+        allocated = answer.facts["allocated_bytes"]
+        told = (
+            f"at most {ALLOCATED} times the weights' {weights:,} bytes in memory, in whatever they are held"
+        )
+        yield Finding(allocated <= ALLOCATED * weights, told, f"{allocated:,} bytes", answer.rank)
     # A rank may hold its shard alone. All of them together hold the weights, or nobody looked between steps.
     together = sum(answer.facts["held_bytes"] for answer in evidence.answers)
     told = f"the weights' {weights:,} bytes held by all ranks together, with batches taken one by one"
@@ -370,6 +361,7 @@ EXERCISE = Exercise(
             f"On the fixed machine a step takes at most {FASTER:.0%} of the plain program's time.",
             "gradients are sent with every micro-batch",
             {"measured": every(_takes_at_most(FASTER), _all_in_sight)},
+            also=_also(_takes_less_than_plain),
         ),
         Property(
             "much-faster",
@@ -378,6 +370,7 @@ EXERCISE = Exercise(
             f"It takes at most {MUCH_FASTER:.0%}.",
             "a call for each parameter pays a latency each time",
             {"measured": every(_takes_at_most(MUCH_FASTER), _all_in_sight)},
+            also=_also(_takes_less_than_plain),
         ),
         Property(
             "hidden",
@@ -392,6 +385,13 @@ EXERCISE = Exercise(
                     on_each(all_from_python),
                 )
             },
+            also=_also(
+                every(
+                    _part_is_small(MORE_EXPOSED, "communication with nothing behind it", "exposed"),
+                    on_each(all_waited_for),
+                    on_each(all_from_python),
+                )
+            ),
         ),
         Property(
             "busy",
