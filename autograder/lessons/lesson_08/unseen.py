@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_08.adam import held_case
@@ -103,12 +104,38 @@ def _optimizer(seed: int) -> list[Case]:
         ),
         bf16_case("unseen: bf16", 4, seed, size=draw.randint(190, 260)),
         bf16_case("unseen: float16", 2, seed, size=200, dtype="float16"),
-        held_case("unseen: Adam's state", 3, seed, draw.randint(30, 44), "float32"),
+        bf16_case("unseen: bf16 in two groups", 3, seed, size=draw.randint(190, 260), groups_of_rates=True),
+        *_states(draw, seed),
         shard_case(
             "unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[[0, 3], [1]]
         ),
         shard_case("unseen: a rank without rows", "unusual", 4, seed, without_rows=[[0, 3]], **_net(draw)),
         shard_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
+    ]
+
+
+def _states(draw: Random, seed: int) -> list[Case]:
+    """A rank's share and the whole are well apart: on two ranks only where a weight has two numbers of state,
+    and no groups.
+    """
+    one, two = draw.choice(["momentum", "adagrad"]), draw.choice(["adam", "adamw"])
+    widths, steps = range(30, 45), range(3, 8)
+    first: dict[str, Any] = {"frozen": draw.random() < 0.5, "steps": draw.choice(steps)}
+    then: dict[str, Any] = {"frozen": not first["frozen"], "steps": draw.choice(steps)}
+    dtype, width = draw.choice(["float32", "float64"]), draw.choice(widths)
+    return [
+        held_case("unseen: one number of state", 3, seed, width, dtype, optimizer=one, **first),
+        held_case(
+            "unseen: state of groups",
+            4,
+            seed,
+            draw.choice(widths),
+            "float32",
+            optimizer=two,
+            in_groups=True,
+            **then,
+        ),
+        held_case("unseen: state of bf16 weights", 2, seed, 36, "bfloat16", optimizer=two, **then),
     ]
 
 
@@ -118,6 +145,17 @@ def _gradients(seed: int) -> list[Case]:
         bucket_case("unseen: three ranks", "values", 3, seed, micro_batches=2, **_net(draw)),
         bucket_case("unseen: a bucket a weight", "values", 4, seed, bucket_bytes=1, **_net(draw)),
         bucket_case("unseen: float32", "values", 2, seed, dtype="float32", bucket_bytes=90, **_net(draw)),
+        bucket_case(
+            "unseen: all of it used",
+            draw.choice(["values", "unusual"]),
+            draw.choice([2, 4]),
+            seed,
+            parts=draw.sample(["frozen", "half", "tied", "twice"], 2),
+            dtype=draw.choice(["float32", "float64"]),
+            bucket_bytes=draw.choice([80, 120, 200]),
+            micro_batches=draw.randint(1, 3),
+            **_net(draw),
+        ),
         watched_buckets("unseen: two layers a bucket", 2, seed, 48, 16, 2),
         bucket_case(
             "unseen: unused here and there",

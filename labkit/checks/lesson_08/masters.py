@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from labkit.checks.shared.split import drawn
 
 BF16_STEPS = 60
 AWAY = 2048.0  # what cancels over two steps, beside which bf16 holds no number of the size of a slope
+PARTS = 3  # of the weights, where a case has groups: the middle one learns at half the rate
 ALIKE = 64.0  # the same over micro-batches
 ROOM = 2**-12  # relative, for what fp32 does not hold
 
@@ -59,6 +61,14 @@ class TwoSlopes(nn.Module):
         return torch.stack([unit(part) for unit, part in parts]).sum()
 
 
+def rates(case: Case) -> Tensor:
+    """The learning rate of each number."""
+    found = torch.full((case.params["size"],), float(case.params["lr"]), dtype=torch.float64)
+    if case.params.get("groups_of_rates"):
+        found.chunk(PARTS)[1].div_(2)
+    return found
+
+
 def masters_are_kept(evidence: Evidence) -> Iterator[Finding]:
     """The weights are what fp32 arithmetic gives, rounded to their dtype at the end: within half a unit of
     its last place.
@@ -67,7 +77,7 @@ def masters_are_kept(evidence: Evidence) -> Iterator[Finding]:
     half_a_unit = torch.finfo(dtype).eps / 2 + ROOM
     weight = evidence.inputs["w"][0].double()
     slope = evidence.inputs["slope"].double().mean(0).mean(0).sum(0)
-    expected = weight - BF16_STEPS * evidence.case.params["lr"] * slope
+    expected = weight - BF16_STEPS * rates(evidence.case) * slope
     for answer in evidence.answers:
         seen = answer.tensors["weights 0.w"]
         if seen.dtype != dtype or seen.shape != expected.shape:
@@ -81,8 +91,14 @@ def masters_are_kept(evidence: Evidence) -> Iterator[Finding]:
 
 
 def bf16_case(
-    name: str, ranks: int, seed: int, size: int, micro_batches: int = 1, dtype: str = "bfloat16"
+    name: str,
+    ranks: int,
+    seed: int,
+    size: int,
+    micro_batches: int = 1,
+    dtype: str = "bfloat16",
+    **params: Any,
 ) -> Case:
-    """Weights in bf16 (or float16), and steps too small for them."""
-    sizes = {"size": size, "lr": 1e-4, "micro_batches": micro_batches, "weights": dtype}
+    """Weights in bf16 (or float16), and steps too small for them. groups_of_rates: in two groups."""
+    sizes = {"size": size, "lr": 1e-4, "micro_batches": micro_batches, "weights": dtype, **params}
     return Case(name, ranks, sizes, seed, kind="bf16", timeout=40.0)

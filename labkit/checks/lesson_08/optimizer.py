@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.adam import (
     held_case,
-    hold_two_steps,
-    hold_two_steps_in_process,
+    hold_in_this_process,
+    hold_steps,
     holds_its_share,
     most_in_process,
     positive_rows,
@@ -22,7 +21,14 @@ from labkit.checks.lesson_08.adam import (
 )
 from labkit.checks.lesson_08.formulas import HIDES
 from labkit.checks.lesson_08.held import holds_no_more
-from labkit.checks.lesson_08.masters import BF16_STEPS, bf16_case, bf16_inputs, masters_are_kept
+from labkit.checks.lesson_08.masters import (
+    BF16_STEPS,
+    PARTS,
+    bf16_case,
+    bf16_inputs,
+    masters_are_kept,
+    rates,
+)
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     PAIRS,
@@ -45,6 +51,7 @@ from labkit.checks.lesson_08.net import (
     uses_both,
     weights_follow,
 )
+from labkit.checks.lesson_08.stepped import Stepped, steps_its_share
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, nbytes, stays_in_group
 from labkit.checks.shared.company import in_company
@@ -55,7 +62,8 @@ FEW_BYTES = 64
 
 def _train(rank: Rank) -> None:
     """Answers "weights STEP.NAME"; recordings "built", "step N", and "before step N" and "behind step N" of
-    backward and of zero_grad; fact: changed, the parameters whose own gradients a step has changed.
+    backward and of zero_grad; facts: changed, the parameters whose own gradients a step has changed, and
+    that of `Stepped`.
     net_forgets: the net's zero_grad() is called, not the optimizer's.
     """
     group, net = enter_group(rank), handed_net(rank)
@@ -67,7 +75,7 @@ def _train(rank: Rank) -> None:
     if rank.case.kind == "subgroup":  # one of another group, made later, changes nothing
         another = handed_net(rank).parameters()
         rank.student.ShardedOptimizer(another, optimizer_class, rank.group, **options)
-    changed: list[str] = []
+    changed, stepped = list[str](), Stepped()
     for step in range(STEPS):
         with rank.recording(f"before step {step}"):
             _backward(rank, net, step)
@@ -78,11 +86,13 @@ def _train(rank: Rank) -> None:
         before = {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
         with rank.recording(f"step {step}"):
             optimizer.step()
+        stepped.note(getattr(optimizer, "optimizer", None))
         changed += [name for name, p in net.named_parameters() if not _alike(before[name], p.grad)]
         answer_weights(rank, snapshot(net), step)
         with rank.recording(f"behind step {step}"):
             (net if rank.params.get("net_forgets") else optimizer).zero_grad()
     rank.fact("changed", changed)
+    stepped.tell(rank)
 
 
 def _backward(rank: Rank, net: nn.Module, step: int) -> None:
@@ -115,15 +125,33 @@ def _alike(before: Tensor | None, after: Tensor | None) -> bool:
 
 
 def _train_in_bf16(rank: Rank) -> None:
-    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording: "step 0"."""
-    weight = nn.Parameter(rank.inputs["w"].clone())
-    optimizer = rank.student.ShardedOptimizer([weight], torch.optim.SGD, rank.group, lr=rank.params["lr"])
+    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording, of each
+    step: "step".
+    """
+    parts = [nn.Parameter(part.clone()) for part in rank.inputs["w"].chunk(PARTS)]
+    optimizer = rank.student.ShardedOptimizer(
+        _in_groups(rank.case, parts), torch.optim.SGD, rank.group, lr=rank.params["lr"]
+    )
     for step in range(BF16_STEPS):
-        (weight * rank.inputs["slope"][step % 2, 0]).sum().backward()
-        with rank.recording("step 0") if step == 0 else contextlib.nullcontext():
+        slopes = rank.inputs["slope"][step % 2, 0].chunk(PARTS)
+        for part, slope in zip(parts, slopes, strict=True):
+            (part * slope).sum().backward()
+        with rank.recording("step"):
             optimizer.step()
         optimizer.zero_grad()
-    rank.answer("weights 0.w", weight)
+    rank.answer("weights 0.w", torch.cat([part.detach() for part in parts]))
+
+
+def _in_groups(case: Case, parts: Sequence[nn.Parameter]) -> Sequence[Any]:
+    """Those of the same rate in a group, where the case has groups: the first and the last part learn at
+    another one than the part between them.
+    """
+    if not case.params.get("groups_of_rates"):
+        return parts
+    return [
+        {"params": [parts[0], *parts[2:]]},
+        {"params": [parts[1]], "lr": rates(case).chunk(PARTS)[1][0].item()},
+    ]
 
 
 # -- judges
@@ -159,11 +187,12 @@ def _nothing_sent(answer: RankAnswer, phase: str) -> Finding:
 
 
 def sends_rounded_weights(evidence: Evidence) -> Iterator[Finding]:
-    """Gradients go in fp32, weights in bf16."""
+    """Gradients go in fp32, weights in bf16, in each step."""
     numel = evidence.case.params["size"]
     return (
-        _passes(answer, "step 0", (4 * numel, 2 * numel), evidence.case.ranks)
+        _passes(answer, phase, (4 * numel, 2 * numel), evidence.case.ranks)
         for answer in in_company(evidence)
+        for phase in (*answer.earlier("step"), "step")
     )
 
 
@@ -220,6 +249,7 @@ def _cases_of_dtypes(seed: int) -> list[Case]:
     return [
         bf16_case("bf16 weights", 3, seed, size=211),
         bf16_case("float16 weights, one rank", 1, seed, size=40, dtype="float16"),
+        bf16_case("bf16 weights in two groups", 2, seed, size=97, groups_of_rates=True),
         held_case("Adam's state", 4, seed, 40, "float32"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
         held_case("all that the process holds", 2, seed, 320, "float32", kind="process"),
@@ -275,8 +305,8 @@ SHARDED_OPTIMIZER = Exercise(
     dict.fromkeys(("values", "stateful", "groups", "schedule", "unusual", "subgroup"), _TRAINED)
     | {
         "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
-        "held": Run(hold_two_steps, positive_rows, own_entry),
-        "process": Run(hold_two_steps_in_process, positive_rows, own_entry),
+        "held": Run(hold_steps, positive_rows, own_entry),
+        "process": Run(hold_in_this_process, positive_rows, own_entry),
     },
     optimizer_cases,
     (
@@ -340,6 +370,9 @@ SHARDED_OPTIMIZER = Exercise(
                 "held": every(holds_its_share, steps_what_it_holds),
                 "process": every(holds_no_more(most_in_process), steps_what_it_holds),
             },
+            dict.fromkeys(
+                ("values", "stateful", "groups", "schedule", "unusual", "subgroup"), steps_its_share
+            ),
         ),
         Property(
             "communication",
