@@ -5,10 +5,26 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from labkit.checks.case import Case
 from labkit.checks.lesson_08.held import CALL_BYTES, Life, Look, hold_in_process
 from labkit.checks.lesson_08.net import stack
 from labkit.checks.rank import Rank
+from labkit.checks.shared.beside import nbytes
+
+
+def make_buckets(net: nn.Module, bucket_bytes: int) -> list[list[str]]:
+    """Names of the parameters in each bucket, as the lesson's own function fills them."""
+    buckets: list[list[str]] = []
+    used = 0
+    for name, parameter in reversed([(n, p) for n, p in net.named_parameters() if p.requires_grad]):
+        if not buckets or used + nbytes(parameter) > bucket_bytes:
+            buckets.append([])
+            used = 0
+        buckets[-1].append(name)
+        used += nbytes(parameter)
+    return buckets
 
 
 def answer_gradients(rank: Rank, sharded: Any) -> None:

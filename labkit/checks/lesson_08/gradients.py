@@ -15,12 +15,14 @@ from labkit.checks.lesson_08.buckets import (
     bucket_bytes_of,
     hold_buckets,
     layer_bytes,
+    make_buckets,
     most_at_rest,
     most_in_backward,
     most_in_process,
     num_buckets,
 )
 from labkit.checks.lesson_08.held import bytes_beforehand, bytes_held, holds_no_more
+from labkit.checks.lesson_08.in_turn import Ready, leave_in_turn
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     LEARNING_RATE,
@@ -45,7 +47,7 @@ from labkit.checks.lesson_08.net import (
 from labkit.checks.lesson_08.stacks import StackEvidence, stack_inputs
 from labkit.checks.lesson_08.whole import nothing_else
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_of, nbytes, same, stays_in_group
+from labkit.checks.shared.beside import calls_of, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.split import dtype_of, loaded
@@ -55,22 +57,26 @@ MEASURED = (0, 1)  # the second of a rank's rows alone
 
 
 def _train(rank: Rank) -> None:
-    """Answers "grad STEP.SHARD" and "weights STEP.NAME"; fact left_over; recordings "step N", "gather
-    N". Where the case says so, another module was sharded before and is in each backward too.
+    """Answers "grad STEP.SHARD" and "weights STEP.NAME"; facts: left_over, those of `Ready`; recordings "step
+    N", "gather N". Where the case says so, another module was sharded before and is in each backward too.
     """
     group, net, beside = enter_group(rank), handed_net(rank), list[nn.Module]()
+    ready = Ready(net)
     if rank.params.get("another"):
         beside.append(handed_net(rank))
         rank.student.ShardedGradients(beside[0], group, rank.params["bucket_bytes"])
     sharded = rank.student.ShardedGradients(net, group, rank.params["bucket_bytes"])
     left_over = []
     for step in range(STEPS):
-        with rank.recording(f"step {step}"):
+        ready.begins_step()
+        with rank.recording(f"step {step}") as begin:
             for m in range(rank.params["micro_batches"]):
+                ready.begins_backward()
                 if m and rank.params.get("gathers_between"):
                     sharded.gather_weights()
                 out = net(rank.inputs["x"][step, m], uses_both(rank.case, rank.rank, step))
                 loss_with(out, rank.inputs["target"][step, m], beside, rank.inputs["x"][step, m]).backward()
+        ready.tell(rank, step, begin)
         left_over += [name for name, p in net.named_parameters() if p.grad is not None]
         for number, shard in enumerate(sharded.shards):
             rank.answer(f"grad {step}.{number}", shard.grad)
@@ -115,19 +121,6 @@ def _watch(rank: Rank) -> None:
 
 
 # -- judges
-
-
-def make_buckets(net: nn.Module, bucket_bytes: int) -> list[list[str]]:
-    """Names of the parameters in each bucket, as the lesson's own function fills them."""
-    buckets: list[list[str]] = []
-    used = 0
-    for name, parameter in reversed([(n, p) for n, p in net.named_parameters() if p.requires_grad]):
-        if not buckets or used + nbytes(parameter) > bucket_bytes:
-            buckets.append([])
-            used = 0
-        buckets[-1].append(name)
-        used += nbytes(parameter)
-    return buckets
 
 
 def shards_follow(evidence: TrainedEvidence) -> Iterator[Finding]:
@@ -368,6 +361,7 @@ SHARDED_GRADIENTS = Exercise(
                 "watched": every(stays_small, stack_shards_follow),
                 "process": every(holds_no_more(most_in_process), stack_shards_follow),
             },
+            dict.fromkeys(("values", "aside", "unusual", "subgroup"), leave_in_turn),
         ),
         Property(
             "nothing-left-over",
