@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_08.adam import held_case
+from labkit.checks.lesson_08.circumstances import some
 from labkit.checks.lesson_08.formulas import (
     MIXED,
     flat_layout_cases,
@@ -204,13 +205,19 @@ def _module(seed: int) -> list[Case]:
         unit_case("unseen: three ranks", "values", 3, seed, micro_batches=2, **_net(draw)),
         unit_case("unseen: two ahead", "values", 2, seed, prefetch=2, parts=["two"], **_net(draw)),
         unit_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
-        watched_units("unseen: twenty layers", 2, seed, 48, 20, 1),
-        watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0),
-        watched_units("unseen: three ahead, interrupted", 2, seed, 64, 14, 3, interrupted=True),
-        watched_units("unseen: frozen layers", 4, seed, 64, 14, 2, "watched-frozen", frozen=[2, 6, 7]),
-        watched_units("unseen: bf16 layers", 4, seed, 64, 14, 0, "watched-bf16", dtype="bfloat16"),
-        calls_case("unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14)),
-        calls_case("unseen: every other unit", 4, seed, 48, 32, _every_other(draw, 32)),
+        watched_units("unseen: twenty layers", 2, seed, 48, 20, 1, **some(draw)),
+        watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0, **some(draw)),
+        watched_units("unseen: three ahead, interrupted", 2, seed, 64, 14, 3, interrupted=True, **some(draw)),
+        watched_units(
+            "unseen: frozen layers", 4, seed, 64, 14, 2, "watched-frozen", frozen=[2, 6, 7], **some(draw)
+        ),
+        watched_units(
+            "unseen: bf16 layers", 4, seed, 64, 14, 0, "watched-bf16", dtype="bfloat16", **some(draw)
+        ),
+        calls_case(
+            "unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14), **some(draw)
+        ),
+        calls_case("unseen: every other unit", 4, seed, 48, 32, _every_other(draw, 32), **some(draw)),
         unit_case("unseen: three at once", "together", 3, seed, micro_batches=3, prefetch=2, **_net(draw)),
         unit_case("unseen: tied", "tied", 3, seed, parts=["tied", "twice"], prefetch=0, **_net(draw)),
         unit_case("unseen: called twice", "twice", 2, seed, parts=["twice", "frozen"], **_net(draw)),
@@ -221,7 +228,7 @@ def _module(seed: int) -> list[Case]:
             "unseen: everything at once", "aside", 4, seed, parts=every_part, both=[[0, 2]], **_net(draw)
         ),
         bf16_case("unseen: bf16", 2, seed, size=draw.randint(190, 260), micro_batches=3),
-        unit_case("unseen: evaluation", "evaluated", 3, seed, micro_batches=2, **_net(draw)),
+        unit_case("unseen: evaluation", "evaluated", 3, seed, micro_batches=2, dtype="float32", **_net(draw)),
         unit_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
         unit_case("unseen: given back", "tiny", 2, seed, parts=["kept", "same"], prefetch=0, **_net(draw)),
     ]

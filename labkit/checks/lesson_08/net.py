@@ -182,9 +182,9 @@ class Net(nn.Module):
 class Timed(nn.Module):
     """A linear layer that notes when its forward runs."""
 
-    def __init__(self, width: int, log: list[float]):
+    def __init__(self, width: int, log: list[float], bias: bool = False):
         super().__init__()
-        self.linear = nn.Linear(width, width, bias=False)
+        self.linear = nn.Linear(width, width, bias=bias)
         self.note = lambda: log.append(time.monotonic())  # the list itself is out of the student's reach
 
     def forward(self, x: Tensor) -> Tensor:
@@ -207,10 +207,11 @@ class _Called(nn.Sequential):
 
 def stack(case: Case, log: list[float]) -> nn.Sequential:
     """Equal layers whose weights are far larger than what passes through them, which is as large behind the
-    last as before the first. frozen: the numbers of those that are.
+    last as before the first. frozen: the numbers of those that are. bias: whether they have one.
     """
     torch.manual_seed(case.seed)
-    layers = [Timed(case.params["width"], log) for _ in range(case.params["layers"])]
+    width, bias = case.params["width"], case.params.get("bias", False)
+    layers = [Timed(width, log, bias) for _ in range(case.params["layers"])]
     for layer in layers:
         layer.linear.weight.data.mul_(3**0.5)  # torch draws them with a third of this variance
     for number in case.params.get("frozen", ()):

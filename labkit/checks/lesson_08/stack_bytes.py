@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from labkit.checks.case import Case
+from labkit.checks.lesson_08.circumstances import adds_up
 from labkit.checks.lesson_08.held import CALL_BYTES
 from labkit.checks.lesson_08.net import calls_of
 from labkit.checks.shared.split import dtype_of
@@ -10,12 +11,18 @@ from labkit.checks.shared.split import dtype_of
 
 def unit_bytes(case: Case) -> int:
     """Of a unit's gradients, or of the masters of its weights."""
-    return 4 * int(case.params["width"]) ** 2
+    return 4 * _numel(case)
 
 
 def whole_bytes(case: Case) -> int:
     """Of a unit's weights, while they are whole."""
-    return dtype_of(case).itemsize * int(case.params["width"]) ** 2
+    return dtype_of(case).itemsize * _numel(case)
+
+
+def _numel(case: Case) -> int:
+    """Numbers of a unit's weights: the ranks divide those of each."""
+    width = int(case.params["width"])
+    return width * (width + 1) if case.params.get("bias") else width**2
 
 
 def share(case: Case) -> int:
@@ -34,15 +41,21 @@ def trained(case: Case) -> int:
 
 
 RESTS = (
-    "at_rest", "after_forward", "after_backward", "after_full_weights", "after_evaluation", "after_an_error",
-    "after_the_next",
+    "at_rest", "after_forward", "after_backward", "after_full_weights", "after_evaluation",
+    "after_an_error_in_evaluation", "after_an_error", "after_the_next",
 )  # fmt: skip
 """When a rank rests."""
 
 
 def most_at_rest(case: Case) -> dict[str, int]:
-    """Bytes of its shards whenever a rank rests, after backward of their gradients too."""
-    return dict.fromkeys(RESTS, share(case)) | {"after_backward": share(case) + share_of_gradients(case)}
+    """Bytes of its shards whenever a rank rests, after backward of their gradients too, which may have been
+    there before.
+    """
+    with_gradients = share(case) + share_of_gradients(case)
+    return dict.fromkeys(RESTS, share(case)) | {
+        "after_forward": with_gradients if adds_up(case) else share(case),
+        "after_backward": with_gradients,
+    }
 
 
 def room(case: Case) -> int:
@@ -75,13 +88,17 @@ def most_in_process(case: Case) -> dict[str, int]:
 
 
 def most_at_peaks(case: Case) -> dict[str, int]:
-    """Of each peak: a unit whole in forward, and those fetched ahead; in backward also gradients of two, and
-    room for what a backend copies. The gradient of a unit that is called again waits for its last one.
-    Shards of another dtype are rounded for what is under way.
+    """Of each peak: a unit whole in forward, and those fetched ahead, beside gradients that were there
+    before; in backward also gradients of two, and room for what a backend copies. The gradient of a unit
+    that is called again waits for its last one. Shards of another dtype are rounded for what is under way.
     """
     whole, unit = 1 + case.params["prefetch"], unit_bytes(case)
     waiting = len(calls_of(case)) - len(set(calls_of(case)))
     rounded = 0 if whole_bytes(case) == unit else whole_bytes(case) // case.ranks
     forward = share(case) + whole * (whole_bytes(case) + rounded) + room(case)
-    backward = forward + share_of_gradients(case) + (4 + waiting) * unit
-    return {"forward_peak": forward, "backward_peak": backward}
+    gradients = share_of_gradients(case)
+    return {
+        "forward_peak": forward + (gradients if adds_up(case) else 0),
+        "backward_peak": forward + gradients + (4 + waiting) * unit,
+        "evaluation_peak": forward,
+    }

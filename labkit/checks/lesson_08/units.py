@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from labkit.checks.case import Case
+from labkit.checks.lesson_08.circumstances import ALL
 from labkit.checks.lesson_08.masters import bf16_case
 from labkit.checks.lesson_08.net import PAIRS, shard_case
 from labkit.checks.lesson_08.watched import watched_case
@@ -40,7 +41,7 @@ def _cases_of_memory(seed: int) -> list[Case]:
     return [
         watched_case("sixteen equal layers", 2, seed, 64, 16, 1),
         watched_case("on four ranks, nothing fetched ahead", 4, seed, 48, 16, 0),
-        watched_case("two units fetched ahead", 2, seed, 48, 16, 2),
+        watched_case("two units fetched ahead, later and with biases", 2, seed, 48, 16, 2, **ALL),
         watched_case("some layers frozen", 2, seed, 48, 16, 1, "watched-frozen", frozen=[4, 5, 9, 12]),
         watched_case("layers in bf16", 2, seed, 64, 16, 1, "watched-bf16", dtype="bfloat16"),
         watched_case("all that the process holds", 2, seed, 192, 8, 1, kind="process"),

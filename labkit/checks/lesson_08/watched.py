@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.checks.case import Case
+from labkit.checks.lesson_08.circumstances import adds_up, as_input, backwards_before, in_mode
 from labkit.checks.lesson_08.held import PATIENCE, Life, Look, bytes_beforehand, bytes_held, hold_in_process
 from labkit.checks.lesson_08.held_back import hold_back
 from labkit.checks.lesson_08.net import stack, step_plainly
@@ -25,9 +26,10 @@ SMALL = 2**14  # what a loss is divided by
 
 def watch(rank: Rank) -> None:
     """A step of equal layers, watched. Facts: at_rest, forward_peak, after_forward, backward_peak,
-    after_backward, after_full_weights, after_evaluation, after_an_error; forwards and backwards, when each
-    unit was at work; stalled, see `hold_back`. Recordings: first backward, forward, backward. Answers:
-    output, of the step that was watched, and at the end "weights NAME".
+    after_backward, after_full_weights, evaluation_peak, after_evaluation, after_an_error_in_evaluation,
+    after_an_error, after_the_next; forwards and backwards, when each unit was at work; stalled, see
+    `hold_back`. Recordings: first backward, forward, backward. Answers: output, of the step that was watched,
+    and at the end "weights NAME".
     """
     log = list[float]()
     others = tensors_of_process()
@@ -38,14 +40,16 @@ def watch(rank: Rank) -> None:
     first, x = rank.inputs["x"].cpu().split(1)
     _use_in_other_ways(rank, sharded, first)
     log.clear()
-    rank.answer("output", _watched_step(rank, sharded, x, others, log, before))
+    rank.answer("output", _watched_step(rank, sharded, as_input(rank.case, x), others, log, before))
     step_plainly(sharded.shards)
     sharded.full_weights()
     _rest(rank, "after_full_weights", before)
     sharded.eval()
     with torch.no_grad():
-        sharded(x)
-    _rest(rank, "after_evaluation", before)
+        _watched_evaluation(rank, sharded, x, others)
+        _rest(rank, "after_evaluation", before)
+        _fail_on_the_way(rank, sharded, net, x)
+    _rest(rank, "after_an_error_in_evaluation", before)
     sharded.train()
     _fail_on_the_way(rank, sharded, net, x)
     _rest(rank, "after_an_error", before)
@@ -58,15 +62,19 @@ def watch(rank: Rank) -> None:
 
 
 def _use_in_other_ways(rank: Rank, sharded: Any, x: Tensor) -> None:
-    """Two steps, a forward that no backward follows before the second, and one that is evaluated after it:
-    the next step must not wait for them.
+    """Two steps or more, a forward that no backward follows before the second, and one that is evaluated
+    after the last: the next step must not wait for them. Where that is to find the last one's gradients,
+    nobody steps.
     """
     with rank.recording("first backward"):
         small_loss(sharded(x)).backward()
-    step_plainly(sharded.shards)
-    sharded(x)
-    small_loss(sharded(x)).backward()
-    step_plainly(sharded.shards)
+    for number in range(1, backwards_before(rank.case)):
+        step_plainly(sharded.shards)
+        if number == 1:
+            sharded(x)
+        small_loss(sharded(x)).backward()
+    if not adds_up(rank.case):
+        step_plainly(sharded.shards)
     with torch.no_grad():
         sharded(x)
 
@@ -78,11 +86,8 @@ def _watched_step(
     for which there is room.
     """
     leaving: list[float] = []
-    most: dict[str, float] = {**most_at_peaks(rank.case)}
-    if _held_too_much(rank):
-        most = dict.fromkeys(most, math.inf)
-    live = _PatientOnce([*others, x], most["forward_peak"])
-    live.count(tensors_of_process())
+    in_mode(rank.case, sharded)
+    live = _counting(rank, [*others, x], "forward_peak")
     with live:
         with rank.recording("forward") as begin:
             out: Tensor = sharded(x)
@@ -90,7 +95,7 @@ def _watched_step(
         rank.fact("forward_peak", live.peak)
         _rest(rank, "after_forward", before)
         live.restart_peak()
-        live.most = most["backward_peak"]
+        live.most = _enough(rank, "backward_peak")
         with rank.recording("backward") as begin:
             _note_backward(out, lambda: leaving.append(time.monotonic()))
             small_loss(out).backward()
@@ -98,6 +103,25 @@ def _watched_step(
     rank.fact("backward_peak", live.peak)
     _rest(rank, "after_backward", before)
     return out
+
+
+def _watched_evaluation(rank: Rank, sharded: Any, x: Tensor, others: Iterable[Tensor]) -> None:
+    """A forward whose peak is a fact."""
+    live = _counting(rank, [*others, x], "evaluation_peak")
+    with live:
+        sharded(x)
+    rank.fact("evaluation_peak", live.peak)
+
+
+def _counting(rank: Rank, others: Iterable[Tensor], peak: str) -> LiveBytes:
+    """What is there now counts, but for the others."""
+    live = _PatientOnce(others, _enough(rank, peak))
+    live.count(tensors_of_process())
+    return live
+
+
+def _enough(rank: Rank, peak: str) -> float:
+    return math.inf if _held_too_much(rank) else most_at_peaks(rank.case)[peak]
 
 
 class _PatientOnce(LiveBytes):
@@ -208,12 +232,14 @@ def watched_case(
 ) -> Case:
     """Equal layers, in float32 where the case does not say otherwise; `width` squared is divided by the
     ranks. interrupted: the forward that fails is stopped with a KeyboardInterrupt. frozen: numbers of layers.
+    Beside these, what `circumstances` lists.
     """
     sizes = {"width": width, "layers": layers, "prefetch": prefetch, "dtype": "float32", **params}
     return Case(name, ranks, sizes, seed, kind=kind, timeout=60.0)
 
 
-def calls_case(name: str, ranks: int, seed: int, width: int, layers: int, calls: list[int]) -> Case:
+def calls_case(
+    name: str, ranks: int, seed: int, width: int, layers: int, calls: list[int], **params: Any
+) -> Case:
     """The same, where some layers are called twice or not at all: `calls` are their numbers, in order."""
-    sizes = {"width": width, "layers": layers, "prefetch": 1, "dtype": "float32", "called": calls}
-    return Case(name, ranks, sizes, seed, kind="watched-calls", timeout=60.0)
+    return watched_case(name, ranks, seed, width, layers, 1, "watched-calls", called=calls, **params)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Finding, Judge, every
+from labkit.checks.lesson_08.circumstances import backwards_before
 from labkit.checks.lesson_08.net import sent
 from labkit.checks.lesson_08.stack_bytes import (
     most_at_peaks,
@@ -45,8 +46,13 @@ def output_follows(evidence: StackEvidence) -> Iterator[Finding]:
         yield in_proportion("the output", [expected], [seen], answer.rank)
 
 
-in_earnest = every(output_follows, follows((2, 1)))
-"""Of the step that is watched, behind two with another row."""
+def weights_follow(evidence: StackEvidence) -> Iterator[Finding]:
+    """The weights have moved along the gradients of the watched step, behind those with another row."""
+    return iter(follows((backwards_before(evidence.case), 1))(evidence))
+
+
+in_earnest = every(output_follows, weights_follow)
+"""Of the step that is watched."""
 
 
 def rests_in_shards(evidence: Evidence) -> Iterator[Finding]:
@@ -108,6 +114,9 @@ def three_passes(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         forward, again = sent(answer, "forward", "all_gather"), sent(answer, "backward", "all_gather")
         scattered = sent(answer, "backward", "reduce_scatter")
+        if case.params.get("bias"):  # a unit may have several flat tensors, whose bytes are those of one
+            forward, again = _together(forward, shard), _together(again, shard)
+            scattered = _together(scattered, unit)
         right = forward == [shard] * layers
         told = f"forward: {layers} all_gathers of {shard:,} bytes"
         yield Finding(right, told, str(forward), answer.rank)
@@ -117,6 +126,17 @@ def three_passes(evidence: Evidence) -> Iterator[Finding]:
         calls = [c for phase in ("forward", "backward") for c in each_once(answer.collectives[phase])]
         others = {c["op"] for c in calls} - {"all_gather", "reduce_scatter"}
         yield Finding(not others, "no other collective", ", ".join(sorted(others)), answer.rank)
+
+
+def _together(sizes: Sequence[int], unit: int) -> list[int]:
+    """Sizes of calls, of which those that follow each other and together make a unit are one."""
+    found, left = list[int](), 0
+    for size in sizes:
+        left += size
+        if left >= unit:
+            found.append(left)
+            left = 0
+    return [*found, left] if left else found
 
 
 def fetches_ahead(evidence: Evidence) -> Iterator[Finding]:
@@ -130,13 +150,15 @@ def fetches_ahead(evidence: Evidence) -> Iterator[Finding]:
                 c for c in answer.collectives[phase] if c["op"] == "all_gather" and c["source"] == "python"
             ]
             began = answer.facts[moments]
-            kept = case.params["layers"] - len(gathers)  # the last unit, which may have stayed
+            several = case.params.get("bias") and len(gathers) > case.params["layers"]
+            each = 2 if several else 1  # flat tensors of a unit
+            kept = case.params["layers"] - len(gathers) // each  # the last unit, which may have stayed
             for number, moment in enumerate(began):
                 wanted = min(number + 1 + case.params["prefetch"], case.params["layers"]) - kept
-                seen = sum(c["start"] < moment for c in gathers)
+                seen = sum(c["start"] < moment for c in gathers) // each
                 told = f"{phase}: {wanted} all_gathers begun when unit {number + 1} of the pass is at work"
                 yield Finding(seen == wanted, told, str(seen), answer.rank)
-                arrived = sum(c["end"] is not None and c["end"] < moment for c in gathers)
+                arrived = sum(c["end"] is not None and c["end"] < moment for c in gathers) // each
                 told = (
                     f"{phase}: {number + 1 - kept} all_gathers waited for when unit {number + 1} is at work"
                 )
