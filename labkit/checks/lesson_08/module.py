@@ -38,6 +38,7 @@ from labkit.checks.lesson_08.trained import (
     train_in_bf16,
     with_evaluations,
 )
+from labkit.checks.lesson_08.turns import fetches_ahead_in_each_step, leave_in_turn
 from labkit.checks.lesson_08.units import module_cases
 from labkit.checks.lesson_08.watched import hold_units, watch
 from labkit.checks.lesson_08.watched_judges import (
@@ -224,7 +225,8 @@ FULLY_SHARDED_MODULE = Exercise(
             },
             {
                 **dict.fromkeys(("watched-frozen", "watched-bf16"), peaks_stay_small),
-                **dict.fromkeys(_OTHERS, few_whole),
+                **dict.fromkeys(_OTHERS, every(few_whole, leave_in_turn)),
+                "evaluated": few_whole,  # gradients may stay where a forward came before that nobody follows
             },
         ),
         Property(
@@ -248,7 +250,10 @@ FULLY_SHARDED_MODULE = Exercise(
             " and nobody has waited for them.",
             "the next unit is gathered when it is needed, or waited for at once, or all are gathered at once",
             {"watched": every(fetches_ahead, goes_on_alone, in_earnest)},
-            dict.fromkeys(("watched-frozen", "watched-bf16"), fetches_ahead),
+            {
+                **dict.fromkeys(("watched-frozen", "watched-bf16"), fetches_ahead),
+                **dict.fromkeys(_TRAINED, fetches_ahead_in_each_step),
+            },
         ),
         Property(
             "tied-weights",

@@ -12,6 +12,7 @@ from torch import nn
 from labkit.checks.case import Case
 from labkit.checks.lesson_08.masters import BF16_STEPS, TwoSlopes
 from labkit.checks.lesson_08.net import STEPS, answer_weights, handed_net, loss_with, step_plainly, uses_both
+from labkit.checks.lesson_08.turns import Turns
 from labkit.checks.lesson_08.whole import Whole
 from labkit.checks.rank import Rank
 from labkit.checks.shared.places import enter_group
@@ -22,21 +23,23 @@ Pass = Callable[[Rank, nn.Module, int, Sequence[nn.Module]], None]  # all micro-
 def train(rank: Rank, one_step: Pass) -> None:
     """Answers "output STEP.MICRO", "input_grad STEP.MICRO", "weights STEP.NAME"; recordings "step STEP",
     "weights STEP"; facts: trained, of each shard; foreign, how many of them are another module's too, which
-    was sharded before and is in each backward, where the case says so; those of `Whole`.
+    was sharded before and is in each backward, where the case says so; those of `Whole` and `Turns`.
     """
     group, net = enter_group(rank), handed_net(rank)
     others = [handed_net(rank)] if rank.params.get("another") else []
     prefetch = rank.params["prefetch"]
     beside = [rank.student.FullyShardedModule(other, other.units(), group, prefetch) for other in others]
     foreign = [shard for other in beside for shard in other.shards]
-    whole = Whole(net, net.units(), dist.get_world_size(group))
+    whole, turns = Whole(net, net.units(), dist.get_world_size(group)), Turns(net.units())
     sharded = rank.student.FullyShardedModule(net, net.units(), group, rank.params["prefetch"])
     whole.watch(sharded)
+    turns.watch(sharded)
     rank.fact("trained", [shard.requires_grad for shard in sharded.shards])
     rank.fact("foreign", sum(any(shard is theirs for theirs in foreign) for shard in sharded.shards))
     for step in range(STEPS):
-        with rank.recording(f"step {step}"):
+        with rank.recording(f"step {step}") as begin:
             one_step(rank, sharded, step, beside)
+        turns.tell(rank, step, begin)
         whole.rest("after backward")
         step_plainly(sharded.shards)
         with rank.recording(f"weights {step}"):

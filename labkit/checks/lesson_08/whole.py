@@ -32,7 +32,7 @@ class Whole:
 
     def __init__(self, net: nn.Module, units: Sequence[nn.Module], ranks: int):
         self._net, self._ranks = net, ranks
-        self._home = _homes(units)
+        self._home = homes_of(units)
         self._shapes = {name: p.shape for name, p in net.named_parameters()}
         self._shares = {name: self._share_of(p) for name, p in net.named_parameters()}
         self._numbers = {name: self._home[id(p)][0] for name, p in net.named_parameters()}
@@ -82,7 +82,7 @@ class Whole:
 _Homes = dict[int, tuple[int, nn.Parameter]]  # id of a parameter -> its unit's number, itself
 
 
-def _homes(units: Sequence[nn.Module]) -> _Homes:
+def homes_of(units: Sequence[nn.Module]) -> _Homes:
     """One that several units have belongs to the first."""
     homes: _Homes = {}
     for number, unit in enumerate(units):
@@ -114,7 +114,7 @@ def few_whole(evidence: Evidence) -> Iterator[Finding]:
     """At no time more units are whole than the one at work, and `prefetch` more, need."""
     case = evidence.case
     units = net_of(case).units()
-    needs = [{_homes(units)[id(p)][0] for p in unit.parameters()} for unit in units]
+    needs = [{homes_of(units)[id(p)][0] for p in unit.parameters()} for unit in units]
     width = 1 + case.params["prefetch"]
     most = max(len(set[int]().union(*needs[n : n + width])) for n in range(len(needs)))
     for answer in evidence.answers:
@@ -134,7 +134,7 @@ def comes_and_goes(frozen: bool = False) -> Judge:
 
     def judge(evidence: Evidence) -> Iterator[Finding]:
         used = [
-            [_Used(evidence.case, rank, step, frozen) for step in range(STEPS)]
+            [Used(evidence.case, rank, step, frozen) for step in range(STEPS)]
             for rank in range(evidence.case.ranks)
         ]
         for answer in evidence.answers:
@@ -146,7 +146,7 @@ def comes_and_goes(frozen: bool = False) -> Judge:
     return judge
 
 
-class _Used:
+class Used:
     """Which units a rank's forward calls in a step, and which of them its backward needs again: those whose
     input has a gradient.
 
@@ -159,7 +159,7 @@ class _Used:
         self.called, self.again = set[int](), set[int]()
         self.sizes = dict.fromkeys(range(len(units)), 0)
         self.scattered = dict(self.sizes)
-        homes = _homes(units)
+        homes = homes_of(units)
         for number in self.sizes:
             own = [p for home, p in homes.values() if home == number]
             for trained in (True, False) if frozen else (True,):
@@ -180,7 +180,7 @@ class _Used:
             self.again |= needs
 
 
-def _passes(case: Case, answer: RankAnswer, step: int, used: Sequence[_Used]) -> Iterator[Finding]:
+def _passes(case: Case, answer: RankAnswer, step: int, used: Sequence[Used]) -> Iterator[Finding]:
     phase, sizes = f"step {step}", used[0].sizes
     micro_batches = case.params["micro_batches"]
     forwards = micro_batches + (4 if case.kind == "evaluated" else 0)
