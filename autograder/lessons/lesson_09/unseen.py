@@ -18,6 +18,9 @@ from labkit.checks.lesson_09.settings import Setting, case_of, setting
 from labkit.checks.lesson_09.training import grid_case
 
 AXES = ("dp", "pp", "tp")
+# Grids, dp x pp x tp, of trainings with dropout and in 16 bits: others than where students look
+DROPPING = ((2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 3, 1), (4, 1, 2), (1, 3, 2))
+NARROW = ((2, 1, 2), (2, 2, 1), (3, 1, 2))
 
 
 def _order(draw: Random, axes: tuple[str, ...] = AXES) -> tuple[str, ...]:
@@ -116,20 +119,28 @@ def _bytes(seed: int) -> list[Case]:
 def _training(seed: int) -> list[Case]:
     draw = Random(f"09/training/{seed}")
     size: dict[str, Any] = {"hidden": draw.choice([8, 12]), "heads": 4, "sequence": draw.randint(3, 6)}
+
+    def case(name: str, kind: str, dp: int, pp: int, tp: int, **params: Any) -> Case:
+        """Of more steps than where students look."""
+        settings = {**size, "steps": draw.randint(4, 6), **params}
+        return grid_case(f"unseen: {name}", kind, dp, pp, tp, seed, **settings)
+
+    larger = {
+        "sizes": {"dp": 1, **draw.choice([{"pp": 2, "tp": 3}, {"pp": 3, "tp": 2}])},
+        "layers": 3,
+        "hidden": 240,
+        "heads": 6,
+    }
     return [
-        grid_case("unseen: dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, seed, **size, micro_batches=2),
-        grid_case(
-            "unseen: dp 1, pp 4, tp 1", "other-grids", 1, 4, 1, seed, **size, layers=4, micro_batches=2
-        ),
-        grid_case("unseen: uneven", "uneven", 1, 2, 2, seed, **size, layers=3, vocabulary=17, rows=5),
-        grid_case("unseen: untied", "untied", 2, 2, 1, seed, **size, tied=False, vocabulary=11),
-        grid_case("unseen: dp 2, pp 2, tp 2", "values", 2, 2, 2, seed, **size, layers=3, vocabulary=15),
-        grid_case("unseen: another order", "other-orders", 2, 2, 2, seed, **size, order=_order(draw)),
-        grid_case("unseen: dropout", "dropout", 2, 2, 2, seed, **size, dropout=0.2),
-        grid_case("unseen: in bfloat16", "float32", 1, 2, 1, seed, **size, dtype="bfloat16"),
-        grid_case(
-            "unseen: dp 2, pp 3, tp 1", "three-stages", 2, 3, 1, seed, **size, layers=3, micro_batches=2
-        ),
+        case("dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, micro_batches=2),
+        case("dp 1, pp 4, tp 1", "other-grids", 1, 4, 1, layers=4, micro_batches=2),
+        case("uneven", "uneven", 1, 2, 2, layers=3, vocabulary=17, rows=5),
+        case("untied", "untied", 2, 2, 1, tied=False, vocabulary=11),
+        case("dp 2, pp 2, tp 2", "values", 2, 2, 2, layers=3, vocabulary=15),
+        case("another order", "other-orders", 2, 2, 2, order=_order(draw)),
+        case("dropout", "dropout", *draw.choice(DROPPING), layers=3, dropout=0.2),
+        case("in bfloat16", "float32", *draw.choice(NARROW), dtype="bfloat16"),
+        case("dp 2, pp 3, tp 1", "three-stages", 2, 3, 1, layers=3, micro_batches=2, larger=larger),
     ]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Finding
-from labkit.checks.lesson_09.training_job import STEPS, spot_of
+from labkit.checks.lesson_09.training_job import spot_of, steps_of
 from labkit.checks.lesson_09.training_judges import GridEvidence
 from labkit.checks.rank import Rank
 from labkit.parallel import library_parts
@@ -47,7 +47,7 @@ def other_masks_each_time(evidence: GridEvidence) -> Iterator[Finding]:
     """No two steps drop the same numbers, nor do two calls of a stage."""
     for answer in _of_first_stages(evidence):
         told = "other numbers of the embeddings dropped in each step, and in each call"
-        steps_differ = _changes(answer)
+        steps_differ = _changes(evidence, answer)
         yield Finding(steps_differ, told, "those of the first step again in the last one", answer.rank)
         calls = [call == 0 for call in answer.tensors.get("entered", ())]
         again = any(one.equal(other) for n, one in enumerate(calls) for other in calls[:n])
@@ -68,7 +68,9 @@ def other_masks_elsewhere(evidence: GridEvidence) -> Iterator[Finding]:
     """No two replicas drop the same numbers of the embeddings, nor do two runs of different seeds. Where
     masks do not change at all, that is another mistake.
     """
-    for answer in filter(_changes, _of_first_stages(evidence)):
+    for answer in _of_first_stages(evidence):
+        if not _changes(evidence, answer):
+            continue
         own = answer.tensors[DROPPED]
         for other in spot_of(evidence.case, answer.rank).groups["dp"]:
             theirs = evidence.answers[other].tensors.get(DROPPED)
@@ -87,8 +89,8 @@ def _of_first_stages(evidence: GridEvidence) -> Iterator[RankAnswer]:
     return (answer for answer in evidence.answers if DROPPED in answer.tensors)
 
 
-def _changes(answer: RankAnswer) -> bool:
+def _changes(evidence: GridEvidence, answer: RankAnswer) -> bool:
     """Whether the first step and the last one, of equally many rows, drop different numbers."""
     dropped = answer.tensors[DROPPED]
-    rows = len(dropped) // STEPS
+    rows = len(dropped) // steps_of(evidence.case)
     return not dropped[:rows].equal(dropped[len(dropped) - rows :])

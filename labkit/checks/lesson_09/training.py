@@ -22,12 +22,14 @@ from labkit.checks.lesson_09.masks import (
     other_masks_elsewhere,
 )
 from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
-from labkit.checks.lesson_09.training_job import STEPS, plain_model, spot_of
+from labkit.checks.lesson_09.training_job import plain_model, spot_of, steps_of
 from labkit.checks.lesson_09.training_judges import (
     GridEvidence,
     agree_along_tensor,
+    computes_its_part,
     drops_embeddings,
     holds_no_other,
+    keeps_it_after_steps,
     keeps_it_while_training,
     keeps_its_stage,
     learns_where_measured,
@@ -67,8 +69,8 @@ USUAL: Mapping[str, Any] = {
 
 def grid_case(name: str, kind: str, dp: int, pp: int, tp: int, seed: int, **params: Any) -> Case:
     """A job of dp x pp x tp ranks. rows: of each replica. micro_batches: 2 or more, not all of one size.
-    last_max_norm: of the last step, where it is another one. larger: what is other in a training of a
-    larger model besides.
+    steps: 3 if nothing is said. last_max_norm: of the last step, where it is another one. larger: what is
+    other in a training of a larger model besides.
     """
     settings = {**USUAL, "sizes": {"dp": dp, "pp": pp, "tp": tp}, **params}
     settings["order"] = list(settings["order"])
@@ -92,7 +94,7 @@ def _cases(seed: int) -> list[Case]:
         grid_case("dp 4, pp 1, tp 2", "other-grids", 4, 1, 2, seed, rows=3, micro_batches=2),
         grid_case("tp outermost", "other-orders", 2, 2, 2, seed, order=("tp", "dp", "pp")),
         grid_case("with dropout", "dropout", 2, 2, 2, seed, dropout=0.3),
-        grid_case("in float32", "float32", 1, 2, 1, seed, dtype="float32"),
+        grid_case("in float32", "float32", 2, 2, 1, seed, dtype="float32"),
         grid_case("all parts your own", "own-parts", 2, 2, 1, seed),
     ]
 
@@ -107,7 +109,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         found[f"noise.{name}"] = noise
     rows = case.params["sizes"]["dp"] * case.params["rows"]
     for name in ("ids", "targets"):
-        shape = (STEPS, rows, case.params["sequence"])
+        shape = (steps_of(case), rows, case.params["sequence"])
         found[name] = torch.randint(case.params["vocabulary"], shape, generator=generator)
         found[f"other {name}"] = _no_tokens(case, generator)
     return found
@@ -116,7 +118,7 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 def _no_tokens(case: Case, generator: torch.Generator) -> Tensor:
     """For each rank, in the place of rows: numbers above the vocabulary, and below 0."""
     vocabulary = case.params["vocabulary"]
-    shape = (case.ranks, STEPS, case.params["rows"], case.params["sequence"])
+    shape = (case.ranks, steps_of(case), case.params["rows"], case.params["sequence"])
     above = torch.randint(vocabulary, 2 * vocabulary, shape, generator=generator)
     above[..., ::2] *= -1
     return above
@@ -136,6 +138,7 @@ def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 _TRAINED = Run(train, _inputs, _hand, GridEvidence)
 _EQUAL = every(losses, norms, weights)
+_OWN_PART = every(keeps_its_stage, keeps_it_after_steps, computes_its_part)
 EXERCISE = Exercise(
     TRAIN_ID,
     "One training on three axes",
@@ -210,12 +213,18 @@ EXERCISE = Exercise(
             "the whole model was kept as an attribute, or a module of it is trained; or parts of the library"
             " where others are handed over",
             {
-                "values": keeps_its_stage,
-                "other-grids": every(leaves_the_model, uses_what_it_is_handed, holds_no_other),
+                "values": _OWN_PART,
+                "other-grids": every(
+                    leaves_the_model,
+                    uses_what_it_is_handed,
+                    holds_no_other,
+                    keeps_it_after_steps,
+                    computes_its_part,
+                ),
             },
             {
-                **dict.fromkeys(("dropout", "other-orders", "uneven", "untied"), keeps_its_stage),
-                "three-stages": every(keeps_its_stage, keeps_it_while_training, learns_where_measured),
+                **dict.fromkeys(("dropout", "float32", "other-orders", "uneven", "untied"), _OWN_PART),
+                "three-stages": every(_OWN_PART, keeps_it_while_training, learns_where_measured),
             },
         ),
         Property(
@@ -227,7 +236,7 @@ EXERCISE = Exercise(
             "an average after each micro-batch, or a table of zeros from the stages in between",
             {"values": sends_inside_groups, "three-stages": sends_inside_groups},
             dict.fromkeys(
-                ("dropout", "other-grids", "other-orders", "uneven", "untied"), sends_inside_groups
+                ("dropout", "float32", "other-grids", "other-orders", "uneven", "untied"), sends_inside_groups
             ),
         ),
         Property(

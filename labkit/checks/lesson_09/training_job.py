@@ -16,7 +16,7 @@ from labkit.model import Transformer, explicit_attention, gpt
 from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
 from labkit.theory.pipeline import layers_of_stages
 
-STEPS = 3
+STEPS = 3  # of a training, if its case does not say another number
 REPEATS = 2  # of a training of the larger model: the least that one of them keeps is what counts
 SHARP = 4.0  # times the table: losses of other tokens are far apart
 
@@ -36,6 +36,11 @@ def plain_model(case: Case) -> Transformer:
     return Transformer(config, explicit_attention).to(dtype_of(case))
 
 
+def steps_of(case: Case) -> int:
+    """How many steps are trained."""
+    return int(case.params.get("steps", STEPS))
+
+
 def larger_case(case: Case) -> Case:
     """The training of the larger model."""
     return replace(case, params={**case.params, **case.params["larger"]})
@@ -51,7 +56,7 @@ def larger_inputs(case: Case, time: int) -> Inputs:
         flat = parameter.dim() == 1
         found[f"full.{name}"] = 1.0 + noise / 10 if flat else noise / parameter.shape[-1] ** 0.5
     found["full.tokens.weight"] *= SHARP
-    shape = (STEPS, case.params["sizes"]["dp"] * case.params["rows"], case.params["sequence"])
+    shape = (steps_of(case), case.params["sizes"]["dp"] * case.params["rows"], case.params["sequence"])
     for name in ("ids", "targets"):
         found[name] = torch.randint(case.params["vocabulary"], shape, generator=generator)
     return found
@@ -61,7 +66,7 @@ def asked_in(case: Case, step: int) -> tuple[int, float, float]:
     """Micro-batches, learning rate and largest norm of a step: the second has others than the first."""
     p, other = case.params, step == 1
     micro_batches, max_norm = p["micro_batches"] - other, p["max_norm"] * (1 + 2 * other)
-    if step == STEPS - 1:
+    if step == steps_of(case) - 1:
         max_norm = p.get("last_max_norm", max_norm)
     return micro_batches, p["learning_rate"] * (1 + other), max_norm
 

@@ -14,23 +14,31 @@ from labkit.checks.compare import difference
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_09.training_job import (
     REPEATS,
-    STEPS,
     asked_in,
     larger_case,
     larger_inputs,
     plain_model,
     spot_of,
+    steps_of,
 )
 from labkit.checks.shared.beside import State, holds_only, nbytes, same
 from labkit.checks.shared.dropped import drops_as_asked
 from labkit.checks.shared.proportion import ROOM
-from labkit.checks.shared.split import loaded, under
+from labkit.checks.shared.split import dtype_of, loaded, under
 
+BUFFERS = 1.5  # times its part that a rank may keep besides: for gradients, flat or padded
+FEW_BYTES = 256  # of losses, norms and settings that a trainer keeps
+MORE_PRODUCTS = 1.6  # times those of one forward and backward: a forward may be computed again
 TORCHS_ADDED = 1e-6  # to the norm by torch.nn.utils.clip_grad_norm_, against a division by 0
 
 
 class GridEvidence(Evidence):
     """One case's answers, to be held against one process."""
+
+    @cached_property
+    def full(self) -> State:
+        """Parameters of the whole model, in its dtype."""
+        return {name: t.to(dtype_of(self.case)) for name, t in under("full.", self.inputs).items()}
 
     @cached_property
     def reference(self) -> State:
@@ -54,9 +62,9 @@ class GridEvidence(Evidence):
     def _trained(self, added: float) -> State:
         """One process. added: to the norm, where gradients are clipped."""
         model = plain_model(self.case)
-        loaded(model, under("full.", self.inputs))
+        loaded(model, self.full)
         found: State = {}
-        for step in range(STEPS):
+        for step in range(steps_of(self.case)):
             model.zero_grad()
             loss = model.loss(self.inputs["ids"][step], self.inputs["targets"][step])
             loss.backward()
@@ -83,7 +91,7 @@ def norms(evidence: GridEvidence) -> Iterator[Finding]:
 
 def _every_step(evidence: GridEvidence, name: str, told: str) -> Iterator[Finding]:
     for answer in evidence.answers:
-        for step in range(STEPS):
+        for step in range(steps_of(evidence.case)):
             expected = evidence.reference[f"{step}.{name}"]
             yield same(f"{told} in step {step + 1}: {expected:.6g}", expected, answer, f"{name}.{step}")
 
@@ -94,7 +102,7 @@ def weights(evidence: GridEvidence) -> Iterator[Finding]:
         spot = spot_of(evidence.case, answer.rank)
         for name, expected in spot.whole(evidence.reference).items():
             if not (spot.copies_table and name == "head.weight"):
-                told = f"{name} of the whole model after {STEPS} steps"
+                told = f"{name} of the whole model after {steps_of(evidence.case)} steps"
                 yield same(told, expected, answer, f"trained.{name}")
 
 
@@ -105,26 +113,63 @@ def tied_copies(evidence: GridEvidence) -> Iterator[Finding]:
         spot = spot_of(evidence.case, answer.rank)
         names = ["tokens.weight"] * spot.first + ["head.weight"] * spot.copies_table
         for name in names:
-            told = f"the whole model's table after {STEPS} steps"
+            told = f"the whole model's table after {steps_of(evidence.case)} steps"
             yield same(told, expected, answer, f"trained.{name}")
 
 
 def keeps_its_stage(evidence: GridEvidence) -> Iterator[Finding]:
     """What a rank keeps in memory is its part."""
-    full = under("full.", evidence.inputs)
-    whole = sum(map(nbytes, full.values()))
+    whole = sum(map(nbytes, evidence.full.values()))
     for answer in evidence.answers:
-        own = spot_of(evidence.case, answer.rank).cut(full)
+        own = spot_of(evidence.case, answer.rank).cut(evidence.full)
         yield holds_only(sum(map(nbytes, own.values())), whole, answer)
 
 
-def keeps_it_while_training(evidence: GridEvidence) -> Iterator[Finding]:
-    """Nor does it gather more in the steps. A buffer for gradients, as large as its part, it may have."""
+def keeps_it_after_steps(evidence: GridEvidence) -> Iterator[Finding]:
+    """Nor has a rank gathered more when the steps are over, but for buffers, and the rows of the last one."""
+    rows = evidence.inputs["ids"][0]
     for answer in evidence.answers:
-        if "kept_bytes" in answer.facts:
-            kept, whole = answer.facts["kept_bytes"], answer.facts["larger_bytes"]
+        own = sum(map(nbytes, spot_of(evidence.case, answer.rank).cut(evidence.full).values()))
+        most = int((1 + BUFFERS) * own) + 2 * nbytes(rows) + FEW_BYTES
+        seen = answer.facts["bytes_after_steps"]
+        told = f"{own:,} bytes kept by this rank's part after the steps too, with buffers {most:,} at most"
+        yield Finding(seen <= most, told, f"{seen:,} bytes", answer.rank)
+
+
+def keeps_it_while_training(evidence: GridEvidence) -> Iterator[Finding]:
+    """As `keeps_it_after_steps`, of the larger model, whoever holds it and in whatever it is hidden."""
+    measured = [answer for answer in evidence.answers if "kept_bytes" in answer.facts]
+    if measured:
+        larger = larger_case(evidence.case)
+        full = dict(plain_model(larger).named_parameters())
+        whole = sum(map(nbytes, full.values()))
+        for answer in measured:
+            own = sum(map(nbytes, spot_of(larger, answer.rank).cut(full).values()))
+            kept = answer.facts["kept_bytes"]
             told = f"no weights of other ranks kept from the steps of a training ({whole:,} bytes are all)"
-            yield Finding(kept <= whole / 2, told, f"{kept:,} bytes", answer.rank)
+            yield Finding(kept <= BUFFERS * own, told, f"{kept:,} bytes", answer.rank)
+
+
+def computes_its_part(evidence: GridEvidence) -> Iterator[Finding]:
+    """A rank multiplies with its part of the weights, not with a whole stage that ranks along tp put
+    together. What is computed again in backward is another third.
+    """
+    for answer in evidence.answers:
+        expected = _products(evidence, answer.rank)
+        told = f"about {expected:,} operations of matrix products by this rank's part in each step"
+        for seen in answer.facts["products"]:
+            yield Finding(seen <= MORE_PRODUCTS * expected, told, f"{seen:,}", answer.rank)
+
+
+def _products(evidence: GridEvidence, rank: int) -> int:
+    """Operations of a rank's matrix products in a step: forward, and backward twice as many."""
+    spot, p = spot_of(evidence.case, rank), evidence.case.params
+    own = spot.cut(evidence.full)
+    weights = sum(t.numel() for name, t in own.items() if name.startswith("blocks.") and t.dim() == 2)
+    if spot.last:
+        weights += own["head.weight" if "head.weight" in own else "tokens.weight"].numel()
+    tokens, pairs = p["rows"] * p["sequence"], p["rows"] * p["sequence"] ** 2
+    return 6 * tokens * weights + 12 * pairs * p["hidden"] * len(spot.layers) // spot.size
 
 
 def learns_where_measured(evidence: GridEvidence) -> Iterator[Finding]:
@@ -134,7 +179,7 @@ def learns_where_measured(evidence: GridEvidence) -> Iterator[Finding]:
     for time in range(REPEATS) if measured else ():
         larger = larger_case(evidence.case)
         reference = GridEvidence(larger, larger_inputs(larger, time), []).reference
-        expected = torch.stack([reference[f"{step}.loss"] for step in range(STEPS)])
+        expected = torch.stack([reference[f"{step}.loss"] for step in range(steps_of(larger))])
         for answer in measured:
             seen = answer.tensors[f"larger_losses.{time}"]
             near = bool(((seen - expected).abs() <= ROOM * expected).all())
@@ -155,7 +200,7 @@ def leaves_the_model(evidence: GridEvidence) -> Iterator[Finding]:
 def holds_no_other(evidence: GridEvidence) -> Iterator[Finding]:
     """A stage says that it has the parameters of its part and no other: no head where tokens are the head."""
     for answer in evidence.answers:
-        names = spot_of(evidence.case, answer.rank).whole(under("full.", evidence.inputs))
+        names = spot_of(evidence.case, answer.rank).whole(evidence.full)
         wanted = {f"trained.{name}" for name in names}
         others = [name.removeprefix("trained.") for name in answer.tensors if name.startswith("trained.")]
         surplus = sorted(name for name in others if f"trained.{name}" not in wanted)
@@ -164,7 +209,7 @@ def holds_no_other(evidence: GridEvidence) -> Iterator[Finding]:
 
 def uses_what_it_is_handed(evidence: GridEvidence) -> Iterator[Finding]:
     """A rank's blocks and its loss are those of the parts that were handed over."""
-    micro_batches = [asked_in(evidence.case, step)[0] for step in range(STEPS)]
+    micro_batches = [asked_in(evidence.case, step)[0] for step in range(steps_of(evidence.case))]
     for answer in evidence.answers:
         spot, used = spot_of(evidence.case, answer.rank), answer.facts["used"]
         wanted = {"block": len(spot.layers)}
@@ -230,7 +275,7 @@ def drops_embeddings(evidence: GridEvidence) -> Iterator[Finding]:
     """
     for answer in evidence.answers:
         spot = spot_of(evidence.case, answer.rank)
-        forwards = sum(asked_in(evidence.case, step)[0] for step in range(STEPS))
+        forwards = sum(asked_in(evidence.case, step)[0] for step in range(steps_of(evidence.case)))
         wanted = forwards * (2 * len(spot.layers) + spot.first)  # two in a block
         drawn = sum(note["shared"] for note in answer.facts["streams"])
         told = f"{wanted} draws from the shared stream in {forwards} forwards of stage {spot.stage}"
@@ -263,5 +308,5 @@ def _equal(first: RankAnswer, answer: RankAnswer, names: State) -> Iterator[Find
             yield Finding(False, f"{name} on rank {first.rank}", "no answer", first.rank)
             continue
         wrong = difference(theirs, answer.tensors.get(f"trained.{name}"))
-        told = f"{name} after {STEPS} steps with dropout as on rank {first.rank}"
+        told = f"{name} after the steps with dropout as on rank {first.rank}"
         yield Finding(wrong is None, told, wrong or "", answer.rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -12,24 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.checks.case import Case
+from labkit.checks.case import JSON, Case
 from labkit.checks.lesson_09.handed_parts import counted_parts, watched_parts
 from labkit.checks.lesson_09.masks import DROPPED, OF_ANOTHER_SEED, Entered, answer_dropped, noting_block
 from labkit.checks.lesson_09.training_job import (
     REPEATS,
-    STEPS,
     asked_in,
     larger_case,
     larger_inputs,
     plain_model,
+    steps_of,
 )
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import nbytes
 from labkit.checks.shared.dropped import note_dropped
 from labkit.checks.shared.held import bytes_left
-from labkit.checks.shared.holding import held_since, holding
+from labkit.checks.shared.holding import Holding, held_since, holding, memory_since
 from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.split import loaded, under
+from labkit.checks.shared.worked import Worked
 from labkit.model import Transformer
 
 # Grids that seeds are asked for beside the case's own: with as many stages as replicas one base does for both
@@ -52,25 +53,28 @@ def _trainer(rank: Rank, full: Transformer, seed: int, **more: Any) -> Any:
     return rank.student.GPT3D(full, sizes, order, rank.group, seed, **more)
 
 
-def train(rank: Rank, **more: Any) -> Any:
-    """As `_step`; returns the trainer. Fact: held_bytes, by a trainer whose model nobody else keeps."""
+def train(rank: Rank, noted: Entered | None = None, **more: Any) -> Any:
+    """As `_steps` and `_answer`; returns the trainer. Facts, of a trainer whose model nobody else keeps:
+    held_bytes, and what `_note_kept` notes. noted: what parts that stand in for others keep.
+    """
     before = holding()
     with numbers_given() as given:
         trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
     rank.fact("held_bytes", held_since(before) + given.kept_bytes)
-    _step(rank, trainer)
+    found = _steps(rank, trainer, _rows(rank))
+    _note_kept(rank, trainer, before, noted)
+    _answer(rank, trainer, found)
     return trainer
 
 
 def train_larger(rank: Rank) -> None:
     """As `train`. Facts, where the case says what is `larger`: kept_bytes, what that training leaves behind,
-    gradients aside; larger_bytes, those of its model. Answers: larger_losses.TIME, of all its steps.
+    gradients aside. Answers: larger_losses.TIME, of all its steps.
     """
     train(rank)
     if "larger" in rank.params:
         larger = larger_case(rank.case)
         rank.fact("kept_bytes", min(_kept(rank, larger, time) for time in range(REPEATS)))
-        rank.fact("larger_bytes", sum(map(nbytes, plain_model(larger).parameters())))
 
 
 def _kept(rank: Rank, case: Case, time: int) -> int:
@@ -81,7 +85,7 @@ def _kept(rank: Rank, case: Case, time: int) -> int:
     trainer = rank.student.GPT3D(full, sizes, tuple(case.params["order"]), rank.group, case.seed)
 
     def steps() -> Any:
-        for step in range(STEPS):
+        for step in range(steps_of(case)):
             rows = (given[name][step].clone() for name in ("ids", "targets"))
             loss, _ = trainer.step(*rows, *asked_in(case, step))
             found.append(float(loss))
@@ -94,18 +98,27 @@ def _kept(rank: Rank, case: Case, time: int) -> int:
 
 
 def train_beside(rank: Rank) -> None:
-    """As `_step`, with parts that are handed over. Facts: changed, what of the model and the rows that were
+    """As `train`, with parts that are handed over. Facts: changed, what of the model and the rows that were
     handed over; used, how often each of those parts was called.
     """
-    full, used = _whole(rank), Counter[str]()
-    before = _seen_of(full)
-    rows = _step(rank, _trainer(rank, full, rank.case.seed, parts=counted_parts(used)))
+    before = holding()
+    full, used, rows = _whole(rank), Counter[str](), _rows(rank)
+    as_it_was = _seen_of(full)
+    trainer = _trainer(rank, full, rank.case.seed, parts=counted_parts(used))
+    found = _steps(rank, trainer, rows)
     rank.fact("used", dict(used))
-    after = _seen_of(full)
-    both = before.keys() & after.keys()
-    changed = (before.keys() ^ after.keys()) | {name for name in both if not before[name].equal(after[name])}
-    changed |= {name for name in rows if not torch.stack(rows[name]).equal(rank.inputs[name])}
+    changed = _changed(as_it_was, _seen_of(full))
+    changed += [name for name in rows if not torch.stack(rows[name]).equal(rank.inputs[name])]
     rank.fact("changed", sorted(changed)[:5])
+    del full, rows, as_it_was  # what is there from now on, the trainer keeps
+    _note_kept(rank, trainer, before)
+    _answer(rank, trainer, found)
+
+
+def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+    """Names that are in one alone, or stand for other numbers."""
+    both = before.keys() & after.keys()
+    return [*(before.keys() ^ after.keys()), *(name for name in both if not before[name].equal(after[name]))]
 
 
 def _seen_of(full: Transformer) -> dict[str, Tensor]:
@@ -118,21 +131,40 @@ def _seen_of(full: Transformer) -> dict[str, Tensor]:
     return found
 
 
-def _step(rank: Rank, model: Any) -> Mapping[str, list[Tensor]]:
-    """Answers, when all steps are over: loss.STEP, norm.STEP, and trained.NAME of what the stage holds.
-    Recording: each step. Returns the ids and the targets that it was handed, as they are then.
+def _rows(rank: Rank) -> dict[str, list[Tensor]]:
+    """ids and targets of each step, in memory of their own."""
+    return {name: [step.clone() for step in rank.inputs[name]] for name in ("ids", "targets")}
+
+
+def _steps(rank: Rank, model: Any, rows: Mapping[str, list[Tensor]]) -> list[tuple[Any, Any]]:
+    """All steps; returns what each gave. Recording: each step. Fact: products, operations of each one's
+    matrix products.
     """
-    found, rows = [], {name: [step.clone() for step in rank.inputs[name]] for name in ("ids", "targets")}
-    for step in range(STEPS):
-        with rank.recording("step"):
-            loss, norm = model.step(rows["ids"][step], rows["targets"][step], *asked_in(rank.case, step))
+    found, products = list[tuple[Any, Any]](), list[JSON]()
+    for step in range(steps_of(rank.case)):
+        asked = asked_in(rank.case, step)
+        with rank.recording("step"), Worked() as worked:
+            loss, norm = model.step(rows["ids"][step], rows["targets"][step], *asked)
         found.append((loss, norm))
+        products.append(worked.products)
+    rank.fact("products", products)
+    return found
+
+
+def _note_kept(rank: Rank, model: Any, before: Holding, noted: Entered | None = None) -> None:
+    """Fact: bytes_after_steps, what is held that was not before, gradients and what is `noted` aside."""
+    model.stage.zero_grad()
+    ours = sum(nbytes(tensor) for calls in (noted or {}).values() for tensor in calls)
+    rank.fact("bytes_after_steps", memory_since(before) - ours)
+
+
+def _answer(rank: Rank, model: Any, found: Sequence[tuple[Any, Any]]) -> None:
+    """Answers, when all steps are over: loss.STEP, norm.STEP, and trained.NAME of what the stage holds."""
     for step, (loss, norm) in enumerate(found):
         rank.answer(f"loss.{step}", loss)
         rank.answer(f"norm.{step}", norm)
     for name, tensor in model.to_full().items():
         rank.answer(f"trained.{name}", tensor)
-    return rows
 
 
 def train_with_dropout(rank: Rank) -> None:
@@ -143,7 +175,7 @@ def train_with_dropout(rank: Rank) -> None:
     """
     made, entered = list[dict[str, Any]](), Entered()
     torch.manual_seed(100 + rank.rank)
-    trainer = train(rank, parts=watched_parts(made, block=noting_block(entered)))
+    trainer = train(rank, entered, parts=watched_parts(made, block=noting_block(entered)))
     rank.fact("streams", deepcopy(made))  # as they are now
     first = trainer.stage.tokens is not None
     if first:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Finding
 from labkit.checks.lesson_09.training_job import Spot, spot_of
 from labkit.checks.lesson_09.training_judges import GridEvidence
 from labkit.checks.shared.beside import nbytes
-from labkit.checks.shared.split import under
+from labkit.checks.shared.split import dtype_of
 from labkit.checks.shared.sums import summed_bytes
 
 SCALARS = 64  # bytes of a few numbers: losses, norms
 ALL_SCALARS = 1024  # bytes of all of them: of each parameter's norm by itself, too
-ELEMENT = 8
 MORE_INSIDE = 2  # times what a group along tp has to send: what is computed again is sent again
 TO_AND_FRO = ("send", "isend", "recv", "irecv")
 Calls = Sequence[dict[str, Any]]
@@ -59,7 +60,7 @@ def _large(calls: Calls) -> Calls:
 
 
 def _own_bytes(evidence: GridEvidence, spot: Spot) -> int:
-    return sum(map(nbytes, spot.cut(under("full.", evidence.inputs)).values()))
+    return sum(map(nbytes, spot.cut(evidence.full).values()))
 
 
 def _by_all_stages(answer: RankAnswer, calls: Calls, spot: Spot) -> Finding:
@@ -82,7 +83,7 @@ def _between_replicas(
     if len(replicas) > 1:
         own, among = _own_bytes(evidence, spot), _among(calls, replicas)
         sent = summed_bytes(_large(among))
-        most = own * (1 + first)
+        most = own * (1 + first) * _widened(evidence)
         right = own <= sent + SCALARS * len(_large(calls)) and sent <= most + SCALARS
         told = f"{own:,} bytes of gradients reduced among replicas {replicas}"
         yield Finding(right, told, f"{sent:,.0f} bytes", answer.rank)
@@ -101,7 +102,7 @@ def _over_boundaries(
         among = [c for c in calls if sorted(c["group"]) in (pair, stages)]
         expected = _activations(evidence) * ((not spot.first) + (not spot.last))
         sent = sum(c["num_bytes"] for c in _large(among) if c["op"] in ("send", "isend"))
-        table = _tied_bytes(evidence, spot) * (1 + first)
+        table = _tied_bytes(evidence, spot) * (1 + first) * _widened(evidence)
         told = f"{expected:,} bytes sent to the stages before and behind stage {spot.stage}"
         yield Finding(expected <= sent <= expected + table, told, f"{sent:,} bytes", answer.rank)
         both = [c for c in among if c["op"] not in TO_AND_FRO]
@@ -113,17 +114,23 @@ def _over_boundaries(
         yield Finding(single <= table + ALL_SCALARS, told, f"{single:,.0f} bytes", answer.rank)
 
 
+def _widened(evidence: GridEvidence) -> int:
+    """How many times larger gradients are where those of 16 bits are summed in 32."""
+    dtype = dtype_of(evidence.case)
+    return torch.promote_types(dtype, torch.float32).itemsize // dtype.itemsize
+
+
 def _activations(evidence: GridEvidence) -> int:
     """Bytes of those of all rows, between two layers."""
     params = evidence.case.params
-    return int(ELEMENT * params["rows"] * params["sequence"] * params["hidden"])
+    return int(dtype_of(evidence.case).itemsize * params["rows"] * params["sequence"] * params["hidden"])
 
 
 def _tied_bytes(evidence: GridEvidence, spot: Spot) -> int:
     """Of this rank's part of the table, where another stage has a copy."""
     if not spot.tied or spot.first == spot.last:
         return 0
-    own = spot.cut(under("full.", evidence.inputs))
+    own = spot.cut(evidence.full)
     return nbytes(own["tokens.weight" if spot.first else "head.weight"])
 
 
@@ -135,7 +142,7 @@ def _inside_tensor_groups(evidence: GridEvidence, answer: RankAnswer, calls: Cal
     members = spot.groups["tp"]
     if len(members) > 1:
         asked = once * (4 * len(spot.layers) + spot.first + spot.last)
-        asked += spot.last * 3 * once // evidence.case.params["hidden"]
+        asked += spot.last * 3 * once * _widened(evidence) // evidence.case.params["hidden"]
         gathered = _own_bytes(evidence, spot) * len(members) // 2
         most = MORE_INSIDE * asked + gathered + ALL_SCALARS
         sent = summed_bytes(_among(calls, members))

@@ -63,13 +63,27 @@ def held_since(before: Holding) -> int:
     """Bytes that are held now and were not when `holding` gave `before`. To look for numbers in every object
     would take a second: it is those that are new, or of another size, that are gone through.
     """
+    fresh, changed = _since(before)
+    numbers = _numbers(changed)
+    return fresh + (numbers if numbers > A_FEW else 0)
+
+
+def memory_since(before: Holding) -> int:
+    """As `held_since`, in tensors and arrays alone: where calls were recorded meanwhile, in numbers and texts
+    without end.
+    """
+    fresh, changed = _since(before)
+    return fresh + _in_arrays(_inside(changed))
+
+
+def _since(before: Holding) -> tuple[int, list[object]]:
+    """Bytes behind tensors that are new, and the objects that are new or of another size."""
     gc.collect()
     things = gc.get_objects()
     tensors, sizes, known = _behind_tensors(things), _sizes(things), before.objects
     fresh = sum(num_bytes for key, num_bytes in tensors.items() if key not in before.tensors)
     changed = [thing for thing in things if known.get(id(thing)) != sizes[id(thing)]]
-    numbers = _numbers([*changed, [thing for thing in named_objects() if id(thing) not in before.named]])
-    return fresh + (numbers if numbers > A_FEW else 0)
+    return fresh, [*changed, [thing for thing in named_objects() if id(thing) not in before.named]]
 
 
 def bytes_of_names() -> int:
@@ -153,12 +167,16 @@ def _numbers(things: Sequence[object]) -> int:
     many together, and whole ones in rows where they are too large to count anything with.
     """
     inside = _inside(things)
-    alone = _of_kind(inside, np.ndarray, bytearray, array.array)
     in_rows = gc.get_referents(*_of_kind(things, list, set, deque), *_of_kind(inside, tuple))
     by_name = {id(found): found for found in _of_kind([*things, *inside], dict)}
     numbers = sum(map(_numbers_in, [in_rows, *(d.values() for d in by_name.values() if len(d) > SETTINGS)]))
-    own = sum(_own_bytes(each) for each in {id(a): a for a in alone}.values())
-    return numbers * FLOAT_BYTES + own + _spelled([*inside, *in_rows])
+    return numbers * FLOAT_BYTES + _in_arrays(inside) + _spelled([*inside, *in_rows])
+
+
+def _in_arrays(things: Sequence[object]) -> int:
+    """Bytes of the arrays among these."""
+    alone = _of_kind(things, np.ndarray, bytearray, array.array)
+    return sum(_own_bytes(each) for each in {id(a): a for a in alone}.values())
 
 
 def _spelled(things: Sequence[object]) -> int:
