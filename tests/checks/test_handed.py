@@ -14,7 +14,7 @@ from labkit.checks.lesson_04.model import build_stages
 from labkit.checks.lesson_04.runs import Watch, watched
 from labkit.checks.lesson_05 import layers, recomputing
 from labkit.checks.lesson_08.net import stack
-from labkit.checks.lesson_10 import fast
+from labkit.checks.lesson_10.between_steps import BetweenSteps, LoadedBatches
 from labkit.checks.shared.beside import refused
 from labkit.checks.shared.places import place_of
 
@@ -100,11 +100,11 @@ def reached(start: object) -> Iterator[object]:
 
 
 def test_what_counts_is_out_of_reach_of_who_is_handed_what_is_counted() -> None:
-    log, notes, watch, of_steps = list[float](), list[int](), Watch(), fast._Watch(1, lambda: 0)
+    log, notes, watch, of_steps = list[float](), list[int](), Watch(), BetweenSteps(1, lambda: 0)
     stacked = stack(Case("", 1, {"width": 2, "layers": 2, "dtype": "float64"}, 1), log)
     stage = watched(build_stages(*first_case("04.run-schedule"), [0])[0], 0, watch)
     function, types = recomputing._counted(torch.tanh)
-    batches = fast._Batches([torch.ones(1)], lambda number: of_steps.look(number))
+    batches = LoadedBatches([torch.ones(1)], lambda number: of_steps.look(number))
     chained = layers.layers_of(*first_case("05.checkpoint-sequential"), notes)
     for handed_out, counts in (
         (stacked, log),

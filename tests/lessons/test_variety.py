@@ -11,6 +11,7 @@ import pytest
 
 from autograder.grade.reference import all_cases, graded_lessons
 from labkit.checks import registry
+from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise
 
 SEEDS = (1, 2)
@@ -48,15 +49,18 @@ def test_no_argument_of_a_formula_stands_still(exercise: Exercise) -> None:
 def _calls(exercise: Exercise) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The functions of numbers that the cases call, and their arguments; a config's fields apart."""
     for case in (case for seed in SEEDS for case in all_cases(exercise, seed)):
-        for call in case.params.get("calls", []):
+        for call in _written_out(case, "calls"):
             yield call["function"], _fields(call["arguments"], exercise.id not in GPT_ALONE)
-        for setting in case.params.get("settings", []):
-            if isinstance(setting, dict):  # arguments by name, which tell the function
-                yield ", ".join(sorted(setting)), _fields(setting, True)
-        rows = case.params.get("rows")
-        for row in rows if isinstance(rows, list) else []:
-            if isinstance(row, dict):
-                yield exercise.names[0], _fields(row, True)
+        for setting in _written_out(case, "settings"):  # arguments by name, which tell the function
+            yield ", ".join(sorted(setting)), _fields(setting, True)
+        for row in _written_out(case, "rows"):
+            yield exercise.names[0], _fields(row, True)
+
+
+def _written_out(case: Case, name: str) -> list[Mapping[str, Any]]:
+    """What a case has of that name: nothing where it is a number, or a list of them."""
+    found = case.params.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _fields(arguments: Mapping[str, Any], any_model: bool) -> dict[str, Any]:
