@@ -114,6 +114,18 @@ def test_as_many_calls_and_bytes_of_other_kinds_are_another_record() -> None:
     assert "the network carried" in flags(replace(gathered, kinds=usual.kinds), usual)[0]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "usual", "more", "wire"), [(2, 15_079, 8, 27_104), (3, 109_107, 42, 214_611)]
+)
+def test_many_small_sums_are_mostly_headers(ranks: int, usual: int, more: int, wire: int) -> None:
+    """As measured of 10.slow-program-3: one answer sums once a bucket, another once a parameter."""
+    call = Call("all_reduce", 16, tuple(range(ranks)), "python")
+    one = replace(QUIET, ranks=ranks, calls=ranks, wire=usual, least=0.0, most=ranks * most_bytes(call))
+    many = replace(one, calls=ranks + more, wire=wire, most=one.most + more * most_bytes(call))
+    assert flags(many, one) == []
+    assert flags(replace(many, wire=2 * wire), one)
+
+
 def test_calls_that_no_judge_asks_about_count_too() -> None:
     """As in a constructor, where the reference makes none: what is judged is the same."""
     usual = replace(REDUCED, recorded=(4, 120_000))
