@@ -450,7 +450,8 @@ class ShardedOptimizer:
         for part, gradient in zip(self.parts, self._mean_gradient().split(self.sizes), strict=True):
             part.grad = gradient
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for part in self.parts:  # of all groups, also those the optimizer holds nothing of here
+            part.grad = None
         if self.master is not self.shard:
             self.shard.copy_(self.master)
         all_gather(self.weights, self.shard, self.group)
