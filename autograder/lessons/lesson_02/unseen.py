@@ -12,7 +12,10 @@ from labkit.checks.lesson_02.layerwise import layerwise_case
 from labkit.checks.lesson_02.offload_cases import offload_case, wide_layers, with_buffers, with_dropout
 from labkit.checks.lesson_02.partitions import model_costs, partition_case, partition_refusals
 from labkit.checks.lesson_02.remote_stages import stage_case
-from labkit.checks.lesson_02.small_layers import Specs, with_orders
+from labkit.checks.lesson_02.small_layers import (
+    Specs,
+    with_orders,
+)
 from labkit.checks.lesson_02.step_timing import timing_case
 
 

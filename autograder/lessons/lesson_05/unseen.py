@@ -7,8 +7,10 @@ from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_05 import DEEP_CHAIN, best_row, chain_case, checkpoint_case, memory_row
+from labkit.checks.lesson_05.formulas import best_row, memory_row
+from labkit.checks.lesson_05.one_call import checkpoint_case
 from labkit.checks.lesson_05.subjects import BOTH, CALLED
+from labkit.checks.lesson_05.whole_chain import DEEP_CHAIN, chain_case
 from labkit.checks.shared.formula import values_case
 
 WIDE = {"rows": 64, "width": 24, "inner": 80}  # of a chain of layers

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from labkit import devices
 from labkit.checks.case import JSON
 from labkit.checks.exercise import Finding
-from labkit.checks.lesson_02.small_layers import (
+from labkit.checks.lesson_02.plain_model import (
     GRAPH_OF,
     IN_EVALUATION,
     BesidePlain,
+)
+from labkit.checks.lesson_02.small_layers import (
     activation_bytes,
 )
 from labkit.checks.rank import Rank

@@ -15,13 +15,15 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.compare import difference
 from labkit.checks.exercise import Finding, Judge
 from labkit.checks.lesson_02.device_time import HOST_LINK
-from labkit.checks.lesson_02.small_layers import (
+from labkit.checks.lesson_02.plain_model import (
     TOLD,
     BesidePlain,
+    same_random_numbers,
+)
+from labkit.checks.lesson_02.small_layers import (
     activation_bytes,
     build_layers,
     drops,
-    same_random_numbers,
     tensor_bytes,
 )
 from labkit.checks.shared.beside import PlainSeat, Seat, State

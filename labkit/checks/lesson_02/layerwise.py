@@ -15,20 +15,22 @@ from labkit import devices
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_02.crossings import AFTERWARDS, Passes, crosses_once, works_where_told
-from labkit.checks.lesson_02.small_layers import (
-    IDS,
+from labkit.checks.lesson_02.plain_model import (
     INFERENCE,
-    SMALL,
     BesideGraph,
     BesidePlain,
-    Specs,
     batches_of,
-    build_layers,
     compare,
-    draw_layer_inputs,
     equals,
     error_of,
     follow_graph,
+)
+from labkit.checks.lesson_02.small_layers import (
+    IDS,
+    SMALL,
+    Specs,
+    build_layers,
+    draw_layer_inputs,
     named,
     to_hand_over,
 )

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_02.small_layers import IDS, SMALL, Specs
+from labkit.checks.lesson_02.small_layers import (
+    IDS,
+    SMALL,
+    Specs,
+)
 
 FROZEN_WIDE = [f"{layer}.{kind}" for layer in (2, 3, 4, 5) for kind in ("weight", "bias")]
 FROZEN_RESIDENT = ["0.weight", "0.bias", "1.weight", "1.bias"]

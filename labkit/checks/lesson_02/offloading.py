@@ -33,20 +33,22 @@ from labkit.checks.lesson_02.fetching import (
 )
 from labkit.checks.lesson_02.layerwise import OnDevices
 from labkit.checks.lesson_02.offload_cases import offload_cases
-from labkit.checks.lesson_02.small_layers import (
+from labkit.checks.lesson_02.plain_model import (
     INFERENCE,
     BesideTwoBatches,
     BesideTwoModels,
-    Log,
     add_two_batches,
-    build_layers,
-    build_others,
     compare,
-    draw_layer_inputs,
     equals,
     learn_side_by_side,
-    named,
     same_random_numbers,
+)
+from labkit.checks.lesson_02.small_layers import (
+    Log,
+    build_layers,
+    build_others,
+    draw_layer_inputs,
+    named,
     to_hand_over,
 )
 from labkit.checks.rank import Rank

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_02.late_receiver import receives_late
+from labkit.checks.lesson_02.plain_model import (
+    squared_error,
+)
 from labkit.checks.lesson_02.small_layers import (
     IDS,
     STEPS,
@@ -22,7 +25,6 @@ from labkit.checks.lesson_02.small_layers import (
     build_layers,
     draw_layer_inputs,
     layer_of,
-    squared_error,
 )
 from labkit.checks.lesson_02.stage_evidence import (
     AGAIN,

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Finding, Judge
-from labkit.checks.lesson_02.small_layers import BesidePlain, build_layers
+from labkit.checks.lesson_02.plain_model import (
+    BesidePlain,
+)
+from labkit.checks.lesson_02.small_layers import (
+    build_layers,
+)
 from labkit.checks.shared.beside import State, same
 from labkit.checks.shared.places import Place, place_of
 

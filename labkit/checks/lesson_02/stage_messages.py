@@ -8,7 +8,9 @@ from typing import Any
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
 from labkit.checks.exercise import Finding, Judge
-from labkit.checks.lesson_02.small_layers import activation_bytes
+from labkit.checks.lesson_02.small_layers import (
+    activation_bytes,
+)
 from labkit.checks.lesson_02.stage_evidence import AGAIN, BesideWhole, cuts_of, is_last
 from labkit.checks.shared.places import Place, place_of
 
