@@ -424,7 +424,8 @@ labkit.check("03.assign-buckets", assign_buckets)
 # The class. It starts from equal replicas, `forward`
 # passes everything on to the module, and after `loss.backward()` every gradient is the mean over the group:
 # nothing else to call. Several forward passes may come before their backwards, and all parameters may be
-# frozen.
+# frozen. A rank may leave out some of the trained parameters in a backward, but never all: a backward that
+# reaches none calls no hook.
 #
 # <details><summary>Hint 1: state</summary>For each bucket, the set of parameters whose gradients are ready;
 # the number of buckets started so far; the handles with their flat tensors; whether this backward has its

@@ -198,7 +198,8 @@ for asks in (True, False):
 # once in forward and twice in backward. If the second run raises, its error comes through, and the random
 # generator is as it was before backward. If somebody overwrites an argument between forward and backward, the
 # second run is another one: plain autograd raises a `RuntimeError` then, and yours will too if its tensors
-# are kept by `ctx.save_for_backward`. (That is good style; no check overwrites an argument.)
+# are kept by `ctx.save_for_backward`. (That is good style; no check overwrites an argument, or puts a module
+# into another mode in between.)
 #
 # Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
 # results, 16 KiB are free for states and the like, and as much when backward is over and the gradients are

@@ -816,7 +816,8 @@ Table(
 #
 # ### Exercise: the loss of a divided sequence
 #
-# Write `sharded_loss`, with the value of all targets and the gradient of the rank's own.
+# Write `sharded_loss`, with the value of all targets and the gradient of the rank's own. The sum and the
+# number may travel together or each in a call of its own.
 #
 # <details><summary>Hint</summary>
 #
@@ -875,8 +876,8 @@ labkit.check("11.sharded-loss", sharded_loss)
 # ### Exercise: a GPT on divided sequences
 #
 # Ranks with other tokens send each other the messages of the ring, the two numbers of a loss, and each
-# gradient once, to sum it, and nothing else. Of the whole model a rank keeps its part alone. All parameters
-# are trained; `sum_gradients` is called once, after one backward.
+# gradient once, to sum it, and nothing else. Of the whole model a rank keeps its part alone once it is built.
+# All parameters are trained; `sum_gradients` is called once, after one backward.
 #
 # <details><summary>Hint 1</summary>
 #
