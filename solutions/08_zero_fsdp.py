@@ -554,7 +554,8 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 # `gather_weights` is called in between. Each backward sends one reduce-scatter a bucket, `gather_weights` one
 # all-gather a bucket, and nothing else goes; both have ended when the call returns. Weights are held once.
 # Peak of the gradients, where every rank uses every layer: the shards, and at most two buckets whole at a
-# time. What stays is counted in whatever form it is kept, as in stage 1.
+# time. What stays is counted in whatever form it is kept, as in stage 1. In each backward a rank uses one
+# parameter of the module at least.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and
