@@ -130,9 +130,11 @@ def most_of_steps(case: Case) -> int:
 
 
 def most_in_process(case: Case) -> dict[str, int]:
-    """By moment: the same, and behind a step the gradients, which are the caller's."""
+    """By moment: the same, and behind a step the gradients, which are the caller's, and those of the shard,
+    which `zero_grad` may forget.
+    """
     net, most = _large(case), most_of_steps(case)
-    gradients = sum(nbytes(p) for p in net.parameters() if p.requires_grad)
+    gradients = sum(nbytes(p) for p in net.parameters() if p.requires_grad) + _state_share(case, net)
     return {"after a step": most + gradients, "without gradients": most}
 
 
