@@ -72,8 +72,8 @@ draw_stages(ranks=4)
 # ### Exercise: the bytes of one rank
 #
 # Shards are equal: a tensor of $n$ numbers is cut into $d$ shards of $\lceil n/d \rceil$, and padded where
-# that is too much. A model is a list of *units* (its layers, mostly), one or more, `numels[i]`
-# parameters each.
+# that is too much. A model is a sequence of *units* (its layers, mostly), one or more, `numels[i]`
+# parameters each; they may come in a tuple as well as in a list. All bytes are whole numbers (`int`).
 #
 # * **Stage 0** shards nothing and pads nothing.
 # * **Stage 1** lays the whole model in one flat tensor, cut once: $S = \lceil \Psi/d \rceil$. Weights are the
@@ -172,8 +172,9 @@ your_stage_1, your_stage_3 = ..., ...
 # ### Exercise: the traffic of a step
 #
 # Count what **one rank sends**, in numbers, in one step of `micro_batches` micro-batches, whose gradients add
-# up. A reduce-scatter or an all-gather of $d$ shards of $S$ sends $(d-1)\,S$, an all-reduce twice that. Flat
-# tensors are those of the exercise before, with their padding; stage 0 pads its one as stage 1 does.
+# up: an `int`, for units in a list or in a tuple. A reduce-scatter or an all-gather of $d$ shards of $S$
+# sends $(d-1)\,S$, an all-reduce twice that. Flat tensors are those of the exercise before, with their
+# padding; stage 0 pads its one as stage 1 does.
 #
 # * Stage 0: one all-reduce a step, of one flat tensor for the whole model (`no_sync` until the last
 #   micro-batch).
@@ -246,9 +247,9 @@ labkit.check("08.step-traffic", step_traffic)
 #
 # Return the size of a shard, $\lceil \Psi/d \rceil$, and for each rank the list of its pieces: `(parameter,
 # start, stop)` says that the rank owns elements `start` to `stop` (excluded) of that parameter, flattened.
-# Pieces come in the order of the flat tensor, none is empty. The padding is at the end of the flat tensor
-# and belongs to no piece. There may be fewer elements than ranks, and parameters without elements. `numels`
-# stays as it is.
+# Pieces come in the order of the flat tensor, none is empty. All of these are `int`s, since tensors are
+# sliced with them. The padding is at the end of the flat tensor and belongs to no piece. There may be fewer
+# elements than ranks, and parameters without elements. `numels`, a list or a tuple, stays as it is.
 
 
 # %% exercise="08.flat-layout" difficulty=2 minutes=12

@@ -9,19 +9,15 @@ from typing import Any
 from labkit.checks.case import Case
 from labkit.checks.lesson_08.adam import held_case
 from labkit.checks.lesson_08.circumstances import some
-from labkit.checks.lesson_08.formulas import (
-    MIXED,
-    flat_layout_cases,
-    rank_bytes_cases,
-    settings_case,
-    step_traffic_cases,
-)
+from labkit.checks.lesson_08.formulas import MIXED, NANOTRON, STAGES, rank_bytes_cases, step_traffic_cases
 from labkit.checks.lesson_08.gradients import bucket_case
 from labkit.checks.lesson_08.gradients import watched_case as watched_buckets
+from labkit.checks.lesson_08.layout import flat_layout_cases
 from labkit.checks.lesson_08.masters import bf16_case
 from labkit.checks.lesson_08.net import shard_case
 from labkit.checks.lesson_08.norm import norm_case
 from labkit.checks.lesson_08.resumed import own_parts_case
+from labkit.checks.lesson_08.settings import Setting, settings_case
 from labkit.checks.lesson_08.tried_saves import checkpoint_case, full_disk_case, killed_case
 from labkit.checks.lesson_08.units import unit_case
 from labkit.checks.lesson_08.watched import calls_case
@@ -39,29 +35,60 @@ def _sizes(draw: Random) -> tuple[list[int], list[int]]:
     return even, odd
 
 
+def _large(draw: Random) -> tuple[list[int], int]:
+    """Many large units, and many ranks, which divide none of them."""
+    ranks = draw.randint(65, 2048)
+    units = [
+        draw.randint(10**7, 10**10) * ranks + draw.randrange(1, ranks) for _ in range(draw.randint(8, 40))
+    ]
+    return units, ranks
+
+
 def _rank_bytes(seed: int) -> list[Case]:
-    even, odd = _sizes(Random(f"08/bytes/{seed}"))
+    draw = Random(f"08/bytes/{seed}")
+    even, odd = _sizes(draw)
+    large, ranks = _large(draw)
     return [
         *rank_bytes_cases(seed, "unseen: ", even, odd),
-        settings_case("unseen: a stage 4 of one rank", "refused", [[even, MIXED, 4, 1]], seed),
+        settings_case("unseen: all is large", "padded", [[large, NANOTRON, s, ranks] for s in STAGES], seed),
+        settings_case(
+            "unseen: fewer ranks than none, drawn",
+            "refused",
+            [[odd, MIXED, stage, -draw.randint(1, 9)] for stage in STAGES],
+            seed,
+        ),
     ]
 
 
 def _step_traffic(seed: int) -> list[Case]:
-    even, odd = _sizes(Random(f"08/traffic/{seed}"))
+    draw = Random(f"08/traffic/{seed}")
+    even, odd = _sizes(draw)
+    large, ranks = _large(draw)
+    many = [[large, stage, ranks, draw.randint(20, 200), True] for stage in STAGES]
+    kept: list[Setting] = [
+        [odd, stage, draw.randint(2, 40), draw.randint(1, 40), regather]
+        for stage in STAGES
+        for regather in (True, False, False)
+    ]
+    fewer = [[odd, stage, draw.randint(1, 9), -draw.randint(1, 9), True] for stage in STAGES]
     return [
         *step_traffic_cases(seed, "unseen: ", even, odd),
-        settings_case("unseen: fewer micro-batches than none", "refused", [[even, 0, 2, -1, True]], seed),
-        settings_case("unseen: one rank, no micro-batch", "refused", [[even, 0, 1, 0, True]], seed),
-        settings_case("unseen: one rank, a stage 4", "refused", [[even, 4, 1, 1, True]], seed),
+        settings_case("unseen: all is large", "padded", many, seed),
+        settings_case("unseen: weights that stay, drawn", "kept", kept, seed),
+        settings_case("unseen: fewer micro-batches than none, drawn", "refused", fewer, seed),
     ]
 
 
 def _flat_layout(seed: int) -> list[Case]:
     draw = Random(f"08/layout/{seed}")
-    return flat_layout_cases(
-        seed, "unseen: ", [draw.choice([1, 2, 3, 5, 17, 40, 91]) for _ in range(draw.randint(3, 7))]
-    )
+    few = [draw.choice([1, 2, 3, 5, 17, 40, 91]) for _ in range(draw.randint(3, 7))]
+    many = [draw.randint(1100, 3000) for _ in range(draw.randint(4, 6))]
+    layers = [draw.choice([0, 1, 70, 300, 900]) + 130 for _ in range(draw.randint(32, 48))]
+    drawn = [[layers, draw.randint(5, 64)] for _ in range(4)]
+    return [
+        *flat_layout_cases(seed, "unseen: ", few, many),
+        settings_case("unseen: many parameters on many ranks", "plain", drawn, seed),
+    ]
 
 
 def _net(draw: Random) -> dict[str, int]:

@@ -1,74 +1,34 @@
-"""The three exercises of lesson 08 that are arithmetic: a rank's bytes, a step's traffic, who owns what."""
+"""Two exercises of lesson 08 that are arithmetic: a rank's bytes, and a step's traffic."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
-from labkit.checks.case import JSON, Case
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused
-from labkit.checks.shared.plain_numbers import number_or_words
+from labkit.checks.case import Case
+from labkit.checks.exercise import Exercise, Finding, Judge, Property
+from labkit.checks.lesson_08.settings import (
+    ANY_SEQUENCE,
+    Setting,
+    asks,
+    each,
+    each_is_refused,
+    is_whole,
+    refuses,
+    settings_case,
+    sizes_in_words,
+)
 from labkit.theory import sharding  # an empty file where this lesson is graded: judges alone call it
 from labkit.theory.recipes import RECIPES
 
-Setting = list[Any]
 GIVEN = tuple(
     f"labkit.theory.sharding.{name}" for name in ("bytes_of_rank", "numbers_sent", "pieces_of_ranks")
 )
 HIDES = ("theory/sharding.py",)
-MIXED, MEGATRON, SGD = "mixed AdamW, 16 B", "mixed AdamW, 18 B", "fp32 SGD"
-
-
-def settings_case(name: str, kind: str, settings: Sequence[Setting], seed: int) -> Case:
-    """Arguments of as many calls as there are settings."""
-    return Case(name, 1, {"settings": [list(s) for s in settings]}, seed, kind=kind)
-
-
-def _plain(value: object) -> JSON:
-    """What a function gave, as JSON can hold it; numbers, numpy's and torch's too, as they are, anything else
-    in words.
-    """
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return number_or_words(value)
-
-
-def _asks(call: Callable[[Any, Setting], object]) -> Run:
-    """Calls the student's function once a setting. Facts: answers, and whether settings were changed."""
-
-    def on_rank(rank: Rank) -> None:
-        handed = copy.deepcopy(rank.params["settings"])
-        rank.fact("answers", [_plain(call(rank.student, setting)) for setting in handed])
-        rank.fact("changed", handed != rank.params["settings"])
-
-    return Run(on_rank)
-
-
-def _refuses(call: Callable[[Any, Setting], object]) -> Run:
-    """Calls it with what it must refuse, one setting a case. Fact: refusal."""
-
-    def on_rank(rank: Rank) -> None:
-        (setting,) = rank.params["settings"]
-        with rank.expect_error("refusal"):
-            call(rank.student, setting)
-
-    return Run(on_rank)
-
-
-def _each(find: Callable[[Setting, Any], Iterator[Finding]]) -> Judge:
-    """A judge of every setting's answer."""
-
-    def judge(evidence: Evidence) -> Iterator[Finding]:
-        answers = evidence.answers[0].facts["answers"]
-        for setting, seen in zip(evidence.case.params["settings"], answers, strict=True):
-            yield from find(setting, seen)
-
-    return judge
+STAGES = (0, 1, 2, 3)
+MIXED, MEGATRON, NANOTRON = "mixed AdamW, 16 B", "mixed AdamW, 18 B", "mixed AdamW, 20 B"
+SGD = "fp32 SGD"
 
 
 # -- 08.rank-bytes
@@ -76,49 +36,59 @@ def _each(find: Callable[[Setting, Any], Iterator[Finding]]) -> Judge:
 
 def _rank_bytes(student: Any, setting: Setting) -> object:
     numels, recipe, stage, world_size = setting
-    return student.rank_bytes(list(numels), RECIPES[recipe], stage, world_size)
+    return student.rank_bytes(numels, RECIPES[recipe], stage, world_size)
+
+
+def _rank_in_words(setting: Setting) -> str:
+    numels, recipe, stage, world_size = setting
+    return f"units {sizes_in_words(numels)}, {recipe}, stage {stage}, {world_size} ranks"
 
 
 def _parts(*names: str) -> Judge:
     def find(setting: Setting, seen: Any) -> Iterator[Finding]:
         numels, recipe, stage, world_size = setting
         expected = sharding.bytes_of_rank(numels, RECIPES[recipe], stage, world_size)
-        about = f"units {_short(numels)}, {recipe}, stage {stage}, {world_size} ranks"
         for name in names:
             value = seen.get(name) if isinstance(seen, dict) else None
-            yield Finding(value == expected[name], f"{name}: {expected[name]:,} for {about}", str(value))
+            told = f"{name}: {expected[name]:,} for {_rank_in_words(setting)}"
+            yield Finding(value == expected[name], told, str(value))
 
-    return _each(find)
-
-
-def _short(numels: Sequence[int]) -> str:
-    return str(list(numels)) if len(numels) < 7 else f"of {sum(numels):,} parameters in {len(numels)} layers"
+    return each(find)
 
 
-AT_REST = _parts("weights", "gradients", "optimizer")
+def _whole_bytes(setting: Setting, seen: Any) -> Iterator[Finding]:
+    for name, value in seen.items() if isinstance(seen, dict) else ():
+        told = f"{name}: a whole number (int) for {_rank_in_words(setting)}"
+        yield Finding(is_whole(value), told, f"{value!r}, a {type(value).__name__}")
+
+
+PARTS_AT_REST = ("weights", "gradients", "optimizer")
+AT_REST, ALL_PARTS = _parts(*PARTS_AT_REST), _parts(*PARTS_AT_REST, "working")
 
 RANK_BYTES = Exercise(
     "08.rank-bytes",
     "What one rank holds, to the byte",
     ("rank_bytes",),
-    {"even": _asks(_rank_bytes), "padded": _asks(_rank_bytes), "refused": _refuses(_rank_bytes)},
+    dict.fromkeys(("even", "padded", ANY_SEQUENCE), asks(_rank_bytes)) | {"refused": refuses(_rank_bytes)},
     lambda seed: rank_bytes_cases(seed, "", [12, 40, 24, 8], [7, 3, 30, 11]),
     (
         Property(
             "at-rest",
             "numbers",
             3,
-            "Weights, gradients and optimizer of each stage, where sizes divide.",
+            "Weights, gradients and optimizer of each stage, where sizes divide; all are whole numbers.",
             "stages 1, 2 and 3 shard one part more each: optimizer, then gradients, then weights",
             {"even": AT_REST},
+            {"padded": each(_whole_bytes)},
         ),
         Property(
             "padding",
             "numbers",
             2,
-            "The same where sizes do not divide: one flat tensor up to stage 1, one a unit from stage 2 on.",
+            "The same where sizes do not divide, in any sequence: one flat tensor up to stage 1, one a unit"
+            " from stage 2 on.",
             "n / d without rounding up, or one flat tensor for the model where each unit has its own",
-            {"padded": AT_REST},
+            {"padded": AT_REST, ANY_SEQUENCE: ALL_PARTS},
         ),
         Property(
             "working",
@@ -135,7 +105,7 @@ RANK_BYTES = Exercise(
             1,
             "Another stage, or no rank, is refused with a ValueError.",
             "a stage 4 that silently counts as 3",
-            {"refused": is_refused("refusal", "ValueError")},
+            {"refused": each_is_refused(_rank_in_words)},
         ),
     ),
     forbids=GIVEN,
@@ -145,24 +115,30 @@ RANK_BYTES = Exercise(
 
 def rank_bytes_cases(seed: int, prefix: str, even: list[int], odd: list[int]) -> list[Case]:
     """even: units that 4 divides; odd: units that nothing divides."""
-    model = [7_500_000_000]
-    table = [[model, MIXED, stage, d] for d in (1, 4, 64) for stage in (0, 1, 2, 3)]
-    whole = [[even, recipe, stage, 4] for recipe in (MIXED, MEGATRON) for stage in (0, 1, 2, 3)]
+    model, large = [7_500_000_000], [3_000_000_019, 1_999_999_943, 12_000_000_007]
+    table = [[model, MIXED, stage, d] for d in (1, 4, 64) for stage in STAGES]
+    whole = [[even, recipe, stage, 4] for recipe in (MIXED, MEGATRON) for stage in STAGES]
+    units = ((odd, 4), (odd[::-1], 3), ([2, 1], 8), ([*even, *odd], 2), ([31, 2, 9, 30], 2), (large, 1024))
     padded = [
-        [units, recipe, stage, d]
-        for units, d in ((odd, 4), (odd[::-1], 3), ([2, 1], 8), ([*even, *odd], 2), ([31, 2, 9, 30], 2))
-        for recipe in (MIXED, SGD)
-        for stage in (0, 1, 2, 3)
+        [of, recipe, stage, d]
+        for of, d in units
+        for recipe in (MIXED, MEGATRON, NANOTRON, SGD)
+        for stage in STAGES
     ]
+    few, unknown = [0, -1, -4], [-1, 4, 7]
     return [
         settings_case(f"{prefix}the model of ZeRO's Table 1", "even", table, seed),
         settings_case(f"{prefix}units that divide", "even", whole, seed),
         settings_case(f"{prefix}units that do not divide", "padded", padded, seed),
-        settings_case(f"{prefix}a stage 4", "refused", [[even, MIXED, 4, 2]], seed),
-        settings_case(f"{prefix}a stage below 0", "refused", [[even, MIXED, -1, 2]], seed),
-        settings_case(f"{prefix}no rank", "refused", [[even, MIXED, 1, 0]], seed),
-        settings_case(f"{prefix}fewer ranks than none", "refused", [[even, MIXED, 0, -2]], seed),
+        settings_case(f"{prefix}units in a tuple", ANY_SEQUENCE, [[odd, MIXED, s, 4] for s in STAGES], seed),
+        settings_case(f"{prefix}another stage", "refused", _bytes_refused(even, unknown, [1, 2, 5]), seed),
+        settings_case(f"{prefix}no rank", "refused", _bytes_refused(even, STAGES, few), seed),
+        settings_case(f"{prefix}neither", "refused", _bytes_refused(even, unknown, few), seed),
     ]
+
+
+def _bytes_refused(units: list[int], stages: Sequence[int], ranks: Sequence[int]) -> list[Setting]:
+    return [list(s) for s in product((units, [1]), (MIXED,), stages, ranks)]
 
 
 # -- 08.step-traffic
@@ -173,32 +149,45 @@ def _step_traffic(student: Any, setting: Setting) -> object:
     numels, stage, world_size, micro_batches, regather = setting
     more = {} if micro_batches == 1 else {"micro_batches": micro_batches}
     more |= {} if regather else {"regather": False}
-    return student.step_traffic(list(numels), stage, world_size, **more)
+    return student.step_traffic(numels, stage, world_size, **more)
 
 
 def _numbers(setting: Setting, seen: Any) -> Iterator[Finding]:
     expected = sharding.numbers_sent(*setting)
+    yield Finding(seen == expected, f"{expected:,} for {_step_in_words(setting)}", str(seen))
+
+
+def _step_in_words(setting: Setting) -> str:
     numels, stage, world_size, micro_batches, regather = setting
-    about = f"units {_short(numels)}, stage {stage}, {world_size} ranks, {micro_batches} micro-batches"
-    yield Finding(seen == expected, f"{expected:,} for {about}, regather={regather}", str(seen))
+    about = (
+        f"units {sizes_in_words(numels)}, stage {stage}, {world_size} ranks, {micro_batches} micro-batches"
+    )
+    return f"{about}, regather={regather}"
 
 
-TRAFFIC_KINDS = ("one", "several", "padded", "kept")
+def _whole_traffic(setting: Setting, seen: Any) -> Iterator[Finding]:
+    told = f"a whole number (int) for {_step_in_words(setting)}"
+    yield Finding(is_whole(seen), told, f"{seen!r}, a {type(seen).__name__}")
+
+
+TRAFFIC_KINDS = ("one", "several", "padded", "kept", ANY_SEQUENCE)
 
 STEP_TRAFFIC = Exercise(
     "08.step-traffic",
     "What one rank sends",
     ("step_traffic",),
-    dict.fromkeys(TRAFFIC_KINDS, _asks(_step_traffic)) | {"refused": _refuses(_step_traffic)},
+    dict.fromkeys(TRAFFIC_KINDS, asks(_step_traffic)) | {"refused": refuses(_step_traffic)},
     lambda seed: step_traffic_cases(seed, "", [12, 40, 24, 8], [7, 3, 30, 11]),
     (
         Property(
             "one-micro-batch",
             "numbers",
             2,
-            "2, 2, 2 and 3 passes over the parameters for stages 0 to 3, of (d - 1) shards each.",
+            "2, 2, 2 and 3 passes over the parameters for stages 0 to 3, of (d - 1) shards each; a whole"
+            " number.",
             "an all-reduce is two passes; (d - 1)/d, not 1",
-            {"one": _each(_numbers)},
+            {"one": each(_numbers)},
+            {"padded": each(_whole_traffic)},
         ),
         Property(
             "micro-batches",
@@ -207,15 +196,16 @@ STEP_TRAFFIC = Exercise(
             "Stages 0 and 1 send once a step; stage 2 scatters, and stage 3 gathers and scatters, for each"
             " micro-batch.",
             "stage 3's all-gathers counted once a step",
-            {"several": _each(_numbers)},
+            {"several": each(_numbers)},
         ),
         Property(
             "padding",
             "numbers",
             1,
-            "Padding is sent too: of the whole model up to stage 1, of each unit from stage 2 on.",
+            "Padding is sent too: of the whole model up to stage 1, of each unit from stage 2 on, in any"
+            " sequence of units.",
             "sum(numels) * (d - 1) // d",
-            {"padded": _each(_numbers)},
+            dict.fromkeys(("padded", ANY_SEQUENCE), each(_numbers)),
         ),
         Property(
             "without-regather",
@@ -223,7 +213,7 @@ STEP_TRAFFIC = Exercise(
             1,
             "Weights that stay for backward are gathered once, in stage 3 alone.",
             "regather taken into account in other stages",
-            {"kept": _each(_numbers)},
+            {"kept": each(_numbers)},
         ),
         Property(
             "refused",
@@ -231,7 +221,7 @@ STEP_TRAFFIC = Exercise(
             1,
             "Another stage, no rank, or no micro-batch is refused with a ValueError.",
             "an else that takes every other stage for 3, or a range that is simply empty",
-            {"refused": is_refused("refusal", "ValueError")},
+            {"refused": each_is_refused(_step_in_words)},
         ),
     ),
     forbids=GIVEN,
@@ -241,113 +231,32 @@ STEP_TRAFFIC = Exercise(
 
 def step_traffic_cases(seed: int, prefix: str, even: list[int], odd: list[int]) -> list[Case]:
     """even: units that 4 divides; odd: units that nothing divides."""
-    stages = (0, 1, 2, 3)
-    one = [[even, stage, d, 1, True] for d in (1, 2, 4) for stage in stages]
-    several = [[even, stage, 4, m, True] for m in (2, 3, 8) for stage in stages]
-    padded = [[odd, stage, d, m, True] for d, m in ((4, 1), (3, 5), (64, 2)) for stage in stages]
-    kept = [[units, stage, 4, m, False] for units in (even, odd) for m in (1, 3) for stage in stages]
+    large = [3_000_000_019, 1_999_999_943, 12_000_000_007]
+    one = [[even, stage, d, 1, True] for d in (1, 2, 4) for stage in STAGES]
+    several = [[even, stage, 4, m, True] for m in (2, 3, 8) for stage in STAGES]
+    ways = ((odd, 4, 1), (odd, 3, 5), (odd, 64, 2), (large, 1024, 96))
+    padded = [[units, stage, d, m, True] for units, d, m in ways for stage in STAGES]
+    kept = [list(s) for s in product((even, odd), STAGES, (1, 2, 3, 4, 16), (1, 3), (False,))]
+    kept += [[large, stage, 1024, 96, False] for stage in STAGES]
+    tuples = [[odd, stage, 4, 2, True] for stage in STAGES]
+    any_way, some, few, unknown = (True, False), (1, 4), (0, -1, -3), (-1, 4, 7)
+    another_stage = _traffic_refused(even, unknown, some, some, any_way)
+    no_rank = _traffic_refused(even, STAGES, few, some, any_way)
+    no_micro_batch = _traffic_refused(even, STAGES, some, few, any_way)
+    nothing = _traffic_refused(even, STAGES, few, few, any_way)
     return [
         settings_case(f"{prefix}one micro-batch", "one", one, seed),
         settings_case(f"{prefix}several micro-batches", "several", several, seed),
         settings_case(f"{prefix}units that do not divide", "padded", padded, seed),
+        settings_case(f"{prefix}units in a tuple", ANY_SEQUENCE, tuples, seed),
         settings_case(f"{prefix}weights that stay", "kept", kept, seed),
-        settings_case(f"{prefix}a stage below 0", "refused", [[even, -1, 2, 1, True]], seed),
-        settings_case(f"{prefix}a stage 4", "refused", [[even, 4, 2, 1, True]], seed),
-        settings_case(f"{prefix}no rank", "refused", [[even, 0, 0, 1, True]], seed),
-        settings_case(f"{prefix}fewer ranks than none", "refused", [[even, 3, -1, 1, True]], seed),
-        settings_case(f"{prefix}no micro-batch", "refused", [[even, 0, 2, 0, True]], seed),
+        settings_case(f"{prefix}another stage", "refused", another_stage, seed),
+        settings_case(f"{prefix}no rank", "refused", no_rank, seed),
+        settings_case(f"{prefix}no micro-batch", "refused", no_micro_batch, seed),
+        settings_case(f"{prefix}neither", "refused", nothing, seed),
     ]
 
 
-# -- 08.flat-layout
-
-
-def _flat_layout(student: Any, setting: Setting) -> object:
-    numels, world_size = setting
-    return student.flat_layout(numels, world_size)
-
-
-def _shard_size(setting: Setting, seen: Any) -> Iterator[Finding]:
-    size, _ = sharding.pieces_of_ranks(*setting)
-    found = seen[0] if isinstance(seen, list) and len(seen) == 2 else seen
-    yield Finding(found == size, f"shards of {size} for {setting[0]} on {setting[1]} ranks", str(found))
-
-
-def _owned(setting: Setting, seen: Any) -> Iterator[Finding]:
-    _, pieces = sharding.pieces_of_ranks(*setting)
-    found = seen[1] if isinstance(seen, list) and len(seen) == 2 else seen
-    about = f"{setting[0]} on {setting[1]} ranks"
-    yield Finding(found == [[list(p) for p in own] for own in pieces], f"{pieces} for {about}", str(found))
-
-
-def _numels_stay(evidence: Evidence) -> Iterator[Finding]:
-    changed = evidence.answers[0].facts["changed"]
-    yield Finding(not changed, "numels as they were handed over", "they were changed" if changed else "")
-
-
-FLAT_LAYOUT = Exercise(
-    "08.flat-layout",
-    "Who owns which slice of which parameter",
-    ("flat_layout",),
-    dict.fromkeys(("plain", "few", "empty"), _asks(_flat_layout)) | {"refused": _refuses(_flat_layout)},
-    lambda seed: flat_layout_cases(seed, "", [12, 4, 30, 1, 3]),
-    (
-        Property(
-            "shard-size",
-            "numbers",
-            1,
-            "A shard has ceil(N / d) elements.",
-            "N // d, which loses the last elements",
-            {"plain": _each(_shard_size), "few": _each(_shard_size)},
-        ),
-        Property(
-            "pieces",
-            "numbers",
-            3,
-            "Every element belongs to the rank its place in the flat tensor says, in order, and numels stays"
-            " as it is.",
-            "a parameter that spans three shards, or offsets that count parameters",
-            {"plain": every(_each(_owned), _numels_stay)},
-        ),
-        Property(
-            "fewer-elements-than-ranks",
-            "robustness",
-            1,
-            "Ranks that have padding only own nothing.",
-            "empty pieces in the list, or fewer lists than ranks",
-            {"few": _each(_owned)},
-        ),
-        Property(
-            "empty-parameters",
-            "robustness",
-            1,
-            "A parameter without elements is in no piece; no elements at all are no error: shards of 0.",
-            "a division by a shard size of 0",
-            {"empty": every(_each(_shard_size), _each(_owned))},
-        ),
-        Property(
-            "refused",
-            "robustness",
-            1,
-            "No rank is refused with a ValueError.",
-            "a ZeroDivisionError, or Python's modulo that takes a negative number of ranks",
-            {"refused": is_refused("refusal", "ValueError")},
-        ),
-    ),
-    forbids=GIVEN,
-    hides=HIDES,
-)
-
-
-def flat_layout_cases(seed: int, prefix: str, numels: list[int]) -> list[Case]:
-    """numels: parameters of sizes that differ widely."""
-    plain = [[units, d] for units in (numels, numels[::-1], [5, 5, 5], [1] * 7) for d in (1, 2, 3, 4)]
-    few = [[[1, 2], 5], [[1], 3], [[2, 2], 8], [[3, 2], 4]]
-    empty = [[[0, 4, 0, 3, 0], 2], [[0, 0], 3], [[], 2]]
-    return [
-        settings_case(f"{prefix}parameters of many sizes", "plain", plain, seed),
-        settings_case(f"{prefix}fewer elements than ranks", "few", few, seed),
-        settings_case(f"{prefix}parameters without elements", "empty", empty, seed),
-        settings_case(f"{prefix}no rank", "refused", [[numels, 0]], seed),
-        settings_case(f"{prefix}fewer ranks than none", "refused", [[numels, -1]], seed),
-    ]
+def _traffic_refused(units: list[int], *choices: Sequence[int]) -> list[Setting]:
+    """choices: stages, ranks, micro-batches and regather, of which each is tried with each."""
+    return [list(s) for s in product((units, [1]), *choices)]
