@@ -414,7 +414,7 @@ labkit.check("05.checkpoint-sequential", checkpoint_sequential)
 # %% [markdown]
 # ### Exercise: saved_activation_bytes
 #
-# The peak, for any list of lengths.
+# The peak, for any sequence of lengths: a list or a tuple, of however many segments.
 
 
 # %% exercise="05.saved-activation-bytes" difficulty=2 minutes=10
@@ -441,11 +441,12 @@ labkit.check("05.saved-activation-bytes", saved_activation_bytes)
 # Take even segments of $n/k$ layers and forget the corners: the peak is about $k\,A_\text{in} + \frac{n}{k}
 # A_\text{layer}$. It is lowest at $k^* = \sqrt{n\,A_\text{layer}/A_\text{in}}$ (Narayanan et al. 2021,
 # section 3.5), and there it is $2\sqrt{n\,A_\text{in}\,A_\text{layer}}$: it grows with the **square root**
-# of the depth (Chen et al. 2016). But segments are whole numbers of layers, and near the minimum that
-# matters.
+# of the depth (Chen et al. 2016). But segments are whole numbers of layers: the true peak goes up and down in
+# steps, and is often lowest far from $k^*$.
 #
-# Find the best whole number exactly. Lengths of segments differ by at most one, and here the longer ones come
-# first, where the fewest inputs wait beside them: 7 layers in 3 segments are 3, 2 and 2, in this order.
+# Find the best whole number exactly, for any depth. Lengths of segments differ by at most one, and here the
+# longer ones come first, where the fewest inputs wait beside them: 7 layers in 3 segments are 3, 2 and 2, in
+# this order.
 
 
 # %% exercise="05.best-segment-count" difficulty=2 minutes=10

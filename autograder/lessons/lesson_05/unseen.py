@@ -149,19 +149,54 @@ def _memory_cases(seed: int) -> list[Case]:
     for _ in range(8):
         lengths = [draw.randint(1, 9) for _ in range(draw.randint(1, 7))]
         boundary = draw.randint(1, 5000)
-        layer = boundary * draw.randint(1, 40)
-        rows.append(memory_row(lengths, boundary, layer, peak_bytes(lengths, boundary, layer)))
-    return [values_case("peak", rows, seed, ", unseen")]
+        rows.append((lengths, boundary, boundary * draw.randint(1, 40)))
+    rows += [_long_chain(draw, draw.randint(*sizes), 5000) for sizes in ((10, 29), (30, 90), (91, 400))]
+    rows.append(_long_chain(draw, draw.randint(1200, 2000), 10**9))
+    draw.shuffle(rows)
+    return [values_case("peak", [memory_row(*row, peak_bytes(*row)) for row in rows], seed, ", unseen")]
+
+
+def _long_chain(draw: Random, segments: int, most: int) -> tuple[list[int], int, int]:
+    """Lengths, and bytes of a boundary (up to `most`) and of a layer; the peak may be at any segment."""
+    boundary = draw.randint(1, most)
+    times = draw.randint(1, 40)
+    lengths = [draw.randint(1, 9) for _ in range(segments)]
+    lengths[draw.randrange(segments)] += 9 + segments // times
+    return lengths, boundary, boundary * times
 
 
 def _best_cases(seed: int) -> list[Case]:
     draw = Random(f"05/best/{seed}")
-    rows = []
-    for _ in range(10):
-        layers, boundary, layer = draw.randint(1, 96), draw.randint(1, 300), draw.randint(1, 3000)
-        peaks = {k: peak_bytes(even_lengths(layers, k), boundary, layer) for k in range(1, layers + 1)}
-        rows.append(best_row(layers, boundary, layer, min(peaks, key=lambda k: (peaks[k], k))))
+    chains = [(draw.randint(1, 96), draw.randint(1, 300), draw.randint(1, 3000)) for _ in range(10)]
+    chains += [(draw.randint(97, 300), draw.randint(1, 300), draw.randint(1, 3000)) for _ in range(5)]
+    far = [_far_from_the_root(draw) for _ in range(3)]
+    rows = [best_row(*chain, best_of(even_peaks(*chain))) for chain in chains + far]
     return [values_case("least-peak", rows, seed, ", unseen")]
+
+
+def even_peaks(layers: int, boundary: int, layer: int) -> list[int]:
+    """The peak with 1 segment, with 2, ..., with one a layer."""
+    return [peak_bytes(even_lengths(layers, k), boundary, layer) for k in range(1, layers + 1)]
+
+
+def best_of(peaks: Sequence[int]) -> int:
+    """The smallest number of segments that has the lowest peak."""
+    return 1 + peaks.index(min(peaks))
+
+
+def _far_from_the_root(draw: Random) -> tuple[int, int, int]:
+    """Layers, and bytes of a boundary and of a layer: the best number of segments is more than 20 away from
+    where the smooth curve is lowest, and more than 20 before it in a row are no better than an earlier one.
+    A layer of a fifth as many boundaries as there are layers often is like that.
+    """
+    while True:
+        layers, boundary = draw.randint(120, 300), draw.randint(1, 60)
+        layer = round(boundary * layers / draw.uniform(4.7, 5.3))
+        peaks = even_peaks(layers, boundary, layer)
+        best = best_of(peaks)
+        away, waits = abs(best - (layers * layer / boundary) ** 0.5), best - 1 - best_of(peaks[: best - 1])
+        if away > 20 and waits > 20:
+            return layers, boundary, layer
 
 
 CASES: dict[str, Callable[[int], list[Case]]] = {

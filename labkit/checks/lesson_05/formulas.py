@@ -27,9 +27,11 @@ def _memory_cases(seed: int) -> list[Case]:
         memory_row([2, 1, 1], 10, 12, 32),
         memory_row([3, 2, 2, 1], 10, 12, 44),
         memory_row([3, 2, 2], 2_345_678_901, 12_345_678_907, 37_037_036_721),
+        memory_row([2] * 20 + [5] + [2] * 19, 3, 50, 310),
+        memory_row([1] * 1_499 + [2], 10, 70, 15_130),
     ]
-    empty = {"lengths": [], "boundary_bytes": 1, "layer_bytes": 1}
-    return [values_case("peak", rows, seed), refusal_case("no-segments", [empty], seed)]
+    empty = [memory_row([], *sizes, 0)[0] for sizes in ((1, 1), (0, 0), (4096, 36864))]
+    return [values_case("peak", rows, seed), refusal_case("no-segments", empty, seed)]
 
 
 def _best_cases(seed: int) -> list[Case]:
@@ -43,6 +45,12 @@ def _best_cases(seed: int) -> list[Case]:
         best_row(30, 5, 60, 21),
         best_row(7, 2**31 + 1, 2**31 + 3, 3),
         best_row(500, 3, 1000, 417),
+        best_row(31, 13, 78, 12),
+        best_row(86, 1, 8, 24),
+        best_row(245, 14, 116, 51),
+        best_row(172, 36, 1440, 106),
+        best_row(296, 57, 3412, 178),
+        best_row(1087, 6, 1314, 653),
     ]
     return [values_case("least-peak", rows, seed)]
 
@@ -56,7 +64,7 @@ SAVED_ACTIVATION_BYTES = formula_exercise(
             "peak",
             "numbers",
             3,
-            "The most that a chain holds during backward, in bytes",
+            "The most that a chain holds during backward, in bytes, whatever sequence its lengths come in",
             "while a segment is run again, only the boundaries before it still wait; try each segment",
         ),
         Property(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
@@ -16,6 +17,7 @@ from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import number_or_words, shown, wrong_number
 
 Row = tuple[dict[str, JSON], float]  # arguments by name, value
+MOST_ITEMS = 12  # of a sequence that a sentence writes out
 
 
 def formula_exercise(
@@ -62,10 +64,11 @@ def agreement_case(kind: str, rows: Sequence[dict[str, JSON]], seed: int = 0, su
 def _asks(name: str) -> Callable[[Rank], None]:
     def on_rank(rank: Rank) -> None:
         function = getattr(rank.student, name)
-        handed = copy.deepcopy(rank.params)
         for kind in ("rows", "agree"):
-            rank.fact(kind, [number_or_words(function(**row)) for row in handed.get(kind, [])])
-            rank.fact(f"{kind} changed", handed.get(kind) != rank.params.get(kind))
+            rows = rank.params.get(kind, [])
+            handed = [_as_handed(index, row) for index, row in enumerate(copy.deepcopy(rows))]
+            rank.fact(kind, [number_or_words(function(**row)) for row in handed])
+            rank.fact(f"{kind} changed", [_as_handed(0, row) for row in handed] != rows)
         for index, row in enumerate(rank.params.get("refused", [])):
             with rank.expect_error(f"refusal {index}"):
                 function(**row)
@@ -73,12 +76,17 @@ def _asks(name: str) -> Callable[[Rank], None]:
     return on_rank
 
 
+def _as_handed(index: int, row: dict[str, JSON]) -> dict[str, Any]:
+    """A row's arguments: sequences are lists in every second row, tuples in the others."""
+    holds = tuple if index % 2 else list
+    return {name: holds(value) if isinstance(value, list | tuple) else value for name, value in row.items()}
+
+
 def gives_the_values(evidence: Evidence) -> Iterator[Finding]:
     """What the function gave, and what it refused, is as the case says."""
     case, facts = evidence.case, evidence.answers[0].facts
-    for row, value, seen in zip(
-        case.params.get("rows", []), case.expected.get("values", []), facts["rows"], strict=True
-    ):
+    rows = [_as_handed(index, row) for index, row in enumerate(case.params.get("rows", []))]
+    for row, value, seen in zip(rows, case.expected.get("values", []), facts["rows"], strict=True):
         wrong = wrong_number(value, seen)
         yield Finding(wrong is None, f"{shown(value)} for {_in_words(row)}", wrong or "")
     changed = facts["rows changed"] or facts["agree changed"]
@@ -98,9 +106,11 @@ def _agreement(values: Sequence[object]) -> Finding:
     return Finding(right, "the same positive number for all of them", seen)
 
 
-def _in_words(row: dict[str, JSON]) -> str:
+def _in_words(row: dict[str, Any]) -> str:
     return ", ".join(f"{name}={_argument(value)}" for name, value in row.items())
 
 
-def _argument(value: JSON) -> str:
+def _argument(value: object) -> str:
+    if isinstance(value, list | tuple) and len(value) > MOST_ITEMS:
+        return f"{', '.join(map(str, value[:MOST_ITEMS]))}, ... ({len(value):,} in a {type(value).__name__})"
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
