@@ -290,10 +290,14 @@ def _gpt_cases(seed: int) -> list[Case]:
 def _bytes_cases(seed: int) -> list[Case]:
     draw = Random(f"07/bytes/{seed}")
     shapes = []
-    for t in (2, 8, 16):
+    for t in (2, 8, 16, 32, 64, draw.randint(3, 100)):
         a = t * draw.randint(1, 6)
-        shape = {"s": 8 * draw.randint(10, 300), "b": draw.randint(1, 8), "h": a * draw.randint(16, 128)}
+        s = draw.choice([draw.randint(10, 300), draw.randint(1000, 16_384)])
+        shape = {"s": 8 * s, "b": draw.randint(1, 8), "h": a * draw.randint(16, 128)}
         shapes.append({**shape, "a": a, "t": t})
+    a = 64 * draw.randint(2, 8)  # all is large
+    s, b, h = 1024 * draw.randint(32, 512), draw.randint(16, 256), a * draw.choice([64, 128, 256])
+    shapes.append({"s": s, "b": b, "h": h, "a": a, "t": 64})
     return bytes_cases(seed, shapes, ", unseen")
 
 

@@ -31,6 +31,8 @@ def bytes_cases(seed: int, shapes: list[dict[str, int]] | None = None, suffix: s
         {"s": 96, "b": 3, "h": 40, "a": 5, "t": 1},
         {"s": 512, "b": 1, "h": 96, "a": 12, "t": 4},
         {"s": 64, "b": 2, "h": 80, "a": 10, "t": 5},
+        {"s": 8192, "b": 1, "h": 4096, "a": 32, "t": 32},
+        {"s": 131_072, "b": 16, "h": 16_384, "a": 128, "t": 64},
     ]
     divided = [{**shape, "sequence_parallel": True} for shape in shapes]
     return [
