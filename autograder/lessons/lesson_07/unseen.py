@@ -295,9 +295,9 @@ def _bytes_cases(seed: int) -> list[Case]:
         s = draw.choice([draw.randint(10, 300), draw.randint(1000, 16_384)])
         shape = {"s": 8 * s, "b": draw.randint(1, 8), "h": a * draw.randint(16, 128)}
         shapes.append({**shape, "a": a, "t": t})
-    a = 64 * draw.randint(2, 8)  # all is large
-    s, b, h = 1024 * draw.randint(32, 512), draw.randint(16, 256), a * draw.choice([64, 128, 256])
-    shapes.append({"s": s, "b": b, "h": h, "a": a, "t": 64})
+    t = draw.randint(65, 512)  # all is large
+    a, s, b = t * draw.randint(1, 4), 1024 * draw.randint(32, 512), draw.randint(16, 256)
+    shapes.append({"s": s, "b": b, "h": a * draw.choice([64, 128, 256]), "a": a, "t": t})
     return bytes_cases(seed, shapes, ", unseen")
 
 
