@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -11,8 +12,16 @@ from labkit.checks.lesson_09.choice import SECONDS
 from labkit.checks.lesson_09.crossing import crossing_setting, sent_setting
 from labkit.checks.lesson_09.crossing import settings_case as bytes_case
 from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, MIXTRAL, SMALL_GPT, machines
-from labkit.checks.lesson_09.rank_grid import groups_case, places_case, refused_case
+from labkit.checks.lesson_09.rank_grid import groups_case, places_case
 from labkit.checks.lesson_09.reasons import filled, plans
+from labkit.checks.lesson_09.refused_grids import (
+    orders_refused,
+    other_grids,
+    other_orders,
+    places_outside,
+    ranks_outside,
+    refused_case,
+)
 from labkit.checks.lesson_09.seconds import priced
 from labkit.checks.lesson_09.settings import Setting, case_of, setting
 from labkit.checks.lesson_09.training import grid_case
@@ -33,6 +42,9 @@ def _grid(seed: int) -> list[Case]:
     one = {"dp": 1, "pp": draw.randint(2, 4), "tp": 1, "ep": 2}
     cube = {"dp": 2, "pp": 2, "tp": 2}
     five = {"cp": 3, "ep": 2, "dp": 2, "pp": 2, "tp": 2}
+    long = {"dp": draw.randint(257, 300), "tp": 2}
+    order, pair, ranks = _order(draw, tuple(sizes)), {"pp": 1, "tp": 2}, math.prod(sizes.values())
+    outside = (ranks, ranks + draw.randint(1, ranks), -1, -draw.randint(2, ranks))
     return [
         places_case(
             "unseen: four axes", [(sizes, _order(draw, tuple(sizes))) for _ in range(3)], seed, "places"
@@ -48,33 +60,25 @@ def _grid(seed: int) -> list[Case]:
         ),
         groups_case("unseen: axes of other hashes", cube, _order(draw), seed, own_names=True),
         groups_case("unseen: 4 x 1", {"dp": 4, "tp": 1}, ("tp", "dp"), seed, "groups-of-one"),
-        refused_case("unseen: a grid of 1", "build_groups", [{"dp": 1}, ["dp"]], [1, 2], seed),
         refused_case(
-            "unseen: groups of an axis without a size",
-            "build_groups",
-            [{"a": 2}, draw.sample(["a", "c"], 2)],
-            [],
+            "unseen: other grids on 2 ranks",
+            other_grids({"dp": 1}, {"cp": 3, "tp": draw.randint(1, 5)}, {"pp": 1, "tp": 1}),
+            seed,
+        ),
+        refused_case("unseen: ranks outside", ranks_outside(sizes, order, *outside), seed),
+        refused_case(
+            "unseen: other orders",
+            orders_refused("rank_to_coordinates", sizes, other_orders(order), draw.randint(0, 5)),
             seed,
         ),
         refused_case(
-            "unseen: rank 6 of 6", "rank_to_coordinates", [6, {"a": 2, "b": 3}, ["b", "a"]], [], seed
-        ),
-        refused_case(
-            "unseen: a coordinate of -1",
-            "coordinates_to_rank",
-            [{"a": 0, "b": -1}, {"a": 2, "b": 3}, ["b", "a"]],
-            ["b"],
+            "unseen: groups of other orders",
+            orders_refused("build_groups", pair, other_orders(_order(draw, tuple(pair)))),
             seed,
         ),
-        refused_case("unseen: an axis twice", "rank_to_coordinates", [0, cube, ["pp", "dp", "dp"]], [], seed),
-        refused_case(
-            "unseen: an axis without a size",
-            "rank_to_coordinates",
-            [5, {"a": 2, "b": 3}, draw.sample(["a", "c"], 2)],
-            [],
-            seed,
-        ),
+        refused_case("unseen: coordinates outside", places_outside(sizes, order, draw), seed),
         places_case("unseen: five axes", [(five, _order(draw, tuple(five)))], seed, "places"),
+        places_case("unseen: long axes", [(long, _order(draw, tuple(long)))], seed, "places"),
     ]
 
 

@@ -13,11 +13,21 @@ import torch.distributed as dist
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_09.given import HIDES, TORCHS_GRIDS
+from labkit.checks.lesson_09.refused_grids import (
+    all_refused,
+    nothing_made,
+    orders_refused,
+    other_grids,
+    other_orders,
+    places_outside,
+    ranks_outside,
+    refuse,
+    refused_case,
+)
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused, on_each, same
+from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.plain_numbers import number_or_words
 from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
-from labkit.torch_private import groups_made
 
 GRID_ID = "09.rank-grid"
 Sizes = Mapping[str, int]
@@ -39,13 +49,6 @@ def groups_case(
     return Case(name, math.prod(sizes.values()), params, seed, kind=kind, timeout=40.0)
 
 
-def refused_case(name: str, call: str, arguments: Sequence[Any], names: Sequence[object], seed: int) -> Case:
-    """A call that must be refused, on two ranks."""
-    return Case(
-        name, 2, {"call": call, "arguments": list(arguments), "names": list(names)}, seed, kind="refused"
-    )
-
-
 CUBE = {"dp": 2, "pp": 2, "tp": 2}
 MEGATRON = ("pp", "dp", "tp")
 
@@ -54,7 +57,7 @@ def _cases(seed: int) -> list[Case]:
     grids: list[tuple[Sizes, Sequence[str]]] = [
         ({"dp": 2, "pp": 3, "tp": 4}, MEGATRON),
         ({"dp": 2, "pp": 3, "tp": 4}, ("dp", "tp", "pp")),
-        ({"tp": 5, "dp": 3}, ("dp", "tp")),
+        ({"tp": 3, "dp": 11}, ("tp", "dp")),  # coordinates of two digits
         ({"ep": 2, "cp": 3, "dp": 2, "pp": 2}, ("pp", "ep", "dp", "cp")),
     ]
     ones: list[tuple[Sizes, Sequence[str]]] = [
@@ -77,19 +80,17 @@ def _cases(seed: int) -> list[Case]:
         ),
         groups_case("a cube", CUBE, MEGATRON, seed),
         groups_case("beside another group", pair, ("tp", "dp"), seed, before=[[0, 1]]),
-        refused_case("a grid of 8 on 2 ranks", "build_groups", [CUBE, MEGATRON], [8, 2], seed),
-        refused_case("groups without tp's", "build_groups", [{"dp": 2, "tp": 1}, ["dp"]], [], seed),
-        refused_case("rank 8 of 8", "rank_to_coordinates", [8, CUBE, MEGATRON], [], seed),
-        refused_case("rank -1", "rank_to_coordinates", [-1, CUBE, MEGATRON], [], seed),
-        refused_case("an order without tp", "rank_to_coordinates", [0, CUBE, ["pp", "dp"]], [], seed),
+        refused_case("grids of 8 ranks, and of 1, on 2", other_grids(CUBE, {"dp": 1}), seed),
+        refused_case("ranks 8 and -1 of 8", ranks_outside(CUBE, MEGATRON, 8, -1), seed),
         refused_case(
-            "dp twice beside all axes", "rank_to_coordinates", [0, CUBE, ["dp", *MEGATRON]], [], seed
+            "other orders", orders_refused("rank_to_coordinates", CUBE, other_orders(MEGATRON), 0), seed
         ),
-        refused_case("ep in tp's place", "rank_to_coordinates", [0, CUBE, ["pp", "dp", "ep"]], [], seed),
-        refused_case("ep beside all axes", "rank_to_coordinates", [0, CUBE, ["ep", *MEGATRON]], [], seed),
         refused_case(
-            "pp 2 of 2", "coordinates_to_rank", [{"dp": 0, "pp": 2, "tp": 0}, CUBE, MEGATRON], ["pp"], seed
+            "groups of other orders",
+            orders_refused("build_groups", {"dp": 2, "tp": 1}, other_orders(("dp", "tp"))),
+            seed,
         ),
+        refused_case("coordinates outside", places_outside({"dp": 2, "pp": 3, "tp": 2}, MEGATRON), seed),
     ]
 
 
@@ -155,17 +156,6 @@ def _build(rank: Rank) -> None:
             total = torch.tensor(2.0**rank.rank, dtype=torch.float64, device=rank.device)
             dist.all_reduce(total, group=groups[axis])
             rank.answer(f"sum.{number}.{axis}", total)
-
-
-def _refuse(rank: Rank) -> None:
-    """Facts: refusal; made, how many groups this rank has in the end that it had not."""
-    arguments = list(rank.params["arguments"])
-    if rank.params["call"] == "build_groups":
-        arguments.append(rank.group)
-    before = groups_made()
-    with rank.expect_error("refusal"):
-        getattr(rank.student, rank.params["call"])(*arguments)
-    rank.fact("made", len(groups_made() - before))
 
 
 # -- in the judge
@@ -252,11 +242,6 @@ def _all_sums(evidence: Evidence) -> Iterator[Finding]:
     return (finding for answer in evidence.answers for finding in _sums(evidence, answer))
 
 
-def _nothing_made(evidence: Evidence, answer: RankAnswer) -> Finding:
-    made = answer.facts["made"]
-    return Finding(made == 0, "refused before a group is made", f"{made} made", answer.rank)
-
-
 def _of_one(evidence: Evidence) -> Iterator[Finding]:
     if "grids" in evidence.case.params:
         yield from _coordinates(evidence)
@@ -275,7 +260,7 @@ EXERCISE = Exercise(
         "places-of-one": Run(_ask_for_places),
         "groups": Run(_build),
         "groups-of-one": Run(_build),
-        "refused": Run(_refuse),
+        "refused": Run(refuse),
     },
     _cases,
     (
@@ -334,12 +319,7 @@ EXERCISE = Exercise(
             "A grid that does not fit the job, a rank or coordinate outside it, an order of other axes"
             " than the grid's: ValueErrors.",
             "-1 is a rank to Python's arithmetic, or an axis that has no size is a KeyError",
-            {
-                "refused": every(
-                    is_refused("refusal", "ValueError", names=lambda case: case.params["names"]),
-                    on_each(_nothing_made),
-                )
-            },
+            {"refused": every(all_refused, nothing_made)},
         ),
     ),
     forbids=TORCHS_GRIDS,
