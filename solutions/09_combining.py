@@ -244,7 +244,8 @@ your_axis, your_times_the_least = ..., ...
 # as much to the stage behind it, *and* to the stage before it; the ends have one neighbour. A group of one
 # sends nothing. Add up what crosses a border of nodes.
 #
-# Take layers and parameters as if they divided evenly. `count_parameters(model).total` is $N$.
+# Take layers and parameters as if they divided evenly. `count_parameters(model).total` is $N$. `sizes` and
+# `sent` have all three axes, `dp`, `pp` and `tp`, in any order.
 
 
 # %% exercise="09.bytes-between-nodes" difficulty=3 minutes=15

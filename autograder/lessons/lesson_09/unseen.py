@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_09.choice import SECONDS
-from labkit.checks.lesson_09.crossing import crossing_setting, sent_setting
+from labkit.checks.lesson_09.crossing import crossing_setting, of_each_order, sent_setting
 from labkit.checks.lesson_09.crossing import settings_case as bytes_case
 from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, MIXTRAL, SMALL_GPT, machines
 from labkit.checks.lesson_09.rank_grid import groups_case, places_case
@@ -117,6 +117,7 @@ def _bytes(seed: int) -> list[Case]:
         bytes_case("unseen: boxes", boxes, seed, "crossing"),
         bytes_case("unseen: nodes that axes do not divide", uneven, seed, "uneven"),
         bytes_case("unseen: which order", orders, seed, "order"),
+        bytes_case("unseen: each order once", of_each_order(draw), seed, "order"),
     ]
 
 

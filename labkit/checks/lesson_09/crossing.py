@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+from random import Random
 from typing import Any
 
 from labkit.checks.case import JSON, Case
@@ -20,9 +22,11 @@ from labkit.checks.lesson_09.given import (
 from labkit.checks.lesson_09.rank_grid import GRID_ID, MEGATRON
 from labkit.checks.lesson_09.settings import numbers_by_name
 from labkit.checks.rank import Rank
-from labkit.theory.grid import placement  # an empty file where this lesson is graded: judges alone call it
+from labkit.theory.grid import placement  # an empty file where this lesson is graded: ranks do not call it
 
 BYTES_ID = "09.bytes-between-nodes"
+AXES = ("dp", "pp", "tp")
+CLEARLY = 1.03  # how many times as much the second best order sends
 SENT = {"dp": 1000.0, "pp": 10.0, "tp": 100_000.0}
 TOLERANCE = 1e-6
 # Sizes, GPUs of a node, sent: what an axis sends, times its size or not, does not tell the best order.
@@ -44,7 +48,7 @@ def crossing_setting(
 ) -> dict[str, Any]:
     """Arguments of bytes_between_nodes; sizes of dp, pp, tp."""
     return {
-        "sizes": dict(zip(("dp", "pp", "tp"), sizes, strict=True)),
+        "sizes": dict(zip(AXES, sizes, strict=True)),
         "order": list(order),
         "gpus_per_node": node,
         "sent": dict(sent),
@@ -52,8 +56,35 @@ def crossing_setting(
 
 
 def settings_case(name: str, settings: Sequence[Setting], seed: int, kind: str) -> Case:
-    """One call a setting."""
-    return Case(name, 1, {"settings": list(settings)}, seed, kind=kind, own_parts=kind == "own-parts")
+    """One call a setting. What is told by axis is handed over with its axes in any order."""
+    draw = Random(f"{name}/{seed}")
+    mixed = [{key: _in_any_order(value, draw) for key, value in one.items()} for one in settings]
+    return Case(name, 1, {"settings": mixed}, seed, kind=kind, own_parts=kind == "own-parts")
+
+
+def _in_any_order(value: Any, draw: Random) -> Any:
+    """The same entries, where it has some by axis."""
+    by_axis = isinstance(value, dict) and set(value) == set(AXES)
+    return {axis: value[axis] for axis in draw.sample(AXES, len(AXES))} if by_axis else value
+
+
+def of_each_order(draw: Random) -> list[Setting]:
+    """Settings of best_order, for each order of the axes one in which all others send more between nodes."""
+    found: dict[tuple[str, ...], Setting] = {}
+    orders = list(permutations(AXES))
+    while len(found) < len(orders):
+        sizes, node = [draw.randint(2, 5) for _ in AXES], draw.randint(2, 8)
+        one = crossing_setting(sizes, AXES, node, {axis: 10 ** draw.uniform(3, 4) for axis in AXES})
+        (least, best), (second, _), *_ = sorted((_in_all(one, order), order) for order in orders)
+        if second > CLEARLY * least:
+            found.setdefault(best, one)
+    return [found[order] for order in orders]
+
+
+def _in_all(setting: Setting, order: Sequence[str]) -> float:
+    """Bytes between nodes in that order."""
+    about = {name: setting[name] for name in ("sizes", "gpus_per_node", "sent")}
+    return sum(placement.between_nodes(order=order, **about).values())
 
 
 def _cases(seed: int) -> list[Case]:
@@ -98,6 +129,7 @@ def _cases(seed: int) -> list[Case]:
             seed,
             "order",
         ),
+        settings_case("each order once", of_each_order(Random(f"09/orders/{seed}")), seed, "order"),
         settings_case("all parts your own", boxes[:3], seed, "own-parts"),
     ]
 
@@ -129,10 +161,17 @@ def _ask_order(rank: Rank) -> None:
     rank.fact(
         "answers",
         [
-            [str(axis) for axis in rank.student.best_order(s["sizes"], s["gpus_per_node"], s["sent"])]
+            _told_order(rank.student.best_order(s["sizes"], s["gpus_per_node"], s["sent"]))
             for s in rank.params["settings"]
         ],
     )
+
+
+def _told_order(found: Any) -> JSON:
+    """The axes of a tuple, or of a list; anything else in words."""
+    if not isinstance(found, list | tuple):
+        return f"{type(found).__name__}: {found}"[:200]
+    return [axis if isinstance(axis, str) else f"{type(axis).__name__} {axis}"[:200] for axis in found]
 
 
 # -- in the judge
@@ -189,10 +228,10 @@ def _least(evidence: Evidence) -> Iterator[Finding]:
         words = (
             f"an order of {', '.join(setting['sizes'])} with {least:,.0f} bytes between nodes, for {about}"
         )
-        if sorted(seen) != sorted(setting["sizes"]):
+        if not isinstance(seen, list) or sorted(seen) != sorted(AXES):
             yield Finding(False, words, str(seen))
             continue
-        found = sum(placement.between_nodes(order=seen, **about).values())
+        found = _in_all(setting, seen)
         yield Finding(_close(least, found), words, f"{', '.join(seen)}, with {found:,.0f}")
 
 
