@@ -22,7 +22,7 @@ from labkit.checks.lesson_09.refused_grids import (
     ranks_outside,
     refused_case,
 )
-from labkit.checks.lesson_09.seconds import priced
+from labkit.checks.lesson_09.seconds import many_stages, priced, small_layers
 from labkit.checks.lesson_09.settings import Setting, case_of, setting
 from labkit.checks.lesson_09.training import grid_case
 
@@ -174,7 +174,14 @@ def _seconds(seed: int) -> list[Case]:
             seed,
         ),
         case_of("unseen: gathered", "zero", priced(LLAMA_8B, slow, 96, grids, zero=1), seed),
-        case_of("unseen: small layers", "floor", priced(SMALL_GPT, machines(4, 4, H100), 96, grids), seed),
+        case_of("unseen: a stage for a few layers", "uneven", many_stages(draw), seed),
+        case_of(
+            "unseen: small layers",
+            "floor",
+            priced(SMALL_GPT, machines(4, 4, H100), 96, grids)
+            + small_layers(draw.uniform(2e9, 40e9), draw.uniform(2e-3, 9e-3)),
+            seed,
+        ),
         case_of(
             "unseen: one GPU", "one", priced(SMALL_GPT, machines(1, 1, A100_40), 9, [(1, 1, 1, 3)]), seed
         ),
