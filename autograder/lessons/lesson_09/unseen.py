@@ -13,7 +13,7 @@ from labkit.checks.lesson_09.crossing import crossing_setting, of_each_order, se
 from labkit.checks.lesson_09.crossing import settings_case as bytes_case
 from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, MIXTRAL, SMALL_GPT, machines
 from labkit.checks.lesson_09.rank_grid import groups_case, places_case
-from labkit.checks.lesson_09.reasons import filled, plans
+from labkit.checks.lesson_09.reasons import all_options, filled, one_plan, plans
 from labkit.checks.lesson_09.refused_grids import (
     orders_refused,
     other_grids,
@@ -206,6 +206,8 @@ def _reasons(seed: int) -> list[Case]:
         case_of("unseen: batch", "batch", plans(model, two, 44, (8, 2, 1, 1), (4, 2, 2, 3)), seed),
         case_of("unseen: several", "several", plans(model, pairs, 46, (5, 8, 30, 1), (3, 3, 1, 4)), seed),
         case_of("unseen: memory", "memory", plans(LLAMA_8B, pairs, 48, (8, 1, 1, 1), (1, 2, 4, 8)), seed),
+        case_of("unseen: all options", "memory", all_options(draw), seed),
+        case_of("unseen: one plan", "memory", one_plan(**plan), seed),
         case_of(
             "unseen: just", "close", [filled(SMALL_GPT, 48, s, **plan) for s in (0.97, 0.9996, 1.0004)], seed
         ),

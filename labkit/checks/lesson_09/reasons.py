@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import cycle, product
+from random import Random
 from typing import Any
 
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property
 from labkit.checks.lesson_09.given import A100_40, H100, HIDES, LLAMA_8B, LLAMA_70B, SMALL_GPT, machines, told
 from labkit.checks.lesson_09.settings import Setting, answers_of, arguments, asks, case_of, setting
-from labkit.theory.grid import costs  # an empty file where this lesson is graded: judges alone call it
+from labkit.theory.grid import costs  # an empty file where this lesson is graded: ranks do not call it
 from labkit.theory.units import GIB
 
 FEASIBLE_ID = "09.feasible"
@@ -37,12 +39,38 @@ def filled(model: dict[str, Any], batch: int, share: float, sequence: int = 2048
     return one | {"machines": {**one["machines"], "memory": held / share / (1 - costs.HEADROOM)}}
 
 
+def all_options(draw: Random) -> list[Setting]:
+    """Plans with few stages and many, of each ZeRO stage, with and without recomputation, of short sequences
+    and long ones: each a little too large, and just right.
+    """
+    found: list[Setting] = []
+    lengths = cycle(draw.sample((512, 1536, 3072, 6144, 12_288, 24_576), 6))
+    for p, zero, recompute in product((1, 2, 4, 8), (0, 1), (False, True)):
+        d = draw.choice([n for n in (2, 4, 8) if 8 % (n * p) == 0] or [1])
+        model: dict[str, Any] = draw.choice([SMALL_GPT, LLAMA_8B])
+        b, length = draw.randint(1, 3), next(lengths)
+        plan = {"data": d, "tensor": 8 // (d * p), "pipeline": p, "micro_batch": b, "zero": zero}
+        batch = d * b * draw.randint(1, 2 * p)
+        found += [filled(model, batch, s, length, **plan, recompute=recompute) for s in (1.07, 0.93)]
+    return found
+
+
+def one_plan(**plan: Any) -> list[Setting]:
+    """A plan, asked about again with another model, with fewer micro-batches, and with longer sequences. All
+    models have one name.
+    """
+    deeper = {**SMALL_GPT, "num_layers": 36}
+    asked = [(SMALL_GPT, 8, 2048), (deeper, 8, 2048), (SMALL_GPT, 1, 2048), (SMALL_GPT, 8, 8192)]
+    at_once = plan["data"] * plan["micro_batch"]
+    return [filled(model, m * at_once, s, length, **plan) for model, m, length in asked for s in (0.93, 1.07)]
+
+
 TWELVE_HEADS = {**SMALL_GPT, "num_heads": 12, "ffn": 9216}
 NARROW = {**SMALL_GPT, "ffn": 9220}
 
 
 def _cases(seed: int) -> list[Case]:
-    settings = [*_running(), *_misshapen(), *_several(), *_too_large(), *_just()]
+    settings = [*_running(), *_misshapen(), *_several(), *_too_large(seed), *_just()]
     return [case_of(name, kind, asked, seed) for name, kind, asked in settings]
 
 
@@ -79,8 +107,10 @@ def _several() -> Iterator[Asked]:
     yield "everything at once", "several", several
 
 
-def _too_large() -> Iterator[Asked]:
+def _too_large(seed: int) -> Iterator[Asked]:
     yield "too large", "memory", plans(LLAMA_8B, machines(1, 8, A100_40), 64, (8, 1, 1, 1), (1, 2, 4, 16))
+    yield "all options", "memory", all_options(Random(f"09/options/{seed}"))
+    yield "one plan after the other", "memory", one_plan(data=2, tensor=1, pipeline=4, micro_batch=1, zero=1)
 
 
 def _just() -> Iterator[Asked]:
@@ -97,10 +127,13 @@ def _just() -> Iterator[Asked]:
 
 
 def _told_reasons(found: Any) -> JSON:
-    """The reasons, as far as they are texts in a list."""
+    """The reasons, where they are texts in a list; anything else in words."""
     if not isinstance(found, list | tuple):
         return f"{type(found).__name__}: {found}"[:200]
-    return [str(reason)[:300] for reason in found][:20]
+    others = [reason for reason in found if not isinstance(reason, str)]
+    if others:
+        return f"a list with a {type(others[0]).__name__} in it, {others[0]}"[:200]
+    return [reason[:300] for reason in found][:20]
 
 
 def _numbers_of(rule: str, numbers: Sequence[float], one: Setting) -> list[str]:
@@ -126,7 +159,12 @@ def all_reasons(evidence: Evidence) -> Iterator[Finding]:
         about = f"{expected} for {told(one)}"
         shown = "; ".join(seen) if isinstance(seen, list) else seen
         right = isinstance(seen, list) and len(seen) == len(rules) and _matched(list(rules.values()), seen)
-        yield Finding(right, about, shown or "no reason")
+        yield Finding(right and _has_words(seen), about, shown or "no reason")
+
+
+def _has_words(reasons: Sequence[str]) -> bool:
+    """Whether each is more than its numbers."""
+    return all(any(map(str.isalpha, reason)) for reason in reasons)
 
 
 def _matched(rules: Sequence[Sequence[str]], reasons: Sequence[str]) -> bool:
