@@ -1074,7 +1074,7 @@ your_plan = GridPlan(data=1, tensor=1, pipeline=1, micro_batch=1)
 # than 20%, than 10%, than 5% longer than the best one. Within 5% a plan is as good as the best.
 #
 # A thousand plans are quick to price and slow to check for memory: which should you ask first? All calls of
-# a check together, about twenty, may take a minute.
+# a check together, about thirty, may take a minute.
 #
 # <details><summary>Hint</summary>$t$ divides the GPUs of a node, $p$ is at most $L$, $d = n / (tp)$, the
 # micro-batch divides $B/d$. Sort by seconds, and take the first that <code>feasible</code> has nothing

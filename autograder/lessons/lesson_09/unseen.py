@@ -11,6 +11,7 @@ from labkit.checks.case import Case
 from labkit.checks.lesson_09.choice import SECONDS
 from labkit.checks.lesson_09.crossing import crossing_setting, of_each_order, sent_setting
 from labkit.checks.lesson_09.crossing import settings_case as bytes_case
+from labkit.checks.lesson_09.drawn import of_all_sorts
 from labkit.checks.lesson_09.given import A100_40, H100, LLAMA_8B, MIXTRAL, SMALL_GPT, machines
 from labkit.checks.lesson_09.rank_grid import groups_case, places_case
 from labkit.checks.lesson_09.reasons import all_options, filled, one_plan, plans
@@ -243,14 +244,20 @@ def _choice(seed: int) -> list[Case]:
     slow = setting(three, machines(8, 4, {**H100, "network": draw.uniform(8e8, 3e9)}), 192, 2048)
     small = setting(model, machines(8, 8, odd), 192, 2048)
     pairs = setting(three, machines(12, 2, {**odd, "memory": 48e9}), 96, 4096)
+    many = draw.choice([29, 31, 37, 41, 43])  # a prime number of more GPUs than layers: no grid has them
+    none = [
+        setting(three, machines(many, 1, H100), draw.randint(1, 28), 2048),
+        setting(model, machines(1, 2, odd), 8, 2048),
+    ]
+    sorts = of_all_sorts(draw, 16)
     return [
         case_of("unseen: clusters", "usual", usual, seed, SECONDS),
         case_of("unseen: slow", "slow", [slow], seed, SECONDS),
         case_of("unseen: small", "small", [small], seed, SECONDS),
         case_of("unseen: pairs", "pairs", [pairs], seed, SECONDS),
-        case_of(
-            "unseen: too large", "refused", [setting(model, machines(1, 2, odd), 8, 2048)], seed, SECONDS
-        ),
+        case_of("unseen: all sorts", "usual", sorts[::2], seed, SECONDS),
+        case_of("unseen: more of all sorts", "usual", sorts[1::2], seed, SECONDS),
+        case_of("unseen: none", "refused", none, seed, SECONDS),
     ]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.lesson_09.drawn import of_all_sorts
 from labkit.checks.lesson_09.given import (
     A100_40,
     H100,
@@ -32,7 +34,7 @@ from labkit.checks.lesson_09.settings import (
     setting,
 )
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused
+from labkit.checks.shared.beside import refused
 from labkit.theory.grid import GridPlan, costs
 
 CHOOSE_ID = "09.choose-plan"
@@ -89,7 +91,10 @@ def within(most: float) -> Judge:
 
 
 def _cases(seed: int) -> list[Case]:
-    impossible: list[Setting] = [setting(LLAMA_70B, machines(1, 8, A100_40), 8, 4096)]
+    impossible: list[Setting] = [
+        setting(LLAMA_70B, machines(1, 8, A100_40), 8, 4096),
+        setting(SMALL_GPT, machines(29, 1, H100), 3, 2048),  # neither replicas nor stages: there is no grid
+    ]
     asked: list[tuple[str, str, list[Setting]]] = [
         ("three clusters", "usual", _three_clusters()),
         ("many GPUs for small batches", "usual", _small_batches()),
@@ -98,6 +103,8 @@ def _cases(seed: int) -> list[Case]:
         ("little memory, and many plans", "small", _far_from_the_first()),
         ("one question after the other", "usual", _one_thing_changed()),
         ("two GPUs a node, six, or sixteen", "pairs", _odd_nodes()),
+        ("slow starts", "usual", _slow_starts()),
+        ("models and machines of all sorts", "usual", of_all_sorts(Random(f"09/sorts/{seed}"), 5)),
         ("nothing fits", "refused", impossible),
         ("all parts your own", "own-parts", _three_clusters()[1:2]),
     ]
@@ -119,6 +126,19 @@ def _small_batches() -> list[Setting]:
     return [
         setting(SMALL_GPT, machines(16, 8, H100), 128, 2048),  # two stages for one micro-batch
         setting(LLAMA_8B, machines(4, 8, fast), 4, 4096),  # a whole node of tensor parallelism
+    ]
+
+
+def _slow_starts() -> list[Setting]:
+    """Few GPUs a node, and layers that are long in starting: they want many sequences at once. Or all that a
+    node has between them, and nothing to wait for.
+    """
+    slow = {**H100, "network": 2.5e9, "layer_floor": 0.02}
+    apart = {**H100, "links": 87.2e9, "layer_floor": 0.0}
+    return [
+        setting(LLAMA_8B, machines(6, 2, {**slow, "memory": 24e9}), 256, 1024),  # recomputed, four at once
+        setting(SMALL_GPT, machines(8, 2, {**slow, "memory": 40e9}), 96, 1024),  # eight stages, 24 at once
+        setting({**SMALL_GPT, "num_layers": 40}, machines(6, 8, apart), 96, 1024),  # eight stages, six nodes
     ]
 
 
@@ -179,10 +199,18 @@ def _one_thing_changed() -> list[Setting]:
 
 
 def _refuse(rank: Rank) -> None:
-    """Fact: refusal."""
-    (one,) = rank.params["settings"]
-    with rank.expect_error("refusal"):
-        rank.student.choose_plan(*arguments(one))
+    """Facts: refusal NUMBER, of each setting."""
+    for number, one in enumerate(rank.params["settings"]):
+        with rank.expect_error(f"refusal {number}"):
+            rank.student.choose_plan(*arguments(one))
+
+
+def all_refused(evidence: Evidence) -> Iterator[Finding]:
+    """A ValueError for each setting."""
+    (answer,) = evidence.answers
+    for number, one in enumerate(evidence.case.params["settings"]):
+        found = refused(f"refusal {number}", ["ValueError"], answer)
+        yield Finding(found.passed, f"{found.expected} for {told(one)}", found.seen, answer.rank)
 
 
 def _everywhere(judge: Judge) -> dict[str, Callable[..., Any]]:
@@ -255,7 +283,7 @@ EXERCISE = Exercise(
             1,
             "Where nothing fits there is a ValueError.",
             "None, or the plan that is least too large",
-            {"refused": is_refused("refusal", "ValueError")},
+            {"refused": all_refused},
         ),
         Property("own-parts", "numbers", 1, OWN_PARTS, OWN_PARTS_CAUSE, {"own-parts": within(0.05)}),
     ),
