@@ -13,7 +13,7 @@ from labkit.checks.lesson_11.heads import heads_case
 from labkit.checks.lesson_11.losses import loss_case
 from labkit.checks.lesson_11.merging import merge_case
 from labkit.checks.lesson_11.ring import ring_case
-from labkit.checks.lesson_11.sent import asked
+from labkit.checks.lesson_11.sent import asked, in_both_directions
 from labkit.checks.lesson_11.tokens import cut_case
 from labkit.checks.shared.formula import Row, refusal_case, values_case
 from labkit.theory.context import ring_sent, ulysses_sent
@@ -25,6 +25,7 @@ PAIR_AND_ONE = [[0, 2], [1]]
 def _merge_cases(seed: int) -> list[Case]:
     draw = Random(f"11/merge/{seed}")
     s, d, first = draw.randint(4, 9), draw.randint(2, 5), draw.randint(1, 3)
+    nobody = [draw.choice(("one", "both")), *(s - 1) * ["one"]]
     return [
         merge_case("unseen: parts of other sizes", "values", [1, 3, s, d], first, seed),
         merge_case("unseen: one head", "values", [s, d], first, seed, dtype="float32"),
@@ -34,6 +35,9 @@ def _merge_cases(seed: int) -> list[Case]:
         ),
         merge_case("unseen: nothing seen", "empty", [2, 1, s, d], first, seed, dtype="float32"),
         merge_case("unseen: a part that all see", "empty", [3, s, d], first, seed, blind=["one"]),
+        merge_case("unseen: a part that nobody sees", "empty", [2, s, d], first, seed, blind=nobody),
+        merge_case("unseen: nothing seen at all", "empty", [s, d], first, seed, blind=s * ["both"]),
+        merge_case("unseen: one query", "values", [2, s, d], first, seed, queries=1, dtype="float32"),
         merge_case("unseen: far behind", "values", [1, s, d], first, seed, behind=_behind(draw, s)),
     ]
 
@@ -172,7 +176,7 @@ def _bytes_cases(seed: int) -> list[Case]:
         *cases,
         values_case("ulysses", [back], seed, ", unseen backward"),
         values_case("alone", alone, seed, ", unseen"),
-        refusal_case("refused", refused, seed, ", unseen"),
+        refusal_case("refused", in_both_directions(refused), seed, ", unseen"),
     ]
 
 

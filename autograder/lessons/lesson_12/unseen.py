@@ -45,10 +45,32 @@ def _route_cases(seed: int) -> list[Case]:
         route_case(
             "unseen: a bias for unlikely experts", "biased", [11, h, e], 2, seed, dtype="float32", below=28.0
         ),
+        # at a level of 0.5 all that biases are added to is above 0
+        route_case(
+            "unseen: a bias in float64",
+            "biased",
+            [12, h, e],
+            2,
+            seed,
+            dtype="float32",
+            bias="float64",
+            level=draw.choice((-0.05 * e, 0.5)),
+        ),
         route_case("unseen: one", "extremes", [5, h, e], 1, seed, dtype="float32"),
+        route_case("unseen: one of one", "extremes", [1, h, e], 1, seed, dtype="float32"),
         route_case("unseen: all", "extremes", [5, h, 4], 4, seed),
         route_case("unseen: no tokens", "extremes", [0, h, e], 3, seed, dtype="float32"),
         route_case("unseen: scores of hundreds", "extremes", [9, h, e], 3, seed, shift=850.0),
+        route_case("unseen: scores hundreds apart", "extremes", [9, h, 8], 3, seed, apart=850.0),
+        route_case(
+            "unseen: apart, float32",
+            "extremes",
+            [8, h, e],
+            draw.randint(1, 2),
+            seed,
+            dtype="float32",
+            apart=draw.uniform(150.0, 350.0),
+        ),
         route_case("unseen: too many", "refused", [2, h, e], e + 2, seed),
         route_case("unseen: too many for no tokens", "refused", [0, h, e], e + 1, seed),
         route_case("unseen: below 0", "refused", [2, h, e], -1, seed),

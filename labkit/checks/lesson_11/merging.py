@@ -28,7 +28,8 @@ def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **
     """shape: [..., s, d]. first: keys of the first part; the second has the rest. views: what is given does
     not lie together in memory. scale: of the scores. below: how far all scores are below those drawn. behind:
     how far those of the second part are, in each row. blind: the keys that the first rows do not see where
-    the kind is "empty": of both parts, of one or of the other.
+    the kind is "empty": of both parts, of one or of the other; it is the next rows in the next head.
+    queries: as many, default s, which is how many keys there are.
     """
     return Case(name, 1, {"shape": shape, "first": first, **params}, seed, kind=kind)
 
@@ -41,7 +42,10 @@ def _cases(seed: int) -> list[Case]:
         merge_case("scores of hundreds", "large", [1, 2, 6, 4], 3, seed, scale=400.0),
         merge_case("hundreds apart, float32", "large", [2, 3, 6, 4], 3, seed, scale=400.0, dtype="float32"),
         merge_case("scores of minus hundreds", "large", [2, 5, 3], 2, seed, below=900.0),
+        merge_case("one query, one number", "values", [2, 3, 5, 1], 2, seed, queries=1),
         merge_case("rows that saw nothing", "empty", [1, 2, 6, 4], 3, seed),
+        merge_case("a part that nobody saw", "empty", [2, 5, 3], 2, seed, blind=5 * ["one"]),
+        merge_case("two parts that nobody saw", "empty", [1, 2, 4, 3], 2, seed, blind=4 * ["both"]),
         merge_case(
             "a part far behind", "values", [2, 6, 3], 3, seed, behind=[6.0, -10.0, 14.0, -16.0, 17.0, 19.0]
         ),
@@ -52,19 +56,21 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """Two partials over different keys, and which keys each query sees in them."""
     drawn = {name: t.double() for name, t in queries_keys_values(case, generator).items()}
     s, first = case.params["shape"][-2], case.params["first"]
-    visible = torch.ones(s, s, dtype=torch.bool)
+    q, k = drawn["q"][..., : case.params.get("queries", s), :], drawn["k"]
+    visible = torch.ones(*q.shape[:-1], s, dtype=torch.bool)
     if case.kind == "empty":
         keys_of = {"both": slice(None), "one": slice(first), "other": slice(first, None)}
         for row, part in enumerate(case.params.get("blind", keys_of)):
-            visible[row, keys_of[part]] = False
-    q, k = drawn["q"], drawn["k"]
+            visible[..., row, keys_of[part]] = False
+        for number, in_head in enumerate(visible.view(-1, *visible.shape[-2:])):
+            in_head.copy_(in_head.roll(number, 0))
     if "behind" in case.params:  # a feature of its own, which the queries of a row share
         d = case.params["shape"][-1]
         q[..., -1], k[..., -1] = -(d**0.5) * torch.tensor(case.params["behind"], dtype=q.dtype), 0.0
         k[..., first:, -1] = 1.0
     parts: Inputs = {}
     for name, keys in (("one", slice(0, first)), ("other", slice(first, None))):
-        partial = whole_attention(q, k[..., keys, :], drawn["v"][..., keys, :], visible[:, keys])
+        partial = whole_attention(q, k[..., keys, :], drawn["v"][..., keys, :], visible[..., keys])
         parts |= {f"{name}.out": partial[0], f"{name}.lse": partial[1]}
     whole = whole_attention(q, k, drawn["v"], visible)
     found = {**parts, "whole.out": whole[0], "whole.lse": whole[1]}

@@ -21,7 +21,7 @@ OBJECT_BYTES = 24 * 1024  # for what is no tensor, where all of a process counts
 def whole_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Partial:
     """softmax(q k^T / sqrt(d)) v over the keys that each query sees; 0, and -inf, where it sees none.
 
-    q: [..., s, d]; k, v: [..., S, d]; visible: [s, S], whether the query of a row sees the key of a column.
+    q: [..., s, d]; k, v: [..., S, d]; visible: [s, S] or [..., s, S], whether a query sees a key.
     """
     scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(~visible, float("-inf"))
     lse = scores.logsumexp(-1)

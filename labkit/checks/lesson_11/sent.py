@@ -18,6 +18,11 @@ def asked(way: str, shape: tuple[int, int, int, int], ranks: int, **more: Any) -
     return {"way": way, **dict(zip(names, shape, strict=True)), "ranks": ranks, **more}
 
 
+def in_both_directions(rows: list[dict[str, JSON]]) -> list[dict[str, JSON]]:
+    """What is asked of the forward, asked of the backward too."""
+    return [row | {"backward": backward} for row in rows for backward in (False, True)]
+
+
 def _cases(seed: int) -> list[Case]:
     odd = (45, 9, 3, 5)  # 9 or 15 tokens a rank
     ring: list[Row] = [
@@ -49,7 +54,7 @@ def _cases(seed: int) -> list[Case]:
         values_case("ring-backward", back, seed),
         values_case("ulysses", ulysses, seed),
         values_case("alone", [(row, 0) for row in alone], seed),
-        refusal_case("refused", refused, seed),
+        refusal_case("refused", in_both_directions(refused), seed),
     ]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, SupportsIndex
 
 from torch import Tensor
 
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import is_refused
+from labkit.checks.shared.beside import refused
 
 Pair = tuple[int, int, bool]  # half of the queries, half of the keys, whether it is on the diagonal
 
@@ -47,49 +48,56 @@ def pairs_of(rank: int, source: int, ranks: int) -> list[Pair]:
 
 
 def _cut(rank: Rank) -> None:
-    """Facts own: for each setting every rank's positions; pairs: for each, [rank][source]; once: types of
-    what came back, and is empty when it is gone through a second time; or, where the cut is judged, is no
-    list of numbers.
+    """Facts own: for each setting every rank's positions; pairs: for each, [rank][source]; others: what came
+    where a list was asked for, or in it, in words.
     """
-    student, owned, pairs, once = rank.student, [], [], set[str]()
+    student, owned, pairs, others = rank.student, [], [], set[str]()
     for sequence, ranks in rank.params["settings"]:
-        found = [student.own_tokens(sequence, r, ranks) for r in range(ranks)]
-        owned.append([[int(p) for p in positions] for positions in found])
-        once |= _used_up(found, owned[-1])
         if rank.case.kind == "cut":
-            once |= _no_lists(found)
-        if rank.case.kind == "blocks":
-            pairs.append([_pairs_of(student, r, ranks, once) for r in range(ranks)])
+            found = [student.own_tokens(sequence, r, ranks) for r in range(ranks)]
+            others |= _no_lists(found, _no_index)
+            owned.append([[int(p) for p in positions] for positions in found])
+        else:
+            pairs.append([_pairs_of(student, r, ranks, others) for r in range(ranks)])
     rank.fact("own", owned)
     rank.fact("pairs", pairs)
-    rank.fact("once", sorted(once))
+    rank.fact("others", sorted(others))
 
 
-def _pairs_of(student: Any, rank: int, ranks: int, once: set[str]) -> list[JSON]:
+def _pairs_of(student: Any, rank: int, ranks: int, others: set[str]) -> list[JSON]:
     """What a rank computes with the keys of each source."""
     found = [student.block_pairs(rank, source, ranks) for source in range(ranks)]
-    told = [sorted([int(i), int(j), bool(diagonal)] for i, j, diagonal in pairs) for pairs in found]
-    once |= _used_up(found, told)
-    return told
+    others |= _no_lists(found, _no_pair)
+    return [sorted([int(i), int(j), bool(diagonal)] for i, j, diagonal in pairs) for pairs in found]
 
 
-def _used_up(found: Iterable[Iterable[Any]], told: Iterable[Sequence[Any]]) -> set[str]:
-    """Types of what had something in it, and has nothing any more."""
-    return {type(these).__name__ for these, had in zip(found, told, strict=True) if had and not list(these)}
+def _no_lists(found: Iterable[Any], wrong: Callable[[Any], str]) -> set[str]:
+    """What is no list, by its type, and what is wrong in lists."""
+    others = {f"a {type(these).__name__}" for these in found if not isinstance(these, list)}
+    inside = {wrong(item) for these in found if isinstance(these, list) for item in these}
+    return others | {f"a list with {told} in it" for told in inside if told}
 
 
-def _no_lists(found: Iterable[Iterable[Any]]) -> set[str]:
-    """Types of what is no list of numbers."""
-    others = {type(these).__name__ for these in found if not isinstance(these, list)}
-    return others | {
-        f"list of {type(p).__name__}s" for these in found for p in these if isinstance(p, Tensor)
-    }
+def _no_index(number: Any) -> str:
+    """In words what is no whole number; a tensor with one in it is none."""
+    right = isinstance(number, SupportsIndex) and not isinstance(number, Tensor)
+    return "" if right else f"a {type(number).__name__}"
+
+
+def _no_pair(pair: Any) -> str:
+    """In words what are no two halves with a yes or a no, which 1 and 0 are too."""
+    if not isinstance(pair, tuple | list):
+        return f"a {type(pair).__name__}"
+    *halves, diagonal = pair
+    wrong = next(filter(None, map(_no_index, halves)), "")
+    return wrong or ("" if diagonal == bool(diagonal) else f"{diagonal!r} for yes or no")
 
 
 def _refuse(rank: Rank) -> None:
     ((sequence, ranks),) = rank.params["settings"]
-    with rank.expect_error("refusal"):
-        rank.student.own_tokens(sequence, 0, ranks)
+    for asked in range(ranks):
+        with rank.expect_error(f"refusal {asked}"):
+            rank.student.own_tokens(sequence, asked, ranks)
 
 
 def _every_token_once(evidence: Evidence) -> Iterator[Finding]:
@@ -106,7 +114,7 @@ def _zigzag(evidence: Evidence) -> Iterator[Finding]:
             expected = zigzag(sequence, rank, ranks)
             told = f"rank {rank} of {ranks} has tokens {expected}"
             yield Finding(positions == expected, told, f"tokens {positions}"[:200])
-    yield from _are_lists(evidence)
+    yield from _are_lists(evidence, "whole numbers")
 
 
 def _pairs(evidence: Evidence) -> Iterator[Finding]:
@@ -116,13 +124,20 @@ def _pairs(evidence: Evidence) -> Iterator[Finding]:
                 expected = sorted(map(list, pairs_of(rank, source, ranks)))
                 told = f"rank {rank} with the keys of rank {source}, of {ranks}: {expected}"
                 yield Finding(found[rank][source] == expected, told, f"{found[rank][source]}")
-    yield from _are_lists(evidence)
+    yield from _are_lists(evidence, "(half, half, whether they are the same)")
 
 
-def _are_lists(evidence: Evidence) -> Iterator[Finding]:
-    once = evidence.answers[0].facts["once"]
-    told = "a list of numbers, which can be gone through more than once"
-    yield Finding(not once, told, f"a {', a '.join(once)}")
+def _are_lists(evidence: Evidence, of: str) -> Iterator[Finding]:
+    others = evidence.answers[0].facts["others"]
+    yield Finding(not others, f"a list of {of}", ", ".join(others)[:200])
+
+
+def _refused(evidence: Evidence) -> Iterator[Finding]:
+    ((sequence, ranks),) = evidence.case.params["settings"]
+    for answer in evidence.answers:
+        for asked in range(ranks):
+            found = refused(f"refusal {asked}", ["ValueError"], answer, (sequence, ranks))
+            yield replace(found, expected=f"{found.expected}, for rank {asked}")
 
 
 def _fair(evidence: Evidence) -> Iterator[Finding]:
@@ -181,8 +196,8 @@ EXERCISE = Exercise(
             "robustness",
             1,
             "A sequence that 2n chunks do not divide is a ValueError that names it and the ranks.",
-            "2n chunks must divide it, not n",
-            {"refused": is_refused("refusal", "ValueError", names=lambda case: case.params["settings"][0])},
+            "2n chunks must divide it, not n, and no rank goes on without the others",
+            {"refused": _refused},
         ),
     ),
 )

@@ -14,6 +14,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_12.handed import as_handed, tell_changed
 from labkit.checks.lesson_12.reference import MARGIN, Routed, decided_tokens, routed
 from labkit.checks.rank import Rank
+from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import is_refused, on_each, same
 from labkit.checks.shared.split import drawn, dtype_of
 
@@ -28,6 +29,8 @@ def route_case(name: str, kind: str, shape: list[int], k: int, seed: int, **para
     the bias's, by default what is computed in. shift: by how much a token's scores are above or below 0.
     below: the bias decides alone, and the scores of the experts that it chooses are so far below the others.
     near: the router's rows differ by numbers of about this size, which are all that decides.
+    apart: every second token's scores are above 0 by so much for half of the experts, and below it for the
+    others; of the tokens between these the other way round. level: what biases are a little above.
     """
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
 
@@ -43,10 +46,13 @@ def _cases(seed: int) -> list[Case]:
         route_case("a router in float64", "mixed", [8, 6, 5], 2, seed, dtype="float32", router="float64"),
         route_case("a bias for each expert", "biased", [14, 5, 6], 2, seed),
         route_case("a bias in bfloat16", "biased", [60, 5, 6], 2, seed, dtype="float32", bias="bfloat16"),
+        route_case("a bias of both signs", "biased", [14, 5, 6], 2, seed, dtype="float32", level=-0.25),
         route_case("one expert", "extremes", [7, 5, 4], 1, seed),
         route_case("every expert", "extremes", [6, 5, 3], 3, seed),
         route_case("no tokens", "extremes", [0, 5, 4], 2, seed),
+        route_case("one token", "extremes", [1, 5, 4], 2, seed),
         route_case("scores of hundreds", "extremes", [6, 5, 4], 2, seed, shift=900.0),
+        route_case("scores hundreds apart", "extremes", [6, 5, 6], 2, seed, dtype="float32", apart=200.0),
         route_case("more than there are", "refused", [3, 4, 4], 5, seed),
         route_case("none", "refused", [3, 4, 6], 0, seed),
     ]
@@ -68,12 +74,16 @@ def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inp
     if biased:
         own = getattr(torch, case.params["bias"]) if "bias" in case.params else wide
         apart = DECISIVE if below else 1.0
-        inputs["bias"] = apart * _drawn_bias(generator, num_experts).to(own)
+        inputs["bias"] = apart * _drawn_bias(generator, num_experts, case.params.get("level", -3.0)).to(own)
     if below:
         router[:, 0] = 0
         router[inputs["bias"].topk(case.params["k"]).indices, 0] = -below
     margin = BEYOND_ROUNDING * near if near else MARGIN
-    tokens = decided_tokens(case, generator, n, router, case.params["k"], inputs.get("bias"), margin=margin)
+    if "apart" in case.params:
+        tokens = _torn_tokens(case, generator, router)
+    else:
+        bias = inputs.get("bias")
+        tokens = decided_tokens(case, generator, n, router, case.params["k"], bias, margin=margin)
     if shift:
         tokens[:, 0] = shift * (-1.0) ** torch.arange(n)
     if below:
@@ -87,12 +97,27 @@ def _inputs(case: Case, generator: torch.Generator, biased: bool = False) -> Inp
     return {"tokens": tokens, **inputs, **weights}
 
 
-def _drawn_bias(generator: torch.Generator, num_experts: int) -> Tensor:
-    """Each apart from the others, more than bfloat16 rounds. Scores are below 0 and -1: neither stands for an
-    expert that is taken.
+def _torn_tokens(case: Case, generator: torch.Generator, router: Tensor) -> Tensor:
+    """[n, h]: tokens of which each has one half of the experts far below the other; the router's first column
+    is changed so that it has.
+    """
+    n, k, apart = case.params["shape"][0], case.params["k"], case.params["apart"]
+    router[:, 0] = 0  # who is taken is decided within a half
+    halves = torch.randperm(len(router), generator=generator).chunk(2)
+    of_halves = [decided_tokens(case, generator, n, router[half], k) for half in halves]
+    router[halves[0], 0], router[halves[1], 0] = 1, -1
+    signs = (-1.0) ** torch.arange(n)
+    tokens = torch.where(signs.unsqueeze(1) > 0, *of_halves)
+    tokens[:, 0] = apart * signs
+    return tokens
+
+
+def _drawn_bias(generator: torch.Generator, num_experts: int, level: float) -> Tensor:
+    """Each apart from the others, more than bfloat16 rounds. At the usual level scores are below 0 and -1:
+    neither stands for an expert that is taken.
     """
     steps = torch.randperm(num_experts, generator=generator)
-    return 0.1 * steps + 0.05 * torch.rand(num_experts, generator=generator, dtype=torch.float64) - 3
+    return 0.1 * steps + 0.05 * torch.rand(num_experts, generator=generator, dtype=torch.float64) + level
 
 
 def _plain_inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -105,8 +130,10 @@ def _plain_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 def _choose(rank: Rank) -> tuple[Routed, dict[str, Tensor]]:
     """Answers gates, experts, probabilities, and each as "NAME again", without a graph. Fact changed. Returns
-    what the first call gave, and its leaves.
+    what the first of these calls gave, and its leaves. One with other numbers comes before them.
     """
+    names = [name for name in (*LEAVES, "bias") if name in rank.inputs]
+    _called(rank, dict(zip(names, others(*(rank.inputs[name] for name in names)), strict=True)))
     leaves = {name: rank.inputs[name].clone().requires_grad_() for name in LEAVES}
     bias = {name: rank.inputs[name].clone() for name in ("bias",) if name in rank.inputs}
     found = _called(rank, leaves | bias)
@@ -267,8 +294,9 @@ EXERCISE = Exercise(
             "extremes",
             "robustness",
             1,
-            "It works with one expert a token, with all, without tokens, and with scores of hundreds.",
-            "squeezed dimensions where k is 1; an exponential of a score from which nothing was subtracted",
+            "It works with one expert a token, with all, with a token or none, and with scores of hundreds.",
+            "squeezed dimensions where k or n is 1; an exponential of a score before the highest of its token"
+            " was subtracted",
             {"extremes": EVERYTHING},
         ),
         Property(
