@@ -484,8 +484,8 @@ Picture(figure, "Memory rises during forward to a peak and falls during backward
 # count, then `steps` that do, one behind the other: wait for the device once before them and once after
 # them, not in between. `measured_mfu` says what the run recomputed; decide what to make of that. `gpu` has
 # `dense_bf16` and `sparse_bf16`, FLOP/s of one GPU. Scores count for all $s^2$ positions, as lesson 01's
-# `train_step_flops(config, sequence, batch)` has it, and `config` may be a GPT or a Llama. A share above 1 is
-# told as it is: then the seconds are wrong, and somebody should see it.
+# `train_step_flops(config, sequence, batch)` has it, and `config` may be a GPT or a Llama, with heads of any
+# size. A share above 1 is told as it is: then the seconds are wrong, and somebody should see it.
 
 
 # %% exercise="10.measured-mfu" difficulty=2 minutes=10

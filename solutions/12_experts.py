@@ -542,7 +542,8 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 #
 # ### Exercise: balance
 #
-# Write both ways: `balance_loss` over the tokens of all ranks, and `nudge`, which moves the bias.
+# Write both ways: `balance_loss` over the tokens of all ranks, a tensor without dimensions as every loss is,
+# and `nudge`, which moves the bias.
 #
 # <details><summary>Hint</summary>
 #
@@ -654,8 +655,8 @@ your_dropped = ...
 # Write `expert_capacity`, the number of rows that an expert takes, and `drop`, which gives visits without
 # room a gate of 0. A capacity that is a whole number stays one: $7 \cdot 200 / 25$ is 56, but in floats
 # $7 / 25 \cdot 200$ is a little more, and rounded up 57. So multiply before you divide. (A factor like 1.1 is
-# no such number: as a float it is a little more than 1.1 from the start, and may cost a row.) The gates that
-# are handed over stay as they are.
+# no such number: as a float it is a little more than 1.1 from the start, and may cost a row.) A rank may have
+# one token, or none. The gates that are handed over stay as they are.
 #
 # <details><summary>Hint</summary>
 #

@@ -13,11 +13,12 @@ from labkit.checks.lesson_12.balance import balance_case
 from labkit.checks.lesson_12.capacity import drop_case, size_case
 from labkit.checks.lesson_12.clipping import clip_case
 from labkit.checks.lesson_12.exchange import exchange_case
-from labkit.checks.lesson_12.permuting import permute_case
+from labkit.checks.lesson_12.permuting import both_of, permute_case
 from labkit.checks.lesson_12.reducing import reduce_case, trained_case
 from labkit.checks.lesson_12.routing import route_case
 from labkit.checks.lesson_12.spread import spread_case
 
+NARROW = ("bfloat16", "float16", "float32")
 PAIR_AND_ONE = [[0, 2], [1]]
 
 
@@ -95,6 +96,24 @@ def _permute_cases(seed: int) -> list[Case]:
         permute_case("unseen: gates that are a view", "back-idle", [n, h, e], 2, seed, turned=True),
         permute_case("unseen: back to one token", "back", [1, 1, e], 2, seed),
         permute_case("unseen: wide", "wide", [n, h, e], 2, seed, gates="float32"),
+        permute_case(
+            "unseen: both in float16", "wide", [n, h, e], draw.randint(1, 3), seed, **both_of("float16")
+        ),
+        permute_case(
+            "unseen: rows wider than gates", "wide", [n, h, e], 2, seed, dtype="float32", gates="bfloat16"
+        ),
+        permute_case(
+            "unseen: gates in float64",
+            "low",
+            [3 * n, h, e],
+            4,
+            seed,
+            dtype=draw.choice(NARROW),
+            gates="float64",
+        ),
+        permute_case(
+            "unseen: gates of another half", "low", [2 * n, h, e], 3, seed, dtype="bfloat16", gates="float16"
+        ),
         permute_case("unseen: low", "low", [2 * n, h, e], 3, seed, dtype="bfloat16"),
         permute_case("unseen: low, one", "low", [2 * n, h, e], 1, seed, dtype="bfloat16"),
     ]
@@ -157,6 +176,9 @@ def _balance_cases(seed: int) -> list[Case]:
         balance_case(
             "unseen: two, float32", "values", tokens[:2], 5, 1, seed, dtype="float32", before=90_000_001
         ),
+        balance_case(
+            "unseen: a small rate", "values", tokens[2:4], 4, 2, seed, rate=draw.uniform(3e-4, 4e-3)
+        ),
         balance_case("unseen: only one has tokens", "idle", [0, tokens[0], 0], 6, 2, seed),
         balance_case("unseen: even", "even", tokens[:3], 2, 2, seed),
         # the mean of sevenths, rounded, is no seventh
@@ -195,10 +217,13 @@ def _capacity_cases(seed: int) -> list[Case]:
             used=[1],
             dtype="float32",
         ),
+        drop_case("unseen: hundreds of experts", "drops", 5 * n, 260 + 9 * n, 3, 1, seed, dtype="float32"),
         drop_case("unseen: one row", "drops", n, e, 2, 1, seed),
         drop_case("unseen: two busy experts", "drops", n, e, 2, -(-2 * n // e), seed, used=[0, e - 1]),
         drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
         drop_case("unseen: none", "roomy", n, e, 1, 0, seed),
+        drop_case("unseen: one token", "roomy", 1, e, 1, draw.randint(0, 1), seed, dtype="bfloat16"),
+        drop_case("unseen: no tokens", "roomy", 0, e, 3, n, seed, turned=True),
         drop_case("unseen: views", "roomy", n, e, 2, 4, seed, turned=True),
         drop_case("unseen: many tokens", "work", 500 + n, e, 3, 60, seed),
         size_case("unseen: refused", "refused", [(n, 2, e, -0.25)], seed),
@@ -228,7 +253,9 @@ def _arithmetic_cases(seed: int) -> list[Case]:
         model_case("unseen: shared and dense", "fields", [with_attention(m, 77) for m in models[1:]], seed),
         model_case("unseen: operations", "flops", [(m, draw.randint(1, 900)) for m in models], seed),
         model_case("unseen: bytes", "bytes", [(m, draw.randint(1, 90), 4, 2) for m in models], seed),
+        model_case("unseen: bytes of numbers nobody tells", "bytes", [(m, 64, 2) for m in models], seed),
         model_case("unseen: refused", "refused", [(models[0], 64, 7, 2)], seed),
+        model_case("unseen: dense, alone", "refused", [("Llama 3 70B", draw.randint(1, 90), 1, 2)], seed),
         model_case("unseen: more ranks than experts", "refused", [(models[0], 64, 40, 2)], seed),
     ]
 

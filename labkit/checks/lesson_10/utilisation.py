@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -12,7 +14,7 @@ from labkit.checks.lesson_10.asked import plain
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import wrong_number
 from labkit.theory.flops import train_step_flops, utilization
-from labkit.theory.hardware import GPUS
+from labkit.theory.hardware import GPU, GPUS
 from labkit.theory.models import ModelConfig
 
 HOST_SECONDS = 0.001  # in which the host queues a step
@@ -23,6 +25,8 @@ LLAMA: Mapping[str, Any] = {  # fewer key-value heads, and three products in an 
     **{"num_kv_heads": 2, "ffn": 1408, "gated_mlp": True, "biases": "none"},
     **{"norm": "rmsnorm", "positions": "rotary", "tied_embeddings": False},
 }
+WIDE_HEADS: Mapping[str, Any] = {**LLAMA, "head_size": 96}  # more than hidden / heads
+SOLD = GPUS["A100 80 GB"], GPUS["H100 80 GB"]
 
 
 class PretendedDevice:
@@ -97,14 +101,14 @@ def _rate(rank: Rank) -> None:
     """Fact: answers, one a row."""
     answers = []
     for row in rank.params["rows"]:
-        given = row | {"config": ModelConfig(**row["config"]), "gpu": GPUS[row["gpu"]]}
+        given = row | {"config": ModelConfig(**row["config"]), "gpu": GPU(**row["gpu"])}
         answers.append(plain(rank.student.measured_mfu(**given)))
     rank.fact("answers", answers)
 
 
 def _rates(evidence: Evidence) -> Iterator[Finding]:
     for row, seen in zip(evidence.case.params["rows"], evidence.answers[0].facts["answers"], strict=True):
-        gpu, batch, sequence = GPUS[row["gpu"]], row["batch"], row["sequence"]
+        gpu, batch, sequence = GPU(**row["gpu"]), row["batch"], row["sequence"]
         flops = train_step_flops(ModelConfig(**row["config"]), sequence, batch)
         expected = utilization(flops, row["seconds"], row["num_gpus"], gpu.dense_bf16)
         about = f"{row['num_gpus']} x {gpu.name}, {batch} x {sequence} tokens in {row['seconds']} s"
@@ -183,16 +187,14 @@ def mfu_cases(seed: int, prefix: str) -> list[Case]:
         _timing(f"{prefix}one step only", "warm-up", seed, [*slow, *takes], 3, 1),
         _timing(f"{prefix}a long warm-up", "warm-up", seed, [*slow, *takes], draw.randint(9, 14), 3),
         _timing(f"{prefix}work queued before", "queued", seed, takes, 0, 3, queued_before=4),
-        _rating(
-            f"{prefix}nothing recomputed", "plain-mfu", seed, _rows(draw, ("none", "none"), (GPT, LLAMA))
-        ),
+        _rating(f"{prefix}nothing recomputed", "plain-mfu", seed, _rows(draw)),
         _rating(
             f"{prefix}seconds that cannot be",
             "plain-mfu",
             seed,
-            [row | {"seconds": 1e-6} for row in _rows(draw, ("none", "none"), (GPT, LLAMA))],
+            [row | {"seconds": 1e-6} for row in _rows(draw)],
         ),
-        _rating(f"{prefix}recomputed", "recomputed", seed, _rows(draw, ("full", "selective"), (GPT, GPT))),
+        _rating(f"{prefix}recomputed", "recomputed", seed, _recomputed_rows(draw)),
     ]
 
 
@@ -207,30 +209,39 @@ def _rating(name: str, kind: str, seed: int, rows: list[dict[str, Any]]) -> Case
     return Case(name, 1, {"rows": rows}, seed, kind=kind)
 
 
-def _rows(
-    draw: Random, recomputed: Sequence[str], families: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    rows = []
-    for gpu, recompute, family in zip(("A100 80 GB", "H100 80 GB"), recomputed, families, strict=True):
-        heads = draw.choice([8, 16])
-        sequence = draw.choice([512, 1024, 2048])
-        config = {
-            "num_layers": draw.randint(4, 48),
-            "hidden": 64 * heads,
-            "num_heads": heads,
-            "vocabulary": draw.choice([32000, 50304]),
-            "max_sequence": 2 * sequence,
-            **family,
-        }
-        rows.append(
-            {
-                "config": config,
-                "batch": draw.choice([8, 64, 96]),
-                "sequence": sequence,
-                "seconds": round(draw.uniform(0.2, 9.0), 3),
-                "num_gpus": draw.choice([2, 8, 64]),
-                "gpu": gpu,
-                "recompute": recompute,
-            }
-        )
-    return rows
+def _rows(draw: Random) -> list[dict[str, Any]]:
+    """One for each kind of model on each GPU, of which one is not sold: its peak is nowhere but in itself."""
+    made_up = GPU(f"Z{draw.randint(100, 999)}", 2**30 * draw.randint(8, 400), 1e12 * draw.randint(50, 5000))
+    about = product((GPT, LLAMA, WIDE_HEADS), (*SOLD, made_up))
+    return [_row(draw, family, gpu, "none") for family, gpu in about]
+
+
+def _recomputed_rows(draw: Random) -> list[dict[str, Any]]:
+    """One for what is recomputed of each kind of model on each GPU."""
+    about = product((GPT, LLAMA), SOLD, ("full", "selective"))
+    return [_row(draw, *these) for these in about]
+
+
+def _row(draw: Random, family: Mapping[str, Any], gpu: GPU, recompute: str) -> dict[str, Any]:
+    sequence = draw.choice([512, 1024, 2048])
+    return {
+        "config": _model(draw, family, sequence),
+        "batch": draw.choice([8, 64, 96]),
+        "sequence": sequence,
+        "seconds": round(draw.uniform(0.2, 9.0), 3),
+        "num_gpus": draw.choice([2, 8, 64]),
+        "gpu": asdict(gpu),
+        "recompute": recompute,
+    }
+
+
+def _model(draw: Random, family: Mapping[str, Any], sequence: int) -> dict[str, Any]:
+    heads = draw.choice([8, 16])
+    return {
+        "num_layers": draw.randint(4, 48),
+        "hidden": 64 * heads,
+        "num_heads": heads,
+        "vocabulary": draw.choice([32000, 50304]),
+        "max_sequence": 2 * sequence,
+        **family,
+    }

@@ -78,11 +78,13 @@ def _cases(seed: int) -> list[Case]:
                 for n in (1, 2, 4)
                 for size in (1, 2, 4)
             ]
-            + [(plain, 5, 3, 2), (plain, 1, 3, 1)],  # not whole bytes: a third of the experts is here
+            + [(plain, 5, 3, 2), (plain, 1, 3, 1)]  # not whole bytes: a third of the experts is here
+            + [(PUBLISHED[0], 100, 4)],
             seed,
         ),
         settings_case("ranks that do not divide", "refused", [("Mixtral 8x7B", 128, 3, 2)], seed),
         settings_case("a model without experts", "refused", [("Llama 3 8B", 128, 2, 2)], seed),
+        settings_case("a model without experts on one rank", "refused", [("Llama 3 8B", 128, 1)], seed),
     ]
 
 
@@ -163,12 +165,12 @@ def _operations(setting: Setting, seen: Any) -> Iterator[Finding]:
 
 
 def _sent(setting: Setting, seen: Any) -> Iterator[Finding]:
-    config, tokens, ranks, size = model_of(setting[0]), *setting[1:]
-    expected = experts.dispatch_sent(config, tokens, ranks, size).forward
+    """A setting without the bytes of a number is one with the default, 2."""
+    config, tokens, ranks, *told = model_of(setting[0]), *setting[1:]
+    expected = experts.dispatch_sent(config, tokens, ranks, *told or [2]).forward
     wrong = wrong_number(expected, seen)
-    words = (
-        f"{expected:,.10g} bytes for {tokens} tokens of {setting[0]} on {ranks} ranks, {size} bytes a number"
-    )
+    size = f"{told[0]} bytes a number" if told else "a number's bytes left out, which are 2 then"
+    words = f"{expected:,.10g} bytes for {tokens} tokens of {setting[0]} on {ranks} ranks, {size}"
     yield Finding(wrong is None, words, wrong or "")
 
 
@@ -229,7 +231,7 @@ EXERCISE = Exercise(
             "refused",
             "robustness",
             1,
-            "A model without experts, or ranks that do not divide them, is a ValueError.",
+            "A model without experts, on one rank too, or ranks that do not divide them, is a ValueError.",
             "a division that leaves a fraction, or 0 experts taken for a dense model",
             {"refused": is_refused("refusal", "ValueError")},
         ),

@@ -26,7 +26,8 @@ WEIGHT = 0.7  # of the loss in what is differentiated: a gradient must reach the
 def balance_case(
     name: str, kind: str, tokens: list[int], experts: int, k: int, seed: int, **params: Any
 ) -> Case:
-    """tokens: of each rank. rate: by how much the bias is nudged, a power of 2: in float32 as in float64.
+    """tokens: of each rank. rate: by how much the bias is nudged, a power of 2, or so small that float32
+    is as good as float64.
     used: the experts that are visited, default all. before: visits that each expert, or the first, the second
     and so on, had on each rank besides, when the bias is nudged. whole: the dtype of visits, default int64.
     bias: of the bias, default that of the probabilities.
@@ -45,6 +46,7 @@ def _cases(seed: int) -> list[Case]:
             2,
             seed,
             late=[1],
+            rate=0.001,  # DeepSeek-V3's
             before=[2 * 10**9, 0, 10**9, 10**9],  # neither sums nor what is between them fit into int32
             whole="int32",
         ),
@@ -100,13 +102,14 @@ def _balance(rank: Rank) -> None:
     with rank.recording("loss"):
         given = probabilities if rank.case.kind == "values" else as_inside(probabilities)
         loss = rank.student.balance_loss(given, experts, group)
-    rank.answer("loss", loss.reshape(()))
+    shape = loss.shape if rank.case.kind == "values" else ()  # it is asked for once
+    rank.answer("loss", loss.reshape(shape))
     with rank.attempt("gradients"), rank.recording("backward"):
         (WEIGHT * loss).backward()
     rank.answer("grad", probabilities.grad)
     with torch.no_grad(), rank.recording("loss"):
         evaluated = rank.student.balance_loss(probabilities.detach(), experts, group)
-    rank.answer("evaluated", evaluated.reshape(()))
+    rank.answer("evaluated", evaluated.reshape(shape))
     visits = _own_visits(rank.case, experts)
     with rank.recording("nudge"):
         rank.student.nudge(bias.clone(), visits.flip(0), rank.params["rate"], group)

@@ -26,7 +26,7 @@ MOST_PASSES = 8  # over the largest tensor there may be: column by column it is 
 _OF_WHOLE_MATRIX = ("linalg_", "_linalg_", "lu_", "cholesky", "triangular_solve", "ormqr", "_fft_")
 _OF_NUMBERS = ("linalg_vector_norm", "linalg_vecdot", "linalg_cross")
 BACKWARD, AGAIN = "backward: ", "without a graph: "  # phases beside forward
-ROUNDING = 2.0**-8  # of a bfloat16, once
+ROUNDINGS = 100  # of numbers of about 1, each by half of what the dtype tells apart: more than a sum has
 
 
 class Moved(Worked):
@@ -82,9 +82,15 @@ def unpermuted(rows: Tensor, places: Tensor, gates: Tensor) -> Tensor:
 
 def permute_case(name: str, kind: str, shape: list[int], k: int, seed: int, **params: object) -> Case:
     """shape: [n, h, E]. used: the experts that are visited, default all. dtype: of tokens and rows. gates:
-    the gates' dtype, by default float32 or better. turned: experts and gates are stored column after column.
+    the gates' dtype, by default the rows', or float32 where that is narrower. turned: experts and gates are
+    stored column after column.
     """
     return Case(name, 1, {"shape": shape, "k": k, **params}, seed, kind=kind)
+
+
+def both_of(dtype: str) -> dict[str, str]:
+    """Rows and gates of one dtype."""
+    return {"dtype": dtype, "gates": dtype}
 
 
 def _cases(seed: int) -> list[Case]:
@@ -105,7 +111,11 @@ def _cases(seed: int) -> list[Case]:
         permute_case("back to no tokens", "back-idle", [0, 5, 4], 2, seed),
         permute_case("gates that are a view", "back-idle", [7, 4, 5], 3, seed, turned=True),
         permute_case("rows in float64, gates in float32", "wide", [7, 5, 6], 3, seed, gates="float32"),
+        permute_case("rows and gates in bfloat16", "wide", [7, 5, 6], 3, seed, **both_of("bfloat16")),
         permute_case("rows in bfloat16", "low", [24, 5, 6], 4, seed, dtype="bfloat16"),
+        permute_case(
+            "rows in float32, gates in float64", "low", [24, 5, 6], 3, seed, dtype="float32", gates="float64"
+        ),
     ]
 
 
@@ -125,11 +135,11 @@ def _back_inputs(case: Case, generator: torch.Generator) -> Inputs:
     n, hidden, _ = case.params["shape"]
     k = case.params["k"]
     gates = torch.randn(n, k, generator=generator, dtype=torch.float64)
-    kept = getattr(torch, case.params["gates"]) if "gates" in case.params else dtype_of(case)
+    usual = str(torch.promote_types(dtype_of(case), torch.float32)).removeprefix("torch.")
     return {
         "rows": drawn(case, generator, n * k, hidden),
         "places": torch.randperm(n * k, generator=generator),
-        "gates": gates.to(torch.promote_types(kept, torch.float32)),
+        "gates": gates.to(getattr(torch, case.params.get("gates", usual))),
         "grad": drawn(case, generator, n, hidden),
     }
 
@@ -231,12 +241,14 @@ def _rounded_once(evidence: Evidence, answer: RankAnswer) -> Finding:
     rows, places, gates = (evidence.inputs[name] for name in ("rows", "places", "gates"))
     exact = unpermuted(rows.double(), places, gates.double())
     seen = answer.tensors.get("out")
-    told = "sums in float32, rounded to the rows' dtype once"
+    wide = torch.promote_types(rows.dtype, gates.dtype)
+    told = f"sums in {wide}, rounded to the rows' {rows.dtype} once".replace("torch.", "")
     if seen is None or seen.dtype != rows.dtype or seen.shape != exact.shape:
         return Finding(
             False, told, "nothing" if seen is None else f"{seen.dtype}, {tuple(seen.shape)}", answer.rank
         )
-    off = (seen.double() - exact).abs() > ROUNDING * exact.abs() + 1e-5
+    once, lost = torch.finfo(rows.dtype).eps / 2, ROUNDINGS * torch.finfo(wide).eps
+    off = (seen.double() - exact).abs() > once * exact.abs() + lost
     return Finding(
         not off.any(), told, f"{int(off.sum())} of {off.numel()} rounded more than once", answer.rank
     )
