@@ -655,8 +655,8 @@ your_dropped = ...
 # Write `expert_capacity`, the number of rows that an expert takes, and `drop`, which gives visits without
 # room a gate of 0. A capacity that is a whole number stays one: $7 \cdot 200 / 25$ is 56, but in floats
 # $7 / 25 \cdot 200$ is a little more, and rounded up 57. So multiply before you divide. (A factor like 1.1 is
-# no such number: as a float it is a little more than 1.1 from the start, and may cost a row.) A rank may have
-# one token, or none. The gates that are handed over stay as they are.
+# no such number: as a float it is a little more than 1.1 from the start, and may cost a row.) The gates that
+# are handed over stay as they are.
 #
 # <details><summary>Hint</summary>
 #

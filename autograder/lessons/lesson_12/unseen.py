@@ -223,7 +223,6 @@ def _capacity_cases(seed: int) -> list[Case]:
         drop_case("unseen: room for all", "roomy", n, e, 3, n, seed),
         drop_case("unseen: none", "roomy", n, e, 1, 0, seed),
         drop_case("unseen: one token", "roomy", 1, e, 1, draw.randint(0, 1), seed, dtype="bfloat16"),
-        drop_case("unseen: no tokens", "roomy", 0, e, 3, n, seed, turned=True),
         drop_case("unseen: views", "roomy", n, e, 2, 4, seed, turned=True),
         drop_case("unseen: many tokens", "work", 500 + n, e, 3, 60, seed),
         size_case("unseen: refused", "refused", [(n, 2, e, -0.25)], seed),

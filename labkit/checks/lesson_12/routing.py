@@ -104,11 +104,10 @@ def _torn_tokens(case: Case, generator: torch.Generator, router: Tensor) -> Tens
     n, k, apart = case.params["shape"][0], case.params["k"], case.params["apart"]
     router[:, 0] = 0  # who is taken is decided within a half
     halves = torch.randperm(len(router), generator=generator).chunk(2)
-    of_halves = [decided_tokens(case, generator, n, router[half], k) for half in halves]
+    tokens = decided_tokens(case, generator, n, router[halves[0]], k)
+    tokens[1::2] = decided_tokens(case, generator, n, router[halves[1]], k)[1::2]
     router[halves[0], 0], router[halves[1], 0] = 1, -1
-    signs = (-1.0) ** torch.arange(n)
-    tokens = torch.where(signs.unsqueeze(1) > 0, *of_halves)
-    tokens[:, 0] = apart * signs
+    tokens[:, 0] = apart * (-1.0) ** torch.arange(n)
     return tokens
 
 
