@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_02.layerwise import layerwise_case
@@ -32,21 +33,49 @@ def random_layers(draw: Random, count: int, counting_at: int | None = None) -> S
     return layers
 
 
+def _in_other_units(draw: Random, questions: list[Any]) -> list[Any]:
+    """Each question in two units more: femtoseconds told in seconds, or less, and bytes of a cluster."""
+    units = [[10.0 ** draw.randint(-18, -13), 10.0 ** draw.randint(6, 15)] for _ in questions]
+    return [
+        [[cost * unit for cost in q[0]], q[1]]
+        for q, two in zip(questions, units, strict=True)
+        for unit in two
+    ]
+
+
+def _few_layers(draw: Random) -> list[Any]:
+    """Up to five layers, some of which cost nothing, on as many devices or more."""
+    costs = [[draw.choice((0, 0.5, draw.randint(1, 9))) for _ in range(n)] for n in range(6)]
+    return [[own, draw.randint(max(1, len(own)), 9)] for own in costs] + [[[1, 2, 3], 1], [[], 1]]
+
+
+def _refused_partitions(draw: Random) -> list[Any]:
+    """Too few devices, and one negative cost of any size, also where there is little else to look at."""
+    devices = [[[draw.randint(0, 9) for _ in range(n)], -draw.randint(0, 9)] for n in (0, 1, 2, 7)]
+    sizes = [[1, 1], [1, 4], [3, 8], [4, 4], [draw.randint(5, 9), 1], [9, 4], [60, 8]]
+    costs = []
+    for n, k in sizes:
+        own: list[float] = [draw.randint(0, 9) for _ in range(n)]
+        own[draw.randrange(n)] = -draw.randint(11, 99) * 10.0 ** draw.randint(-12, 6)
+        costs.append([own, k])
+    return [*devices, *costs]
+
+
 def _partition_cases(seed: int) -> list[Case]:
     draw = Random(f"02/hidden/partition/{seed}")
     random = [[[round(draw.uniform(0, 9), 2) for _ in range(draw.randint(6, 14))], k] for k in (2, 3, 5, 6)]
     heavy = [[[*[1] * 9, 9], 3], [[9, *[1] * 9], 4], [[0, 5, 0, 5, 0, 5, 0], 3], [[7, 7, 7], 2]]
     models = [[model_costs(draw, n), k] for n, k in ((9, 4), (18, 5), (34, 8))]
-    large = [[[round(draw.expovariate(0.3), 3) for _ in range(250)], 12]]
-    refused = [[[1, 2, 3], -2], [[2, 2, -7.5], 3]]
+    large = [[[round(draw.expovariate(0.3), 3) for _ in range(n)], 12] for n in (draw.randint(40, 90), 250)]
     return _hidden(
         [
             partition_case("random", "even", random, seed),
             partition_case("one heavy layer", "even", heavy, seed),
             partition_case("models", "even", models, seed),
+            partition_case("other units", "even", _in_other_units(draw, [*random, *models]), seed),
             partition_case("250 layers", "many-layers", large, seed),
-            partition_case("few", "few-layers", [[[3], 3], [[], 3], [[1, 2, 3], 1], [[0, 4], 5]], seed),
-            partition_refusals("refused", refused, ["-2", "-7.5"], seed),
+            partition_case("few", "few-layers", _few_layers(draw), seed),
+            partition_refusals("refused", _refused_partitions(draw), seed),
         ]
     )
 

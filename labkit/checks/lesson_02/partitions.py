@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from random import Random
@@ -11,14 +12,15 @@ from typing import Any
 from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import refused
 
 ROUNDING = 1 + 1e-9
 RANGES = "a list of ranges"
 NEARLY_EQUAL = [[[100_000_001, 50_000_000, 100_000_003], 2], [[100_000_003, 50_000_000, 100_000_001], 2]]
 # where the cut of the least sum of squares has a larger part than there need be
 NOT_OF_LEAST_SQUARES = [[3.21, 4.92, 4.68, 1.43, 1.61, 1.64, 4.59, 6.86, 1.3], 5]
-NEAR_ENOUGH = 1.3  # where a case asks for something else than the best cut
+NEAR_ENOUGH = 1.3  # where a case asks for something else than the best cut, before the best one is asked for
+A_NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:e[-+]?\d+)?", re.IGNORECASE)
+AS_PRINTED = 1e-5  # relative: `:g` has six digits
 
 
 def ask_partitions(rank: Rank) -> None:
@@ -90,9 +92,24 @@ cuts_sensibly = every(each_layer_once, partial(largest_is_least, slack=NEAR_ENOU
 
 
 def each_is_refused(evidence: Evidence) -> Iterator[Finding]:
-    """Each question met a ValueError that names what is wrong with it."""
-    for index, name in enumerate(evidence.case.params["names"]):
-        yield refused(f"refusal {index}", ["ValueError"], evidence.answers[0], [name])
+    """Each question met a ValueError that names the number that is wrong with it."""
+    for index, (costs, num_devices) in enumerate(evidence.case.params["questions"]):
+        seen = evidence.answers[0].facts[f"refusal {index}"]
+        number = wrong_number_in(costs, num_devices)
+        right = "ValueError" in (seen.get("kinds") or ()) and _names(seen["message"], number)
+        said = f"{seen['raised']}: {seen['message']}" if seen["raised"] else "no error"
+        told = f"a ValueError that names {number}, for {_short(costs)} on {num_devices} devices"
+        yield Finding(right, told, said)
+
+
+def wrong_number_in(costs: Sequence[float], num_devices: int) -> float:
+    """What a question is refused for: too few devices, or the cost that is negative."""
+    return num_devices if num_devices < 1 else min(costs)
+
+
+def _names(message: str, number: float) -> bool:
+    """Whether a number stands in a message, however it is written."""
+    return any(math.isclose(float(n), number, rel_tol=AS_PRINTED) for n in A_NUMBER.findall(message))
 
 
 def _answered(evidence: Evidence) -> Iterator[tuple[Any, list[list[int]]]]:
@@ -126,10 +143,10 @@ def model_costs(draw: Random, num_layers: int) -> list[float]:
 
 
 def _other_units(questions: Sequence[Any]) -> list[Any]:
-    """The same questions with costs in nanoseconds, told in seconds, and in GiB, told in bytes; and some
-    whose best cut is better by a few bytes.
+    """The same questions with costs in nanoseconds, and in femtoseconds, told in seconds, and in GiB, told in
+    bytes; and some whose best cut is better by a few bytes.
     """
-    seconds = [[[cost * 1e-9 for cost in costs], k] for costs, k in questions]
+    seconds = [[[cost * unit for cost in costs], k] for costs, k in questions for unit in (1e-9, 1e-15)]
     in_bytes = [[[int(cost * 2**30) for cost in costs], k] for costs, k in questions]
     return [*seconds, *in_bytes, *NEARLY_EQUAL]
 
@@ -144,9 +161,9 @@ def partition_case(name: str, kind: str, questions: list[Any], seed: int) -> Cas
     return Case(name, 1, {"questions": questions}, seed, timeout=10, kind=kind)
 
 
-def partition_refusals(name: str, questions: list[Any], names: list[str], seed: int) -> Case:
-    """Questions that must be refused with a ValueError; names[i] is a word of the i-th message."""
-    return Case(name, 1, {"questions": questions, "names": names}, seed, kind="refused")
+def partition_refusals(name: str, questions: list[Any], seed: int) -> Case:
+    """Questions that must be refused with a ValueError: each has one number that is wrong."""
+    return Case(name, 1, {"questions": questions}, seed, kind="refused")
 
 
 def _partition_cases(seed: int) -> list[Case]:
@@ -154,15 +171,25 @@ def _partition_cases(seed: int) -> list[Case]:
     random = [[[draw.randint(0, 20) for _ in range(n)], k] for n, k in ((5, 2), (7, 3), (10, 4), (9, 5))]
     models = [[model_costs(draw, n), k] for n, k in ((8, 3), (14, 4), (26, 8))]
     few = [[[4, 2], 4], [[1.5], 1], [[0, 0, 0], 2], [[], 2]]
-    refused = [[[1, 2], 0], [[1, -3, 2], 2], [[1, -0.5], 2], [[-7, 2], 1]]
+    refused = [
+        [[1, 2], 0],
+        [[], 0],
+        [[1, -3, 2], 2],
+        [[1, -0.5], 2],
+        [[-7, 2], 1],
+        [[-4], 3],
+        [[1, -1e-6], 2],
+    ]
     return [
         partition_case("worked example", "even", [[[1, 2, 3, 4, 5], 2], [[3, 1, 1, 1, 6], 3]], seed),
         partition_case("random costs", "even", [*random, NOT_OF_LEAST_SQUARES], seed),
         partition_case("language models", "even", models, seed),
         partition_case("seconds, and bytes", "even", _other_units(models), seed),
-        partition_case("300 layers", "many-layers", [[model_costs(draw, 300), 16]], seed),
+        partition_case(
+            "60 and 300 layers", "many-layers", [[model_costs(draw, n), 16] for n in (60, 300)], seed
+        ),
         partition_case("few layers", "few-layers", few, seed),
-        partition_refusals("refused", refused, ["0", "-3", "-0.5", "-7"], seed),
+        partition_refusals("refused", refused, seed),
     ]
 
 
@@ -180,6 +207,7 @@ EXERCISE = Exercise(
             "No other contiguous cut has a smaller largest part.",
             "cutting by the number of layers, or as soon as the average is reached",
             {"even": largest_is_least},
+            dict.fromkeys(("many-layers", "few-layers"), largest_is_least),
         ),
         Property(
             "every-layer-once",
