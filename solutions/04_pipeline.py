@@ -121,7 +121,7 @@ labkit.check("04.split-micro-batches", split_micro_batches)
 # micro-batch.
 #
 # ### Exercise: GPipe as a list
-# Return what one stage does.
+# Return what one stage does, as a list of `Action`s.
 #
 # <details><summary>Hint</summary>The list is the same on every stage, but for the stage number in its
 # actions.</details>
@@ -221,7 +221,8 @@ draw_schedule(simulate(by_hand, Costs(forward=1, backward=2)))
 # How many warm-up forwards does stage $r$ of $p$ need so that its first backward can follow its next
 # forward without a wait longer than necessary? And if there are fewer micro-batches than that?
 #
-# `in_turn` is the part that does not depend on the stage. You will want it again for interleaved stages.
+# `in_turn` is the part that does not depend on the stage. You will want it again for interleaved stages. Both
+# return lists.
 #
 # <details><summary>Hint 1</summary>Count the forwards before the first B in each row above. The last of
 # them belongs to the steady phase.</details>

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_04.executor import bad_lists_case, foreign_stage_case, gpipe, one_f_one_b, run_case
-from labkit.checks.lesson_04.formulas import Setting, formula_case
+from labkit.checks.lesson_04.formulas import SCHEDULES, Setting, formula_case, near_share
 from labkit.checks.lesson_04.lists import (
     forwards_first,
     lists_by_choice,
@@ -18,7 +18,7 @@ from labkit.checks.lesson_04.lists import (
     some_at_a_time,
 )
 from labkit.checks.lesson_04.schedules import schedule_case, turns_case
-from labkit.checks.lesson_04.splitting import split_case
+from labkit.checks.lesson_04.splitting import batches_case, split_case
 
 MANY = 70  # micro-batches: more than any bound on what is on its way
 
@@ -35,7 +35,20 @@ def _split(seed: int) -> list[Case]:
         shapes.append([m, m * draw.randint(1, 4) + draw.randint(0, m - 1), *rest])
     samples = draw.randint(2, 9)
     refused = [[samples + draw.randint(1, 3), samples], [-draw.randint(2, 5), samples]]
-    return [split_case("unseen shapes", seed, shapes, refused=refused)]
+    kinds = [_shape(draw, 7, dims) for dims in (0, 1, 2, 3, 4, 1, 2)] + [
+        _shape(draw, 40, 1),
+        _shape(draw, 40, 3),
+    ]
+    return [
+        split_case("unseen shapes", seed, shapes, refused=refused),
+        batches_case("unseen batches", seed, draw.sample(kinds, len(kinds))),
+    ]
+
+
+def _shape(draw: Random, most: int, dims: int) -> list[int]:
+    """Up to `most` micro-batches of a batch of so many dimensions beside the first."""
+    m = draw.randint(most // 2, most)
+    return [m, m * draw.randint(1, 3) + draw.randint(0, m - 1), *(draw.randint(1, 4) for _ in range(dims))]
 
 
 def _sizes(draw: Random) -> list[list[int]]:
@@ -46,18 +59,26 @@ def _sizes(draw: Random) -> list[list[int]]:
 def _far(draw: Random) -> list[list[int]]:
     """Many micro-batches, and many ranks, as no table in a text has them."""
     p = draw.randint(24, 40)
-    return [[draw.randint(2, 4), draw.randint(300, 900)], [p, draw.randint(p + 1, 90)]]
+    both = [draw.randint(5, 9), draw.randint(100, 200)]
+    return [[draw.randint(2, 4), draw.randint(300, 900)], [p, draw.randint(p + 1, 90)], both]
+
+
+def _thousands(draw: Random, seed: int, *chunks: int) -> Case:
+    """As many micro-batches as no function can call itself for."""
+    p = draw.randint(2, 3)
+    return schedule_case("unseen: many", seed, [[p, p * draw.randint(510, 600), *chunks]], "many")
 
 
 def _schedule(seed: int) -> list[Case]:
     draw = Random(f"04/schedule/{seed}")
     sizes = [*_sizes(draw), [12, 30], [17, 9], *_far(draw)]
-    return [schedule_case("unseen sizes", seed, sizes)]
+    return [schedule_case("unseen sizes", seed, sizes), _thousands(draw, seed)]
 
 
 def _one_f_one_b(seed: int) -> list[Case]:
     draw = Random(f"04/turns/{seed}")
     turns = [[draw.randint(0, 3), draw.randint(4, 8)], [draw.randint(5, 9), 4], [0, draw.randint(1, 4)]]
+    turns += [[draw.randint(0, 60), draw.randint(10, 80)] for _ in range(3)]
     return [*_schedule(seed), turns_case("unseen: in_turn by itself", seed, turns)]
 
 
@@ -65,12 +86,17 @@ def _interleaved(seed: int) -> list[Case]:
     draw = Random(f"04/interleaved/{seed}")
     sizes = [[p, p * draw.randint(1, 4), draw.randint(2, 4)] for p in (2, 3, draw.randint(4, 6))]
     p = draw.randint(3, 6)
-    remainder = [p, p * 2 + draw.randint(1, p - 1), 2]
+    remainders = [
+        [p, p * draw.randint(1, 4) + draw.randint(1, p - 1), draw.randint(1, 6)],
+        [draw.randint(7, 12), draw.randint(1, 6), draw.randint(1, 6)],
+    ]
+    chunks = [[p, p * draw.randint(1, 4), draw.randint(5, 9)], [2, 8, 5], [draw.randint(4, 6), 60, 4]]
     many = draw.randint(12, 16)
     far = [[2, 2 * draw.randint(150, 300), 2], [many, 3 * many, draw.randint(2, 4)]]
     return [
-        schedule_case("unseen sizes", seed, [*sizes, [2, 80, 2], *far]),
-        schedule_case("unseen: a remainder", seed, [remainder], "refused"),
+        schedule_case("unseen sizes", seed, [*sizes, [2, 80, 2], *far, *chunks]),
+        _thousands(draw, seed, 2),
+        schedule_case("unseen: remainders", seed, remainders, "refused"),
         schedule_case("unseen: your own in_turn", seed, sizes[:1], "own-parts"),
     ]
 
@@ -78,11 +104,15 @@ def _interleaved(seed: int) -> list[Case]:
 def _bubble(seed: int) -> list[Case]:
     draw = Random(f"04/bubble/{seed}")
     p, v = draw.randint(2, 16), draw.randint(2, 6)
+    many, wide = draw.randint(130, 999), draw.randint(100, 400)
     settings: list[Setting] = [
         ("gpipe", p, draw.randint(1, 64), 1),
         ("1f1b", p, draw.randint(1, 64), 1),
         ("interleaved", p, p * draw.randint(1, 8), v),
         ("gpipe", 1, draw.randint(1, 9), 1),
+        ("gpipe", p, many, 1),
+        ("1f1b", wide, draw.randint(1000, 9000), 1),
+        ("interleaved", wide, wide * draw.randint(1, 30), draw.randint(7, 20)),
     ]
     fewest: list[Any] = [
         ["1f1b", p, 1],
@@ -90,7 +120,22 @@ def _bubble(seed: int) -> list[Case]:
         ["interleaved", p, v],
         ["1f1b", 1, 1],
     ]
-    return [formula_case("unseen sizes", seed, settings, fewest=fewest)]
+    return [formula_case("unseen sizes", seed, settings, fewest=fewest, shares=_shares(draw))]
+
+
+def _shares(draw: Random) -> list[Any]:
+    """Just more and just less than some number of micro-batches leaves idle, from a few micro-batches to more
+    than a hundred thousand, and shares near one.
+    """
+    p, wide, v = draw.randint(2, 9), draw.randint(250, 400), draw.randint(2, 5)
+    few = [near_share("1f1b", p, draw.randint(2, 30), 1, by) for by in (1e-6, -1e-6)]
+    few += [near_share("gpipe", p + 3, draw.randint(2, p), 1, by) for by in (1e-8, -1e-8)]
+    few += [near_share("interleaved", p, p * draw.randint(1, 9), v, by) for by in (1e-6, -1e-6)]
+    most_of_it = [near_share("1f1b", wide, draw.randint(2, 9), 1, by) for by in (1e-6, -1e-6)]
+    half_a_batch = draw.uniform(1e-6, 3e-6)  # of more than 150,000
+    far = [near_share("gpipe", wide, draw.randint(150_000, 160_000), 1, half_a_batch)]
+    far += [near_share("interleaved", wide, wide * draw.randint(300, 400), 1, 1e-6)]
+    return [*few, *most_of_it, *far]
 
 
 def _peak(seed: int) -> list[Case]:
@@ -104,6 +149,9 @@ def _peak(seed: int) -> list[Case]:
         ("interleaved", p, p, v),
         ("interleaved", p, 4 * p, v + 4),
         ("gpipe", p, 1, 1),
+        *[(name, 1, draw.randint(2, 9), v if name == "interleaved" else 1) for name in SCHEDULES],
+        ("1f1b", 10 * p, draw.randint(100, 999), 1),
+        ("interleaved", 5 * p, 5 * p * draw.randint(1, 9), v),
     ]
     return [formula_case("unseen sizes", seed, settings)]
 

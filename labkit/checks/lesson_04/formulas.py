@@ -6,18 +6,21 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from labkit.checks.case import Case
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run
+from labkit.checks.case import JSON, Case
+from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.rank import Rank
 from labkit.checks.shared.plain_numbers import number_or_words
 from labkit.theory.pipeline import bubble_over_ideal
 
 Setting = tuple[str, int, int, int]
 """schedule, ranks, micro-batches, chunks a rank."""
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 def formula_case(name: str, seed: int, settings: list[Setting], **params: Any) -> Case:
-    """fewest: [schedule, ranks, chunks a rank] each, for the smallest number of micro-batches."""
+    """fewest: [schedule, ranks, chunks a rank] each, for the smallest number of micro-batches; shares: the
+    same with the most of all time that may be idle.
+    """
     return Case(name, 1, {"settings": [list(s) for s in settings], **params}, seed, kind="values")
 
 
@@ -33,7 +36,7 @@ def _close(seen: object, wanted: float) -> bool:
 
 # ---- 04.bubble-fraction
 
-TIMES = ((1.0, 2.0), (1.0, 1.0), (0.5, 1.75))  # t_f, t_b
+TIMES = ((1.0, 2.0), (1.0, 1.0), (0.5, 1.75), (2.0, 0.5), (0.0031, 0.0027))  # t_f, t_b
 # The most of all time that may be idle. A bubble meets 1/5, 1/4, 1/2 and 5/8 exactly, in any order of
 # operations; who solves for m in floats finds 12.000000000000002 for 1/5 on 4 ranks, or 3.0000000000000004
 # for 5/8 on 6, and 12 and 3 are right. The others it does not meet, so that rounding decides nothing: 0.19999
@@ -62,7 +65,15 @@ def _ask_for_bubbles(rank: Rank) -> None:
 
 def _shares_asked(case: Case) -> list[tuple[str, int, int, float]]:
     """schedule, ranks, chunks a rank, the most of all time that may be idle."""
-    return [(s, p, v, share) for s, p, v in case.params["fewest"] for share in WANTED]
+    everywhere = [(s, p, v, share) for s, p, v in case.params["fewest"] for share in WANTED]
+    return [*everywhere, *map(tuple, case.params["shares"])]
+
+
+def near_share(schedule: str, p: int, m: int, v: int, by: float) -> list[JSON]:
+    """What to ask so that m micro-batches are just enough, or one step too few where `by` is below 0:
+    schedule, ranks, chunks a rank, and m's idle share, relatively so much more.
+    """
+    return [schedule, p, v, _of_all_time(bubble_over_ideal(p, m, v)) * (1 + by)]
 
 
 def _answered(evidence: Evidence, fact: str) -> Iterator[tuple[Any, Any]]:
@@ -99,8 +110,8 @@ def _so_many_are_enough(evidence: Evidence) -> Iterator[Finding]:
     asked, answers = _shares_asked(evidence.case), evidence.answers[0].facts["fewest"]
     for (schedule, p, v, share), seen in zip(asked, answers, strict=True):
         wanted, chunks = fewest(schedule, p, v, share), f", v={v}" if v > 1 else ""
-        told = f"{wanted} for at most {100 * share:g}% idle, {schedule}, p={p}{chunks}"
-        yield Finding(seen == wanted, told, str(seen))
+        told = f"{wanted}, an int, for at most {100 * share:.10g}% idle, {schedule}, p={p}{chunks}"
+        yield Finding(seen == wanted and isinstance(seen, int), told, str(seen))
 
 
 def fewest(schedule: str, p: int, v: int, share: float) -> int:
@@ -123,11 +134,13 @@ def _bubble_cases(seed: int) -> list[Case]:
         ("interleaved", 4, 8, 1),
         ("interleaved", 1, 3, 2),
         ("1f1b", 1, 5, 1),
+        ("1f1b", 16, 1000, 1),
     ]
     one_chunk = ["interleaved", 4, 1]
     fewest_of = [["gpipe", 4, 1], ["1f1b", 8, 1], ["interleaved", 8, 2], one_chunk, ["gpipe", 1, 1]]
     fewest_of.append(["1f1b", 6, 1])
-    return [formula_case("published sizes", seed, settings, fewest=fewest_of)]
+    just = [near_share("1f1b", 4, 12, 1, by) for by in (1e-6, -1e-6)]
+    return [formula_case("published sizes", seed, settings, fewest=fewest_of, shares=just)]
 
 
 BUBBLE_FRACTION = Exercise(
@@ -201,6 +214,13 @@ def _counts_of(about: str) -> Judge:
     return judge
 
 
+def _are_ints(evidence: Evidence) -> Iterator[Finding]:
+    """Counts are ints in every setting, as the function says: range() takes no float."""
+    for setting, counts in _answered(evidence, "counts"):
+        others = [seen for seen in counts if not isinstance(seen, int)]
+        yield Finding(not others, f"an int on every rank for {_text(setting)}", f"{others[:1]}")
+
+
 def chunks_in_flight(schedule: str, rank: int, p: int, m: int, v: int) -> int:
     """Forwards open at once: m; min(m, p-r); min(vm, 2(p-r-1)+(v-1)p+1)."""
     if schedule == "gpipe":
@@ -212,7 +232,7 @@ def chunks_in_flight(schedule: str, rank: int, p: int, m: int, v: int) -> int:
 def _peak_cases(seed: int) -> list[Case]:
     return [
         formula_case(
-            "four, two and eight ranks",
+            "one to eight ranks",
             seed,
             [
                 ("gpipe", 4, 8, 1),
@@ -224,6 +244,9 @@ def _peak_cases(seed: int) -> list[Case]:
                 ("interleaved", 8, 8, 2),
                 ("interleaved", 4, 8, 1),
                 ("gpipe", 4, 3, 1),
+                ("gpipe", 1, 3, 1),
+                ("1f1b", 1, 3, 1),
+                ("interleaved", 1, 3, 2),
             ],
         ),
     ]
@@ -264,9 +287,9 @@ PEAK_IN_FLIGHT = Exercise(
             "few-micro-batches",
             "robustness",
             1,
-            "Never more than there are.",
-            "the bound by m is missing",
-            {"values": _counts_of("few")},
+            "Never more than there are, and an int.",
+            "the bound by m is missing, or a number was divided",
+            {"values": every(_counts_of("few"), _are_ints)},
         ),
     ),
     forbids=("labkit.theory.pipeline.in_flight",),

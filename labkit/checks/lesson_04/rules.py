@@ -18,6 +18,7 @@ from labkit.theory.schedule import Action, Costs, Kind, ScheduleError, Simulatio
 # seconds of each; a backward need not cost two forwards
 FORWARD_AND_BACKWARD = ((1.0, 1.0), (1.0, 2.0), (2.0, 3.5), (3.0, 1.0))
 
+AS_DECLARED = "a list of Actions"
 FAR = 10  # times what there is: an answer that is a little outside is told what it did there
 
 
@@ -51,14 +52,31 @@ def sizes_of(case: Case) -> list[Size]:
 
 
 def ask_for_lists(call: Call) -> Callable[[Rank], None]:
-    """On the rank: every rank's list for every size of the case, as facts."""
+    """On the rank: every rank's list for every size of the case, as facts; and what each was, in words."""
 
     def on_rank(rank: Rank) -> None:
         for size in sizes_of(rank.case):
             lists: list[Any] = [call(rank, r, size) for r in range(size.ranks)]
+            rank.fact(_kinds_of(size), [_kind(actions) for actions in lists])
             rank.fact(str(size), [[_as_facts(action) for action in actions] for actions in lists])
 
     return on_rank
+
+
+def _kinds_of(size: Size) -> str:
+    return f"kinds, {size}"
+
+
+def _kind(actions: Any) -> str:
+    """`AS_DECLARED`, or what stands in its place. What a generator gives comes here as a tuple."""
+    if not isinstance(actions, list):
+        return (
+            f"a {type(actions).__name__}, or a generator"
+            if type(actions) is tuple
+            else f"a {type(actions).__name__}"
+        )
+    others = sorted({type(action).__name__ for action in actions if not isinstance(action, Action)})
+    return f"a list with plain {', '.join(others)}" if others else AS_DECLARED
 
 
 def _as_facts(action: Iterable[object]) -> list[JSON]:
@@ -67,14 +85,19 @@ def _as_facts(action: Iterable[object]) -> list[JSON]:
 
 
 def ask_for_the_impossible(call: Call) -> Callable[[Rank], None]:
-    """On the rank: what every size of the case raises, as facts."""
+    """On the rank: what every size of the case raises on each of its ranks, as facts."""
 
     def on_rank(rank: Rank) -> None:
         for size in sizes_of(rank.case):
-            with rank.expect_error(str(size)):
-                call(rank, 0, size)
+            for r in range(size.ranks):
+                with rank.expect_error(_asked_on(r, size)):
+                    call(rank, r, size)
 
     return on_rank
+
+
+def _asked_on(rank: int, size: Size) -> str:
+    return f"rank {rank} of {size}"
 
 
 def ask_in_turn(rank: Rank) -> None:
@@ -88,6 +111,7 @@ def ask_in_turn(rank: Rank) -> None:
         rank.fact(
             f"{warm_up} of {count}",
             {
+                "kind": _kind(actions),
                 "actions": [_as_facts(action) for action in actions],
                 "kept": handed == (forwards, backwards),
             },
@@ -115,6 +139,7 @@ def takes_turns(evidence: Evidence) -> Iterator[Finding]:
         seen = read_lists([fact["actions"]])[0]
         told = f"in_turn of {count} forwards with a warm-up of {warm_up}"
         yield Finding(seen == wanted, f"{told}: {_labels(wanted)}", _labels(seen))
+        yield Finding(fact["kind"] == AS_DECLARED, f"{told}: {AS_DECLARED}", fact["kind"])
         yield Finding(fact["kept"], f"{told}: both lists as they were", "changed")
 
 
@@ -142,6 +167,13 @@ def in_every_size(rule: Rule) -> Judge:
     return judge
 
 
+def are_lists_of_actions(evidence: Evidence) -> Iterator[Finding]:
+    """What every rank does is a list of Actions: what plays one asks for its length, and for `.kind`."""
+    for size in sizes_of(evidence.case):
+        for rank, kind in enumerate(evidence.answers[0].facts[_kinds_of(size)]):
+            yield Finding(kind == AS_DECLARED, f"{AS_DECLARED} on rank {rank} ({size})", kind)
+
+
 def _far_outside(size: Size, lists: Lists) -> str:
     """What is so far from any schedule of that size that it is not played: what plays one makes room for the
     largest numbers in it.
@@ -163,7 +195,9 @@ def _is_from(first: int, number: object) -> bool:
 def refuses_remainders(evidence: Evidence) -> Iterator[Finding]:
     """Micro-batches that are not a multiple of the ranks are a ValueError."""
     for size in sizes_of(evidence.case):
-        yield refused(str(size), ["ValueError"], evidence.answers[0])
+        for rank in range(size.ranks):
+            found = refused(_asked_on(rank, size), ["ValueError"], evidence.answers[0])
+            yield replace(found, expected=f"{found.expected} on rank {rank} ({size})")
 
 
 def read_lists(facts: list[list[list[JSON]]]) -> Lists:

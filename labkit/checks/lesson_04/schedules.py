@@ -8,6 +8,7 @@ from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Property, Run, every
 from labkit.checks.lesson_04.rules import (
     Size,
+    are_lists_of_actions,
     ask_for_lists,
     ask_for_the_impossible,
     ask_in_turn,
@@ -35,7 +36,10 @@ def schedule_case(name: str, seed: int, sizes: list[list[int]], kind: str = "val
 
 def _plain_cases(seed: int) -> list[Case]:
     sizes = [[4, 8], [2, 5], [3, 7], [4, 4], [4, 2], [3, 1], [1, 3]]
-    return [schedule_case("m > p, m = p, m < p", seed, sizes)]
+    return [
+        schedule_case("m > p, m = p, m < p", seed, sizes),
+        schedule_case("1200 micro-batches", seed, [[2, 1200]], "many"),
+    ]
 
 
 def turns_case(name: str, seed: int, turns: list[list[int]]) -> Case:
@@ -44,14 +48,15 @@ def turns_case(name: str, seed: int, turns: list[list[int]]) -> Case:
 
 
 def _one_f_one_b_cases(seed: int) -> list[Case]:
-    turns = [[0, 3], [2, 5], [4, 4], [6, 3], [1, 1], [3, 0]]
+    turns = [[0, 3], [2, 5], [4, 4], [6, 3], [1, 1], [3, 0], [14, 20]]
     return [*_plain_cases(seed), turns_case("in_turn by itself", seed, turns)]
 
 
 def _interleaved_cases(seed: int) -> list[Case]:
-    sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2]]
+    sizes = [[4, 8, 2], [2, 6, 3], [3, 3, 2], [2, 2, 2], [1, 4, 2], [4, 8, 6]]
     return [
-        schedule_case("two and three chunks", seed, sizes),
+        schedule_case("two, three and six chunks", seed, sizes),
+        schedule_case("1200 micro-batches", seed, [[2, 1200, 2]], "many"),
         schedule_case("a remainder", seed, [[4, 6, 2], [3, 2, 2], [4, 6, 1]], "refused"),
         schedule_case("one chunk", seed, [[3, 6, 1]], "one-chunk"),
         schedule_case("your own in_turn", seed, [[2, 4, 2], [3, 3, 2]], "own-parts"),
@@ -81,8 +86,10 @@ def _warm_up_and_one(size: Size, rank: int) -> int:
 
 
 ONCE = in_every_size(every_action_once)
+ONCE_IN_LISTS = every(ONCE, are_lists_of_actions)
 IN_TIME = in_every_size(takes_as_long_as)
 TO_THE_END = in_every_size(runs_to_its_end)
+HELD_AND_AT_ONCE = every(in_every_size(holds_at_most(_stages_from_here)), in_every_size(works_at_once))
 FEW_HELD = in_every_size(holds_at_most(_warm_up_and_one))
 EVERYTHING = every(ONCE, IN_TIME, FEW_HELD, TO_THE_END)
 EVERY_ACTION = Property(
@@ -91,7 +98,7 @@ EVERY_ACTION = Property(
     2,
     "Each micro-batch goes forward and back once through each stage.",
     "the last micro-batches are left out of the cool-down, or the warm-up is longer than m when m < p",
-    {"values": ONCE},
+    dict.fromkeys(("values", "many"), ONCE_IN_LISTS),
 )
 NO_DEADLOCK = Property(
     "no-deadlock",
@@ -100,13 +107,14 @@ NO_DEADLOCK = Property(
     "A dry run of all ranks' lists reaches the end.",
     "a backward stands before its own forward, or two ranks order their micro-batches differently",
     {"values": TO_THE_END},
+    {"many": TO_THE_END},
 )
 
 GPIPE = Exercise(
     "04.gpipe-schedule",
     "GPipe",
     ("gpipe_schedule",),
-    {"values": Run(ask_for_lists(_gpipe))},
+    dict.fromkeys(("values", "many"), Run(ask_for_lists(_gpipe))),
     _plain_cases,
     (
         replace(
@@ -120,6 +128,7 @@ GPIPE = Exercise(
             "All forwards come before the first backward.",
             "forward and backward of one micro-batch stand together: that is the naive schedule",
             {"values": in_every_size(forwards_first)},
+            {"many": in_every_size(forwards_first)},
         ),
         Property(
             "makespan",
@@ -128,6 +137,7 @@ GPIPE = Exercise(
             "The batch takes (m+p-1)(t_f+t_b), whatever the backward costs.",
             "the order of the backwards is reversed on some stages and not on others",
             {"values": IN_TIME},
+            {"many": IN_TIME},
         ),
         NO_DEADLOCK,
     ),
@@ -137,7 +147,10 @@ ONE_F_ONE_B = Exercise(
     ONE_F_ONE_B_ID,
     "1F1B",
     ("one_f_one_b_schedule", "in_turn"),
-    {"values": Run(ask_for_lists(_one_f_one_b)), "in-turn": Run(ask_in_turn)},
+    {
+        **dict.fromkeys(("values", "many"), Run(ask_for_lists(_one_f_one_b))),
+        "in-turn": Run(ask_in_turn),
+    },
     _one_f_one_b_cases,
     (
         EVERY_ACTION,
@@ -148,6 +161,7 @@ ONE_F_ONE_B = Exercise(
             "The batch takes as long as with GPipe: (m+p-1)(t_f+t_b).",
             "the warm-up is too short: stage r needs p-r-1 forwards before its first pair",
             {"values": IN_TIME},
+            {"many": IN_TIME},
         ),
         Property(
             "in-flight",
@@ -155,7 +169,8 @@ ONE_F_ONE_B = Exercise(
             8,
             "Stage r never holds more than min(m, p-r) micro-batches, and yet stages work at once.",
             "the warm-up is too long, or counts from the wrong end: the last stage has none",
-            {"values": every(in_every_size(holds_at_most(_stages_from_here)), in_every_size(works_at_once))},
+            {"values": HELD_AND_AT_ONCE},
+            {"many": HELD_AND_AT_ONCE},
         ),
         NO_DEADLOCK,
         Property(
@@ -174,9 +189,8 @@ INTERLEAVED = Exercise(
     "Interleaved 1F1B",
     ("interleaved_schedule",),
     {
-        "values": Run(ask_for_lists(_interleaved)),
         "refused": Run(ask_for_the_impossible(_interleaved)),
-        **dict.fromkeys(("one-chunk", "own-parts"), Run(ask_for_lists(_interleaved))),
+        **dict.fromkeys(("values", "many", "one-chunk", "own-parts"), Run(ask_for_lists(_interleaved))),
     },
     _interleaved_cases,
     (
@@ -188,6 +202,7 @@ INTERLEAVED = Exercise(
             "The bubble is v times smaller: the batch takes m(t_f+t_b) + (p-1)(t_f+t_b)/v.",
             "chunks are not taken in groups of p micro-batches, or the warm-up is the plain one",
             {"values": IN_TIME},
+            {"many": IN_TIME},
         ),
         Property(
             "in-flight",
@@ -196,6 +211,7 @@ INTERLEAVED = Exercise(
             "Rank r holds at most 2(p-r-1) + (v-1)p + 1 chunks.",
             "the warm-up is longer than it need be",
             {"values": FEW_HELD},
+            {"many": FEW_HELD},
         ),
         NO_DEADLOCK,
         Property(
