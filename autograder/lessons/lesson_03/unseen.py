@@ -70,6 +70,7 @@ def _average_cases(seed: int) -> list[Case]:
 def _buckets_cases(seed: int) -> list[Case]:
     draw = Random(f"03/buckets/{seed}")
     kinds = ["float64", "float32", "bfloat16", "float16"]
+    wider = [*kinds, "complex64", "complex128"]
 
     def some(count: int, dtypes: list[str], frozen: float) -> list[Spec]:
         shapes = [[draw.randint(1, 9) for _ in range(draw.randint(1, 3))] for _ in range(count)]
@@ -91,6 +92,11 @@ def _buckets_cases(seed: int) -> list[Case]:
             seed,
         ),
         buckets_case("unseen: complex numbers", [([4], "complex64", True)] * 5, 64, seed),
+        buckets_case("unseen: wider complex numbers", [([4], "complex128", True)] * 5, 128, seed),
+        *[buckets_case(f"unseen: {d} alone", some(9, [d], 0.1), draw.randint(100, 900), seed) for d in wider],
+        buckets_case(
+            "unseen: a deep model", some(draw.randint(1050, 1400), wider[:2], 0.1), 400, seed, kind="many"
+        ),
         buckets_case("unseen: the wide one last", [*[([8], "float32", True)] * 4, wide], 64, seed),
         buckets_case("unseen: the wide one first", [wide, *[([8], "float32", True)] * 4], 64, seed),
         buckets_case("unseen: tiny", some(5, ["bfloat16"], 0), 1, seed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from labkit.checks.rank import Rank
 
 Spec = tuple[list[int], str, bool]
 """Of a parameter: shape, dtype, requires_grad."""
+LISTS = "a list of lists"
 BUCKETS_ID = "03.assign-buckets"
 
 
@@ -22,7 +24,7 @@ def buckets_case(
 ) -> Case:
     """Parameters that go into buckets of so many bytes. behind: so many times a parameter's memory is behind
     it, which is a view with gaps where that is more than once. They are handed over in a list, or in a tuple
-    where the kind is "tuple".
+    where the kind is "tuple"; of kind "many" there are more than functions can call themselves for.
     """
     specs = [[list(shape), dtype, asks] for shape, dtype, asks in parameters]
     params = {"parameters": specs, "bucket_bytes": bucket_bytes, "behind": behind}
@@ -56,24 +58,48 @@ def _cases(seed: int) -> list[Case]:
         buckets_case("views of more memory", [([4], f, True)] * 5, 32, seed, behind=3),
         buckets_case("none", [], 64, seed),
         buckets_case("in a tuple", frozen, 64, seed, kind="tuple"),
+        buckets_case("1200 parameters", [*plain, *frozen, *mixed] * 93, 240, seed, kind="many"),
     ]
 
 
 def _parameters(case: Case) -> list[nn.Parameter]:
-    behind = case.params["behind"]
-    return [
-        nn.Parameter(torch.zeros(*shape, behind, dtype=getattr(torch, dtype))[..., 0], requires_grad=asks)
-        for shape, dtype, asks in case.params["parameters"]
-    ]
+    """Each with numbers of its own, and with a gradient where it asks for one."""
+    behind, found = case.params["behind"], []
+    for number, (shape, dtype, asks) in enumerate(case.params["parameters"], start=1):
+        memory = torch.full((*shape, behind), number % 100, dtype=getattr(torch, dtype))
+        found.append(nn.Parameter(memory[..., 0], requires_grad=asks))
+        if asks:
+            found[-1].grad = torch.full_like(found[-1], 2)
+    return found
 
 
 def _ask_for_buckets(rank: Rank) -> None:
-    """Facts: buckets; kept, whether the list of parameters is as it was."""
+    """Facts: buckets; kind, what they came in; kept, whether the list of parameters is as it was; as before,
+    whether what is in it is.
+    """
     parameters = _parameters(rank.case)
     handed = tuple(parameters) if rank.case.kind == "tuple" else [*parameters]
     answer = rank.student.assign_buckets(handed, rank.params["bucket_bytes"])
+    rank.fact("kind", _kind(answer))
     rank.fact("buckets", [[int(i) for i in bucket] for bucket in answer])
     rank.fact("kept", list(map(id, handed)) == list(map(id, parameters)))
+    rank.fact("as before", all(map(_alike, parameters, _parameters(rank.case))))
+
+
+def _kind(buckets: Any) -> str:
+    """What came back, in words: `LISTS`, or what stands in their place. A generator comes here as a tuple."""
+    kinds = [type(buckets).__name__, *sorted({type(bucket).__name__ for bucket in buckets})]
+    return LISTS if set(kinds) == {"list"} else f"a {kinds[0]} of {' and '.join(kinds[1:]) or 'nothing'}"
+
+
+def _alike(one: nn.Parameter, other: nn.Parameter) -> bool:
+    """Whether two parameters have the same numbers, dtype, memory order, flag and gradient."""
+    same = one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+    if one.grad is None or other.grad is None:
+        gradients = one.grad is other.grad
+    else:
+        gradients = torch.equal(one.grad, other.grad)
+    return same and gradients and one.requires_grad == other.requires_grad
 
 
 # -- judges
@@ -94,6 +120,11 @@ def _each_is_in_one(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(sorted(i for bucket in seen for i in bucket) == wanted, told, f"{seen}")
     kept = evidence.answers[0].facts["kept"]
     yield Finding(kept, "the list of parameters as it was handed over", "in another order, or shorter")
+    as_before = evidence.answers[0].facts["as before"]
+    told = "parameters with the numbers, dtypes and gradients that they had"
+    yield Finding(as_before, told, "they are not as they were")
+    kind = evidence.answers[0].facts["kind"]
+    yield Finding(kind == LISTS, f"{LISTS}, no generator", kind)
 
 
 def _last_comes_first(evidence: Evidence) -> Iterator[Finding]:
@@ -153,7 +184,7 @@ EXERCISE = Exercise(
     BUCKETS_ID,
     "Buckets",
     ("assign_buckets",),
-    dict.fromkeys(("values", "tuple"), Run(_ask_for_buckets)),
+    dict.fromkeys(("values", "tuple", "many"), Run(_ask_for_buckets)),
     _cases,
     (
         Property(
@@ -162,7 +193,7 @@ EXERCISE = Exercise(
             1,
             "Every trainable parameter is in exactly one bucket",
             "the last bucket is never added to the list, a frozen parameter is in one, or a tied one in two",
-            on={"values": _each_is_in_one, "tuple": _each_is_in_one},
+            on=dict.fromkeys(("values", "tuple", "many"), _each_is_in_one),
         ),
         Property(
             "reverse-order",
@@ -171,7 +202,7 @@ EXERCISE = Exercise(
             "Buckets follow backward: the last parameter comes first",
             "module.parameters() taken as it comes, or only the order within a bucket turned round",
             on={"values": _last_comes_first},
-            also={"tuple": _last_comes_first},
+            also={"tuple": _last_comes_first, "many": _last_comes_first},
         ),
         Property(
             "bucket-bytes",
@@ -180,7 +211,7 @@ EXERCISE = Exercise(
             "Each bucket is filled until the next parameter would exceed the bytes",
             "bytes are numel * element_size; a bucket of one parameter may be larger",
             {"values": _are_filled},
-            {"tuple": _are_filled},
+            {"tuple": _are_filled, "many": _are_filled},
         ),
         Property(
             "one-dtype",
@@ -189,7 +220,7 @@ EXERCISE = Exercise(
             "A bucket holds one dtype: its gradients become one flat tensor",
             "a new dtype must open a new bucket, also where the bytes would fit",
             on={"values": _hold_one_dtype},
-            also={"tuple": _hold_one_dtype},
+            also={"tuple": _hold_one_dtype, "many": _hold_one_dtype},
         ),
     ),
     forbids=TORCHS_OWN,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations, pairwise
+from random import Random
 from types import ModuleType
 
 import torch
@@ -25,7 +26,9 @@ ENOUGH = 8  # samples: fewer may keep their order by chance
 MANY = 16  # samples: of so many, two orders are not the same turned round by chance
 THOUSANDS = 1000  # samples: of so many, each part of the order has some of each part of the samples
 PARTS = 5
-EPOCHS = 12
+EPOCHS = (*range(12), 64, 100, 128, 1000, 1024, 10_000)  # some are far on
+FEW_EPOCHS = (0, 1, 2, 3, 64, 1000)  # where the orders are long
+FAR_SEEDS = range(1000, 100_000)
 
 
 def indices_case(name: str, samples: int, world: int, seed: int, kind: str = "values") -> Case:
@@ -45,23 +48,27 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _ask_for_shares(rank: Rank) -> None:
-    """Facts: the shares of all ranks and the kinds of their elements, for each of ASKED; alone, all that a
-    rank without others reads; epochs, the same of many, by seed; elsewhere, the shares that another
-    process finds; after use, those that are found when the lists of before were emptied. Answer: random.
+    """Facts: the shares of all ranks and the kinds of these and of their elements, for each of ASKED; alone,
+    all that a rank without others reads; epochs, the same of many, by seed; far seeds, the same of some;
+    elsewhere, the shares that another process finds; after use, those that are found when the lists of before
+    were emptied. Answer: random.
     """
     n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
     seed_generators(GLOBAL_SEED)
     torch.rand(DRAWN_BEFORE)
     for name, (epoch, seed) in ASKED.items():
         with rank.recording(name):
-            shares = [list(ask(n, r, world, epoch, seed)) for r in range(world)]
+            shares = [ask(n, r, world, epoch, seed) for r in range(world)]
+        rank.fact(f"containers of {name}", sorted({type(share).__name__ for share in shares}))
+        shares = [list(share) for share in shares]
         rank.fact(name, [[int(i) for i in share] for share in shares])
         rank.fact(f"kinds of {name}", sorted({type(i).__name__ for share in shares for i in share}))
     rank.answer("random", torch.rand(2))
     rank.fact("alone", [int(i) for i in ask(n, 0, 1, *ASKED["a"])])
     for seed in _seeds(n):
-        orders = [[int(i) for i in ask(n, 0, 1, epoch, seed)] for epoch in range(EPOCHS)]
+        orders = [[int(i) for i in ask(n, 0, 1, epoch, seed)] for epoch in _epochs(n)]
         rank.fact(f"epochs, seed {seed}", orders)
+    rank.fact("far seeds", [[int(i) for i in ask(n, 0, 1, 0, seed)] for seed in _far_seeds(rank.case)])
     with _texts_hash_otherwise(rank.student):
         rank.fact("elsewhere", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
     for r in range(world):
@@ -69,10 +76,20 @@ def _ask_for_shares(rank: Rank) -> None:
     rank.fact("after use", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
 
 
+def _epochs(samples: int) -> tuple[int, ...]:
+    return FEW_EPOCHS if samples >= THOUSANDS else EPOCHS
+
+
 def _seeds(samples: int) -> tuple[int, ...]:
     """The seeds whose epochs are asked for: 0 is one like any other. One alone where the orders are long."""
     seed = ASKED["a"][1]
     return (seed,) if samples >= THOUSANDS else (seed, 0)
+
+
+def _far_seeds(case: Case) -> list[int]:
+    """Large ones, next to each other and apart."""
+    first, *others = Random(f"far seeds/{case.seed}").sample(FAR_SEEDS, 3)
+    return [FAR_SEEDS.start, first, first + 1, *others]
 
 
 def _use_up(share: Sequence[int]) -> None:
@@ -130,8 +147,12 @@ def _shares_are_equal(evidence: Evidence) -> Iterator[Finding]:
         lengths = [len(share) for share in shares]
         right = lengths == [each] * evidence.case.params["world"]
         yield Finding(right, f"{each} samples on every rank", f"{lengths}")
-    kinds = evidence.answers[0].facts["kinds of a"]
-    yield Finding(kinds in (["int"], []), "plain ints, as list[int] says", f"{', '.join(kinds)}")
+    for name, (epoch, seed) in ASKED.items():
+        containers, kinds = (evidence.answers[0].facts[f"{of} of {name}"] for of in ("containers", "kinds"))
+        told = f"as list[int] says, in epoch {epoch} of seed {seed}"
+        seen = " or ".join(f"a {kind}" for kind in containers)
+        yield Finding(containers == ["list"], f"a list, no generator, {told}", seen)
+        yield Finding(kinds in (["int"], []), f"plain ints, {told}", f"{', '.join(kinds)}")
 
 
 def _all_are_visited(evidence: Evidence) -> Iterator[Finding]:
@@ -182,10 +203,15 @@ def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(mixed, "shuffled over all samples", f"rank 0 has {facts['a'][0][:8]}")
     if n >= MANY:
         for seed in _seeds(n):
-            orders = enumerate(facts[f"epochs, seed {seed}"])
+            orders = zip(_epochs(n), facts[f"epochs, seed {seed}"], strict=True)
             alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(orders, 2) if _turned(x, y)]
-            told = f"an order of its own in each of {EPOCHS} epochs of seed {seed}, not one begun elsewhere"
+            told = f"an order of its own in each epoch of seed {seed}, not one begun elsewhere"
             yield Finding(not alike, told, f"the same: epochs {', '.join(alike[:3])}")
+        orders = zip(_far_seeds(evidence.case), facts["far seeds"], strict=True)
+        alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(orders, 2) if x == y]
+        yield Finding(
+            not alike, "an order of its own for each seed", f"the same: seeds {', '.join(alike[:3])}"
+        )
         if evidence.case.params["world"] > 1:
             kept = all(set(one) == set(other) for one, other in zip(facts["a"], facts["b"], strict=True))
             told = "a rank reads other samples in the next epoch"

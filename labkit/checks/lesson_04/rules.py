@@ -70,13 +70,9 @@ def _kinds_of(size: Size) -> str:
 def _kind(actions: Any) -> str:
     """`AS_DECLARED`, or what stands in its place. What a generator gives comes here as a tuple."""
     if not isinstance(actions, list):
-        return (
-            f"a {type(actions).__name__}, or a generator"
-            if type(actions) is tuple
-            else f"a {type(actions).__name__}"
-        )
+        return f"a {type(actions).__name__}"
     others = sorted({type(action).__name__ for action in actions if not isinstance(action, Action)})
-    return f"a list with plain {', '.join(others)}" if others else AS_DECLARED
+    return f"a list with {', '.join(others)}" if others else AS_DECLARED
 
 
 def _as_facts(action: Iterable[object]) -> list[JSON]:
@@ -139,7 +135,7 @@ def takes_turns(evidence: Evidence) -> Iterator[Finding]:
         seen = read_lists([fact["actions"]])[0]
         told = f"in_turn of {count} forwards with a warm-up of {warm_up}"
         yield Finding(seen == wanted, f"{told}: {_labels(wanted)}", _labels(seen))
-        yield Finding(fact["kind"] == AS_DECLARED, f"{told}: {AS_DECLARED}", fact["kind"])
+        yield Finding(fact["kind"] == AS_DECLARED, f"{told}: {AS_DECLARED}, no generator", fact["kind"])
         yield Finding(fact["kept"], f"{told}: both lists as they were", "changed")
 
 
@@ -171,7 +167,7 @@ def are_lists_of_actions(evidence: Evidence) -> Iterator[Finding]:
     """What every rank does is a list of Actions: what plays one asks for its length, and for `.kind`."""
     for size in sizes_of(evidence.case):
         for rank, kind in enumerate(evidence.answers[0].facts[_kinds_of(size)]):
-            yield Finding(kind == AS_DECLARED, f"{AS_DECLARED} on rank {rank} ({size})", kind)
+            yield Finding(kind == AS_DECLARED, f"{AS_DECLARED}, no generator, on rank {rank} ({size})", kind)
 
 
 def _far_outside(size: Size, lists: Lists) -> str:
