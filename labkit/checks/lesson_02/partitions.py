@@ -143,10 +143,11 @@ def model_costs(draw: Random, num_layers: int) -> list[float]:
 
 
 def _other_units(questions: Sequence[Any]) -> list[Any]:
-    """The same questions with costs in nanoseconds, and in femtoseconds, told in seconds, and in GiB, told in
-    bytes; and some whose best cut is better by a few bytes.
+    """The same questions with costs in nanoseconds, told in seconds, and in GiB, told in bytes; the first in
+    femtoseconds too; and some whose best cut is better by a few bytes.
     """
-    seconds = [[[cost * unit for cost in costs], k] for costs, k in questions for unit in (1e-9, 1e-15)]
+    seconds = [[[cost * 1e-9 for cost in costs], k] for costs, k in questions]
+    seconds += [[[cost * 1e-15 for cost in costs], k] for costs, k in questions[:1]]
     in_bytes = [[[int(cost * 2**30) for cost in costs], k] for costs, k in questions]
     return [*seconds, *in_bytes, *NEARLY_EQUAL]
 
