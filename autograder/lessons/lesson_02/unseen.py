@@ -66,7 +66,8 @@ def _partition_cases(seed: int) -> list[Case]:
     random = [[[round(draw.uniform(0, 9), 2) for _ in range(draw.randint(6, 14))], k] for k in (2, 3, 5, 6)]
     heavy = [[[*[1] * 9, 9], 3], [[9, *[1] * 9], 4], [[0, 5, 0, 5, 0, 5, 0], 3], [[7, 7, 7], 2]]
     models = [[model_costs(draw, n), k] for n, k in ((9, 4), (18, 5), (34, 8))]
-    large = [[[round(draw.expovariate(0.3), 3) for _ in range(n)], 12] for n in (draw.randint(40, 90), 250)]
+    sizes = ((draw.randint(45, 90), 3), (draw.randint(45, 90), 4), (250, 12))
+    large = [[[round(draw.expovariate(0.3), 3) for _ in range(n)], k] for n, k in sizes]
     return _hidden(
         [
             partition_case("random", "even", random, seed),

@@ -171,6 +171,7 @@ def _partition_cases(seed: int) -> list[Case]:
     draw = Random(f"02/partition/{seed}")
     random = [[[draw.randint(0, 20) for _ in range(n)], k] for n, k in ((5, 2), (7, 3), (10, 4), (9, 5))]
     models = [[model_costs(draw, n), k] for n, k in ((8, 3), (14, 4), (26, 8))]
+    large = [[model_costs(draw, n), k] for n, k in ((60, 4), (300, 16))]
     few = [[[4, 2], 4], [[1.5], 1], [[0, 0, 0], 2], [[], 2]]
     refused = [
         [[1, 2], 0],
@@ -186,9 +187,7 @@ def _partition_cases(seed: int) -> list[Case]:
         partition_case("random costs", "even", [*random, NOT_OF_LEAST_SQUARES], seed),
         partition_case("language models", "even", models, seed),
         partition_case("seconds, and bytes", "even", _other_units(models), seed),
-        partition_case(
-            "60 and 300 layers", "many-layers", [[model_costs(draw, n), 16] for n in (60, 300)], seed
-        ),
+        partition_case("60 and 300 layers", "many-layers", large, seed),
         partition_case("few layers", "few-layers", few, seed),
         partition_refusals("refused", refused, seed),
     ]
