@@ -72,10 +72,13 @@ def many_stages(draw: Random) -> list[Setting]:
 
 
 def small_layers(network: float, floor: float) -> list[Setting]:
-    """New weights gathered beside layers that the host launches at once, and beside some that it does not."""
+    """New weights gathered beside layers that the host launches slowly, and beside some that it launches at
+    once and slow GPUs take as long for.
+    """
     grids = [(8, 8, 1, 1), (8, 2, 4, 1), (64, 1, 1, 2)]
-    given = [machines(8, 8, H100, network=network, layer_floor=least) for least in (0.0, floor)]
-    return [one for each in given for one in priced(SMALL_GPT, each, 128, grids, zero=1)]
+    launched = machines(8, 8, H100, network=network, layer_floor=floor)
+    at_once = {**launched, "layer_floor": 0.0, "flops": H100["flops"] / 10}
+    return [one for given in (at_once, launched) for one in priced(SMALL_GPT, given, 128, grids, zero=1)]
 
 
 def _cases(seed: int) -> list[Case]:
