@@ -195,7 +195,7 @@ def _capacity_cases(seed: int) -> list[Case]:
     ragged.append((5, 1, draw.choice((2, 3, 6)), 1.25))  # 6.25, of which the whole part divides
     # whole, but more in floats if a factor is divided first
     ragged += [(328, 7, 41, 1.0), (232, 7, 28, 1.0), (174, 2, 29, 1.25)]
-    ragged.append((10_001, 1, 10_000, 1.0))  # a little more than one
+    ragged += [(experts + 1, 1, experts, 1.0) for experts in (10_000, 1_000_000)]  # a little more than one
     for factor in (0.375, 1.125):  # no whole number of hundredths; never a whole number of rows
         ragged.append((2 * draw.randint(1_000, 2_000) + 1, 1, draw.randint(3, 9), factor))
     return [
@@ -204,6 +204,7 @@ def _capacity_cases(seed: int) -> list[Case]:
         drop_case("unseen: two", "drops", n, e, 2, draw.randint(2, 5), seed),
         drop_case("unseen: three, float32", "drops", n, e, 3, draw.randint(3, 6), seed, dtype="float32"),
         drop_case("unseen: four, float16", "drops", n, e + 2, 4, -(-3 * n // (e + 2)), seed, dtype="float16"),
+        drop_case("unseen: six", "drops", n, e + 4, 6, n // 2, seed),
         drop_case("unseen: gates below 0", "drops", n, e, 2, draw.randint(2, 5), seed, signed=True),
         drop_case("unseen: bfloat16", "drops", 1_000 + n, 3, 1, 259 + 4 * e, seed, dtype="bfloat16"),
         drop_case(
