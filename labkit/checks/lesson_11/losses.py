@@ -113,16 +113,19 @@ def _lose(rank: Rank) -> None:
     if rank.case.kind != "subgroup":
         given["logits"] = as_inside(leaf)
     with recorded_throughout(rank):
-        _lose_often(rank, group, given, leaf)
-    tell_changed(rank, given | {"logits": given["logits"].detach()})
+        handed = _lose_often(rank, group, given, leaf)
+    tell_changed(rank, handed | {"logits": given["logits"].detach()})
 
 
-def _lose_often(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tensor) -> None:
+def _lose_often(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tensor) -> Inputs:
+    """Returns the targets that were handed over, as they are now."""
+    handed: Inputs = {}
     ignore = rank.params["ignore"]
     more = {} if ignore == IGNORED else {"ignore": ignore}
 
     def lose(logits: Tensor, which: str) -> Tensor:
-        loss: Tensor = rank.student.sharded_loss(logits, given[which], group, **more)
+        handed[which] = given[which].clone()  # of each call its own: targets that it changes cost once
+        loss: Tensor = rank.student.sharded_loss(logits, handed[which], group, **more)
         return loss
 
     with rank.recording("forward"):
@@ -144,6 +147,7 @@ def _lose_often(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tenso
     with rank.attempt("gradient"), rank.recording("backward"):
         (WEIGHT * second).backward()
     rank.answer("grad.second", again.grad)
+    return handed
 
 
 def _copies(inputs: Inputs) -> Inputs:

@@ -54,9 +54,8 @@ def _groups(rank: Rank) -> list[dist.ProcessGroup]:
 def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
     of each step, and `EVALUATION`. Facts held_bytes, of the rank's part when it was made, and changed: what
-    is no longer as it was in the whole model. Before, another model is made, of other groups, and this one is
-    evaluated on one sequence, of another length; and after it again, on the shortest sequence: answer
-    shortest.
+    is no longer as it was in the whole model. Before, another model is made, of other groups; afterwards this
+    one is evaluated on one sequence, of another length, and on the shortest sequence: answer shortest.
     """
     full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
     full.train(not rank.params["evaluated"])
@@ -78,7 +77,6 @@ def _train(rank: Rank) -> None:
 
 
 def _steps(rank: Rank, model: Any) -> None:
-    _evaluate(rank, model, _evaluated_tokens(rank.inputs["ids"].shape[-1])[0])
     for step in range(STEPS):
         model.zero_grad(set_to_none=not rank.params["zeroed"])
         with rank.recording("forward"):
@@ -94,11 +92,13 @@ def _steps(rank: Rank, model: Any) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         rank.answer(f"trained.{name}", parameter)
     with rank.attempt("losses"):
-        rank.answer("shortest", _evaluate(rank, model, SHORTEST))
+        for tokens in _evaluated_tokens(rank.inputs["ids"].shape[-1]):
+            loss = _evaluate(rank, model, tokens)
+        rank.answer("shortest", loss)
 
 
 def _evaluated_tokens(own: int) -> tuple[int, int]:
-    """How many of a rank's `own` tokens are evaluated before training, and after it."""
+    """How many of a rank's `own` tokens are evaluated in each of two calls."""
     return max(SHORTEST, own - 2), SHORTEST
 
 
