@@ -189,8 +189,9 @@ INTERLEAVED = Exercise(
     "Interleaved 1F1B",
     ("interleaved_schedule",),
     {
+        **dict.fromkeys(("values", "many"), Run(ask_for_lists(_interleaved))),
         "refused": Run(ask_for_the_impossible(_interleaved)),
-        **dict.fromkeys(("values", "many", "one-chunk", "own-parts"), Run(ask_for_lists(_interleaved))),
+        **dict.fromkeys(("one-chunk", "own-parts"), Run(ask_for_lists(_interleaved))),
     },
     _interleaved_cases,
     (
