@@ -30,6 +30,7 @@ from labkit.checks.shared.beside import PlainSeat, Seat, State
 
 LARGE = 512  # times the rows of x, whose activations are then larger than what may lie beside the layers
 WATCHED_PASSES = {"inferred": "inference", "output": "forward", "grad": "backward", "large": "a large batch"}
+PHASES = ("inference", "forward", "backward")  # what is watched of a model
 BESIDE = 0.8  # of the time that copies take: the host needs some to ask for them
 
 
@@ -208,6 +209,21 @@ def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
     """When a layer starts, the next one's weights are on their way, beside the work: those of the first
     offloaded layer when the last resident one starts.
     """
+    yield from _asks_ahead(evidence)
+    for phase in PHASES:
+        yield _beside_in_time(evidence.sizes, evidence.answers[0], phase)
+
+
+def fetches_ahead_too(evidence: Watched) -> Iterator[Finding]:
+    """The same in other circumstances, timed in training alone: who waits for no copy is through with
+    inference before the copies are, and that has its own price.
+    """
+    yield from _asks_ahead(evidence)
+    for phase in PHASES[1:]:
+        yield _beside_in_time(evidence.sizes, evidence.answers[0], phase)
+
+
+def _asks_ahead(evidence: Watched) -> Iterator[Finding]:
     sizes, answer = evidence.sizes, evidence.answers[0]
     last = len(sizes.plain) - 1
     for phase in ("inference", "forward"):
@@ -224,14 +240,12 @@ def fetches_ahead(evidence: Watched) -> Iterator[Finding]:
         told = f"{phase}: each layer run once, in order"
         yield Finding(ran == list(range(last + 1)), told, f"layers {ran} run")
     yield from _fetches_ahead_in_backward(sizes, answer)
-    for phase in ("inference", "forward", "backward"):
-        yield from _copied_beside_the_work(sizes, answer, phase)
-        yield _beside_in_time(sizes, answer, phase)
+    yield from travels_aside(evidence)
 
 
 def travels_aside(evidence: Watched) -> Iterator[Finding]:
     """All that comes to the device comes from pinned memory, on a stream of its own, and nobody waits."""
-    for phase in ("inference", "forward", "backward"):
+    for phase in PHASES:
         yield from _copied_beside_the_work(evidence.sizes, evidence.answers[0], phase)
 
 
@@ -239,7 +253,7 @@ def fetches_aside_or_ahead(evidence: Watched) -> Iterator[Finding]:
     """Ahead of time where all layers have weights. Who runs one without any as it is, and not again in
     backward, has no work there to fetch the layer before it beside: then only how copies are made counts.
     """
-    judge = fetches_ahead if all(evidence.sizes.plain) else travels_aside
+    judge = fetches_ahead_too if all(evidence.sizes.plain) else travels_aside
     yield from judge(evidence)
 
 

@@ -24,6 +24,7 @@ from labkit.checks.lesson_02.fetching import (
     answer_large_batch,
     computes,
     fetches_ahead,
+    fetches_ahead_too,
     fetches_aside_or_ahead,
     fetches_once,
     finite,
@@ -298,7 +299,7 @@ EXERCISE = Exercise(
             " too",
             {"watched": every(fetches_ahead, computes(*A_STEP))},
             {
-                **dict.fromkeys(("watched-frozen", "watched-buffers"), fetches_ahead),
+                **dict.fromkeys(("watched-frozen", "watched-buffers"), fetches_ahead_too),
                 "watched-language": fetches_aside_or_ahead,
             },
         ),
