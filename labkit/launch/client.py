@@ -178,18 +178,15 @@ def _environment(path: Path) -> dict[str, str]:
 
 
 def _cheap_forks() -> dict[str, str]:
-    """Have the engine's memory in huge pages, where there are any: a fork then takes a third of the time.
+    """Have the C library's part of the engine's memory in huge pages, where there are any: a fork copies the
+    tables of pages, of which there are 512 times fewer. glibc takes the hint since 2.35.
 
-    It copies the tables of pages, of which there are 512 times fewer. glibc takes the hint since 2.35;
-    Python's own allocator does not, so the engine and its ranks use glibc's. Python's objects would then be
-    cut out of the blocks that large tensors leave, which no longer fit the next ones: the heap of a training
-    loop grew by megabytes a step, and clearing new pages took 5 of its 65 ms. Longer lists of small blocks
-    keep the two apart.
+    Python's own allocator does not take it, and stays all the same: checks weigh what ranks keep, which is
+    tensors and arrays, and not what Python needs for its objects or has in lists of free blocks.
     """
     with contextlib.suppress(OSError):
         if "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
-            tunables = "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=127"
-            return {"GLIBC_TUNABLES": tunables, "PYTHONMALLOC": "malloc"}
+            return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     return {}
 
 

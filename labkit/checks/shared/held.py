@@ -23,8 +23,6 @@ SETTLES = 0.2  # seconds in which a backend's own threads let go of a collective
 MOST_OBJECTS = 4000  # small ones of Python's, in memory of its own, that a call and its recording may leave
 OBJECT_BYTES = 32  # of a float, with what Python needs beside it
 Kept = TypeVar("Kept")
-_LISTED = range(24, 1033, 16)  # bytes of blocks that glibc keeps in lists when they are freed, one list a size
-_LONGEST_LIST = 127  # blocks, as the launcher asks for; glibc's own limit is 7
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
@@ -97,21 +95,9 @@ def allocated_now() -> int:
     library = _library()
     if library is None:
         return bytes_of_process()
-    if not sys.getallocatedblocks():
-        _fill_lists(library)
     found = library.mallinfo2()
     on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     return int(found.uordblks + found.hblkhd) + on_gpu
-
-
-def _fill_lists(library: ctypes.CDLL) -> None:
-    """Have glibc count blocks that are free the same each time: those in a thread's lists are in use to it.
-    Where Python's objects are blocks of glibc's as well, as in ranks on hosts with huge pages, the lists were
-    longer behind each call by tens of kilobytes.
-    """
-    for num_bytes in _LISTED:
-        for block in [library.malloc(num_bytes) for _ in range(_LONGEST_LIST)]:
-            library.free(block)
 
 
 def weighed() -> int:
@@ -125,6 +111,4 @@ def _library() -> ctypes.CDLL | None:
     if not hasattr(library, "mallinfo2"):
         return None
     library.mallinfo2.restype = _Allocated
-    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
     return library

@@ -44,7 +44,7 @@ _FOR_EVERY_JOB = (
     "multiprocessing.queues",
     "numpy",
 )
-_FOR_THE_ENGINE = ("GLIBC_TUNABLES", "PYTHONMALLOC", "PYTHONUNBUFFERED")  # not for what ranks start
+_FOR_THE_ENGINE = ("GLIBC_TUNABLES", "PYTHONUNBUFFERED")  # not for what ranks start
 
 
 @dataclass(frozen=True)
