@@ -57,6 +57,16 @@ def _route_cases(seed: int) -> list[Case]:
             bias="float64",
             level=draw.choice((-0.05 * e, 0.5)),
         ),
+        *_extreme_routes(draw, h, e, seed),
+        route_case("unseen: too many", "refused", [2, h, e], e + 2, seed),
+        route_case("unseen: too many for no tokens", "refused", [0, h, e], e + 1, seed),
+        route_case("unseen: below 0", "refused", [2, h, e], -1, seed),
+    ]
+
+
+def _extreme_routes(draw: Random, h: int, e: int, seed: int) -> list[Case]:
+    """The fewest tokens and choices, and the largest scores: of h numbers a token, among e experts."""
+    return [
         route_case("unseen: one", "extremes", [5, h, e], 1, seed, dtype="float32"),
         route_case("unseen: one of one", "extremes", [1, h, e], 1, seed, dtype="float32"),
         route_case("unseen: all", "extremes", [5, h, 4], 4, seed),
@@ -72,9 +82,6 @@ def _route_cases(seed: int) -> list[Case]:
             dtype="float32",
             apart=draw.uniform(150.0, 350.0),
         ),
-        route_case("unseen: too many", "refused", [2, h, e], e + 2, seed),
-        route_case("unseen: too many for no tokens", "refused", [0, h, e], e + 1, seed),
-        route_case("unseen: below 0", "refused", [2, h, e], -1, seed),
     ]
 
 
