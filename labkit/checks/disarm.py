@@ -55,9 +55,14 @@ def _loaded(dotted: str) -> Any:
 
 
 def _disarmed(dotted: str) -> Iterator[CodeType]:
-    """Disarm one name; yields the code that its functions had."""
+    """Disarm one name; yields the code that its functions had.
+
+    Not that of a decorator, which everything it decorates shares: torch 2.15 sets it anew in each, so that a
+    student's own `@torch.no_grad()` would be refused.
+    """
     for function in _functions_of(_loaded(dotted)):
-        yield from _with_inner(function.__code__)
+        if "__wrapped__" not in vars(function):
+            yield from _with_inner(function.__code__)
         function.__code__ = _refusal(dotted, len(function.__code__.co_freevars))
 
 

@@ -9,6 +9,7 @@ import sys
 NAMES = (
     *("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.CheckpointFunction"),
     *("torch.nn.utils.clip_grad_norm_", "torch.distributed.all_reduce", "torch.not_there"),
+    "torch.distributed.fsdp.FullyShardedDataParallel",  # a method of it is decorated with torch.no_grad()
 )
 WAYS = (
     "other_name(print, 1)",
@@ -51,6 +52,7 @@ STILL_THERE = (
     "dist.barrier()",
     "dist.broadcast(torch.ones(1), 0)",
     "mine.__code__ = (lambda: 1).__code__",
+    "own = torch.no_grad()(mine); own.__code__ = own.__code__.replace(co_name='own'); own()",  # as torch 2.15
     "torch.ones(2).mean()",
     "dist.ProcessGroup.send",
     "eval('1 + 1')",
@@ -60,6 +62,7 @@ TRIAL = """
 import copy, functools, json, marshal, operator, pickle, sys, tempfile, types
 import torch, torch.utils.checkpoint, torch.nn.utils, torch.distributed as dist
 import torch.distributed._functional_collectives as functional, torch.distributed.nn.functional
+import torch.distributed.fsdp
 store = dist.FileStore(tempfile.mktemp(), 1)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 group, name = dist.group.WORLD, dist.group.WORLD.group_name
