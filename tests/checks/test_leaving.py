@@ -63,6 +63,7 @@ GIVE: dict[str, Callable[[Tensor], object]] = {
     "one by one": lambda x: [each.item() for each in x],
     "as Python's": lambda x: list(map(float, x)),
     "as an index": lambda x: [each.__index__() for each in x],
+    "as if it were ranks": lambda x: (x.repeat(10) % 50).tolist(),
     "its storage, whole": lambda x: x.untyped_storage().tolist(),
     "its storage, as a pickle": lambda x: pickle.dumps(x.untyped_storage()),
 }
@@ -72,12 +73,13 @@ ASK: dict[str, Callable[[Tensor], object]] = {
     "its copy": copy.deepcopy,
     "the copy of a module": lambda x: copy.deepcopy(torch.nn.BatchNorm1d(50)),
     "a seed": lambda x: int(x[0]),
+    "a grid of ranks": lambda x: torch.arange(64).view(8, 8).T.tolist(),
 }
 
 
 @pytest.mark.parametrize("way", GIVE)
 def test_what_is_given_away_may_be_kept(way: str) -> None:
-    x = torch.arange(100)
+    x = torch.arange(5000, 5100)
     with numbers_given() as given:
         GIVE[way](x)
     assert given.kept_bytes >= 800

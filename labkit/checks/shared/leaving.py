@@ -16,25 +16,30 @@ PICKLED = "__reduce_ex__"  # by this torch.save and pickle take a tensor apart
 BYTES = ("data_ptr", "untyped_storage", PICKLED)  # by these files are written
 READ = ("tolist", "__getitem__", "__reduce__")  # what gives away a storage's bytes
 SETTINGS = 256  # bytes that may leave as sizes, seeds and settings do
+PLACES = 4096  # and as numbers of ranks, by which some lay out a grid
+FEWER_RANKS = 1024  # than weights are, read as whole numbers of as many bytes
 
 
 class Leaving:
-    """numbers, num_bytes: of the tensors that were taken apart."""
+    """numbers, num_bytes: of the tensors that were taken apart; place_bytes: of those that are ranks."""
 
     def __init__(self) -> None:
-        self.numbers = self.num_bytes = 0
+        self.numbers = self.num_bytes = self.place_bytes = 0
 
     @property
     def kept_bytes(self) -> int:
         """What a part may hold in some form that only it knows; none where few bytes left."""
-        return self.num_bytes if self.num_bytes > SETTINGS else 0
+        kept = self.num_bytes - (self.place_bytes if self.place_bytes <= PLACES else 0)
+        return kept if kept > SETTINGS else 0
 
     def counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """The method, which adds what its tensor has."""
 
         def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             self.numbers += tensor.numel()
-            self.num_bytes += tensor.numel() * tensor.element_size()
+            num_bytes = tensor.numel() * tensor.element_size()
+            self.num_bytes += num_bytes
+            self.place_bytes += num_bytes if _are_ranks(tensor) else 0
             return method(tensor, *args, **kwargs)
 
         return counted
@@ -48,6 +53,11 @@ class Leaving:
             return found
 
         return counted
+
+
+def _are_ranks(tensor: Tensor) -> bool:
+    whole = tensor.dtype in (torch.int32, torch.int64)
+    return whole and bool(((tensor >= 0) & (tensor < FEWER_RANKS)).all())
 
 
 @contextlib.contextmanager
