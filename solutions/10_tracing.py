@@ -219,7 +219,8 @@ Table(["the profiler records", "your guess", "times as long", "ms a step", "a ra
 #
 # Two lists of stretches `(begin, end)` of one rank, in any unit, in any order. Calls can be under way at the
 # same time, lie inside each other, or touch, and so can kernels. For how long does something communicate
-# while nothing computes? Leave the lists as they are; whoever called you goes on with them.
+# while nothing computes? Leave the lists as they are; whoever called you goes on with them. Either may be
+# empty.
 #
 # <details><summary>Hint 1</summary>A union of stretches: sort them by their beginning; each either reaches
 # into the one before, or begins a new one.</details>
@@ -864,7 +865,8 @@ draw_utilisation({"slow program 2": slow_timeline})
 #
 # <details><summary>Hint 1</summary>What makes the host wait: <code>.item()</code>, <code>float()</code>,
 # <code>print</code>, <code>.cpu()</code>, and copies to the device from memory that is not pinned, whatever
-# <code>non_blocking</code> says.</details>
+# <code>non_blocking</code> says. (On the stand-in the number of waits leaves such copies out; the check looks
+# at the memory.)</details>
 # <details><summary>Hint 2</summary>A loss need not be a number before the end. Keep it where it
 # is.</details>
 
