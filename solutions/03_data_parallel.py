@@ -203,9 +203,9 @@ prediction("distance of rank 0 and rank 3, after / before", your_ratio, round(ap
 # ### Exercise: broadcast_module
 #
 # Make every rank's module equal to that of the group's
-# first rank: parameters **and buffers** (batch normalisation keeps its averages there). Write into the
-# tensors that are there: an optimizer may already hold them. A parameter that appears under two names is
-# sent once.
+# first rank: parameters **and buffers** (batch normalisation keeps its averages there); a module may have no
+# parameters at all. Write into the tensors that are there: an optimizer may already hold them. A parameter
+# that appears under two names is sent once.
 #
 # A tensor is numbers and an order in which they lie in memory. A rank may hold a weight transposed (or in
 # `channels_last`), while the others hold it row by row: equal shapes, another order. gloo sends memory from
@@ -252,6 +252,7 @@ labkit.check("03.broadcast-module", broadcast_module)
 # with parameters that a rank did not use in this step, which may be all: their `grad` is `None` here and may
 # not be elsewhere (where no rank has one, `None` or zeros are right). And a gradient usually lies in memory
 # as its parameter does, so perhaps in another order than on the other ranks: look at the gradient itself.
+# When a call is over, nothing of it is kept but the gradients: steps must not pile up in memory.
 #
 # <details><summary>Hint</summary>A rank that skips an all-reduce leaves the others waiting, or, worse,
 # pairs its next gradient with their current one. What would this rank contribute to the sum?</details>
@@ -426,7 +427,9 @@ labkit.check("03.assign-buckets", assign_buckets)
 # passes everything on to the module, and after `loss.backward()` every gradient is the mean over the group:
 # nothing else to call. Several forward passes may come before their backwards, and all parameters may be
 # frozen. A rank may leave out some of the trained parameters in a backward, but never all: a backward that
-# reaches none calls no hook.
+# reaches none calls no hook. Memory does not grow from step to step: what a backward sent is let go at its
+# end, or used again by the next. An exception inside `no_sync()`, such as one that ends a backward there,
+# changes nothing for later.
 #
 # <details><summary>Hint 1: state</summary>For each bucket, the set of parameters whose gradients are ready;
 # the number of buckets started so far; the handles with their flat tensors; whether this backward has its

@@ -36,6 +36,10 @@ def _sizes(seed: int, name: str) -> dict[str, Any]:
     return sizes | {"bucket_bytes": draw.choice([64, 200, 333, 10_000])}
 
 
+def _more_steps(seed: int, name: str) -> int:
+    return Random(f"03/{name}/more/{seed}").randint(5, 12)
+
+
 def _broadcast_cases(seed: int) -> list[Case]:
     sizes = _sizes(seed, "broadcast")
     return [
@@ -44,13 +48,14 @@ def _broadcast_cases(seed: int) -> list[Case]:
         net_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, **sizes),
         net_case("unseen: the first has views", "layout", 3, seed, views_on=[0], **sizes),
         net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
+        net_case("unseen: buffers alone", "no-parameters", 3, seed, **sizes),
     ]
 
 
 def _average_cases(seed: int) -> list[Case]:
-    sizes = _sizes(seed, "average")
+    sizes, more = _sizes(seed, "average"), _more_steps(seed, "average")
     return [
-        net_case("unseen: three ranks", "values", 3, seed, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, more=more, **sizes),
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
         net_case("unseen: one alone uses it", "unused", 4, seed, aside=[0], **sizes),
         net_case("unseen: two of one shape", "unused", 2, seed, without=[["last", "aside"], []], **sizes),
@@ -105,9 +110,10 @@ def _buckets_cases(seed: int) -> list[Case]:
 
 def _overlap_cases(seed: int) -> list[Case]:
     draw, sizes = Random(f"03/overlap/accumulating/{seed}"), _sizes(seed, "overlap")
+    more = _more_steps(seed, "overlap")
     large = {"rows": 96, "width": 16, "inner": 48, "bucket_bytes": 1}
     return [
-        net_case("unseen: three ranks", "values", 3, seed, zeroed=True, earlier=True, **sizes),
+        net_case("unseen: three ranks", "values", 3, seed, zeroed=True, earlier=True, more=more, **sizes),
         net_case("unseen: two dtypes", "values", 2, seed, mixed=True, **sizes),
         net_case("unseen: two forwards, then two backwards", "values", 2, seed, ahead=True, **sizes),
         net_case("unseen: timed", "many", 2, seed, **large),

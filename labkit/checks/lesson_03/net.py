@@ -68,7 +68,7 @@ def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case
     does not use. swapped: parameters that are frozen from the second step on, or trained if they were
     frozen. earlier: gradients of ones are there before the first step. silent: one more backward comes at
     the end, inside no_sync. ahead: two micro-batches go forward before the first goes back. evaluated: in
-    evaluation mode.
+    evaluation mode. more: so many steps of another net come at the end, to see what they leave behind.
     """
     sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")

@@ -18,6 +18,8 @@ from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_03.buckets import BUCKETS_ID
 from labkit.checks.lesson_03.handles import asked_handles, waits_for_all
+from labkit.checks.lesson_03.interrupts import Interrupted, interrupted_at
+from labkit.checks.lesson_03.left_over import leaves_nothing_over, measured_net, send_grown, some_loss
 from labkit.checks.lesson_03.net import (
     GRADIENTS,
     MICRO_BATCHES,
@@ -69,7 +71,7 @@ def _cases(seed: int) -> list[Case]:
     there = {"zeroed": True, "earlier": True, "evaluated": True}
     everything = [name for name, _ in Net(1, 1).named_parameters()]
     return [
-        net_case("two ranks", "values", 2, seed, late=[1]),
+        net_case("two ranks", "values", 2, seed, late=[1], more=8),
         net_case("two ranks, timed", "many", 2, seed, **large),
         net_case("two ranks, large layers", "values", 2, seed, **large),
         net_case("four ranks, gradients zeroed", "values", 4, seed, bucket_bytes=1, **there),
@@ -102,7 +104,8 @@ def _wrap(rank: Rank, net: Net) -> Any:
 
 def _train(rank: Rank) -> None:
     """Answers: start.NAME, grad STEP.NAME, trained.NAME. Recordings: built, forward STEP, and of each
-    backward, with the facts of `_Arrivals`, step STEP.NUMBER.
+    backward, with the facts of `_Arrivals`, step STEP.NUMBER. Facts, where the case has `more`: those of
+    `send_grown`.
     """
     net = net_of(rank.case, rank.inputs)
     stand_anywhere(rank, net)
@@ -124,6 +127,15 @@ def _train(rank: Rank) -> None:
     if rank.params.get("silent"):
         with model.no_sync():
             own_loss(rank, model, 0).backward()
+    if "more" in rank.params:
+        _train_on(rank)
+
+
+def _train_on(rank: Rank) -> None:
+    """The facts of `send_grown`, of a model of all ranks."""
+    net = measured_net()
+    model = rank.student.OverlappedDataParallel(net, rank.group, rank.params["bucket_bytes"])
+    send_grown(rank, net, lambda: some_loss(model).backward())
 
 
 class _Arrivals:
@@ -211,16 +223,12 @@ def _begin_later(rank: Rank, net: Net, arrivals: _Arrivals) -> bool:
     return False
 
 
-class _Interrupted(KeyboardInterrupt):
-    """Raised by the check inside no_sync: no subclass of Exception, as when a notebook's cell is stopped."""
-
-
 def _accumulate(rank: Rank) -> None:
     """Backward passes inside no_sync, the first in another no_sync within, and one outside; the first and the
     last have their forward on the other side. An interrupt leaves a second one within. Then one inside one
     that was made before, and two normal backward passes that add up: one through another model too, one while
-    that is silent. Before all that, gradients of all layers come inside no_sync, and the wrapper's zero_grad
-    clears them.
+    that is silent. Before all that, gradients of all layers come inside no_sync, and then again in a backward
+    that an interrupt ends, and the wrapper's zero_grad clears them.
 
     Answers: start.NAME, grad STEP.NAME. Recordings: built, forward NUMBER of those outside, inside, and of
     backward passes outside, with the facts of `_Arrivals`: outside, beside (while another model is silent).
@@ -230,14 +238,16 @@ def _accumulate(rank: Rank) -> None:
     model = _wrap(rank, net)
     with model.no_sync():
         _loss_through_all(rank, model).backward()
+    with contextlib.suppress(Interrupted), model.no_sync():
+        interrupted_at(net.first.bias, _loss_through_all(rank, model))
     model.zero_grad()
     with rank.recording("forward 0"):
         loss = own_loss(rank, model, 0, 0)
     with rank.recording("inside"), model.no_sync():
         with model.no_sync():
             loss.backward()
-        with contextlib.suppress(_Interrupted), model.no_sync():
-            raise _Interrupted
+        with contextlib.suppress(Interrupted), model.no_sync():
+            raise Interrupted
         for m in range(1, MICRO_BATCHES - 1):
             own_loss(rank, model, 0, m).backward()
         loss = own_loss(rank, model, 0, MICRO_BATCHES - 1)
@@ -245,8 +255,8 @@ def _accumulate(rank: Rank) -> None:
     with arrivals.recording(rank, "outside"):
         loss.backward()
     send_gradients_and_step(rank, net, 0)
-    with contextlib.suppress(_Interrupted), silence:
-        raise _Interrupted
+    with contextlib.suppress(Interrupted), silence:
+        raise Interrupted
     other = rank.student.OverlappedDataParallel(another, rank.group)
     with rank.recording("forward 1"):
         loss = own_loss(rank, model, 1, 0) + own_loss(rank, other, 1, 0)
@@ -328,9 +338,9 @@ EXERCISE = Exercise(
             "trained-weights",
             "numbers",
             1,
-            "Two steps of SGD are those of one process with all rows",
-            "counters of ready gradients are not reset for the second backward",
-            {"values": equals("trained")},
+            "Two steps of SGD are those of one process with all rows, and steps leave nothing behind",
+            "counters of ready gradients are not reset for the second backward, or handles are kept for ever",
+            {"values": every(equals("trained"), leaves_nothing_over)},
         ),
         Property(
             "all-reduces",

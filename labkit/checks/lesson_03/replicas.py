@@ -11,6 +11,7 @@ from torch import Tensor
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_03.handles import asked_handles, waits_for_all
+from labkit.checks.lesson_03.left_over import leaves_nothing_over, measured_net, send_grown, some_loss
 from labkit.checks.lesson_03.net import (
     EVERY_LAYER,
     GRADIENTS,
@@ -64,6 +65,7 @@ def _broadcast_cases(seed: int) -> list[Case]:
         net_case("four ranks", "values", 4, seed, width=2, inner=5, late=[0], again=True),
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
         net_case("views on one rank", "layout", 2, seed, views_on=[1]),
+        net_case("buffers alone", "no-parameters", 2, seed),
     ]
 
 
@@ -91,6 +93,16 @@ def _broadcast(rank: Rank) -> None:
     rank.fact("changed", sorted(_changed(net)))
     send_state(rank, net, "state")
     fill_with_zeros([*net.parameters(), *net.buffers()])
+
+
+def _broadcast_buffers(rank: Rank) -> None:
+    """Broadcast a net without parameters. Answers: state.NAME."""
+    net = net_of(rank.case, rank.inputs)
+    for module in net.modules():
+        for name in [name for name, _ in module.named_parameters(recurse=False)]:
+            delattr(module, name)
+    rank.student.broadcast_module(net, rank.group)
+    send_state(rank, net, "state")
 
 
 def _with_more(net: Net) -> Net:
@@ -132,6 +144,14 @@ def _has_the_firsts(*kinds: str) -> Judge:
     return judge
 
 
+def _has_buffers_alone(evidence: ReplicaEvidence) -> Iterator[Finding]:
+    """Every rank has the first rank's buffers, in a module that has nothing else."""
+    for answer in evidence.answers:
+        for name, buffer in evidence.first_net(answer).named_buffers():
+            told = f"{name} of the group's first rank, in a module without parameters"
+            yield same(told, buffer, answer, f"state.{name}")
+
+
 def _stays_in_place(evidence: ReplicaEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         moved = answer.facts["moved"]
@@ -157,7 +177,10 @@ BROADCAST = Exercise(
     BROADCAST_ID,
     "The same start",
     ("broadcast_module",),
-    dict.fromkeys(("values", "subgroup", "layout"), Run(_broadcast, net_inputs, hand_state, EVIDENCE)),
+    {
+        **dict.fromkeys(("values", "subgroup", "layout"), Run(_broadcast, net_inputs, hand_state, EVIDENCE)),
+        "no-parameters": Run(_broadcast_buffers, net_inputs, hand_state, EVIDENCE),
+    },
     _broadcast_cases,
     (
         Property(
@@ -173,9 +196,9 @@ BROADCAST = Exercise(
             "buffers",
             "numbers",
             1,
-            "All ranks end with the first rank's buffers",
-            "module.parameters() leaves running averages and counters out",
-            {"values": _has_the_firsts("buffers")},
+            "All ranks end with the first rank's buffers, of a module that has nothing else too",
+            "module.parameters() leaves running averages and counters out, and may be empty",
+            {"values": _has_the_firsts("buffers"), "no-parameters": _has_buffers_alone},
         ),
         Property(
             "in-place",
@@ -207,7 +230,7 @@ BROADCAST = Exercise(
 def _average_cases(seed: int) -> list[Case]:
     first, then = ["second.weight"], ["first.bias", "last.weight"]
     return [
-        net_case("two ranks", "values", 2, seed, late=[0]),
+        net_case("two ranks", "values", 2, seed, late=[0], more=8),
         net_case("four ranks, in evaluation mode", "values", 4, seed, rows=3, width=1, evaluated=True),
         net_case("a layer one rank does not use", "unused", 2, seed, aside=[1]),
         net_case("a layer nobody uses", "unused", 2, seed, aside=[]),
@@ -228,8 +251,8 @@ def _average(rank: Rank) -> None:
     frozen has a gradient of an earlier one. Where the case says `again`, gradients were averaged over all
     ranks before.
 
-    Answers: grad STEP.NAME, trained.NAME. Facts: graphs STEP, the gradients that hold a graph. Recordings:
-    step STEP.
+    Answers: grad STEP.NAME, trained.NAME. Facts: graphs STEP, the gradients that hold a graph; where the case
+    has `more`, those of `send_grown`. Recordings: step STEP.
     """
     group, net = enter_group(rank), net_of(rank.case, rank.inputs)
     stand_anywhere(rank, net)
@@ -251,6 +274,19 @@ def _average(rank: Rank) -> None:
         rank.fact(f"graphs {step}", [name for name, p in net.named_parameters() if _has_graph(p.grad)])
         send_gradients_and_step(rank, net, step)
     send_state(rank, net, "trained")
+    if "more" in rank.params:
+        _train_on(rank)
+
+
+def _train_on(rank: Rank) -> None:
+    """The facts of `send_grown`, in the group of all ranks."""
+    net = measured_net()
+
+    def step() -> None:
+        some_loss(net).backward()
+        rank.student.average_gradients(net, rank.group)
+
+    send_grown(rank, net, step)
 
 
 def _turn_gradients(rank: Rank, net: Net, step: int) -> None:
@@ -309,9 +345,9 @@ AVERAGE = Exercise(
             "trained-weights",
             "numbers",
             1,
-            "Two steps of SGD are those of one process with all rows",
-            "gradients of the step before are averaged again, or a copy that the optimizer never sees",
-            on={"values": equals("trained")},
+            "Two steps of SGD are those of one process with all rows, and steps leave nothing behind",
+            "gradients of the step before are averaged again, or kept; a copy that the optimizer never sees",
+            on={"values": every(equals("trained"), leaves_nothing_over)},
         ),
         Property(
             "communication",
