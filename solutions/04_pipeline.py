@@ -219,7 +219,8 @@ draw_schedule(simulate(by_hand, Costs(forward=1, backward=2)))
 # %% [markdown]
 # ### Exercise: 1F1B
 # How many warm-up forwards does stage $r$ of $p$ need so that its first backward can follow its next
-# forward without a wait longer than necessary? And if there are fewer micro-batches than that?
+# forward without a wait longer than necessary? And if there are fewer micro-batches than that? Take no more
+# than it needs: a longer warm-up ends no sooner, and holds more.
 #
 # `in_turn` is the part that does not depend on the stage. You will want it again for interleaved stages. Both
 # return lists.
@@ -317,8 +318,9 @@ prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, on_sta
 # The order, as Megatron-LM has it: forwards go in **groups of $p$ micro-batches**, each group through
 # chunk 0, then chunk 1, and so on, before the next group begins. Backwards likewise, with the chunks in
 # reverse. Then warm-up, pairs and cool-down as before, with a warm-up of $2(p-r-1) + (v-1)p$: the first
-# group must get through $v-1$ chunks everywhere, and a chunk's answer has twice as far to come. It works
-# when $m$ is a multiple of $p$.
+# group must get through $v-1$ chunks everywhere, and the factor 2 leaves messages time to travel. (Where
+# they take none, as in the picture below, $p-r-1$ in place of $2(p-r-1)$ is as fast.) It works when $m$ is a
+# multiple of $p$.
 #
 # ### Exercise: interleaved 1F1B
 # Return what one *rank* does, all its chunks in one list of `Action`s; there may be just one chunk. Another
@@ -403,7 +405,7 @@ labkit.check("04.peak-in-flight", peak_in_flight)
 # %% [markdown]
 # ### Exercise: the bubble in formulas
 # Four short functions, for all three schedules: who waits as long as whom, you have seen above. The
-# backward need not cost twice the forward.
+# backward need not cost twice the forward. A rank that is alone waits for nobody: one micro-batch is enough.
 #
 # <details><summary>Hint 1</summary>Write the first one. The second follows from r/(1+r).</details>
 # <details><summary>Hint 2</summary>For the smallest m you can count upwards, or solve for m. Solved in
@@ -580,9 +582,15 @@ except labkit.LaunchError as error:
 # `check_list` finds mistakes before anything is sent: an action that is neither forward nor backward (such
 # as a zero-bubble schedule's), a stage that is not here, a micro-batch that does not exist, an action that
 # is there twice, a backward before its forward, and a forward or backward that is missing, also where both
-# of a micro-batch are, all of a stage's, or the whole list on a rank that has stages. What is sent back from
-# a stage is sent where the stage before it is frozen, too. An output that was sent may be kept until the end,
-# when all sends are waited for; what was received, an activation or a gradient, may not.
+# of a micro-batch are, all of a stage's, or the whole list on a rank that has stages. It looks at one stage
+# at a time: whether stages, this rank's too, go in an order in which each can have its message is for
+# `dry_run` to say beforehand, and such lists are not tried here.
+#
+# What is sent back from a stage is sent where the stage before it is frozen, too. An output that was sent may
+# be kept until the end, when all sends are waited for; what was received, an activation or a gradient, may
+# not. When `run_schedule` has returned, nothing of the batch is kept but gradients and the loss.
+# `gradients_ready` is called for every stage of the rank, a frozen one too, before the rank's next action:
+# whether the stage's last input gradient is sent before or after that is free.
 #
 # <details><summary>Hint 1</summary>Start with GPipe on two ranks and nothing else. Keep (input, output)
 # of each forward in a dict until its backward, and pop it there: what stays in the dict stays in

@@ -198,6 +198,25 @@ def _in_two_groups(draw: Random) -> Callable[[int, int, int], list[list[Any]]]:
     return lists
 
 
+def _in_many_random_orders(seed: int) -> list[Case]:
+    """More micro-batches, and more stages, than a number that counts both has room for in its digits."""
+    draw = Random(f"04/run/many/{seed}")
+    many = [(2, 4, draw.randint(24, 34)), (2, draw.randint(12, 15), draw.randint(3, 4))]
+    return [
+        _unseen(
+            run_case(
+                "any-schedule",
+                seed,
+                random_lists(ranks, stages, m, draw.randint(0, 10**6)),
+                _widths(draw, stages),
+                [1] * m,
+                schedule=f"a random order of {m} micro-batches",
+            )
+        )
+        for ranks, stages, m in many
+    ]
+
+
 def _run(seed: int) -> list[Case]:
     draw, some = Random(f"04/run/{seed}"), _in_two_groups(Random(f"04/run/groups/{seed}"))
 
@@ -236,6 +255,7 @@ def _run(seed: int) -> list[Case]:
         case("tied", some(2, 3, 3), 3, [2] * 3, "both halves on one rank"),
         case("ready", _ends_differently(3), 2, [2] * 3, "other orders on other stages"),
         _unseen(no_weights),
+        *_in_many_random_orders(seed),
     ]
     return [*cases, *map(_unseen, (bad_lists_case(seed), foreign_stage_case(seed, _widths(draw, 3))))]
 

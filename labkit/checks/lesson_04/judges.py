@@ -203,11 +203,13 @@ def keeps_few_graphs(evidence: Evidence) -> Iterator[Finding]:
 
 
 def keeps_no_copies(evidence: Evidence) -> Iterator[Finding]:
-    """Nor did it keep what it received in another form, or in memory of its own."""
+    """Nor did it keep what it received in another form, or in memory of its own, or anything for later."""
     for answer in evidence.answers:
         beyond = answer.facts["beyond"]
         told = "memory for what the list has the rank keep, and for what is being sent"
         yield Finding(beyond <= 0, told, f"{beyond:,} bytes more than that", answer.rank)
+        told, left = "nothing of a batch kept when run_schedule has returned", answer.facts["left"]
+        yield Finding(left <= 0, told, f"{left:,} bytes more than a few messages", answer.rank)
 
 
 def leaves_micro_batches(evidence: Evidence) -> Iterator[Finding]:

@@ -1,9 +1,12 @@
-"""The memory a rank has while the student's executor runs a schedule, beside what that accounts for."""
+"""The memory a rank has while the student's executor runs a schedule, beside what that accounts for, and what
+it still has afterwards.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +29,12 @@ ALONE = 3  # stages of a rank that is alone
 FEW = 4  # messages there and back that names in the student's code, or what is to come next, may hold
 OPEN = 2  # times what a micro-batch brings: where it is received, and what the stage is given
 PART = 8  # of all that was received, one part in so many, so that it is plain that something is kept
-REPEATS = 2  # runs that are judged each, after one that imports and caches
+REPEATS = 2  # runs that are judged each, after a short one that imports and caches
+SHORT = 2  # micro-batches of that one: what is kept by its actions is less than what a later one leaves
 BYTES = 8
+MESSAGE = BYTES * ROWS * WIDE
+ListOf = Callable[[int], list[Action]]
+"""How many micro-batches -> a rank's list for them."""
 
 
 class Leaving(InAllThreads, WatchingMode):
@@ -123,25 +130,43 @@ def width_at(stage: int, last: int) -> int:
     return WIDE if 0 < stage <= last else ENDS
 
 
-def memory_beyond(rank: Rank) -> int:
-    """Bytes that a rank had in a run, at the worst of moments, beyond what the list has it keep: with one
-    stage a rank, and with several. The lists are such that even sends that block come to an end.
+@dataclass(frozen=True)
+class Beyond:
+    """Bytes that a rank had beyond what its lists have it keep: in runs, at the worst of moments, and after
+    them.
+    """
+
+    during: int
+    after: int
+
+
+def memory_beyond(rank: Rank) -> Beyond:
+    """Of runs with one stage a rank, and with several. The lists are such that even sends that block come to
+    an end.
     """
     ranks = rank.world_size
     if ranks == 1:
-        return _worst(rank, ALONE, one_at_a_time(1, ALONE, SEVERAL)[0], SEVERAL)
-    forwards_first = [Action("forward", rank.rank, i) for i in range(MANY)]
-    forwards_first += [Action("backward", rank.rank, i) for i in range(MANY)]
-    in_chunks = one_at_a_time(ranks, CHUNKS * ranks, SEVERAL)[rank.rank]
-    one_stage = _worst(rank, ranks, forwards_first, MANY)
-    return max(one_stage, _worst(rank, CHUNKS * ranks, in_chunks, SEVERAL))
+        return _worst([*_runs(rank, ALONE, lambda many: one_at_a_time(1, ALONE, many)[0], SEVERAL)])
+
+    def forwards_first(many: int) -> list[Action]:
+        return [Action(kind, rank.rank, i) for kind in ("forward", "backward") for i in range(many)]
+
+    def in_chunks(many: int) -> list[Action]:
+        return one_at_a_time(ranks, CHUNKS * ranks, many)[rank.rank]
+
+    one_stage = _runs(rank, ranks, forwards_first, MANY)
+    return _worst([*one_stage, *_runs(rank, CHUNKS * ranks, in_chunks, SEVERAL)])
 
 
-def _worst(rank: Rank, num_stages: int, actions: list[Action], many: int) -> int:
-    return max([_beyond(rank, num_stages, actions, many) for _ in range(1 + REPEATS)][1:])
+def _worst(found: Sequence[Beyond]) -> Beyond:
+    return Beyond(max(each.during for each in found), max(each.after for each in found))
 
 
-def _beyond(rank: Rank, num_stages: int, actions: list[Action], many: int) -> int:
+def _runs(rank: Rank, num_stages: int, list_of: ListOf, many: int) -> list[Beyond]:
+    return [_run(rank, num_stages, list_of(count), count) for count in (SHORT, *[many] * REPEATS)][1:]
+
+
+def _run(rank: Rank, num_stages: int, actions: list[Action], many: int) -> Beyond:
     last = num_stages - 1
     stages = {s: GaugedStage(s, last, many) for s in range(rank.rank, num_stages, rank.world_size)}
     part = PipelinePart(
@@ -156,4 +181,4 @@ def _beyond(rank: Rank, num_stages: int, actions: list[Action], many: int) -> in
         for stage in stages.values():
             stage.gauge, stage.by_mail = gauge, rank.world_size > 1
         rank.student.run_schedule(part, actions, rank.group)
-    return gauge.most
+    return Beyond(gauge.most, settled() - gauge.before - 2 * FEW * MESSAGE)

@@ -220,9 +220,13 @@ def use_one_step(rank: Rank) -> None:
 
 
 def use_one_step_in_memory(rank: Rank) -> None:
-    """As `use_one_step`. Fact: beyond, bytes in longer runs beyond what their lists have the rank keep."""
+    """As `use_one_step`. Facts, of longer runs: beyond, bytes beyond what their lists have the rank
+    keep; left, those that are there when a run is over.
+    """
     use_one_step(rank)
-    rank.fact("beyond", memory_beyond(rank))
+    beyond = memory_beyond(rank)
+    rank.fact("beyond", beyond.during)
+    rank.fact("left", beyond.after)
 
 
 def _changed(now: Sequence[tuple[Tensor, Tensor]], handed: Sequence[tuple[Tensor, Tensor]]) -> list[JSON]:
