@@ -55,6 +55,7 @@ def _column_cases(seed: int) -> list[Case]:
             "unseen: gathered pairs", "gather-subgroup", 4, lead, (features, 4), seed, groups=NEIGHBOURS
         ),
         layer_case("unseen: alone", "values", 1, lead, (features, part), seed),
+        layer_case("unseen: gathered views", "gather-layout", 2, lead[1:], (features, 2 * part), seed),
     ]
 
 
@@ -87,6 +88,7 @@ def _row_cases(seed: int) -> list[Case]:
         ),
         layer_case("unseen: neighbours", "subgroup", 4, lead, (2 * part, features), seed, groups=NEIGHBOURS),
         layer_case("unseen: alone", "values", 1, [4], (part, features), seed, bias=False),
+        layer_case("unseen: views", "layout", 3, lead[1:], (3 * part, features), seed),
     ]
 
 
@@ -122,6 +124,7 @@ def _mlp_cases(seed: int) -> list[Case]:
             biases=[],
         ),
         layer_case("unseen: alone", "values", 1, lead, (features, part), seed),
+        layer_case("unseen: views", "layout", 3, lead[1:], (features, 3 * part), seed, biases=["up"]),
     ]
 
 

@@ -223,6 +223,7 @@ def _block_cases(seed: int) -> list[Case]:
         block_case("unseen: own parts", "own-parts", 3, seed, **shape, sequence=7),
         block_case("unseen: pair", "subgroup", 3, seed, groups=PAIR_AND_ONE),
         block_case("unseen: alone", "values", 1, seed),
+        block_case("unseen: views", "layout", 2, seed, **shape, sequence_parallel=True),
         block_case("unseen: in every mode", "modes", 4, seed, **BLOCK_MODES, **_mode(draw)),
         block_case(
             "unseen: in every mode, divided",

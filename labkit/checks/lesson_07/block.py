@@ -60,7 +60,7 @@ from labkit.checks.shared.holding import holding
 from labkit.checks.shared.left import left_since
 from labkit.checks.shared.places import groups_of
 from labkit.checks.shared.proportion import in_proportion
-from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, under, use_part
+from labkit.checks.shared.split import Split, SplitEvidence, dtype_of, under, use_part, use_views
 from labkit.checks.shared.split_judges import EVERYTHING, equals, keeps_blocks, sends, sends_in
 from labkit.checks.shared.surroundings import gives_in_evaluation, leaves_the_whole, use_beside_another
 
@@ -94,6 +94,7 @@ def _cases(seed: int) -> list[Case]:
             dtype="float32",
             sequence_parallel=True,
         ),
+        block_case("views", "layout", 2, seed, sequence_parallel=True),
         block_case("all parts your own", "own-parts", 2, seed, sequence_parallel=True),
         block_case("four ranks", "values", 4, seed, hidden=16, heads=8, kv_heads=4),
         block_case("four ranks, tokens divided", "sequence", 4, seed, sequence_parallel=True),
@@ -203,6 +204,7 @@ EXERCISE = Exercise(
         "dropout": replace(BLOCK.run(watch_dropout), inputs=inputs_for_dropout),
         "what-drops": replace(BLOCK.run(use_once), inputs=inputs_that_add_constants),
         "modes": BLOCK.run(use_in_every_mode),
+        "layout": BLOCK.run(use_views),
         "subgroup": BLOCK.run(use_part),
         "again": BLOCK.run(partial(use_beside_another, other=BLOCK)),
         "own-parts": BLOCK.run(use_part),
@@ -275,7 +277,7 @@ EXERCISE = Exercise(
             4,
             "With tokens divided: outputs, gradients and trained weights are those of the whole block.",
             "the norms' gradients know this rank's tokens only: send their parameters through f",
-            {"sequence": every(EVERYTHING, adds_to_gradients)},
+            {"sequence": every(EVERYTHING, adds_to_gradients), "layout": EVERYTHING},
             {"modes": where_divided(right_in_modes)},
         ),
         Property(

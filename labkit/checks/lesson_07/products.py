@@ -139,7 +139,7 @@ def _use_both(rank: Rank) -> None:
 
 
 def _use_views(rank: Rank) -> None:
-    """Each product alone, its input and its gradient in memory of another order on every second rank.
+    """Each product alone, its input, weight and gradient in memory of another order on every second rank.
 
     Answers: NAME.output, NAME.x, NAME.weight, and NAME.gradient, what was handed to backward, afterwards.
     """
@@ -147,7 +147,8 @@ def _use_views(rank: Rank) -> None:
     products = {"up": rank.student.sequence_column_parallel, "down": rank.student.sequence_row_parallel}
     for name, (given, gradient) in ALONE.items():
         x = view(rank.inputs[given]).requires_grad_()
-        weight, bias = (rank.inputs[f"{name}_{what}"].clone().requires_grad_() for what in ("weight", "bias"))
+        weight = view(rank.inputs[f"{name}_weight"]).requires_grad_()
+        bias = rank.inputs[f"{name}_bias"].clone().requires_grad_()
         out, handed = products[name](x, weight, bias, group), view(rank.inputs[gradient])
         with rank.attempt("any-layout"):
             out.backward(handed)

@@ -99,9 +99,12 @@ class Split:
         """Where in each parameter the numbers of a rank's part stand."""
         return numbers_taken(full, lambda state: self.cut(state, place.position, place.size))
 
-    def handed(self, rank: Rank) -> nn.Module:
-        """The whole module as this rank is handed it, on its device."""
-        return loaded(self.plain(rank.case).to(rank.device), under("full.", rank.inputs))
+    def handed(self, rank: Rank, view: Callable[[Tensor], Tensor] = torch.clone) -> nn.Module:
+        """The whole module as this rank is handed it, on its device; view: copies its matrices."""
+        full = loaded(self.plain(rank.case).to(rank.device), under("full.", rank.inputs))
+        for matrix in (each for each in full.parameters() if each.dim() > 1):
+            matrix.data = view(matrix.data)
+        return full
 
 
 # -- on a rank
@@ -124,7 +127,7 @@ def use_part(rank: Rank, split: Split) -> None:
 
 def use_views(rank: Rank, split: Split) -> None:
     """As `use_part`, with tensors whose memory is in another order, on every second rank: where ranks add up
-    in the order of memory, their numbers do not meet.
+    in the order of memory, their numbers do not meet. There the whole module's matrices are laid out so too.
     """
     build_and_use(rank, split, torch.clone if rank.rank % 2 else in_another_order)
 
@@ -138,7 +141,7 @@ def build_and_use(rank: Rank, split: Split, view: Callable[[Tensor], Tensor] = t
     """What `use_part` does; returns the part. view: copies what is handed over, perhaps in another layout."""
     group = enter_group(rank)
     before = holding()
-    full = split.handed(rank)
+    full = split.handed(rank, view)
     attributes = _attributes(full)
     with numbers_given() as given:
         part = split.build(rank, full, group)
