@@ -13,6 +13,7 @@ from torch import Tensor
 
 from labkit.checks.case import JSON, Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_07.many_ranks import apart_in_a_large_group, draw_in_a_large_group
 from labkit.checks.lesson_07.modules import PAIRS, WITHOUT_GROUP, case_maker
 from labkit.checks.rank import Rank
 from labkit.checks.seeding import seed_generators
@@ -57,6 +58,8 @@ def _draw_in_turns(rank: Rank) -> None:
         rank.answer(f"alone {time}", _draw(rank))
     with rank.recording("all"):
         _draw_from_streams(rank, group)
+    if rank.case.kind == "values":
+        draw_in_a_large_group(rank)
 
 
 def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:
@@ -295,7 +298,7 @@ EXERCISE = Exercise(
             2,
             "Inside own() each rank draws numbers of its own.",
             "one seed for all ranks",
-            {"values": _own_apart},
+            {"values": every(_own_apart, apart_in_a_large_group)},
         ),
         Property(
             "streams-go-on",
