@@ -306,11 +306,13 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 # * **Tensors**: what a forward or a backward is given keeps its values, and what it gave keeps them when it
 #   is called again. So no memory is used for two results, and a layer keeps no tensor of a call that is over.
 #   For backward a linear layer keeps its input, and the operators keep nothing. Tensors may lie in memory in
-#   any order, have any number of dimensions, and another size the next time, and be zeros on some ranks; $X$
-#   need not ask for a gradient, and does not by being used. It may go other ways too, through the layer again
-#   or past it: gradients add up, and a parameter's do over several backwards. What is handed over to be cut,
-#   a layer or an MLP, is left as it is. `eval()`, `torch.no_grad()` and another layer in
-#   the same process, of another group, change no number, no call and no work.
+#   any order, another one on each rank: $X$, gradients, and the weights of a layer to be cut. They may have
+#   any number of dimensions, another size the next time, and be zeros on some ranks; $X$ need not ask for a
+#   gradient, and does not by being used. It may go other ways too, through the layer again or past it:
+#   gradients add up, and a parameter's do over several backwards. What is handed over to be cut, a layer or
+#   an MLP, is left as it is; whether a part of a frozen one, or of one in evaluation, is so too is not asked.
+#   `eval()`, `torch.no_grad()` and another layer in the same process, of another group, change no number, no
+#   call and no work.
 # * **Work**: the matrix products of a layer's forward are divided too. A rank does a $t$-th of them.
 # * **Refusals**, of the two linear layers: a `ValueError` on every rank whose text has both numbers, the size
 #   and the number of ranks in `group`.
@@ -318,9 +320,9 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 # Ranks come to a call at different times, and `group` need not be all ranks of the job.
 # </details>
 #
-# Two things to watch. `dist.all_reduce` works **in place**, and the gradient that autograd hands you may be
-# used by others as well. And that gradient can be any view, such as the expanded scalar that `sum()` sends
-# back, while a collective wants contiguous memory.
+# Forward may return `x` itself, a view of it or a copy. Two things to watch. `dist.all_reduce` works **in
+# place**, and the gradient that autograd hands you may be used by others as well. And that gradient can be
+# any view, such as the expanded scalar that `sum()` sends back, while a collective wants contiguous memory.
 #
 # <details><summary>Hint 1</summary>Forward has nothing to compute. What must it remember?</details>
 # <details><summary>Hint 2</summary><code>tensor.clone(memory_format=torch.contiguous_format)</code> gives

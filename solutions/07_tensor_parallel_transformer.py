@@ -85,13 +85,15 @@ draw_block(ranks=4)
 # * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of
 #   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
 #   rank may call them or not.
-# * **Tensors**: what you are given keeps its values, and what you gave keeps them when you are called again.
+# * **Tensors**: what you are given keeps its values, and may lie in memory in any order, another one on each
+#   rank: inputs, gradients, and matrices to be cut. What you gave keeps its values when you are called again.
 #   Modules keep no tensor of a call that is over, and gather and scatter none for their backward. The next
 #   call may have another size, a rank may have zeros, inputs need not ask for a gradient and do not by being
 #   used, and `torch.no_grad()` changes no number and no call. Nor does `eval()`, but by dropout.
 # * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and
 #   64 bytes more at most. Attributes that are no tensors are your affair. What a part is made from keeps its
-#   gradients and who is trained; making one sets no seed. Parts of several groups work in one process.
+#   gradients and who is trained; making one sets no seed. Whether a part of a frozen one is frozen is not
+#   asked. Parts of several groups work in one process. `to_full` may give views of the parameters.
 # * **Refusals**: the error asked for, on every rank. Where the stub says "naming both", its text has both
 #   numbers, the size and the number of ranks.
 #
@@ -702,7 +704,8 @@ Table(
 # happened, even when an exception ends the block, `KeyboardInterrupt` among them: there the stream goes on
 # too, and the exception leaves the block. The same seed gives the same streams each time, in another process
 # too; another seed gives a rank other streams, and a rank counts by its number in `group`. What `own()` draws
-# is drawn nowhere else, neither by another rank nor by `shared()`, on rank 0 too. Nothing is sent.
+# with a seed is drawn with it nowhere else, neither by another rank nor by `shared()`, on rank 0 too, and in
+# large groups: with each of a dozen seeds, the first numbers of 192 ranks are compared. Nothing is sent.
 # Nobody enters a stream inside another one.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
@@ -1012,7 +1015,7 @@ labkit.check("07.sequence-parallel-pair", GatherSequence, ReduceScatterSequence)
 # gradient of the loss by something: $\partial X = \partial Y\, W$ and
 # $\partial W = \partial Y^{\mathsf T} X$. The bias's gradient is the sum of $\partial Y$ over all tokens.
 # Inputs and gradients may lie in memory in any order. Any of x, weight and bias may ask for no gradient; the
-# others have theirs.
+# others have theirs. Where the weight asks for none, backward needs no x, and may gather it or not.
 #
 # What both keep between forward and backward is counted by all that the process holds: the slice, what your
 # caller keeps, and 24 KiB beside. What is gathered or scattered has the dtype of x, 16 bits too. The sums of
@@ -1392,7 +1395,8 @@ draw_memory(
 # and position vectors is dropped with the config's probability, in training, under `no_grad` and after a call
 # in evaluation too, other numbers each time. All-reduces of at most five numbers a token (the loss) are not
 # counted among the calls. A rank does a $t$-th of the matrix products. `to_full` has every name of the whole
-# model's state dict, `head.weight` too where it is tied.
+# model's state dict, `head.weight` too where it is tied; there `tokens.weight` is the only parameter of the
+# two, and `head_weight` is none, not even that one under a second name.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>
@@ -1589,7 +1593,8 @@ prediction("the norm, which should be 2", your_norm, found)
 # be changed in place or replaced; all keep their types, of which a call may have several. Gradients may lie
 # in memory in any order, be single numbers, or nothing but zeros; a frozen parameter that has one counts, and
 # a `max_norm` of 0 makes zeros of all. The norm, in whatever type you add up in, may be off by $10^{-5}$
-# of it, with 16-bit gradients by $10^{-4}$.
+# of it, with 16-bit gradients by $10^{-4}$, and you may divide by norm + $10^{-6}$, as torch does. Where no
+# rank has anything cut, the all-reduce may be made or not.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only, in one
 # dtype on every rank: a rank without gradients has none to take it from.</details>
